@@ -1,0 +1,44 @@
+# `make help` lists what there is to make. PYTHON chooses the interpreter: make PYTHON=python3.12 test
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint bench clean distclean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+venv: $(STAMP)  ## install everything into .venv (the other targets do it by themselves)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'hetrdzv needs Python 3.11 or newer, and $(PYTHON) is not: name another one with make PYTHON=/path/to/python3' >&2; \
+	  exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[agent,dev]'
+	@touch $@
+
+demo: $(STAMP)  ## train on unlike nodes on this machine, and lose one on the way
+	$(BIN)/python examples/digits/demo.py
+
+test: $(STAMP)  ## run the tests
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## check format, style and types
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## measure rendezvous and recovery (a quarter of an hour, on an idle machine)
+	$(BIN)/python -m benchmarks.rendezvous
+	$(BIN)/python -m benchmarks.recovery
+
+clean:  ## remove caches and build outputs
+	rm -rf build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean  ## remove .venv too
+	rm -rf $(VENV)

@@ -1,0 +1,1 @@
+"""hetagent: what runs on every node of a hetrdzv job."""

@@ -1,0 +1,299 @@
+"""hetagent: from the command line to a running agent, and from its outcome to an exit status."""
+
+import contextlib
+import os
+import random
+import re
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
+from torch.distributed.run import _get_logs_specs_class, determine_local_world_size
+from torch.numa.binding import AffinityMode, NumaOptions
+
+from hetagent import devices, network, processes
+from hetagent.console import flush, say
+from hetagent.elastic import AgentError, HetElasticAgent, Identity
+from hetagent.flags import Options, UsageError, parse
+from hetagent.guardian import Guardian, GuardianError
+from hetagent.handler import HetRendezvousHandler
+from hetagent.launch.per_gpu import CommandError, WorkerCommand, group_command, worker_command
+from hetagent.line import Line
+from hetagent.logs import RoundLogsSpecs
+from hetagent.session import Offer, Session
+from hetagent.standalone import OwnServer, own_server
+from hetagent.summary import closing_block
+from hetrdzv.access import AccessError, client_token
+from hetrdzv.client import Client
+from hetrdzv.wire import MAX_SLOTS, JoinRequest, SpecFields
+
+EXIT_USAGE = 2
+EXIT_FAILED = 1
+EXIT_SIGNAL = 128
+
+
+def main() -> None:
+    """Run this node's part of a job; exits as DESIGN.md, Agent, says."""
+    try:
+        options = parse(sys.argv[1:], os.environ)
+        token = _token(options)
+        with own_server() if options.standalone else contextlib.nullcontext() as server:
+            status = run(options, server, token)
+    except (UsageError, CommandError, devices.DeviceError, network.NetworkError, AccessError) as error:
+        say(f"hetagent: {error}")
+        status = EXIT_USAGE
+    except (AgentError, GuardianError) as error:
+        say(f"hetagent: {error}")
+        status = EXIT_FAILED
+    except KeyboardInterrupt:  # before the agent handles signals, or after
+        status = EXIT_SIGNAL + signal.SIGINT
+    flush()
+    sys.exit(status)
+
+
+def _token(options: Options) -> str | None:
+    """The token for the server, which nobody else needs: neither the workers nor a server of our own."""
+    token = client_token(options.token_file)
+    os.environ.pop("HET_TOKEN", None)
+    if token is not None and not re.fullmatch(r"[!-~]+", token):
+        raise UsageError("HET_TOKEN must hold one token, a single word of ASCII characters")
+    return None if options.standalone else token
+
+
+def run(options: Options, server: OwnServer | None, token: str | None) -> int:
+    """Join, do what the server says until it says `exit`, and tell how it went.
+
+    Args:
+        server: our own, with `--standalone`.
+        token: for the servers.
+
+    Returns:
+        the exit status.
+    """
+    servers = options.servers if server is None else (server.url,)
+
+    def tell(text: str) -> None:
+        say("\n".join(f"hetagent[{options.node_id}]: {line}" for line in text.splitlines()))
+
+    for note in options.notes:
+        tell(note)
+    command = _command(options)
+    chosen, slots = _slots(options)
+    address, interface = _address(options, servers[0])
+    os.environ.update(devices.narrow(chosen, os.environ) if chosen is not None else {})
+    identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
+    _sweep(identity, tell)
+
+    offer = _offer(options, slots, address, chosen, wants_command=command is None)
+    session = Session(
+        options.group,
+        options.node_id,
+        identity.incarnation,
+        offer,
+        random.Random(),
+        connect_timeout_s=options.connect_timeout_s,
+    )
+    handler = HetRendezvousHandler(
+        options.group, options.node_id, lambda: network.hold_port(address, options.port_range, listen=True)
+    )
+    logs_specs = _logs_specs(options, command)
+    spec = _worker_spec(options, slots, handler, command)
+
+    def adopt(words: list[str]) -> None:
+        adopted = group_command(words)
+        spec.entrypoint, spec.args = adopted.entrypoint, adopted.args
+        if isinstance(logs_specs, RoundLogsSpecs):
+            logs_specs.capture_stderr = not adopted.is_python
+
+    line = Line(session, lambda: Client(servers, token=token), tell)
+    if server is not None:
+        server.watch(line.give_up)
+    agent = HetElasticAgent(
+        spec,
+        logs_specs,
+        identity=identity,
+        line=line,
+        guardian=Guardian(
+            incarnation=identity.incarnation,
+            servers=servers,
+            token=token,
+            group=options.group,
+            node_id=options.node_id,
+        ),
+        hold_script_port=lambda: network.hold_port(address, options.port_range, listen=False),
+        worker_env=network.socket_env(interface, os.environ),
+        adopt_command=adopt,
+        stop_timeout_s=options.shutdown_timeout_s,
+        tell=tell,
+        signals=options.signals,
+        log_line_prefix_template=os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+    )
+    kind = "worker" if chosen is None else "CPU worker" if chosen.kind == "cpu" else "GPU"
+    what = f"{slots} {kind}{'s' if slots != 1 else ''} at {address}"
+    tell(f"group '{options.group}' at {', '.join(servers)}: offering {what}")
+    try:
+        agent.run()
+    finally:
+        if isinstance(logs_specs, RoundLogsSpecs):
+            logs_specs.close()
+    ended_by = agent.signum.name if agent.signum is not None else ""
+    say(closing_block(options.group, options.node_id, agent.outcome, agent.round_number, ended_by))
+    status = _status(agent)
+    if agent.hangs:  # the interpreter would wait for a look-up that may take a minute
+        flush()
+        os._exit(status)
+    return status
+
+
+def _status(agent: HetElasticAgent) -> int:
+    if agent.signum is not None:
+        return EXIT_SIGNAL + agent.signum
+    if agent.outcome is None or agent.outcome.exit_code is None:
+        return EXIT_FAILED
+    return agent.outcome.exit_code
+
+
+def _offer(
+    options: Options, slots: int, address: str, chosen: devices.Devices | None, *, wants_command: bool
+) -> Offer:
+    """What this node brings.
+
+    Raises:
+        UsageError: no server would take it.
+    """
+    common: dict[str, Any] = {
+        "slots": slots,
+        "address": address,
+        "role": options.torchrun.role,
+        "labels": options.labels,
+        "device": chosen.facts if chosen is not None else {},
+        "wants_command": wants_command,
+    }
+    try:
+        spec = SpecFields(**options.spec)  # type: ignore[arg-type]
+        JoinRequest(incarnation="any", port=1, spec=spec, **common)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        flag = str(first["loc"][0]).replace("_", "-").removesuffix("s" if first["loc"][0] == "labels" else "")
+        raise UsageError(
+            f"--{flag} {first['input']!r} is nothing that a server takes: {first['msg']}"
+        ) from None
+    return Offer(spec=spec, **common)
+
+
+def _command(options: Options) -> WorkerCommand | None:
+    """What the workers run; None: the group's command."""
+    if options.script is None:
+        return None
+    flags = options.torchrun
+    return worker_command(
+        options.script,
+        options.script_args,
+        module=bool(flags.module),
+        no_python=bool(flags.no_python),
+        run_path=bool(flags.run_path),
+    )
+
+
+def _slots(options: Options) -> tuple[devices.Devices | None, int]:
+    """The chosen devices and how many workers they make; none where --nproc-per-node gives a number."""
+    nproc = options.nproc_per_node
+    if nproc is None:
+        chosen = devices.choose(options.gpus, options.device, os.environ)
+        return chosen, chosen.slots
+    if nproc in ("gpu", "auto") and options.device != "cpu":
+        try:
+            chosen = devices.choose("auto", "cuda", os.environ)
+            return chosen, chosen.slots
+        except devices.DeviceError as error:
+            if nproc == "gpu":
+                raise UsageError(f"--nproc-per-node gpu: {error}") from None
+    try:
+        slots = determine_local_world_size(nproc)
+    except ValueError as error:
+        raise UsageError(f"--nproc-per-node {nproc}: {error}; pass a number, gpu, cpu or auto") from None
+    if not 1 <= slots <= MAX_SLOTS:
+        raise UsageError(f"--nproc-per-node {nproc}: a node has 1 to {MAX_SLOTS} workers")
+    if options.device == "auto":
+        return None, slots
+    return devices.choose(str(slots), options.device, os.environ), slots
+
+
+def _address(options: Options, server: str) -> tuple[str, str | None]:
+    """The address that this node offers, and its interface where there is one."""
+    if options.local_addr is not None:
+        address = options.local_addr
+    elif options.interface is not None:
+        return network.address_of(options.interface), options.interface
+    else:
+        address = network.local_address_towards(server)
+    return address, network.interface_of(address)
+
+
+def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
+    """End what an earlier agent of this node left behind, should it and its guardian have been killed."""
+    orphans = processes.orphans(identity.node_id, identity.group)
+    if orphans:
+        tell(f"an earlier agent left workers behind (pids {', '.join(map(str, orphans))}); they are killed")
+        processes.kill_orphans(identity.node_id, identity.group)
+
+
+def _worker_spec(
+    options: Options, slots: int, handler: HetRendezvousHandler, command: WorkerCommand | None
+) -> WorkerSpec:
+    flags = options.torchrun
+    if slots > 1 and "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does, so that workers do not fight for cores
+    numa = None if flags.numa_binding is None else NumaOptions(affinity_mode=AffinityMode(flags.numa_binding))
+    return WorkerSpec(
+        role=flags.role,
+        local_world_size=slots,
+        entrypoint=command.entrypoint if command is not None else sys.executable,
+        args=command.args if command is not None else (),
+        rdzv_handler=handler,
+        event_log_handler=flags.event_log_handler,
+        numa_options=numa,
+        duplicate_stdout_filters=flags.duplicate_stdout_filters,
+        duplicate_stderr_filters=flags.duplicate_stderr_filters,
+        virtual_local_rank=bool(flags.virtual_local_rank),
+    )
+
+
+def _logs_specs(options: Options, command: WorkerCommand | None) -> LogsSpecs:
+    flags = options.torchrun
+    ranks = set(options.local_ranks_filter) if options.local_ranks_filter is not None else None
+    common: Mapping[str, Any] = {
+        "log_dir": flags.log_dir,
+        "redirects": _streams("--redirects", flags.redirects),
+        "tee": _streams("--tee", flags.tee),
+        "local_ranks_filter": ranks,
+    }
+    if flags.log_dir is not None and os.path.isfile(flags.log_dir):
+        raise UsageError(f"--log-dir {flags.log_dir} is a file: name a folder")
+    try:
+        if flags.logs_specs is not None:
+            specs: LogsSpecs = _get_logs_specs_class(flags.logs_specs)(**common)
+            return specs
+        return RoundLogsSpecs(**common, capture_stderr=command is not None and not command.is_python)
+    except OSError as error:
+        where = f"--log-dir {flags.log_dir}" if flags.log_dir else "no --log-dir, so a temporary one"
+        raise UsageError(f"{where}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UsageError(f"--logs-specs: {error}") from None
+
+
+def _streams(flag: str, text: str) -> Std | dict[int, Std]:
+    try:
+        return Std.from_str(text)
+    except ValueError:
+        example = "0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3"
+        raise UsageError(f"{flag} {text!r} names no streams: {example}") from None
+
+
+if __name__ == "__main__":
+    main()

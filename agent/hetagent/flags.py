@@ -1,0 +1,355 @@
+"""hetagent's command line: torchrun's own parser, our flags beside it, what of torchrun's cannot apply."""
+
+import math
+import os
+import re
+import signal
+import socket
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.distributed.run import get_args_parser, parse_min_max_nnodes
+
+from hetagent.network import parse_port_range
+from hetrdzv import __version__
+from hetrdzv.client import servers_from
+
+REFUSED: Mapping[str, str] = {
+    "--master-addr": "the server chooses the master of every round",
+    "--master-port": "the master's agent holds a free port; --port-range bounds it",
+    "--node-rank": "the server gives the ranks",
+    "--rdzv-backend": "hetagent always uses hetserver: give --server URL",
+    "--rdzv-endpoint": "give --server URL",
+    "--rdzv-conf": "the settings of a group are flags of their own, such as --last-call-s",
+    "--start-method": "workers are always started as programs of their own",
+}
+"""Flags of torchrun that cannot apply, each with the reason.
+
+Their PET_ variables are not obeyed, but no error: what starts containers for torchrun sets them for all.
+"""
+
+OWN_HELP: Mapping[str, str] = {
+    "nnodes": "How many nodes, N or MIN:MAX (default: whoever is there after the last call).",
+    "nproc_per_node": "torchrun's way to say --gpus: N workers, whatever they run on; gpu, cpu, auto.",
+    "rdzv_id": "torchrun's way to say --group.",
+    "standalone": "Bring a hetserver along, for a job on this node only.",
+    "max_restarts": "How often failures may restart the group (default 3).",
+    "monitor_interval": "Not needed: the end of a worker is seen at once.",
+    "local_addr": "The address that this node offers (default: that of its connection to the server).",
+    "shutdown_timeout": "Seconds from SIGTERM to SIGKILL on this node (default: --stop-timeout-s).",
+}
+"""What torchrun's flags mean here, where torchrun's own help would mislead."""
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ArgumentTypeError(f"{text} is not a number of seconds")
+    return seconds
+
+
+SPEC_FLAGS: Mapping[str, tuple[Callable[[str], object], str]] = {
+    "join_timeout_s": (
+        _seconds,
+        "Seconds until the group fails when its nodes do not come together (default 600).",
+    ),
+    "last_call_s": (_seconds, "Seconds a round waits for more nodes once it has enough (default 10)."),
+    "replace_wait_s": (
+        _seconds,
+        "Seconds a loss waits for a replacement before the group shrinks (default 0).",
+    ),
+    "stop_timeout_s": (_seconds, "Seconds workers have between SIGTERM and SIGKILL (default 30)."),
+    "lease_s": (_seconds, "Seconds the server believes in a node that it does not hear from (default 5)."),
+    "max_disconnect_s": (
+        _seconds,
+        "Seconds without any server after which an agent stops its workers (default 600).",
+    ),
+    "on_join": (str, "What a joiner does to a running group: restart (default) or spare."),
+}
+"""Fields of the group's spec with a flag of their own name; --nnodes and --max-restarts are torchrun's."""
+
+
+class UsageError(ValueError):
+    """A command line that makes no sense; the text says what to change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line, checked; None stands for: not given."""
+
+    servers: tuple[str, ...]
+    group: str
+    node_id: str
+    gpus: str | None
+    nproc_per_node: str | None
+    device: str
+    token_file: Path | None
+    standalone: bool
+    local_addr: str | None
+    interface: str | None
+    port_range: tuple[int, int] | None
+    local_ranks_filter: frozenset[int] | None
+    labels: Mapping[str, str]
+    connect_timeout_s: float
+    spec: Mapping[str, object]
+    signals: tuple[signal.Signals, ...]
+    shutdown_timeout_s: float | None
+    script: str | None
+    script_args: tuple[str, ...]
+    notes: tuple[str, ...]
+    torchrun: Namespace
+
+
+def parser() -> ArgumentParser:
+    """torchrun's parser, extended; nothing that was not given has a value.
+
+    Raises:
+        UsageError: a PET_ variable of a switch is not 0 or 1.
+    """
+    try:
+        made = get_args_parser()
+    except ValueError as error:
+        raise UsageError(
+            f"a PET_ variable that switches something on or off must be 0 or 1: {error}"
+        ) from None
+    made.allow_abbrev = False  # a script's own --log must not be taken for one of ours
+    made.prog = "hetagent"
+    made.usage = "hetagent [--gpus N] (--server URL | --standalone) [flags] [script [its arguments]]"
+    made.description = (
+        "Start this node's workers for a job whose ranks a hetserver gives. torchrun's flags apply."
+    )
+    refused = {_dest(flag) for flag in REFUSED}
+    for action in made._actions:
+        if action.dest == "training_script":
+            action.nargs, action.required, action.default = "?", False, None
+            action.help = (
+                "The training script, followed by its arguments; without one the group's command is used."
+            )
+        elif action.dest in refused:
+            action.default, action.help = None, SUPPRESS
+        elif f"PET_{action.dest.upper()}" not in os.environ and action.dest not in _TORCHRUN_DEFAULTS_KEPT:
+            action.default = None
+        action.help = OWN_HELP.get(action.dest, action.help)
+    ours = made.add_argument_group("hetrdzv")
+    ours.add_argument(
+        "--gpus", metavar="N|auto|LIST", help="How many GPUs, all of them, or which: 4, auto, 0,2,3."
+    )
+    ours.add_argument(
+        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="cpu: start N CPU workers."
+    )
+    ours.add_argument("--server", metavar="URL[,URL...]", help="Where hetserver is (or HET_SERVER).")
+    ours.add_argument("--group", metavar="ID", help="Which job (or HET_GROUP, --rdzv-id; default: default).")
+    ours.add_argument("--node-id", metavar="ID", help="This node's stable name (default: the host name).")
+    ours.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="File with the server's token (or HET_TOKEN)."
+    )
+    ours.add_argument("--interface", metavar="NAME", help="Network interface whose address is offered.")
+    ours.add_argument(
+        "--port-range", type=_port_range, metavar="A-B", help="Ports that may be offered (firewalls)."
+    )
+    ours.add_argument(
+        "--label", action="append", type=_label, metavar="KEY=VALUE", help="A label of this node; repeatable."
+    )
+    ours.add_argument(
+        "--connect-timeout-s",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="Seconds to keep trying while no server has ever answered (default 60).",
+    )
+    for name, (kind, text) in SPEC_FLAGS.items():
+        choices = ("restart", "spare") if name == "on_join" else None
+        flag = f"--{name.replace('_', '-')}"
+        ours.add_argument(
+            flag, dest=name, type=kind, choices=choices, help=text, metavar=None if choices else "S"
+        )
+    ours.add_argument("--version", action="version", version=f"hetagent {__version__}")
+    return made
+
+
+_TORCHRUN_DEFAULTS_KEPT = {
+    "role",
+    "redirects",
+    "tee",
+    "local_ranks_filter",
+    "event_log_handler",
+    "signals_to_handle",
+    "duplicate_stdout_filters",
+    "duplicate_stderr_filters",
+    "help",
+    "training_script_args",
+}
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """Parse and check a command line.
+
+    Raises:
+        UsageError: flags that contradict each other or cannot apply here.
+        SystemExit: argparse's own errors, with status 2, and --help.
+    """
+    args = parser().parse_args(list(argv))
+    for flag, reason in REFUSED.items():
+        if getattr(args, _dest(flag)) is not None:
+            raise UsageError(f"{flag} cannot be used with hetagent: {reason}")
+    if args.gpus is not None and args.nproc_per_node is not None:
+        if args.nproc_per_node != os.environ.get("PET_NPROC_PER_NODE"):
+            raise UsageError("--gpus and --nproc-per-node say the same: give one of them")
+        args.nproc_per_node = None
+    if args.local_addr is not None and args.interface is not None:
+        raise UsageError("--local-addr and --interface say the same: give one of them")
+    _id("--role", args.role)
+    if args.training_script is None and (args.module or args.no_python or args.run_path):
+        flag = "--module" if args.module else "--no-python" if args.no_python else "--run-path"
+        raise UsageError(f"{flag} says how to start a script, but none was given: add it behind the flags")
+    return Options(
+        servers=_servers(args, environ),
+        group=_group(args, environ),
+        node_id=_node_id(args),
+        gpus=args.gpus,
+        nproc_per_node=args.nproc_per_node,
+        device=args.device,
+        token_file=args.token_file,
+        standalone=bool(args.standalone),
+        local_addr=args.local_addr,
+        interface=args.interface,
+        port_range=args.port_range,
+        local_ranks_filter=_ranks(args.local_ranks_filter),
+        labels=dict(args.label or ()),
+        connect_timeout_s=args.connect_timeout_s,
+        spec=_spec(args),
+        signals=_signals(args.signals_to_handle),
+        shutdown_timeout_s=_shutdown_timeout_s(args, environ),
+        script=args.training_script,
+        script_args=tuple(args.training_script_args),
+        notes=tuple(
+            f"PET_{_dest(flag).upper()} is not obeyed: {reason}"
+            for flag, reason in REFUSED.items()
+            if environ.get(f"PET_{_dest(flag).upper()}")
+        ),
+        torchrun=args,
+    )
+
+
+def _dest(flag: str) -> str:
+    return flag[2:].replace("-", "_")
+
+
+def _servers(args: Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """None where the agent brings its own."""
+    if args.standalone:
+        if args.server:
+            raise UsageError("--standalone brings its own server: leave --server out")
+        return ()
+    given = args.server or environ.get("HET_SERVER")
+    if not given:
+        raise UsageError(
+            "no server: give --server http://host:29400 (or set HET_SERVER), or --standalone for one node"
+        )
+    try:
+        return tuple(servers_from(given))
+    except ValueError as error:
+        raise UsageError(f"{'--server' if args.server else 'HET_SERVER'}: {error}") from None
+
+
+def _node_id(args: Namespace) -> str:
+    if args.node_id is not None:
+        return _id("--node-id", args.node_id)
+    name = socket.gethostname()
+    if not _is_id(name):
+        raise UsageError(f"the name of this host, {name!r}, cannot be a node id: give --node-id")
+    return name
+
+
+def _group(args: Namespace, environ: Mapping[str, str]) -> str:
+    if args.group is not None and args.rdzv_id not in (None, args.group, os.environ.get("PET_RDZV_ID")):
+        raise UsageError(
+            f"--group is {args.group!r}, --rdzv-id {args.rdzv_id!r}: they say the same, give one of them"
+        )
+    return _id("--group", args.group or args.rdzv_id or environ.get("HET_GROUP") or "default")
+
+
+def _id(flag: str, value: str) -> str:
+    if not _is_id(value):
+        raise UsageError(
+            f"{flag} {value!r} must be 1 to 128 letters, digits, '.', '_' or '-' (not only dots)"
+        )
+    return value
+
+
+def _is_id(value: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9._-]{1,128}", value) is not None and value.strip(".") != ""
+
+
+def _spec(args: Namespace) -> dict[str, object]:
+    """The fields of the group's spec that were given."""
+    spec: dict[str, object] = {
+        name: getattr(args, name) for name in SPEC_FLAGS if getattr(args, name) is not None
+    }
+    if args.max_restarts is not None:
+        spec["max_restarts"] = int(args.max_restarts)
+    if args.nnodes is not None:
+        try:
+            spec["min_nodes"], spec["max_nodes"] = parse_min_max_nnodes(args.nnodes)
+        except (ValueError, RuntimeError):
+            raise UsageError(f"--nnodes {args.nnodes!r} must be N or MIN:MAX, for example 2 or 2:4") from None
+        if not 0 < spec["min_nodes"] <= spec["max_nodes"]:  # type: ignore[operator]
+            raise UsageError(f"--nnodes {args.nnodes}: MIN must be at least 1, and MAX not below MIN")
+    if args.standalone:
+        if spec.get("min_nodes", 1) != 1 or spec.get("max_nodes", 1) != 1:
+            raise UsageError(
+                "--standalone is for one node: leave --nnodes out, or start hetserver for several"
+            )
+        spec["min_nodes"] = spec["max_nodes"] = 1
+    return spec
+
+
+def _signals(names: str) -> tuple[signal.Signals, ...]:
+    found = []
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        try:
+            found.append(signal.Signals[name])
+        except KeyError:
+            raise UsageError(f"--signals-to-handle: there is no signal {name!r}") from None
+        if found[-1] in (signal.SIGKILL, signal.SIGSTOP):
+            raise UsageError(f"--signals-to-handle: no program can handle {name}")
+    return tuple(found)
+
+
+def _ranks(text: str) -> frozenset[int] | None:
+    if not text:
+        return None
+    try:
+        return frozenset(int(rank) for rank in text.split(","))
+    except ValueError:
+        raise UsageError(f"--local-ranks-filter {text!r} must be local ranks, for example 0,1") from None
+
+
+def _shutdown_timeout_s(args: Namespace, environ: Mapping[str, str]) -> float | None:
+    """On this node; torchrun has a variable for it, too."""
+    given = args.shutdown_timeout
+    if given is None:
+        given = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or None
+    try:
+        return None if given is None else _seconds(str(given))
+    except (ValueError, ArgumentTypeError):
+        raise UsageError(f"--shutdown-timeout {given} is not a number of seconds") from None
+
+
+def _port_range(text: str) -> tuple[int, int]:
+    try:
+        first, last = parse_port_range(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+    if first == last:
+        raise ArgumentTypeError(f"port range '{text}' is too small: a node takes two ports")
+    return first, last
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ArgumentTypeError(f"{text!r} must be KEY=VALUE")
+    return key, value

@@ -1,0 +1,142 @@
+"""The agent's end of its guardian: changes when how the two talk does (guardian_process.py: other end)."""
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+
+import hetrdzv
+from hetagent import guardian_process
+
+START_TIMEOUT_S = 10.0
+DISMISS_TIMEOUT_S = 5.0
+
+ENVIRONMENT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "SSL_CERT_DIR", "SSL_CERT_FILE", "TZ")
+"""What the guardian gets of the agent's environment: no secret, no mark of some outer agent's worker."""
+
+
+class GuardianError(RuntimeError):
+    """The guardian cannot be started, so workers would outlive a killed agent."""
+
+
+class Guardian:
+    """A process that kills an agent's workers and says goodbye to the server should the agent die.
+
+    It is a file for selectors: readable when the guardian itself has died. Then `unregister` it, `start` it
+    again and `register` it anew.
+
+    Args:
+        incarnation: the `HET_INCARNATION` of the workers.
+        servers: URLs of the servers.
+        token: for the servers; told by a pipe only.
+        group, node_id: who left, when the agent has died.
+    """
+
+    def __init__(
+        self, *, incarnation: str, servers: Sequence[str], token: str | None, group: str, node_id: str
+    ) -> None:
+        self._message = {
+            "incarnation": incarnation,
+            "servers": list(servers),
+            "token": token,
+            "group": group,
+            "node_id": node_id,
+        }
+        self._sessions: tuple[int, ...] = ()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The guardian's pid; None before `start` and after `dismiss`."""
+        return self._process.pid if self._process is not None else None
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when the guardian dies; another one after each `start`."""
+        if self._process is None:
+            raise ValueError("the guardian is not running: start it first")
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def start(self) -> None:
+        """Start it, or start another one when it has died; returns when it is on guard, after some 40 ms.
+
+        Raises:
+            GuardianError: it did not come up.
+        """
+        self._bury()
+        command = [sys.executable, "-I", "-S", os.path.abspath(guardian_process.__file__)]
+        environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        # A session of its own, so that neither the terminal's signals nor a kill of the agent's group reach
+        # it. Its pipes are not inherited by workers, which close what they do not know.
+        self._process = subprocess.Popen(
+            command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+        self._send(json.dumps(self._message | {"sys_path": _sys_path()}))
+        if not select.select([self], [], [], START_TIMEOUT_S)[0]:
+            self._process.kill()
+        if os.read(self.fileno(), 64) != b"ready\n":
+            status = self._bury()
+            raise GuardianError(
+                f"the guardian of node {self._message['node_id']!r} did not start (status {status} of "
+                f"{' '.join(command)}): without it, workers would outlive a killed agent; stderr says more"
+            )
+        if self._sessions:
+            self.watch(self._sessions)
+
+    def watch(self, sessions: Collection[int]) -> None:
+        """Say which sessions are the workers' now; it finds also those who overwrote their environment then.
+
+        Call it with none once they are gone: their ids may be given to others.
+        """
+        self._sessions = tuple(sessions)
+        self._send(" ".join(["sessions", *map(str, self._sessions)]))
+
+    def dismiss(self, timeout_s: float = DISMISS_TIMEOUT_S) -> None:
+        """An orderly end: the guardian does nothing more. Harmless when it is not running.
+
+        Args:
+            timeout_s: seconds after which it is killed.
+        """
+        if self._process is None:
+            return
+        self._send("done")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        self._bury()
+
+    def _send(self, line: str) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        # One that has died shows by `fileno`, and the next one is told again.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line.encode() + b"\n")
+
+    def _bury(self) -> int | None:
+        """Take away what is left of the last guardian; returns its exit status."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        # Killed before its pipe is closed, or it would take that for the agent's death.
+        process.kill()
+        status = process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+        return status
+
+
+def _sys_path() -> list[str]:
+    """Where this process imports from, absolute; and where both packages are, if import hooks did it."""
+    places = [os.path.abspath(place) for place in sys.path]
+    roots = [os.path.dirname(os.path.dirname(os.path.abspath(file))) for file in (__file__, hetrdzv.__file__)]
+    return places + [root for root in roots if root not in places]

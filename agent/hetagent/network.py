@@ -1,0 +1,220 @@
+"""Addresses, interfaces and ports of this node: changes when how a node picks what it offers does."""
+
+import contextlib
+import errno
+import ipaddress
+import random
+import socket
+from collections.abc import Iterator, Mapping
+from urllib.parse import urlsplit
+
+import psutil
+
+CONNECT_TIMEOUT_S = 2.0
+"""How long to try one address of a server for a connection (seconds)."""
+
+DEFAULT_PORTS = {"bare": 29400, "http": 80, "https": 443}
+MAX_PORT = 65_535
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+WILDCARDS = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
+
+
+class NetworkError(OSError):
+    """This node cannot offer what was asked for."""
+
+
+# -- addresses -----------------------------------------------------------------------------------------------
+
+
+def local_address_towards(url: str) -> str:
+    """The address of this node by which it reaches a server: what its peers can most likely use, too.
+
+    That of a real connection where the server answers; a name may stand for several addresses of which some
+    lead nowhere. Where it does not (yet), that of the route to it. Blocks for at most `CONNECT_TIMEOUT_S` per
+    address of the server.
+
+    Args:
+        url: `http://host:port`; an IPv6 address in brackets.
+
+    Raises:
+        NetworkError: the name does not resolve, or no route leads there.
+    """
+    parts = urlsplit(url if "://" in url else f"bare://{url}")
+    host, port = parts.hostname or "", parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
+    advice = "pass --local-addr or --interface to say which address this node offers"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise NetworkError(
+            f"cannot resolve '{host}' of the server's URL {url} ({why}): check --server"
+        ) from None
+    failures = []
+    for kind in (
+        socket.SOCK_STREAM,
+        socket.SOCK_DGRAM,
+    ):  # connecting the latter sends nothing, it only picks a route
+        for family, _, _, _, sockaddr in found:
+            try:
+                with socket.socket(family, kind) as sock:
+                    sock.settimeout(CONNECT_TIMEOUT_S)
+                    sock.connect(sockaddr)
+                    return str(sock.getsockname()[0])
+            except OSError as error:
+                failures.append(f"{sockaddr[0]}: {error.strerror or error}")
+    raise NetworkError(f"no route to the server {url} ({', '.join(failures[-len(found) :])}): {advice}")
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that has an IP address; None where none of this node has it (NAT), or it is a name."""
+    wanted = _ip(address)
+    return next((name for name, ip, _ in _interface_addresses() if ip == wanted), None)
+
+
+def address_of(interface: str, family: socket.AddressFamily = socket.AF_INET) -> str:
+    """An IP address of an interface.
+
+    Args:
+        family: preferred where the interface has addresses of both; one that is valid on its link only comes
+            last.
+
+    Raises:
+        NetworkError: there is no such interface, or it has no address; names those there are.
+    """
+    preferred = 6 if family == socket.AF_INET6 else 4
+    there = list(_interface_addresses())
+    mine = [
+        (ip.is_link_local, ip.version != preferred, text) for name, ip, text in there if name == interface
+    ]
+    if mine:
+        return min(mine)[2]
+    known = ", ".join(f"{name} ({text})" for name, _, text in there)
+    problem = "has no IP address" if interface in psutil.net_if_addrs() else "does not exist here"
+    raise NetworkError(f"interface '{interface}' {problem}: choose one of {known or 'none'}")
+
+
+def socket_env(interface: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """What binds gloo and NCCL to an interface, unless they are bound already.
+
+    NCCL takes a bare name for a prefix (`eth1` would mean `eth10` as well), hence its `=`.
+    """
+    if interface is None:
+        return {}
+    wanted = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    return {name: value for name, value in wanted.items() if not environ.get(name)}
+
+
+def host_port(address: str, port: int) -> str:
+    """`address:port` as it stands in a URL, an IPv6 address in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+# -- ports ---------------------------------------------------------------------------------------------------
+
+
+def parse_port_range(text: str) -> tuple[int, int]:
+    """First and last port of `29500-29600`, or of a single `29500`.
+
+    Raises:
+        ValueError: says what is wrong with it.
+    """
+    low, dash, high = (part.strip() for part in text.partition("-"))
+    if not (low.isascii() and low.isdecimal()) or (dash and not (high.isascii() and high.isdecimal())):
+        raise ValueError(f"port range '{text}' is not of the form 29500-29600")
+    first, last = int(low), int(high or low)
+    if not 1 <= first <= MAX_PORT or not 1 <= last <= MAX_PORT:
+        raise ValueError(f"port range '{text}' leaves 1-{MAX_PORT}")
+    if first > last:
+        raise ValueError(f"port range '{text}' ends before it begins: did you mean {last}-{first}?")
+    return first, last
+
+
+def hold_port(address: str, port_range: tuple[int, int] | None, listen: bool) -> socket.socket:
+    """Take a free port and keep it until the socket is closed or passed on.
+
+    Args:
+        address: what the node offers. Bound to it where it is this node's, else (NAT, a name that only others
+            resolve) to the wildcard address.
+        port_range: first and last port, tried in random order so that nodes on one host do not race; None:
+            the kernel's.
+        listen: accept connections already, so that peers can try the port; one that a script binds later must
+            not.
+
+    Returns:
+        A bound socket that no child inherits, and whose port no other program can bind as well: that listens,
+        or else is without SO_REUSEADDR. One that listens has it, or a small range would be used up by the
+        connections of earlier rounds, which the kernel remembers for a minute.
+
+    Raises:
+        NetworkError: no port of the range is free, or the address cannot be bound.
+    """
+    if port_range is None:
+        ports = [0]
+    else:
+        ports = list(range(port_range[0], port_range[1] + 1))
+        random.shuffle(ports)
+    family, host = _bindable(address)
+    failures: dict[int, str] = {}
+    for port in ports:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if family == socket.AF_INET6 and host == WILDCARDS[family]:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            if listen:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
+            if listen:
+                sock.listen(socket.SOMAXCONN)
+        except OSError as error:
+            sock.close()
+            failures[error.errno or 0] = error.strerror or str(error)
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                break
+        else:
+            return sock
+    why = ", ".join(failures.values())
+    if port_range is None:
+        raise NetworkError(f"cannot take a port on {host}: {why}")
+    raise NetworkError(
+        f"no free port in {port_range[0]}-{port_range[1]} on {host} ({why}): "
+        "widen --port-range, or stop what uses them"
+    )
+
+
+def _bindable(address: str) -> tuple[socket.AddressFamily, str]:
+    """The address to bind for one that is offered, and its family."""
+    candidates: list[tuple[socket.AddressFamily, str]] = []
+    # Any other name may mean another address to the peers than to us (Debian's /etc/hosts: 127.0.1.1).
+    if address == "localhost" or _ip(address) is not None:
+        with contextlib.suppress(socket.gaierror):
+            found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+            candidates = [(family, str(sockaddr[0])) for family, _, _, _, sockaddr in found]
+    families = [family for family, _ in candidates] or [socket.AF_INET6]
+    candidates += [(family, WILDCARDS[family]) for family in (*families, socket.AF_INET)]
+    return next((one for one in candidates if _can_bind(*one)), candidates[-1])
+
+
+def _can_bind(family: socket.AddressFamily, host: str) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.bind((host, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _interface_addresses() -> Iterator[tuple[str, IPAddress, str]]:
+    """Each interface with each of its IP addresses, also as the system writes it (`fe80::1%eth0`)."""
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
+            ip = _ip(one.address)
+            if ip is not None and one.family in WILDCARDS:
+                yield name, ip, one.address
+
+
+def _ip(text: str) -> IPAddress | None:
+    """An IP address without the interface that a link-local one may name; None for a name."""
+    try:
+        return ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None

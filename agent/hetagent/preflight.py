@@ -1,0 +1,66 @@
+"""Whether a peer can be reached before workers depend on it: changes when what counts as reachable does."""
+
+import asyncio
+import errno
+import os
+import socket
+
+RETRY_S = 0.1
+"""Pause after a refused connection (seconds): the other side may be about to listen."""
+
+
+async def reachable(address: str, port: int, timeout_s: float = 3.0) -> str | None:
+    """Try a TCP connection; one that is refused is tried again until the time is over.
+
+    Args:
+        address: a host name or an IP address, IPv6 without brackets.
+        timeout_s: seconds for all of it, names included.
+
+    Returns:
+        None when it works, else why not: `connection refused`, `timed out after 3 s`, `cannot resolve 'x'`.
+    """
+    refused = False
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    await _connect(address, port)
+                    return None
+                except ConnectionRefusedError:
+                    refused = True
+                await asyncio.sleep(RETRY_S)
+    except TimeoutError:
+        return "connection refused" if refused else f"timed out after {timeout_s:g} s"
+    except (socket.gaierror, UnicodeError):
+        return f"cannot resolve '{address}'"
+    except OSError as error:
+        return _reason(error)
+
+
+async def _connect(address: str, port: int) -> None:
+    """Connect to any of a name's addresses.
+
+    Raises:
+        OSError: that of the last address. (`asyncio.open_connection` hides them in one text when there are
+            several.)
+    """
+    loop = asyncio.get_running_loop()
+    places = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    failure: OSError | None = None
+    for family, kind, protocol, _, sockaddr in places:
+        with socket.socket(family, kind, protocol) as sock:
+            sock.setblocking(False)
+            try:
+                await loop.sock_connect(sock, sockaddr)
+            except OSError as error:
+                failure = error
+            else:
+                return
+    assert failure is not None, "getaddrinfo returns at least one address or raises"
+    raise failure
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.ETIMEDOUT:
+        return "timed out"
+    return os.strerror(error.errno).lower() if error.errno else str(error)

@@ -1,0 +1,44 @@
+"""The block that every agent prints at the end: how the job went, and on failure whose fault it was."""
+
+from hetrdzv.wire import DirectiveReply, RootCauseReply
+
+RULE = "=" * 72
+
+
+def closing_block(
+    group: str, node_id: str, outcome: DirectiveReply | None, round_number: int, ended_by: str
+) -> str:
+    """What the person at any node's terminal reads last.
+
+    Args:
+        outcome: the server's last word, or None where the agent ended without one.
+        round_number: the newest round that this node took part in.
+        ended_by: what ended the agent where the server did not (`SIGTERM`).
+    """
+    lines = [RULE, f"job      {group}"]
+    if outcome is None:
+        lines.append(f"ended    node {node_id} left: {ended_by}")
+        lines.append(f"rounds   {round_number} so far on this node")
+    else:
+        lines.append(f"{outcome.outcome or outcome.reason:<8} {outcome.why}")
+        if rounds := max(outcome.round, round_number):
+            lines.append(f"rounds   {rounds}, restarts spent {outcome.restarts}")
+        if outcome.root_cause is not None:
+            lines += _root_cause(outcome.root_cause)
+    lines.append(RULE)
+    return "\n".join(lines)
+
+
+def _root_cause(cause: RootCauseReply) -> list[str]:
+    lines = ["", f"root cause: {cause.message}"]
+    failure = cause.failure
+    if failure is None:
+        return lines
+    if failure.rank < 0:  # no worker's: the message says it all
+        return [*lines, f"  node {cause.node_id}, round {cause.round}"]
+    who = f"node {cause.node_id}, rank {failure.rank} (local rank {failure.local_rank})"
+    how = f"killed by {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
+    lines.append(f"  {who}, {how}, round {cause.round}")
+    if failure.message:
+        lines += [f"  | {line}" for line in failure.message.rstrip().splitlines()]
+    return lines

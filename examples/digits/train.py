@@ -1,0 +1,164 @@
+"""Train a small network on scikit-learn's digits with DDP; a restarted job resumes after its last epoch.
+
+Runs under hetagent or plain torchrun, on any number of nodes with any number of workers each:
+
+    torchrun --standalone --nproc-per-node 4 examples/digits/train.py --checkpoint-dir /tmp/digits
+"""
+
+import argparse
+import hashlib
+import io
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+HELD_OUT = 360
+"""How many of the 1,797 digits are never trained on."""
+SPLIT_SEED = 0
+"""Fixed, so that every run is measured on the same digits, whatever its --seed."""
+
+
+def parse_args() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--epochs", type=int, default=20, help="epochs in all, resumed ones included [20]")
+    add("--batch-size", type=int, default=128, help="digits per step over all workers, rounded up [128]")
+    add("--lr", type=float, default=4e-3, help="learning rate of Adam [0.004]")
+    add("--checkpoint-dir", type=Path, help="one directory that every node sees [no checkpoints]")
+    add("--seed", type=int, default=0, help="of the initial weights and the order of digits [0]")
+    sleep = "do nothing for so long after every step: only to have time to watch, or to kill something [0]"
+    add("--step-sleep", type=float, default=0.0, metavar="SECONDS", help=sleep)
+    return parser.parse_args()
+
+
+def digits(device: torch.device) -> tuple[TensorDataset, TensorDataset]:
+    """Return the training and the held-out digits: images (N, 64) in 0..1, labels (N,)."""
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images, dtype=torch.float32, device=device) / 16
+    y = torch.tensor(labels, device=device)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(SPLIT_SEED)).to(device)
+    held_out, train = order[:HELD_OUT], order[HELD_OUT:]
+    return TensorDataset(x[train], y[train]), TensorDataset(x[held_out], y[held_out])
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Replace the checkpoint at once: whenever killed, it leaves the old one or the new one, never half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def load(path: Path | None, device: torch.device) -> dict[str, Any] | None:
+    """Return the checkpoint that every rank reads, None where none has one.
+
+    Raises:
+        RuntimeError: the ranks do not read the same bytes (say, the directory is not shared).
+    """
+    data = path.read_bytes() if path and path.exists() else b""
+    mine = torch.tensor(list(hashlib.sha256(data).digest()), dtype=torch.uint8, device=device)
+    all_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_ranks, mine)
+    other = [rank for rank, digest in enumerate(all_ranks) if not torch.equal(digest, all_ranks[0])]
+    if other:
+        raise RuntimeError(
+            f"ranks {other} read another checkpoint at {path} than rank 0 does: "
+            "give every node the same --checkpoint-dir on a file system that they share"
+        )
+    return torch.load(io.BytesIO(data), map_location=device, weights_only=True) if data else None
+
+
+def train_epoch(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: DataLoader, step_sleep: float
+) -> float:
+    """Train on this rank's share of one epoch; return the mean loss over all ranks.
+
+    Args:
+        step_sleep: how long to do nothing after every step (seconds).
+    """
+    model.train()
+    total = torch.zeros(2, device=next(model.parameters()).device)
+    for images, labels in batches:
+        loss = cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += torch.stack([loss.detach() * len(labels), torch.tensor(len(labels), device=loss.device)])
+        time.sleep(step_sleep)
+    dist.all_reduce(total)
+    return (total[0] / total[1]).item()
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, held_out: TensorDataset) -> float:
+    """Return the share of held-out digits that are read right; every rank reads its part of them."""
+    model.eval()
+    images, labels = (tensor[dist.get_rank() :: dist.get_world_size()] for tensor in held_out.tensors)
+    right: Tensor = (model(images).argmax(dim=1) == labels).sum()
+    dist.all_reduce(right)
+    return right.item() / len(held_out)
+
+
+def main() -> None:
+    """Train what is left of --epochs and say how well the held-out digits are read."""
+    args = parse_args()
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+
+    def say(line: str) -> None:
+        if rank == 0:
+            print(line, flush=True)
+
+    torch.manual_seed(args.seed)
+    network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
+    optimizer = torch.optim.Adam(network.parameters(), lr=args.lr)
+    checkpoint = args.checkpoint_dir and args.checkpoint_dir / "checkpoint.pt"
+    done = 0
+    if state := load(checkpoint, device):
+        network.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        done = state["epoch"]
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    since = f"resuming after epoch {done}" if done else "starting from scratch"
+    say(f"world size {world_size}, restart {restart}, {since}")
+
+    model = DistributedDataParallel(network)
+    train, held_out = digits(device)
+    sampler = DistributedSampler(train, seed=args.seed)
+    batches = DataLoader(train, batch_size=-(-args.batch_size // world_size), sampler=sampler)
+    for epoch in range(done + 1, args.epochs + 1):
+        sampler.set_epoch(epoch)
+        loss = train_epoch(model, optimizer, batches, args.step_sleep)
+        score = accuracy(network, held_out)
+        if rank == 0 and checkpoint:
+            state = {"epoch": epoch, "model": network.state_dict(), "optimizer": optimizer.state_dict()}
+            save(checkpoint, state)
+        say(f"epoch {epoch:2d}/{args.epochs}: loss {loss:.4f}, held-out accuracy {score:.3f}")
+
+    say(f"final accuracy {accuracy(network, held_out):.3f} on {len(held_out)} held-out digits")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""What every request passes before a route sees it: API version, access, size of the body. Plain ASGI."""
+
+import asyncio
+import json
+import logging
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hetrdzv import access
+from hetrdzv.api.problems import bug_report, problem_body
+from hetrdzv.errors import (
+    BodyTooLarge,
+    ForeignHost,
+    HetError,
+    RequestTooSlow,
+    ServerStopping,
+    Unauthorized,
+    VersionMismatch,
+)
+from hetrdzv.wire import API_VERSION, MAX_BODY_BYTES, VERSION_HEADER
+
+logger = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
+"""Paths that need no token: they tell nothing about any group."""
+
+BODY_TIMEOUT_S = 10.0
+"""How long a body may take to come (seconds); none is larger than `MAX_BODY_BYTES`."""
+
+
+class Gate:
+    """ASGI middleware that refuses what must not reach a route, and puts the API version into every reply.
+
+    Args:
+        token: what every request must bear; None: no token is asked for.
+        any_host: whether a server without a token answers to every host name (`--insecure`).
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str | None, any_host: bool) -> None:
+        self._app = app
+        self._token = token
+        self._any_host = any_host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        answer = _Answer(send)
+        try:
+            if scope["path"].startswith("/v1/"):
+                _check_version(headers.get(VERSION_HEADER.lower()))
+            if scope["path"] not in OPEN_PATHS:
+                self._check_access(scope["method"], headers)
+            elif scope["method"] == "HEAD":
+                scope, answer.without_body = {**scope, "method": "GET"}, True
+            body = await _read_body(headers, receive)
+            if body is None:
+                return
+            await self._app(scope, body, answer)
+        except HetError as error:
+            await _refuse(answer, error)
+        except asyncio.CancelledError:  # the server stops, and waits no longer for the rest of this request
+            if not answer.begun:
+                await _refuse(answer, ServerStopping("the server is stopping; ask again in a moment"))
+        except Exception:
+            logger.exception("a request failed: %s %r", scope["method"], scope["path"])
+            if not answer.begun:
+                await _refuse(answer, bug_report())
+
+    def _check_access(self, method: str, headers: dict[str, str]) -> None:
+        if self._token is not None:
+            _check_token(headers.get("authorization", ""), self._token)
+            return
+        host = headers.get("host", "")
+        if not self._any_host and not access.trusted_host(host):
+            raise ForeignHost(
+                "this server has no token, so it answers to addresses and localhost only: "
+                "use its address, or start hetserver with --token-file"
+            )
+        origin = headers.get("origin")
+        if origin is not None and method not in ("GET", "HEAD") and _netloc(origin) != host.lower():
+            raise ForeignHost(
+                "this server has no token, so it takes no orders from other sites' pages in a browser: "
+                "start hetserver with --token-file"
+            )
+
+
+class _Answer:
+    """The way back to the client: adds the API version, knows whether a reply has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+        self.without_body = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            header = (VERSION_HEADER.lower().encode(), str(API_VERSION).encode())
+            message = {**message, "headers": [*message.get("headers", ()), header]}
+        elif self.without_body and message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await self._send(message)
+
+
+def _check_token(authorization: str, token: str) -> None:
+    scheme, _, given = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not given.strip():
+        raise Unauthorized("this server asks for a token: set HET_TOKEN or give --token-file")
+    if not access.same_token(given.strip(), token):
+        raise Unauthorized("the token is not this server's: compare it with the file that hetserver uses")
+
+
+def _netloc(origin: str) -> str | None:
+    try:
+        return urlsplit(origin.lower()).netloc
+    except ValueError:
+        return None
+
+
+def _check_version(given: str | None) -> None:
+    """A request without the header (curl, a browser) is taken as of this version."""
+    if given is None:
+        return
+    version = _whole(given)
+    if version is None:
+        raise VersionMismatch(
+            f"header {VERSION_HEADER} is no number; this server speaks API version {API_VERSION}"
+        )
+    if version != API_VERSION:
+        older = "the client" if version < API_VERSION else "this server"
+        raise VersionMismatch(
+            f"the client speaks API version {version}, this server {API_VERSION}: {older} is older, "
+            f"upgrade hetrdzv there"
+        )
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else None
+
+
+async def _read_body(headers: dict[str, str], receive: Receive) -> Receive | None:
+    """Take the whole body (it is small), so that none over the limit is ever held or parsed.
+
+    Returns:
+        what gives it to the application; None: the client went away before it had said everything.
+    """
+    length = headers.get("content-length", "0")
+    if (_whole(length) or 0) > MAX_BODY_BYTES:
+        raise BodyTooLarge(f"body: it has {length} bytes; at most {MAX_BODY_BYTES} are read")
+    if length == "0" and "transfer-encoding" not in headers:
+        return receive
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return None
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(body) > MAX_BODY_BYTES:
+                    raise BodyTooLarge(f"body: it has more than {MAX_BODY_BYTES} bytes")
+    except TimeoutError:
+        raise RequestTooSlow(f"body: it did not come within {BODY_TIMEOUT_S:g} s; send it again") from None
+    first: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+    async def replay() -> Message:
+        return first.pop() if first else await receive()
+
+    return replay
+
+
+async def _refuse(answer: _Answer, error: HetError) -> None:
+    field = "body" if isinstance(error, BodyTooLarge | RequestTooSlow) else None
+    body = json.dumps(problem_body(error, field=field)).encode()
+    headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, RequestTooSlow):
+        headers.append((b"connection", b"close"))
+    await answer({"type": "http.response.start", "status": error.status, "headers": headers})
+    await answer({"type": "http.response.body", "body": body})

@@ -1,0 +1,104 @@
+"""Routes about whole groups: inspect, create, act on, follow."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import Response, StreamingResponse
+
+from hetrdzv import wire
+from hetrdzv.api import problems, views
+from hetrdzv.core.commands import Cancel, Put, Restart
+from hetrdzv.service import Service
+
+router = APIRouter(
+    prefix="/v1/groups",
+    tags=["groups"],
+    dependencies=[Depends(problems.known_parameters)],
+    responses=problems.RESPONSES,
+)
+
+KEEPALIVE_S = 15.0
+"""A followed history says something at least this often, so that both ends notice a dead connection."""
+
+
+def service_of(request: Request) -> Service:
+    """The service that this application serves."""
+    service: Service = request.app.state.service
+    return service
+
+
+@router.get("", response_model=wire.GroupsReply)
+async def list_groups(request: Request) -> Response:
+    """All groups, one line each."""
+    service = service_of(request)
+    now = service.now()
+    return views.json_response(
+        wire.GroupsReply(groups=[views.group_summary(group, now) for group in service.groups()])
+    )
+
+
+@router.get("/{group_id}", response_model=wire.GroupReply)
+async def get_group(request: Request, group_id: wire.Id) -> Response:
+    """Everything about a group: spec, state, why, round with members and master, nodes, root cause."""
+    service = service_of(request)
+    return views.group_response(service.group(group_id), service.now())
+
+
+@router.put("/{group_id}", response_model=wire.GroupReply)
+async def put_group(request: Request, group_id: wire.Id, spec: wire.SpecFields) -> Response:
+    """Create a group with a spec; the same spec again is fine, another one is 409."""
+    service = service_of(request)
+    return views.group_response(await service.execute(group_id, Put(spec.given())), service.now())
+
+
+@router.delete("/{group_id}", status_code=204)
+async def delete_group(request: Request, group_id: wire.Id) -> Response:
+    """Forget a group whose nodes are gone or whose job is over."""
+    await service_of(request).delete(group_id)
+    return Response(status_code=204)
+
+
+@router.post("/{group_id}/restart", response_model=wire.GroupReply)
+async def restart_group(request: Request, group_id: wire.Id) -> Response:
+    """End the current round so that another forms, or begin a finished group anew; costs no restart."""
+    service = service_of(request)
+    return views.group_response(await service.execute(group_id, Restart()), service.now())
+
+
+@router.post("/{group_id}/cancel", response_model=wire.GroupReply)
+async def cancel_group(request: Request, group_id: wire.Id) -> Response:
+    """End the job: all workers are stopped, agents exit with 3."""
+    service = service_of(request)
+    return views.group_response(await service.execute(group_id, Cancel()), service.now())
+
+
+@router.get("/{group_id}/events", response_model=wire.EventsReply)
+async def get_events(
+    request: Request,
+    group_id: wire.Id,
+    after: Annotated[int, Query(ge=0)] = 0,
+    accept: Annotated[str, Header()] = "",
+    last_event_id: Annotated[int | None, Header(ge=0)] = None,
+) -> Response:
+    """The numbered history; with `Accept: text/event-stream` it follows (resume with Last-Event-ID)."""
+    service = service_of(request)
+    news, last = service.history(group_id, after)
+    if "text/event-stream" in accept:
+        stream = _stream(service, group_id, after if last_event_id is None else last_event_id)
+        return StreamingResponse(
+            stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+    return views.json_response(
+        wire.EventsReply(events=[views.event_reply(stored) for stored in news], last=last)
+    )
+
+
+async def _stream(service: Service, group_id: str, after: int) -> AsyncIterator[str]:
+    """Server-sent events: one per line of the history, a comment when nothing happens."""
+    yield ": follows\n\n"
+    async for stored in service.follow(group_id, after, KEEPALIVE_S):
+        if stored is None:
+            yield ": quiet\n\n"
+        else:
+            yield f"id: {stored.number}\ndata: {views.event_reply(stored).model_dump_json()}\n\n"

@@ -1,0 +1,112 @@
+"""Routes about one node of a group: join, poll for the directive, report, leave, drain."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import Response
+
+from hetrdzv import wire
+from hetrdzv.api import problems, views
+from hetrdzv.api.groups import service_of
+from hetrdzv.api.polls import Polls
+from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, Undrain
+from hetrdzv.core.model import Failure
+from hetrdzv.errors import StaleRound
+
+router = APIRouter(
+    prefix="/v1/groups/{group_id}/nodes/{node_id}",
+    tags=["nodes"],
+    dependencies=[Depends(problems.known_parameters)],
+    responses=problems.RESPONSES,
+)
+
+WaitSeconds = Annotated[float, Query(ge=0, le=3600, description="Seconds; never longer than half the lease.")]
+
+
+def _polls_of(request: Request) -> Polls:
+    polls: Polls = request.app.state.polls
+    return polls
+
+
+@router.put("", response_model=wire.DirectiveReply)
+async def join(
+    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.JoinRequest, wait: WaitSeconds = 0.0
+) -> Response:
+    """Join, or ready for the next round. Answers with the directive; with `wait` it may wait for one."""
+    command = Join(
+        node_id=node_id,
+        incarnation=body.incarnation,
+        slots=body.slots,
+        address=body.address,
+        port=body.port,
+        script_port=body.script_port,
+        after_round=body.after_round,
+        role=body.role,
+        labels=body.labels,
+        device=body.device,
+        wants_command=body.wants_command,
+        spec=body.spec.given(),
+    )
+    return await _polls_of(request).answer(request, group_id, command, None, wait)
+
+
+@router.get("/directive", response_model=wire.DirectiveReply)
+async def get_directive(
+    request: Request,
+    group_id: wire.Id,
+    node_id: wire.Id,
+    incarnation: wire.Id,
+    after: Annotated[str | None, Query(max_length=256)] = None,
+    wait: WaitSeconds = 0.0,
+) -> Response:
+    """Long poll: answers when the version differs from `after`, or after `wait` seconds. Renews the lease."""
+    return await _polls_of(request).answer(request, group_id, Renew(node_id, incarnation), after, wait)
+
+
+@router.post("/report", response_model=wire.DirectiveReply)
+async def report(request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.ReportRequest) -> Response:
+    """What became of a member's workers. A report of an older round gets 409 and the current directive."""
+    service = service_of(request)
+    command = Report(
+        node_id=node_id,
+        incarnation=body.incarnation,
+        round=body.round,
+        kind=body.kind,
+        age_s=body.age_s,
+        failure=Failure(**body.failure.model_dump()) if body.failure is not None else None,
+        message=body.message,
+    )
+    try:
+        await service.execute(group_id, command)
+    except StaleRound:
+        current = service.directive(group_id, node_id, body.incarnation)
+        request.state.directive = views.directive_reply(*current)
+        raise
+    return views.directive_response(*service.directive(group_id, node_id, body.incarnation))
+
+
+@router.delete("", status_code=204)
+async def leave(
+    request: Request,
+    group_id: wire.Id,
+    node_id: wire.Id,
+    incarnation: wire.Id,
+    reason: Annotated[str, Query(max_length=256)] = "",
+) -> Response:
+    """The agent goes away; its workers are gone."""
+    await service_of(request).execute(group_id, Leave(node_id=node_id, incarnation=incarnation, why=reason))
+    return Response(status_code=204)
+
+
+@router.post("/drain", response_model=wire.GroupReply)
+async def drain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
+    """Take a node out; its agent ends its workers and exits with 4. Outlives restarts of the agent."""
+    service = service_of(request)
+    return views.group_response(await service.execute(group_id, Drain(node_id)), service.now())
+
+
+@router.post("/undrain", response_model=wire.GroupReply)
+async def undrain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
+    """Let a drained node in again."""
+    service = service_of(request)
+    return views.group_response(await service.execute(group_id, Undrain(node_id)), service.now())

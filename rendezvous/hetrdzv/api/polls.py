@@ -1,0 +1,85 @@
+"""Long polls: a reply when the directive changes, and a suspicion when the client goes away before."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from hetrdzv.api import views
+from hetrdzv.core.commands import Join, Renew
+from hetrdzv.core.directive import Directive, DirectiveKind
+from hetrdzv.core.model import Group
+from hetrdzv.service import Service
+
+Speaker = tuple[str, str, str]
+"""Group id, node id and incarnation."""
+
+
+class Polls:
+    """The polls that are open: several of one agent, while it gives up on one connection for another."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._open: Counter[Speaker] = Counter()
+
+    def __len__(self) -> int:
+        return self._open.total()
+
+    async def answer(
+        self, request: Request, group_id: str, command: Join | Renew, after: str | None, wait_s: float
+    ) -> Response:
+        """Apply a command, then answer with the directive, at the latest after `wait_s` seconds.
+
+        A join waits while there is nothing to do, another poll until the version is not `after`.
+        """
+        speaker = (group_id, command.node_id, command.incarnation)
+        with self._counted(
+            speaker
+        ):  # before the command: a former poll may be found cut while it is committed
+            await self._service.execute(group_id, command)
+            found = self._service.directive(*speaker)
+            if isinstance(command, Join):
+                after = found[1].version if found[1].kind is DirectiveKind.WAIT else None
+            wait_s = min(wait_s, views.poll_s(found[0]))
+            if found[1].version == after and wait_s > 0:
+                changed = await self._wait(request, speaker, after, wait_s)
+                if changed is None:
+                    return await self._cut(speaker)
+                found = changed
+        return views.directive_response(*found)
+
+    async def _wait(
+        self, request: Request, speaker: Speaker, after: str | None, wait_s: float
+    ) -> tuple[Group, Directive] | None:
+        """The directive when it has changed or the time is over; None when the client went away before."""
+        watching = asyncio.ensure_future(self._service.watch(*speaker, after, wait_s))
+        hanging_up = asyncio.ensure_future(_hung_up(request))
+        try:
+            await asyncio.wait({watching, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
+            return watching.result() if watching.done() else None
+        finally:
+            watching.cancel()
+            hanging_up.cancel()
+
+    async def _cut(self, speaker: Speaker) -> Response:
+        if self._open[speaker] == 1:  # this one
+            await self._service.cut(*speaker)
+        return Response(status_code=204)  # that nobody reads
+
+    @contextmanager
+    def _counted(self, speaker: Speaker) -> Iterator[None]:
+        self._open[speaker] += 1
+        try:
+            yield
+        finally:
+            self._open[speaker] -= 1
+            if not self._open[speaker]:
+                del self._open[speaker]
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

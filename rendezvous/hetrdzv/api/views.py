@@ -1,0 +1,227 @@
+"""How the core's values look on the wire."""
+
+from fastapi.responses import Response
+from pydantic import BaseModel
+
+from hetrdzv import wire
+from hetrdzv.core.directive import Directive, Start, explain
+from hetrdzv.core.group import DRAINED
+from hetrdzv.core.model import Failure, Group, Member, Node, NodePhase, RootCause, Round
+from hetrdzv.records import StoredEvent
+
+MAX_POLL_S = 30.0
+"""No poll waits longer than this, whatever the lease (seconds)."""
+
+
+def json_response(reply: BaseModel, *, without_none: bool = False) -> Response:
+    """A reply on its way, written by pydantic: FastAPI would check it once more and copy it twice."""
+    return Response(reply.model_dump_json(exclude_none=without_none), media_type="application/json")
+
+
+def poll_s(group: Group) -> float:
+    """How long a poll may wait (seconds)."""
+    return min(group.lease_s / 2, MAX_POLL_S)
+
+
+def directive_response(group: Group, directive: Directive) -> Response:
+    """A node's directive as a reply; its size counts, as it is asked for all the time."""
+    return json_response(directive_reply(group, directive), without_none=True)
+
+
+def group_response(group: Group, now: float) -> Response:
+    """Everything about a group as a reply."""
+    return json_response(group_reply(group, now))
+
+
+def directive_reply(group: Group, directive: Directive) -> wire.DirectiveReply:
+    """A node's directive, with the times by which it has to keep in touch."""
+    return wire.DirectiveReply(
+        kind=directive.kind,
+        version=directive.version,
+        round=directive.round,
+        reason=directive.reason,
+        why=directive.why,
+        poll_s=poll_s(group),
+        lease_s=group.lease_s,
+        stop_timeout_s=group.spec.stop_timeout_s,
+        max_disconnect_s=group.spec.max_disconnect_s,
+        restarts=group.restarts,
+        start=_start(directive.start) if directive.start is not None else None,
+        outcome=directive.outcome,
+        exit_code=directive.exit_code,
+        root_cause=_root_cause(directive.root_cause),
+    )
+
+
+def _start(start: Start) -> wire.StartReply:
+    return wire.StartReply(
+        group_rank=start.member.group_rank,
+        rank_offset=start.member.rank_offset,
+        slots=start.member.slots,
+        role_offset=start.member.role_offset,
+        role_world_size=start.member.role_world_size,
+        world_size=start.world_size,
+        nnodes=start.nnodes,
+        restart_count=start.restart_count,
+        max_restarts=start.max_restarts,
+        master=_master(start.master),
+        command=list(start.command) if start.command is not None else None,
+    )
+
+
+def _master(member: Member) -> wire.MasterReply:
+    return wire.MasterReply(
+        node_id=member.node_id, address=member.address, port=member.port, script_port=member.script_port
+    )
+
+
+def _failure(failure: Failure | None) -> wire.FailureReply | None:
+    if failure is None:
+        return None
+    return wire.FailureReply(
+        local_rank=failure.local_rank,
+        rank=failure.rank,
+        exit_code=failure.exit_code,
+        signal=failure.signal,
+        message=failure.message,
+    )
+
+
+def _root_cause(cause: RootCause | None) -> wire.RootCauseReply | None:
+    if cause is None:
+        return None
+    return wire.RootCauseReply(
+        kind=cause.kind,
+        message=cause.message,
+        round=cause.round,
+        node_id=cause.node_id,
+        failure=_failure(cause.failure),
+    )
+
+
+def group_summary(group: Group, now: float) -> wire.GroupSummary:
+    """A group in one line."""
+    current = group.round
+    return wire.GroupSummary(
+        group_id=group.group_id,
+        state=group.state,
+        why=explain(group, now),
+        job=group.job,
+        round=group.last_round,
+        world_size=current.world_size if current is not None and current.end is None else 0,
+        restarts=group.restarts,
+        max_restarts=group.spec.max_restarts,
+        counts=_counts(group),
+    )
+
+
+def _counts(group: Group) -> wire.CountsReply:
+    live = group.live
+    members = [node for node in live if group.active_round is not None and group.in_round(node)]
+    return wire.CountsReply(
+        nodes=len(live),
+        slots=sum(node.slots for node in live),
+        members=len(members),
+        spares=sum(1 for node in live if node_state(group, node) == "spare"),
+        gone=len(group.nodes) - len(live),
+    )
+
+
+def group_reply(group: Group, now: float) -> wire.GroupReply:
+    """Everything about a group; nodes in rank order, then those without a rank, then those that are gone."""
+    current = group.round
+    members = {member.node_id: member for member in current.members} if current is not None else {}
+    nodes = sorted(
+        group.nodes.values(),
+        key=lambda n: (
+            n.gone,
+            members[n.node_id].group_rank if n.node_id in members else len(members),
+            n.node_id,
+        ),
+    )
+    spec = {name: getattr(group.spec, name) for name in wire.SpecFields.model_fields}
+    return wire.GroupReply(
+        **dict(group_summary(group, now)),
+        spec=spec,
+        current_round=_round(current) if current is not None else None,
+        nodes=[_node(group, node, now) for node in nodes],
+        drained=sorted(group.drained),
+        root_cause=_root_cause(group.root_cause),
+    )
+
+
+def _round(current: Round) -> wire.RoundReply:
+    return wire.RoundReply(
+        number=current.number,
+        world_size=current.world_size,
+        restart_count=current.restart_count,
+        master=_master(current.master),
+        members=[
+            wire.MemberReply(
+                node_id=member.node_id,
+                group_rank=member.group_rank,
+                rank_offset=member.rank_offset,
+                slots=member.slots,
+                address=member.address,
+            )
+            for member in current.members
+        ],
+        ended=current.end.why if current.end is not None else None,
+    )
+
+
+def _node(group: Group, node: Node, now: float) -> wire.NodeReply:
+    active = group.active_round
+    member = active.member(node.node_id) if active is not None and group.in_round(node) else None
+    return wire.NodeReply(
+        node_id=node.node_id,
+        state=node_state(group, node),
+        slots=node.slots,
+        address=node.address,
+        group_rank=member.group_rank if member is not None else None,
+        rank_offset=member.rank_offset if member is not None else None,
+        heard_s_ago=None if node.gone else max(0.0, now - node.heard_at),
+        incarnation=node.incarnation,
+        role=node.role,
+        labels=dict(node.labels),
+        device=dict(node.device),
+        why=node.gone_why or node.leaving or "",
+        failure=_failure(node.failure),
+    )
+
+
+def node_state(group: Group, node: Node) -> wire.NodeState:
+    """A node's state in one word, for people."""
+    match node.phase:
+        case NodePhase.LOST:
+            return "lost"
+        case NodePhase.LEFT:
+            return "drained" if node.leaving == DRAINED or node.node_id in group.drained else "left"
+    if node.cut_at is not None:
+        return "suspect"
+    if node.leaving is not None or (group.in_round(node) and not node.stopped and group.active_round is None):
+        return "stopping"
+    match node.phase:
+        case NodePhase.READY:
+            return "spare" if group.active_round is not None else "ready"
+        case NodePhase.STARTING:
+            return "starting"
+        case NodePhase.RUNNING:
+            return "running"
+        case NodePhase.SUCCEEDED:
+            return "succeeded"
+        case NodePhase.FAILED:
+            return "failed"
+
+
+def event_reply(stored: StoredEvent) -> wire.EventReply:
+    """A line of the history."""
+    event = stored.event
+    return wire.EventReply(
+        number=stored.number,
+        at=stored.at,
+        kind=event.kind,
+        text=event.text,
+        node_id=event.node_id,
+        round=event.round,
+    )

@@ -1,0 +1,1 @@
+"""Command lines: hetserver and hetctl."""

@@ -1,0 +1,328 @@
+"""The state machine: `step(group, command, now)` says what is next and what happened (rules in DESIGN.md).
+
+A step applies its command and then *settles* the group (settle.py). `deadline` says when a `Tick` is due.
+"""
+
+from dataclasses import dataclass, replace
+
+from hetrdzv.core.commands import (
+    Cancel,
+    Command,
+    Disconnect,
+    Drain,
+    Join,
+    Leave,
+    Put,
+    Renew,
+    Report,
+    ReportKind,
+    Restart,
+    Tick,
+    Undrain,
+)
+from hetrdzv.core.model import EndKind, Event, Failure, Group, GroupSpec, GroupState, Node, NodePhase, Round
+from hetrdzv.core.outlook import DRAINED, deadline, part_done
+from hetrdzv.core.settle import settle
+from hetrdzv.core.specs import fix_spec
+from hetrdzv.core.words import count, describe_failure
+from hetrdzv.core.work import Work, begin_job, end_round, expire, finish, set_leaving, take_out, withdraw
+from hetrdzv.errors import GroupFinished, NodeIdInUse, Refused, StaleIncarnation, StaleRound, UnknownNode
+
+__all__ = ["DRAINED", "Transition", "deadline", "empty", "step"]
+
+FORMER_KEPT = 8
+"""How many past incarnations of a node id are remembered, so that none of them is let in again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What a step made of a group, and the events that explain it."""
+
+    group: Group
+    events: tuple[Event, ...] = ()
+
+
+def empty(group_id: str, now: float) -> Group:
+    """A group that nobody has said anything about yet."""
+    return Group(group_id=group_id, spec=GroupSpec(), spec_fixed=False, created_at=now)
+
+
+def step(group: Group, command: Command, now: float) -> Transition:
+    """Apply one command to a group.
+
+    Args:
+        now: the server's clock (seconds this store has been served).
+
+    Raises:
+        Refused: the command is not allowed (its subclass says why); the group is unchanged.
+    """
+    work = Work(group, now)
+    match command:
+        case Join():
+            _join(work, command)
+        case Renew():
+            if not _renew(work, command):
+                return Transition(work.group)
+        case Disconnect():
+            _disconnect(work, command)
+        case Report():
+            _report(work, command)
+        case Leave():
+            _leave(work, command)
+        case Drain():
+            _drain(work, command)
+        case Undrain():
+            _undrain(work, command)
+        case Restart():
+            _restart(work)
+        case Cancel():
+            _cancel(work)
+        case Put():
+            _put(work, command)
+        case Tick():
+            pass
+    settle(work)
+    return Transition(work.group, tuple(work.events))
+
+
+def _put(work: Work, command: Put) -> None:
+    if _begins_anew(work.group):
+        begin_job(work, GroupSpec(), spec_fixed=False)
+    known = work.group.by_put
+    fix_spec(work, command.spec, final=True)
+    work.change(by_put=True)
+    if not known:
+        work.say("group_created", f"group '{work.group.group_id}' was created")
+
+
+def _begins_anew(group: Group) -> bool:
+    """Whether whoever names this group begins a new job there (rule 10)."""
+    return group.state in (GroupState.SUCCEEDED, GroupState.FAILED) and not group.by_put
+
+
+def _join(work: Work, command: Join) -> None:
+    group = work.group
+    node = group.nodes.get(command.node_id)
+    if node is not None and node.incarnation == command.incarnation:
+        _ready_again(work, node, command)
+        return
+    former = _take_place(work, node, command.incarnation) if node is not None else ()
+    if _begins_anew(group) and command.node_id not in group.drained:
+        begin_job(work, GroupSpec(), spec_fixed=False)
+    if not work.group.state.terminal:
+        fix_spec(work, command.spec, final=not command.wants_command)
+    group = work.group
+    work.change(
+        last_round=max(group.last_round, command.after_round),
+        unreachable=frozenset(pair for pair in group.unreachable if command.node_id not in pair),
+    )
+    work.group = work.group.with_node(
+        Node(
+            node_id=command.node_id,
+            incarnation=command.incarnation,
+            slots=command.slots,
+            address=command.address,
+            port=command.port,
+            script_port=command.script_port,
+            role=command.role,
+            labels=dict(command.labels),
+            device=dict(command.device),
+            wants_command=command.wants_command,
+            job=group.job,
+            joined_at=work.now,
+            acked_round=command.after_round,
+            heard_at=work.now,
+            former=former,
+        )
+    )
+    slots = count(command.slots, "slot")
+    text = f"{command.node_id} joined with {slots} at {command.address}"
+    work.say("node_joined", text, command.node_id)
+
+
+def _take_place(work: Work, node: Node, incarnation: str) -> tuple[str, ...]:
+    """Let another agent speak for a node id, where the accepted one is cut off, expired or gone (rule 6).
+
+    Returns:
+        the incarnations that spoke for the node before.
+    """
+    if incarnation in node.former:
+        raise StaleIncarnation(
+            f"node '{node.node_id}' of group '{work.group.group_id}' was taken over by another agent at "
+            f"{node.address}: this one has to stop its workers; to join beside it, give --node-id"
+        )
+    expire(work)
+    node = work.group.nodes[node.node_id]
+    if not node.gone:
+        if node.cut_at is None:
+            raise NodeIdInUse(
+                f"node id '{node.node_id}' of group '{work.group.group_id}' belongs to an agent at "
+                f"{node.address} that is alive: start this agent with another --node-id, or wait until "
+                f"the other has exited"
+            )
+        take_out(work, node, NodePhase.LOST, "its agent was restarted")
+    return (*node.former, node.incarnation)[-FORMER_KEPT:]
+
+
+def _ready_again(work: Work, node: Node, command: Join) -> None:
+    """A known incarnation joins: it acknowledges `stop`, returns after a loss, or repeats itself."""
+    if node.phase is NodePhase.LEFT and node.rejected is None:
+        raise StaleIncarnation(
+            f"node '{node.node_id}' has left the group; to join anew, start its agent again"
+        )
+    node = _heard(work, node)
+    group = work.group
+    if node.rejected is not None or node.job != group.job or group.state.terminal:
+        return
+    if command.after_round < node.member_of:
+        return  # sent before its round formed: a repetition that changes nothing
+    returns = node.phase is NodePhase.LOST
+    if node.phase is NodePhase.READY and command.after_round <= node.acked_round:
+        return
+    if group.active_round is not None and not returns:
+        why = f"{node.node_id} stopped its workers by itself"
+        withdraw(work, node, EndKind.LEFT, why, done=part_done(group, node))
+    work.change(last_round=max(group.last_round, command.after_round))
+    work.change_node(
+        node,
+        phase=NodePhase.READY,
+        acked_round=max(node.acked_round, command.after_round),
+        address=command.address,
+        port=command.port,
+        script_port=command.script_port,
+        gone_at=None,
+        gone_why="",
+    )
+    if returns:
+        work.say("node_returned", f"{node.node_id} is back", node.node_id)
+
+
+def _speaker(group: Group, node_id: str, incarnation: str) -> Node:
+    node = group.nodes.get(node_id)
+    if node is None:
+        raise UnknownNode(f"group '{group.group_id}' has no node '{node_id}': it has to join first")
+    if node.incarnation != incarnation:
+        raise StaleIncarnation(
+            f"node '{node_id}' of group '{group.group_id}' is spoken for by another agent at {node.address}: "
+            f"this one has to stop its workers; start it with another --node-id to join beside it"
+        )
+    return node
+
+
+def _heard(work: Work, node: Node) -> Node:
+    return work.change_node(node, heard_at=work.now, cut_at=None)
+
+
+def _renew(work: Work, command: Renew) -> bool:
+    """Returns whether anything but the lease can have changed."""
+    node = _speaker(work.group, command.node_id, command.incarnation)
+    _heard(work, node)
+    return node.cut_at is not None
+
+
+def _disconnect(work: Work, command: Disconnect) -> None:
+    node = work.group.nodes.get(command.node_id)
+    if node is not None and node.incarnation == command.incarnation and not node.gone and node.cut_at is None:
+        work.change_node(node, cut_at=work.now)
+
+
+def _leave(work: Work, command: Leave) -> None:
+    node = _speaker(work.group, command.node_id, command.incarnation)
+    if node.phase is not NodePhase.LEFT:
+        take_out(work, node, NodePhase.LEFT, command.why or node.leaving or "its agent left")
+
+
+def _report(work: Work, command: Report) -> None:
+    node = _heard(work, _speaker(work.group, command.node_id, command.incarnation))
+    group = work.group
+    if command.kind is ReportKind.LEAVING:
+        set_leaving(work, node, command.message or "its agent is leaving", EndKind.LEFT)
+        return
+    current = group.round
+    if current is None or group.state.terminal or not group.in_round(node) or command.round != current.number:
+        raise StaleRound(
+            f"round {command.round} of group '{group.group_id}' is over for node '{node.node_id}'"
+        )
+    if node.gone or (current.end is not None and current.end.judged):
+        raise StaleRound(f"round {command.round} of group '{group.group_id}' has ended")
+    match command.kind:
+        case ReportKind.STARTED | ReportKind.SUCCEEDED if current.end is not None:
+            raise StaleRound(
+                f"round {command.round} of group '{group.group_id}' has ended: {current.end.why}"
+            )
+        case ReportKind.STARTED:
+            if node.phase is NodePhase.STARTING:
+                work.change_node(node, phase=NodePhase.RUNNING)
+        case ReportKind.SUCCEEDED:
+            if node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
+                work.change_node(node, phase=NodePhase.SUCCEEDED)
+                work.say("node_succeeded", f"all workers of {node.node_id} succeeded", node.node_id)
+        case ReportKind.FAILED:
+            _worker_failed(work, node, current, command)
+        case ReportKind.MASTER_UNREACHABLE:
+            if current.end is not None and current.end.kind is not EndKind.MASTER_UNREACHABLE:
+                # the master's store closes when its agent is told to stop: that says nothing of the network
+                raise StaleRound(
+                    f"round {command.round} of group '{group.group_id}' has ended: {current.end.why}"
+                )
+            work.change(unreachable=group.unreachable | {(node.node_id, current.master.node_id)})
+            why = f"{node.node_id} cannot reach the master {current.master.node_id}: {command.message}"
+            end_round(work, EndKind.MASTER_UNREACHABLE, node.node_id, why)
+
+
+def _worker_failed(work: Work, node: Node, current: Round, command: Report) -> None:
+    if node.failure is not None or not (current.end is not None or node.phase in _AT_WORK):
+        return  # idempotent by (incarnation, round, kind)
+    failure = command.failure or Failure(local_rank=-1, rank=-1, message=command.message)
+    failure = replace(failure, at=work.now - max(0.0, command.age_s))
+    phase = NodePhase.FAILED if node.phase in _AT_WORK else node.phase
+    node = work.change_node(node, phase=phase, failure=failure)
+    text = describe_failure(node.node_id, failure)
+    work.say("worker_failed", text, node.node_id)
+    end_round(work, EndKind.FAILED, node.node_id, text)
+
+
+_AT_WORK = (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED)
+
+
+def _drain(work: Work, command: Drain) -> None:
+    group = work.group
+    node = group.nodes.get(command.node_id)
+    if node is None:
+        known = ", ".join(sorted(group.nodes)) or "none"
+        raise UnknownNode(f"group '{group.group_id}' has no node '{command.node_id}'; its nodes: {known}")
+    if command.node_id in group.drained:
+        return
+    work.change(drained=group.drained | {command.node_id})
+    work.say("node_drained", f"{command.node_id} was drained", command.node_id)
+    if not group.state.terminal:
+        set_leaving(work, node, DRAINED, EndKind.DRAINED)
+
+
+def _undrain(work: Work, command: Undrain) -> None:
+    group = work.group
+    if command.node_id not in group.drained:
+        if command.node_id not in group.nodes:
+            raise UnknownNode(f"group '{group.group_id}' has no node '{command.node_id}', drained or not")
+        return
+    work.change(drained=group.drained - {command.node_id})
+    work.say("node_undrained", f"{command.node_id} may join again", command.node_id)
+
+
+def _restart(work: Work) -> None:
+    group = work.group
+    if group.state.terminal:
+        begin_job(work, group.spec, spec_fixed=True)
+    elif group.active_round is None:
+        raise Refused(f"group '{group.group_id}' runs no round that could be restarted: it is waiting")
+    else:
+        end_round(work, EndKind.RESTARTED, None, "a restart was requested")
+
+
+def _cancel(work: Work) -> None:
+    group = work.group
+    if group.state is GroupState.CANCELLED:
+        return
+    if group.state.terminal:
+        raise GroupFinished(f"group '{group.group_id}' has {group.state} already: there is nothing to cancel")
+    finish(work, GroupState.CANCELLED, "the job was cancelled")

@@ -1,0 +1,92 @@
+"""What must hold of every group, whatever happened to it; the tests and a server that loads it call this."""
+
+from collections.abc import Iterator
+
+from hetrdzv.core.model import Group, GroupState, NodePhase, Round
+
+
+class InvariantError(AssertionError):
+    """A group is in a state that must not exist."""
+
+
+def check(group: Group) -> None:
+    """Raise where a group breaks an invariant.
+
+    Raises:
+        InvariantError: names the group and everything that is wrong with it.
+    """
+    wrong = list(violations(group))
+    if wrong:
+        raise InvariantError(f"group '{group.group_id}': {'; '.join(wrong)}")
+
+
+def violations(group: Group) -> Iterator[str]:
+    """Everything that is wrong with a group, one sentence each."""
+    if group.restarts > group.spec.max_restarts:
+        yield f"{group.restarts} restarts were spent of {group.spec.max_restarts}"
+    active = group.active_round
+    if group.state in (GroupState.STARTING, GroupState.RUNNING) and active is None:
+        yield f"the state is {group.state}, but no round is active"
+    if group.state is GroupState.WAITING and active is not None:
+        yield f"the state is waiting, but round {active.number} is active"
+    if group.state is GroupState.FAILED and group.root_cause is None:
+        yield "the group failed without a root cause"
+    if group.round is not None:
+        yield from _round_violations(group, group.round)
+    places = {member.node_id for member in group.round.members} if group.round is not None else set()
+    for node_id, node in group.nodes.items():
+        if node.node_id != node_id:
+            yield f"node '{node.node_id}' is filed under '{node_id}'"
+        if node.member_of > group.last_round:
+            yield f"{node_id} is a member of round {node.member_of}, but the last round is {group.last_round}"
+        if node.gone != (node.gone_at is not None):
+            yield f"{node_id} is {node.phase}, but gone_at is {node.gone_at}"
+        if group.in_round(node) and node_id not in places:
+            yield f"{node_id} claims to be a member of the newest round, which does not name it"
+        working = node.phase in (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED, NodePhase.FAILED)
+        if working and node.stopped:
+            yield f"{node_id} is {node.phase}, but has no workers"
+        if node.phase is NodePhase.READY and not node.stopped:
+            yield f"{node_id} is ready, but has not stopped its workers of round {node.member_of}"
+        if node.cut_at is not None and node.gone:
+            yield f"{node_id} is suspect and {node.phase}"
+        if node.incarnation in node.former:
+            yield f"{node_id} is spoken for by '{node.incarnation}', whose place was taken before"
+
+
+def _round_violations(group: Group, current: Round) -> Iterator[str]:
+    if current.number > group.last_round:
+        yield f"round {current.number} is newer than the last round {group.last_round}"
+    if not current.members:
+        yield f"round {current.number} has no members"
+        return
+    if not 0 <= current.restart_count <= group.restarts:
+        yield f"round {current.number} has restart count {current.restart_count}, the group {group.restarts}"
+    if current.end is None and current.restart_count != group.restarts:
+        yield f"round {current.number} runs with restart count {current.restart_count}, not {group.restarts}"
+    offset = 0
+    for group_rank, member in enumerate(current.members):
+        if member.group_rank != group_rank:
+            yield f"{member.node_id} has group rank {member.group_rank} at place {group_rank}"
+        if member.rank_offset != offset:
+            yield f"{member.node_id} has rank offset {member.rank_offset}, not {offset}"
+        offset += member.slots
+    names = [member.node_id for member in current.members]
+    if len(set(names)) != len(names):
+        yield f"round {current.number} names a node twice"
+    if group.spec.max_nodes is not None and len(names) > group.spec.max_nodes:
+        yield f"round {current.number} has {len(names)} nodes of at most {group.spec.max_nodes}"
+    if len(names) < group.spec.min_nodes:
+        yield f"round {current.number} has {len(names)} nodes of at least {group.spec.min_nodes}"
+    if not current.finished <= set(names):
+        yield f"round {current.number} has finished nodes that are no members: {sorted(current.finished)}"
+    if group.active_round is None or group.state.terminal:
+        return
+    for member in current.members:
+        node = group.speaker(member)
+        if member.node_id in current.finished:
+            continue
+        if node is None or node.gone:
+            yield f"round {current.number} runs, but its member {member.node_id} is gone"
+        elif node.member_of != current.number:
+            yield f"round {current.number} runs, but its member {member.node_id} is in round {node.member_of}"

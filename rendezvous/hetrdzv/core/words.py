@@ -1,0 +1,36 @@
+"""How facts are said to people: numbers with their nouns, lists of names, a worker's end in one sentence."""
+
+from collections.abc import Iterable
+
+from hetrdzv.core.model import Failure, Member
+from hetrdzv.core.placement import natural_key
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun: `1 node`, `2 nodes`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def names(node_ids: Iterable[str], most: int = 5) -> str:
+    """Names in order, the first few of many."""
+    ordered = sorted(node_ids, key=natural_key)
+    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
+    return (", ".join(ordered[:most]) or "nobody") + more
+
+
+def ranks(member: Member) -> str:
+    """The global ranks of a member: `rank 4`, or `ranks 8 to 11`."""
+    last = member.rank_offset + member.slots - 1
+    return f"rank {last}" if member.slots == 1 else f"ranks {member.rank_offset} to {last}"
+
+
+def describe_failure(node_id: str, failure: Failure) -> str:
+    """One sentence: which worker of which node ended how."""
+    who = node_id
+    if failure.rank >= 0:
+        who = f"rank {failure.rank} (local rank {failure.local_rank}) on {node_id}"
+    if failure.signal is not None:
+        return f"{who} was killed by {failure.signal}"
+    if failure.exit_code is not None:
+        return f"{who} exited with code {failure.exit_code}"
+    return f"{who} could not start its workers: {failure.message}"

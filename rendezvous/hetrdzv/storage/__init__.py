@@ -1,0 +1,39 @@
+"""Where state is kept: which store a `--store` URL names."""
+
+from pathlib import Path
+
+from hetrdzv.storage.base import StateStore
+from hetrdzv.storage.memory import MemoryStore
+from hetrdzv.storage.sqlite import SqliteStore
+
+__all__ = ["open_store"]
+
+_KNOWN = "'memory' (forgotten when the server ends) or 'sqlite:PATH'"
+
+
+def open_store(url: str) -> StateStore:
+    """The store that a URL names. Touches nothing yet: `load` does.
+
+    Args:
+        url: `memory` or `sqlite:PATH`; `~` is expanded, and missing directories are made.
+
+    Raises:
+        ValueError: the URL names no store.
+    """
+    scheme, _, rest = url.partition(":")
+    match scheme, rest:
+        case "memory", "" if url == "memory":
+            return MemoryStore()
+        case "sqlite", ":memory:":
+            raise ValueError(f"store '{url}' names no file: use {_KNOWN}")
+        case "sqlite", path if path:
+            return SqliteStore(_absolute(url, path))
+        case _:
+            raise ValueError(f"store '{url}' is not known: use {_KNOWN}")
+
+
+def _absolute(url: str, path: str) -> Path:
+    try:
+        return Path(path).expanduser().resolve()
+    except (RuntimeError, ValueError, OSError) as error:  # no such home, a null byte, a loop of links
+        raise ValueError(f"store '{url}' names no usable path: {error}") from error

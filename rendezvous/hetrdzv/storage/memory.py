@@ -1,0 +1,35 @@
+"""A store that keeps records in memory: for tests, and for jobs that need not outlive their server."""
+
+from hetrdzv.errors import StorageError
+from hetrdzv.storage.base import Batch, Snapshot
+
+EMPTY = Snapshot(records={}, clock=0.0)
+
+
+class MemoryStore:
+    """Records in a dict.
+
+    Args:
+        content: what it holds at first: the snapshot of a predecessor makes this its successor's store.
+    """
+
+    def __init__(self, content: Snapshot = EMPTY) -> None:
+        self._content = Snapshot(dict(content.records), content.clock)
+        self._closed = False
+
+    async def load(self) -> Snapshot:
+        self._require_open()
+        return Snapshot(dict(self._content.records), self._content.clock)
+
+    async def commit(self, batch: Batch) -> None:
+        self._require_open()
+        deletes = batch.deletes
+        records = {k: v for k, v in {**self._content.records, **batch.puts}.items() if k not in deletes}
+        self._content = Snapshot(records, max(self._content.clock, batch.clock))
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StorageError("the store in memory is closed: the server is going down; ask again soon")

@@ -1,0 +1,471 @@
+"""The agent's run loop in this process, under a real server, with small shell programs as workers."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from tests.servers import Hetserver, free_port
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import Std
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+from hetagent import guardian
+from hetagent.elastic import AgentError, HetElasticAgent, Identity
+from hetagent.guardian import Guardian, GuardianError
+from hetagent.handler import HetRendezvousHandler
+from hetagent.launch.per_gpu import group_command
+from hetagent.line import Line
+from hetagent.logs import RoundLogsSpecs
+from hetagent.network import hold_port
+from hetagent.processes import marked
+from hetagent.session import Offer, Session
+from hetrdzv.client import Client
+from hetrdzv.wire import SpecFields
+
+# torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+]
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Hetserver]:
+    with Hetserver() as made:
+        yield made
+
+
+class Rig:
+    """An agent with everything real around it, in a group of its own.
+
+    Args:
+        command: what each worker runs, in a shell in the folder of the test; None: the group's command.
+        spec: of the group.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        folder: Path,
+        command: str | None,
+        *,
+        slots: int = 1,
+        ports: tuple[int, int] | None = None,
+        tee: Std = Std.NONE,
+        **spec: Any,
+    ) -> None:
+        self.folder = folder
+        self.group_id = uuid.uuid4().hex
+        self.said: list[str] = []
+        self._url = f"{url}/v1/groups/{self.group_id}"
+        self.identity = Identity(self.group_id, "a", uuid.uuid4().hex)
+        fields = SpecFields(**({"min_nodes": 1, "max_nodes": 1, "stop_timeout_s": 5.0} | spec))
+        offer = Offer(slots=slots, address="127.0.0.1", wants_command=command is None, spec=fields)
+        session = Session(self.group_id, "a", self.identity.incarnation, offer, random.Random())
+        handler = HetRendezvousHandler(self.group_id, "a", lambda: hold_port("127.0.0.1", ports, listen=True))
+        self.spec = WorkerSpec(
+            role="default",
+            local_world_size=slots,
+            entrypoint="/bin/sh",
+            args=(
+                "-c",
+                f"cd {folder}; {command}".replace("$$", "$$$$"),
+            ),  # torch replaces macros in arguments
+            rdzv_handler=handler,
+            event_log_handler="null",
+        )
+        self.line = Line(session, lambda: Client([url]), self.said.append)
+        self.guardian = Guardian(
+            incarnation=self.identity.incarnation, servers=[url], token=None, group=self.group_id, node_id="a"
+        )
+        self.agent = HetElasticAgent(
+            self.spec,
+            RoundLogsSpecs(str(folder / "logs"), tee=tee),
+            identity=self.identity,
+            line=self.line,
+            guardian=self.guardian,
+            hold_script_port=lambda: hold_port("127.0.0.1", ports, listen=False),
+            worker_env={"MINE": "1"},
+            adopt_command=self.adopt,
+            stop_timeout_s=None,
+            tell=self.said.append,
+            signals=SIGNALS,
+        )
+        self._threads: list[threading.Thread] = []
+        self._errors: list[BaseException] = []
+
+    def adopt(self, words: list[str]) -> None:
+        found = group_command(words)
+        self.spec.entrypoint, self.spec.args = found.entrypoint, found.args
+
+    def run(self, *acts: Callable[[], Any]) -> int | None:
+        """Run the agent, and beside it some acts one after the other; the exit code that the server gave."""
+
+        def act() -> None:
+            try:
+                for one in acts:
+                    one()
+            except BaseException as error:
+                self._errors.append(error)
+                self.agent._got_signals += [signal.SIGTERM, signal.SIGTERM]
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        thread = threading.Thread(target=act)
+        thread.start()
+        before = [signal.getsignal(signum) for signum in signal.valid_signals()]
+        try:
+            self.agent.run()
+        finally:
+            thread.join(20)
+            assert [signal.getsignal(signum) for signum in signal.valid_signals()] == before
+            assert marked(self.identity.incarnation) == []
+        if self._errors:
+            raise self._errors[0]
+        return self.agent.outcome.exit_code if self.agent.outcome is not None else None
+
+    # -- acts ------------------------------------------------------------------------------------------------
+
+    def appears(self, *names: str) -> Callable[[], None]:
+        """Wait for files that workers make."""
+        return lambda: soon(lambda: all((self.folder / name).exists() for name in names), f"files {names}")
+
+    def says(self, text: str) -> Callable[[], None]:
+        """Wait until the agent has said something."""
+        return lambda: soon(lambda: any(text in line for line in self.said), f"{text!r} in {self.said}")
+
+    def gets(self, signum: signal.Signals) -> Callable[[], None]:
+        """Send this process, in which the agent runs, a signal."""
+        return lambda: os.kill(os.getpid(), signum)
+
+    def asks(self, what: str) -> Callable[[], None]:
+        """Act on the group."""
+        return lambda: httpx.post(f"{self._url}/{what}", trust_env=False).raise_for_status()  # type: ignore[return-value]
+
+    def touches(self, name: str) -> Callable[[], None]:
+        return (self.folder / name).touch
+
+    def group(self) -> dict[str, Any]:
+        body: dict[str, Any] = httpx.get(self._url, trust_env=False).json()
+        return body
+
+    def put(self, **spec: Any) -> None:
+        httpx.put(self._url, json=spec, trust_env=False).raise_for_status()
+
+
+Make = Callable[..., Rig]
+
+
+@pytest.fixture
+def rig(server: Hetserver, tmp_path: Path) -> Make:
+    def make(command: str | None, **more: Any) -> Rig:
+        return Rig(more.pop("url", server.url), tmp_path, command, **more)
+
+    return make
+
+
+def soon(what: Callable[[], Any], named: str = "") -> Any:
+    until = time.monotonic() + 15
+    while time.monotonic() < until:
+        if found := what():
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"{named} not within 15 s")
+
+
+# -- starting ------------------------------------------------------------------------------------------------
+
+
+def test_a_round_from_start_to_end(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGUSR1")
+    made = rig("env > env.$RANK", slots=2)
+    assert made.run() == 0
+    env = dict(line.split("=", 1) for line in (made.folder / "env.1").read_text().splitlines() if "=" in line)
+    assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"], env["MINE"]) == ("1", "2", "1", "1")
+    assert (env["HET_RANK_OFFSET"], env["HET_ROUND"], env["HET_NODE_ID"]) == ("0", "1", "a")
+    assert env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGINT,SIGHUP"
+    assert os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGUSR1", "ours is as it was"
+    assert made.group()["state"] == "succeeded"
+
+
+def failing_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second process of the first round cannot be started."""
+    calls = []
+    popen = SubprocessHandler._popen
+
+    def limited(self: SubprocessHandler, args: Any, env: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
+            soon((Path(os.environ["FOLDER"]) / "up.0.0").exists)
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return popen(self, args, env)
+
+    monkeypatch.setattr(SubprocessHandler, "_popen", limited)
+
+
+def test_a_start_that_half_succeeds_leaves_nothing_and_is_tried_again(
+    rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    failing_once(monkeypatch)
+    alive = "grep -q 'State:.[SRD]' /proc/$(cat up.0.0)/status"
+    made = rig(
+        "echo $$ > up.$LOCAL_RANK.$TORCHELASTIC_RESTART_COUNT; "
+        f"[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exec sleep 100; {alive} && exit 9; exit 0",
+        slots=2,
+    )
+    assert made.run() == 0, "the second round found a worker of the first"
+    assert "round 1: the workers could not be started: BlockingIOError" in "\n".join(made.said)
+    group = made.group()
+    assert (group["state"], group["restarts"], group["round"]) == ("succeeded", 1, 2)
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def test_without_descriptors_for_the_workers_they_are_ended(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pidfd_open, calls = os.pidfd_open, []
+
+    def limited(pid: int) -> int:
+        calls.append(pid)
+        if len(calls) == 2:
+            raise OSError(24, "Too many open files")
+        return pidfd_open(pid)
+
+    made = rig("[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exec sleep 100; exit 0", slots=2, tee=Std.ALL)
+    monkeypatch.setattr(os, "pidfd_open", limited)
+    assert made.run() == 0
+    assert made.group()["restarts"] == 1
+    assert not is_alive(calls[0])
+    tails = [thread.name for thread in threading.enumerate() if thread.name.startswith("TailLog")]
+    assert tails == [], "they would keep the interpreter from ending"
+
+
+def test_a_command_that_this_node_cannot_run_is_the_rounds_failure(rig: Make) -> None:
+    made = rig(None)
+    made.put(command=["nowhere.py"], max_restarts=0, max_nodes=1, stop_timeout_s=5.0)
+    assert made.run() == 1
+    cause = made.group()["root_cause"]
+    assert cause["message"] == (
+        f"a could not start its workers: script 'nowhere.py' does not exist (looked from {os.getcwd()})"
+    )
+
+
+def test_a_full_disk_is_the_rounds_failure(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = rig("exit 0", max_restarts=0)
+
+    def full(self: RoundLogsSpecs, envs: Any) -> Any:
+        raise OSError(28, "No space left on device", "/logs/round_1")
+
+    monkeypatch.setattr(RoundLogsSpecs, "reify", full)
+    assert made.run() == 1
+    assert (
+        "a could not start its workers: OSError: [Errno 28] No space left"
+        in made.group()["root_cause"]["message"]
+    )
+
+
+def test_a_guardian_that_does_not_start_is_told(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guardian.sys, "executable", "/bin/false")
+    made = rig("exit 0")
+    with pytest.raises(GuardianError, match="the guardian of node 'a' did not start"):
+        made.run()
+
+
+def test_a_guardian_that_died_is_replaced_and_one_that_cannot_be_is_done_without(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig("touch up; while [ ! -e stop ]; do sleep 0.01; done")
+
+    def kill() -> None:
+        assert made.guardian.pid is not None
+        os.kill(made.guardian.pid, signal.SIGKILL)
+
+    before: list[int | None] = []
+    status = made.run(
+        made.appears("up"),
+        lambda: before.append(made.guardian.pid),
+        kill,
+        lambda: soon(lambda: made.guardian.pid not in (None, *before), "another guardian"),
+        lambda: time.sleep(0.1),
+        lambda: monkeypatch.setattr(guardian.sys, "executable", "/bin/false"),
+        kill,
+        made.says("going on without one"),
+        made.touches("stop"),
+    )
+    assert status == 0
+
+
+def test_no_port_to_offer_is_told(rig: Make) -> None:
+    with hold_port("127.0.0.1", None, listen=True) as taken:
+        port = taken.getsockname()[1]
+        made = rig("exit 0", ports=(port, port))
+        with pytest.raises(
+            AgentError, match=rf"node 'a' cannot offer a port for the next round: no free port in {port}"
+        ):
+            made.run()
+
+
+def test_two_ports_are_enough_for_any_number_of_rounds(rig: Make) -> None:
+    port = free_port()
+    while free_port_pair(port) is None:
+        port = free_port()
+    talk = "exec 3<>/dev/tcp/127.0.0.1/$MASTER_PORT; sleep 0.05; exit $((TORCHELASTIC_RESTART_COUNT < 3))"
+    made = rig(f"bash -c '{talk}'", ports=(port, port + 1))
+    assert made.run() == 0, made.said
+    assert made.group()["round"] == 4
+
+
+def free_port_pair(port: int) -> int | None:
+    with contextlib.suppress(OSError), hold_port("127.0.0.1", (port + 1, port + 1), listen=False):
+        return port
+    return None
+
+
+# -- ends ----------------------------------------------------------------------------------------------------
+
+
+def test_the_failing_workers_own_code_and_what_it_said(rig: Make) -> None:
+    made = rig("[ $RANK = 1 ] && exit 9; exec sleep 100", slots=2, max_restarts=0)
+    assert made.run() == 9
+    cause = made.group()["root_cause"]
+    assert (cause["failure"]["rank"], cause["failure"]["exit_code"]) == (1, 9)
+    assert "round 1: rank 1 (local rank 1) exited with code 9" in made.said
+
+
+def test_a_real_time_signal_has_a_name_too(rig: Make) -> None:
+    made = rig("kill -40 $$", max_restarts=0)
+    assert made.run() == 1
+    assert made.group()["root_cause"]["failure"]["signal"] == "signal 40"
+
+
+def test_cancelled_while_workers_are_stopping(rig: Make) -> None:
+    made = rig("trap 'touch term' TERM; touch up; while :; do sleep 0.01; done", stop_timeout_s=2.0)
+    kill_at: list[float] = []
+
+    def note() -> None:
+        assert made.agent._stopping is not None
+        kill_at.append(made.agent._stopping.kill_at)
+
+    status = made.run(
+        *(made.appears("up"), made.asks("restart"), made.appears("term"), note, made.asks("cancel")),
+        lambda: soon(lambda: made.agent.outcome, "the cancellation"),
+        note,
+    )
+    assert status == 3
+    assert "round 1: workers still run 2 s after SIGTERM; they are killed" in made.said
+    assert kill_at[0] == kill_at[1], "a second reason to stop gives no more time"
+
+
+def test_what_workers_leave_behind_when_they_succeed_is_gone(rig: Make) -> None:
+    made = rig("sleep 100 & setsid sleep 100 & exit 0")
+    assert made.run() == 0  # run() looks for what is marked as this agent's
+
+
+def test_the_last_lines_of_a_tee_are_not_lost(rig: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    made = rig("seq 3000; seq 3000 >&2", tee=Std.ALL)
+    assert made.run() == 0
+    said = capfd.readouterr()
+    expected = [f"[default0]:{number}" for number in range(1, 3001)]
+    assert said.out.splitlines() == expected
+    assert [line for line in said.err.splitlines() if line.startswith("[default0]:")] == expected
+
+
+# -- signals -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_a_signal_is_passed_on_and_the_node_leaves(rig: Make, signum: signal.Signals) -> None:
+    name = signum.name[3:]
+    made = rig(f"trap 'touch got; exit 1' {name}; touch up; while :; do sleep 0.01; done")
+    made.run(made.appears("up"), made.gets(signum))
+    assert made.agent.signum == signum
+    assert (made.folder / "got").exists()
+    assert not any("exited with code" in line for line in made.said)
+    group = made.group()
+    assert group["restarts"] == 0, "a worker that fails while its node leaves is nobody's fault"
+    assert [node["state"] for node in group["nodes"]] == ["left"]
+
+
+def test_the_second_signal_kills(rig: Make) -> None:
+    made = rig("trap '' TERM INT; touch up; while :; do sleep 0.01; done", stop_timeout_s=60.0)
+    before = time.monotonic()
+    made.run(
+        made.appears("up"),
+        made.gets(signal.SIGINT),
+        made.says("got SIGINT: the workers get it too and have 60 s; once more kills them"),
+        made.gets(signal.SIGINT),
+    )
+    assert time.monotonic() - before < 20
+    assert made.said[-1] == "got SIGINT again: the workers are killed"
+
+
+def test_a_signal_during_a_stop_does_not_start_the_grace_anew(rig: Make) -> None:
+    made = rig("trap 'touch term' TERM; touch up; while :; do sleep 0.01; done", stop_timeout_s=1.0)
+    made.run(made.appears("up"), made.asks("restart"), made.appears("term"), made.gets(signal.SIGTERM))
+    assert made.agent.signum == signal.SIGTERM
+    assert "got SIGTERM: leaving when the workers have stopped; once more kills them" in made.said
+    assert made.agent.round_number == 1
+
+
+def test_a_signal_that_is_ignored_stays_ignored(rig: Make) -> None:
+    """`nohup hetagent ... &` is for jobs that outlive the terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        made = rig("touch up; while [ ! -e stop ]; do sleep 0.01; done")
+        status = made.run(
+            made.appears("up"), made.gets(signal.SIGHUP), lambda: time.sleep(0.1), made.touches("stop")
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (status, made.agent.signum) == (0, None)
+
+
+def test_a_signal_without_any_server_ends_the_agent_at_once(rig: Make) -> None:
+    made = rig("exit 0", url=f"http://127.0.0.1:{free_port()}")
+    asked: list[float] = []
+    made.run(
+        made.says("no server answers"), lambda: asked.append(time.monotonic()), made.gets(signal.SIGTERM)
+    )
+    assert time.monotonic() - asked[0] < 5.0
+    assert (made.agent.signum, made.agent.outcome) == (signal.SIGTERM, None)
+
+
+# -- the line ------------------------------------------------------------------------------------------------
+
+
+def test_a_line_that_breaks_stops_the_workers_and_ends_the_agent(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig("trap 'touch term; exit 0' TERM; touch up; while :; do sleep 0.01; done", lease_s=60.0)
+
+    def broken(*args: object, **more: object) -> None:
+        raise TypeError("a bug")
+
+    status = made.run(
+        made.appears("up"), lambda: monkeypatch.setattr(Session, "received", broken), made.asks("restart")
+    )
+    assert status == 1
+    assert (made.folder / "term").exists()
+    assert any("TypeError: a bug" in line for line in made.said)
+    assert made.agent.outcome is not None
+    assert "which is a bug: TypeError: a bug" in made.agent.outcome.why
+    made.guardian._process.stdin.close()  # type: ignore[union-attr]
+    soon(lambda: made.group()["nodes"][0]["state"] == "left", "the guardian's goodbye")
+    made.guardian._bury()

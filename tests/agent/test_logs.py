@@ -1,0 +1,218 @@
+"""Logs lie in a directory per round, and of a failed worker the end of what it said is told."""
+
+import dataclasses
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.multiprocessing import (
+    DefaultLogsSpecs,
+    LogsSpecs,
+    Std,
+    SubprocessContext,
+    start_processes,
+)
+
+from hetagent.failures import MAX_CHARACTERS, failure_message
+from hetagent.logs import RoundLogsSpecs
+
+
+def envs(ranks: int, round_number: int = 3, restarts: int = 0) -> dict[int, dict[str, str]]:
+    env = {
+        "TORCHELASTIC_RUN_ID": "job",
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "HET_ROUND": str(round_number),
+    }
+    return {rank: dict(env) for rank in range(ranks)}
+
+
+def torchs(specs: LogsSpecs, ranks: int, log_dir: Path) -> Any:
+    """What torch lays out, with its random directory and its `attempt_0` replaced by ours."""
+    dest = specs.reify(envs(ranks))
+    [run] = os.listdir(log_dir)
+    text = json.dumps(dataclasses.asdict(dest)).replace(run, "RUN").replace("attempt_0", "round_3")
+    return json.loads(text.replace(str(log_dir), "LOGS"))
+
+
+@pytest.mark.parametrize("redirects", [Std.NONE, Std.ALL, {1: Std.OUT}])
+@pytest.mark.parametrize("tee", [Std.NONE, Std.ERR, {0: Std.ALL, 1: Std.OUT}])
+@pytest.mark.parametrize("ranks_filter", [None, {1}])
+def test_all_but_the_directorys_name_is_torchs(
+    tmp_path: Path, redirects: Any, tee: Any, ranks_filter: Any
+) -> None:
+    arguments = {"redirects": redirects, "tee": tee, "local_ranks_filter": ranks_filter}
+    theirs = torchs(DefaultLogsSpecs(str(tmp_path / "theirs"), **arguments), 2, tmp_path / "theirs")
+    ours = torchs(RoundLogsSpecs(str(tmp_path / "ours"), **arguments), 2, tmp_path / "ours")
+    assert ours == theirs
+
+
+def test_rounds_with_the_same_restart_count_keep_their_logs(tmp_path: Path) -> None:
+    specs = RoundLogsSpecs(str(tmp_path), redirects=Std.ALL)
+    for number in (1, 2, 5):
+        given = envs(2, number)
+        dest = specs.reify(given)
+        assert given[1]["TORCHELASTIC_ERROR_FILE"] == dest.error_files[1]
+        assert given[1]["TORCHELASTIC_RESTART_COUNT"] == "0"
+        Path(dest.stderrs[1]).write_text(f"of round {number}")
+    [run] = tmp_path.iterdir()
+    assert run.name.startswith("job_")
+    assert sorted(path.name for path in run.iterdir()) == ["round_1", "round_2", "round_5"]
+    assert [(run / f"round_{n}" / "1" / "stderr.log").read_text() for n in (1, 2)] == [
+        "of round 1",
+        "of round 2",
+    ]
+    assert sorted(os.listdir(run / "round_5")) == ["0", "1"]
+    specs.reify(envs(1, 5))
+    assert os.listdir(run / "round_5") == ["0"]
+    specs.close()
+    assert run.exists()
+
+
+def test_without_a_directory_a_private_one_goes_with_the_agent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    specs = RoundLogsSpecs()
+    dest = specs.reify(envs(1))
+    [made] = tmp_path.iterdir()
+    assert made.name.startswith("hetagent_")
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert Path(dest.error_files[0]).parent.is_dir()
+    specs.close()
+    specs.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_logs_at_all() -> None:
+    given = envs(1)
+    dest = RoundLogsSpecs(os.devnull, capture_stderr=True).reify(given)
+    assert dest.error_files == {0: os.devnull}
+    assert given[0]["TORCHELASTIC_ERROR_FILE"] == ""
+
+
+def test_capture_adds_a_tee_of_stderr_where_there_is_no_file_yet(tmp_path: Path) -> None:
+    specs = RoundLogsSpecs(
+        str(tmp_path), redirects={0: Std.ERR, 1: Std.OUT}, tee={2: Std.OUT}, capture_stderr=True
+    )
+    for number in (1, 2):
+        dest = specs.reify(envs(4, number))
+        assert all(path.endswith("stderr.log") for path in dest.stderrs.values())
+        assert dest.tee_stderrs.keys() == {1, 2, 3}
+        assert dest.tee_stdouts.keys() == {2}
+        assert [bool(path) for path in dest.stdouts.values()] == [False, True, True, False]
+
+
+def test_capture_keeps_a_filtered_rank_off_the_console(tmp_path: Path) -> None:
+    dest = RoundLogsSpecs(str(tmp_path), local_ranks_filter={1}, capture_stderr=True).reify(envs(2))
+    assert dest.tee_stderrs.keys() == {1}
+    assert dest.stderrs[0].endswith("stderr.log")
+    assert dest.stdouts == {0: os.devnull, 1: ""}
+
+
+def test_stderr_of_a_program_reaches_console_and_report(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    specs = RoundLogsSpecs(str(tmp_path), capture_stderr=True)
+    context = start_processes(
+        name="program",
+        entrypoint="/bin/sh",
+        args={0: ("-c", "echo out; echo no space left >&2; exit 3")},
+        envs=envs(1),
+        logs_specs=specs,
+    )
+    result = context.wait(timeout=20, period=0.01)
+    assert result is not None
+    failure = result.failures[0]
+    assert isinstance(context, SubprocessContext)
+    for handler in context.subprocess_handlers.values():
+        assert handler._stderr is not None
+        handler._stderr.close()  # torch leaves that to the garbage collector
+    message = failure_message(failure.error_file, context.stderrs[0], failure.exitcode)
+    assert message == "no space left"
+    captured = capfd.readouterr()
+    assert captured.out == "out\n"
+    assert "no space left" in captured.err
+
+
+@pytest.fixture(autouse=True)
+def torchs_signal_handlers() -> Iterator[None]:
+    """torch's start_processes replaces them."""
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+# -- what is told of a failure -------------------------------------------------------------------------------
+
+
+def error_file(tmp_path: Path, content: object) -> str:
+    path = tmp_path / "error.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def recorded(stack: str) -> dict[str, object]:
+    return {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": stack, "timestamp": "1"}}}
+
+
+def test_the_traceback_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "stderr.log").write_text("noise")
+    file = error_file(tmp_path, recorded("Traceback ...\nValueError: x\n"))
+    assert failure_message(file, str(tmp_path / "stderr.log"), 1) == "Traceback ...\nValueError: x"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"message": "text"}, "text"),
+        ({"message": {"message": "only"}}, "only"),
+        ({"message": {"message": "x", "extraInfo": None}}, "x"),
+        ('{"message": {"mess', "exit code 7"),
+        ("", "exit code 7"),
+        ("[1]", "exit code 7"),
+        ("\x00\xff", "exit code 7"),
+        ({"message": {}}, "exit code 7"),
+        (recorded(" \n"), "exit code 7"),
+    ],
+)
+def test_records_of_any_kind(tmp_path: Path, content: object, message: str) -> None:
+    assert failure_message(error_file(tmp_path, content), None, 7) == message
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "message"),
+    [(3, "exit code 3"), (-9, "killed by SIGKILL"), (-40, "killed by signal 40")],
+)
+def test_without_words_the_status_speaks(tmp_path: Path, exitcode: int, message: str) -> None:
+    empty = tmp_path / "stderr.log"
+    empty.write_text(" \n")
+    assert failure_message(None, None, exitcode) == message
+    assert failure_message("", "", exitcode) == message
+    assert failure_message(str(tmp_path / "absent"), str(empty), exitcode) == message
+    assert failure_message(os.devnull, os.devnull, exitcode) == message
+
+
+def test_the_end_is_kept_in_whole_lines(tmp_path: Path) -> None:
+    lines = [f"line {number:05} ü" for number in range(2000)]
+    message = failure_message(error_file(tmp_path, recorded("\n".join(lines) + "\n")), None, 1)
+    assert MAX_CHARACTERS - 13 < len(message) <= MAX_CHARACTERS
+    assert message.split("\n") == lines[-len(message.split("\n")) :]
+    log = tmp_path / "stderr.log"
+    log.write_text("\n".join(lines))
+    assert failure_message(None, str(log), 1) == message
+    log.write_text("first\n" + "x" * 50_000)
+    assert failure_message(None, str(log), 1) == "x" * MAX_CHARACTERS
+    log.write_bytes(b"first\n" + b"\xff" * 10 + b"\n" + b"y" * (MAX_CHARACTERS - 1))
+    assert failure_message(None, str(log), 1) == "y" * (MAX_CHARACTERS - 1)
+    log.write_text("first\n" + "a" * 1999 + "\n" + "b" * (MAX_CHARACTERS - 2000))
+    assert failure_message(None, str(log), 1).startswith("aaa")
+    log.write_text("first\n" + "z" * MAX_CHARACTERS)
+    assert failure_message(None, str(log), 1) == "z" * MAX_CHARACTERS

@@ -1,0 +1,185 @@
+"""A group driven by hand: commands in, directives and events out, time a number that is added to."""
+
+from dataclasses import replace
+from typing import Any
+
+from hetrdzv.core.commands import (
+    Cancel,
+    Command,
+    Disconnect,
+    Drain,
+    Join,
+    Leave,
+    Put,
+    Renew,
+    Report,
+    ReportKind,
+    Restart,
+    Tick,
+    Undrain,
+)
+from hetrdzv.core.directive import Directive, directive, explain
+from hetrdzv.core.group import deadline, empty, step
+from hetrdzv.core.invariants import check
+from hetrdzv.core.model import Event, Failure, Group, Node
+
+LEASE_S = 5.0
+
+
+class Story:
+    """One group and the time. Every command is checked against the invariants."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.now = 100.0
+        self.group: Group = empty("g", self.now)
+        self.events: list[Event] = []
+        self.spec = spec
+
+    def do(self, command: Command) -> Group:
+        """Apply a command now."""
+        transition = step(self.group, command, self.now)
+        check(transition.group)
+        self.group = transition.group
+        self.events += transition.events
+        return self.group
+
+    # -- what nodes say --------------------------------------------------------------------------------------
+
+    def join(
+        self, node_id: str, slots: int = 1, *, inc: str | None = None, after: int | None = None, **more: Any
+    ) -> Directive:
+        """A node joins, or acknowledges a stop: by default as the incarnation that it is."""
+        known = self.group.nodes.get(node_id)
+        inc = inc or (known.incarnation if known is not None else f"{node_id}-1")
+        same = known is not None and known.incarnation == inc
+        if after is None:
+            after = known.member_of if known is not None and same else 0
+        fields = {"address": "10.0.0.1", "port": 4000, "spec": {} if same else self.spec, **more}
+        self.do(
+            Join(node_id=node_id, incarnation=inc, slots=slots, after_round=after, **fields)  # type: ignore[arg-type]
+        )
+        return self.told(node_id)
+
+    def joins(self, *node_ids: str) -> None:
+        for node_id in node_ids:
+            self.join(node_id)
+
+    def report(self, node_id: str, kind: ReportKind | str, **more: Any) -> None:
+        node = self.group.nodes[node_id]
+        fields: dict[str, Any] = {"incarnation": node.incarnation, "round": node.member_of, **more}
+        self.do(Report(node_id=node_id, kind=ReportKind(kind), **fields))
+
+    def started(self, *node_ids: str) -> None:
+        for node_id in node_ids:
+            self.report(node_id, "started")
+
+    def succeeded(self, *node_ids: str) -> None:
+        for node_id in node_ids:
+            self.report(node_id, "succeeded")
+
+    def failed(self, node_id: str, age_s: float = 0.0, exit_code: int | None = 1, **more: Any) -> None:
+        failure = Failure(local_rank=0, rank=0, exit_code=exit_code, message="Traceback: boom")
+        self.report(node_id, "failed", age_s=age_s, failure=replace(failure, **more))
+
+    def unreachable(self, node_id: str) -> None:
+        self.report(node_id, "master_unreachable", message="connection refused")
+
+    def leaving(self, node_id: str) -> None:
+        self.report(node_id, "leaving", message="SIGTERM")
+
+    def renew(self, *node_ids: str) -> None:
+        for node_id in node_ids:
+            self.do(Renew(node_id, self.group.nodes[node_id].incarnation))
+
+    def cut(self, node_id: str) -> None:
+        self.do(Disconnect(node_id, self.group.nodes[node_id].incarnation))
+
+    def leave(self, node_id: str, why: str = "") -> None:
+        self.do(Leave(node_id=node_id, incarnation=self.group.nodes[node_id].incarnation, why=why))
+
+    # -- what people say -------------------------------------------------------------------------------------
+
+    def drain(self, node_id: str) -> None:
+        self.do(Drain(node_id))
+
+    def undrain(self, node_id: str) -> None:
+        self.do(Undrain(node_id))
+
+    def restart(self) -> None:
+        self.do(Restart())
+
+    def cancel(self) -> None:
+        self.do(Cancel())
+
+    def put(self, **spec: object) -> None:
+        self.do(Put(spec))
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        self.do(Tick())
+
+    def wait(self, seconds: float, silent: tuple[str, ...] = ()) -> None:
+        """Time passes; every live node is heard at its end, but the silent ones. Then a tick."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(until, self.now + 1.0)
+            for node in list(self.group.nodes.values()):
+                if node.node_id not in silent and not node.gone and node.cut_at is None:
+                    self.renew(node.node_id)
+            self.tick()
+
+    def pass_by(self, seconds: float) -> None:
+        """Time passes; nobody is heard. Then a tick."""
+        self.now += seconds
+        self.tick()
+
+    def lose(self, node_id: str) -> None:
+        """A node vanishes: its poll is cut and it is not heard again."""
+        self.cut(node_id)
+        self.wait(1.0)
+        self.pass_by(0.01)
+
+    # -- what the group says ---------------------------------------------------------------------------------
+
+    def told(self, node_id: str) -> Directive:
+        return directive(self.group, self.node(node_id), self.now)
+
+    def node(self, node_id: str) -> Node:
+        return self.group.nodes[node_id]
+
+    @property
+    def why(self) -> str:
+        return explain(self.group, self.now)
+
+    @property
+    def order(self) -> list[str]:
+        """Node ids of the newest round, in rank order."""
+        assert self.group.round is not None
+        return [member.node_id for member in self.group.round.members]
+
+    @property
+    def ended(self) -> str | None:
+        """What ended the newest round, None while it runs."""
+        assert self.group.round is not None
+        return None if self.group.round.end is None else str(self.group.round.end.kind)
+
+    @property
+    def deadline_in(self) -> float | None:
+        """Seconds until a tick is due."""
+        at = deadline(self.group)
+        return None if at is None else at - self.now
+
+    def said(self, kind: str) -> list[str]:
+        """Texts of the events of one kind so far."""
+        return [event.text for event in self.events if event.kind == kind]
+
+
+def running(*node_ids: str, **spec: Any) -> Story:
+    """A group that runs round 1 on these nodes, which all have started."""
+    story = Story(**{"min_nodes": len(node_ids), "last_call_s": 1.0, **spec})
+    story.joins(*node_ids)
+    story.wait(story.group.spec.last_call_s)
+    story.started(*node_ids)
+    assert story.group.state == "running", story.why
+    return story

@@ -1,0 +1,85 @@
+"""The deadline of a group in its several states: nothing happens before it, something past it."""
+
+import pytest
+
+from hetrdzv.core.commands import Tick
+from hetrdzv.core.group import deadline, step
+from tests.core.driver import LEASE_S, Story, running
+
+
+def first_call() -> Story:
+    story = Story(min_nodes=1, last_call_s=3)
+    story.join("a")
+    return story
+
+
+def too_few() -> Story:
+    story = Story(min_nodes=2, join_timeout_s=2)
+    story.join("a")
+    return story
+
+
+def stopping() -> Story:
+    story = running("a", "b", stop_timeout_s=0, lease_s=100)
+    story.failed("a")
+    return story
+
+
+def replacing() -> Story:
+    story = running("a", "b", min_nodes=1, replace_wait_s=4)
+    story.leave("b")
+    story.join("a")
+    return story
+
+
+def joining() -> Story:
+    story = running("a", last_call_s=4)
+    story.join("b")
+    return story
+
+
+def cut() -> Story:
+    story = running("a", "b")
+    story.cut("a")
+    return story
+
+
+def lapsing() -> Story:
+    return running("a", "b")
+
+
+def finished() -> Story:
+    story = running("a", "b")
+    story.succeeded("a", "b")
+    return story
+
+
+CASES = [
+    (first_call, 3.0, "starting"),
+    (too_few, 2.0, "failed"),
+    (stopping, 5.0, "waiting"),
+    (replacing, 4.0, "starting"),
+    (joining, 4.0, "waiting"),
+    (cut, 1.0, "waiting"),
+    (lapsing, LEASE_S, "waiting"),
+    (finished, LEASE_S, "succeeded"),
+]
+
+
+@pytest.mark.parametrize(("make", "due_s", "state"), CASES, ids=lambda case: getattr(case, "__name__", None))
+def test_nothing_before_and_something_past_it(make, due_s: float, state: str) -> None:  # type: ignore[no-untyped-def]
+    story = make()
+    at = deadline(story.group)
+    assert at == pytest.approx(story.now + due_s)
+    assert step(story.group, Tick(), at - 1e-6).group is story.group
+    past = step(story.group, Tick(), at + 1e-6).group
+    assert past is not story.group
+    assert past.state == state
+    later = deadline(past)
+    assert later is None or later > at
+
+
+def test_nobody_there_nothing_due() -> None:
+    story = running("a")
+    story.leave("a")
+    assert deadline(story.group) is None

@@ -1,0 +1,55 @@
+"""Versions of directives, and sentences that say why (rule 9)."""
+
+from tests.core.driver import Story, running
+
+
+def test_version_does_not_change_with_the_text() -> None:
+    story = Story(min_nodes=3)
+    first = story.join("a")
+    story.join("b")
+    story.wait(5)
+    second = story.told("a")
+    assert first.why != second.why
+    assert first.version == second.version
+
+
+def test_version_changes_with_kind_round_and_reason() -> None:
+    story = running("a", "b")
+    versions = [story.told("a").version]
+    story.restart()
+    versions.append(story.told("a").version)
+    versions.append(story.join("a").version)
+    story.join("b")
+    versions.append(story.told("a").version)
+    story.lose("a")
+    versions.append(story.told("a").version)
+    story.cancel()
+    versions.append(story.told("a").version)
+    assert len(set(versions)) == len(versions)
+
+
+def test_members_agree() -> None:
+    story = running("a", "b", "c")
+    starts = [story.told(node_id).start for node_id in ("a", "b", "c")]
+    assert len({(s.master, s.world_size, s.nnodes, s.restart_count) for s in starts if s}) == 1
+    assert [s.member.node_id for s in starts if s] == ["a", "b", "c"]
+
+
+def test_many_names_are_shortened() -> None:
+    story = Story(min_nodes=99)
+    story.joins(*(f"n{number}" for number in range(7)))
+    assert "(n0, n1, n2, n3, n4 and 2 more)" in story.why
+
+
+def test_why_of_an_empty_group() -> None:
+    story = Story()
+    story.put(min_nodes=2)
+    assert story.why == "no node is ready; waiting for 2 more"
+
+
+def test_why_says_what_ended_the_round_before() -> None:
+    story = running("a", "b")
+    story.lose("b")
+    story.join("a")
+    assert story.why.startswith("round 1 ended (b is lost: its connection was cut); 1 of 2 nodes ready (a); ")
+    assert "waiting for 1 more in place of b, until 600 s from now" in story.why

@@ -1,0 +1,335 @@
+"""Who may join, who waits, who ends a round; old and doubled joins; drain and leave (rules 3c and 6)."""
+
+import pytest
+
+from hetrdzv.core.commands import Join, Leave, Renew
+from hetrdzv.errors import NodeIdInUse, Refused, SpecConflict, StaleIncarnation, UnknownNode
+from tests.core.driver import LEASE_S, Story, running
+
+
+def test_joiners_come_in_one_batch_per_last_call() -> None:
+    story = running("a", last_call_s=10)
+    told = story.join("b")
+    assert told.why == "round 1 runs; it restarts to take b in, until 10 s from now"
+    story.wait(6)
+    story.join("c")
+    story.wait(3.9)
+    assert story.ended is None
+    story.wait(0.1)
+    assert story.ended == "joined"
+    assert story.told("a").why == "b, c joined"
+    story.join("a")
+    assert story.order == ["a", "b", "c"]
+    assert story.group.restarts == 0
+
+
+def test_joiners_that_fill_the_group_come_at_once() -> None:
+    story = running("a", "b", min_nodes=1, max_nodes=3, last_call_s=10)
+    story.join("c")
+    assert story.ended == "joined"
+
+
+def test_joiner_beyond_the_maximum_is_a_spare() -> None:
+    story = running("a", "b", max_nodes=2)
+    told = story.join("c")
+    assert (told.kind, told.why) == (
+        "wait",
+        "round 1 runs without c, which is kept as a spare (max_nodes is 2)",
+    )
+    story.wait(30)
+    assert story.ended is None
+    story.lose("b")
+    story.join("a")
+    assert story.order == ["a", "c"]
+
+
+def test_on_join_spare() -> None:
+    story = running("a", on_join="spare")
+    assert story.join("b").why.endswith("kept as a spare (on_join is spare)")
+    story.wait(30)
+    assert story.ended is None
+    assert story.deadline_in == pytest.approx(LEASE_S)
+
+
+def test_no_joiner_once_a_member_has_succeeded() -> None:
+    story = running("a", "b")
+    story.join("c")
+    story.succeeded("a")
+    story.wait(30)
+    assert story.ended is None
+    assert "(workers of other nodes have succeeded already)" in story.told("c").why
+
+
+def test_joiner_that_goes_again_ends_nothing() -> None:
+    story = running("a", last_call_s=10)
+    story.join("b")
+    story.wait(5)
+    story.leave("b")
+    story.wait(10)
+    assert story.ended is None
+    story.join("c")
+    story.wait(9.9)
+    assert story.ended is None
+    story.wait(0.1)
+    assert story.ended == "joined"
+
+
+def test_suspect_joiner_ends_nothing_until_it_is_heard() -> None:
+    story = running("a", last_call_s=10)
+    story.join("b")
+    story.wait(9.5)
+    story.cut("b")
+    story.wait(0.5)
+    assert story.ended is None
+    story.now += 0.1
+    story.renew("b")
+    assert story.ended == "joined"
+
+
+def test_retried_join_changes_nothing() -> None:
+    story = running("a", "b")
+    before = story.node("a")
+    told = story.join("a", after=0, port=1)
+    assert told.kind == "start"
+    assert story.node("a") == before
+    assert story.ended is None
+
+
+def test_doubled_old_join_does_not_bring_the_old_port_back() -> None:
+    story = running("a", "b")
+    story.restart()
+    story.join("a", port=5000)
+    story.join("a", after=0, port=4000)
+    assert story.node("a").port == 5000
+    story.join("b")
+    told = story.told("b")
+    assert told.start is not None
+    assert told.start.master.port == 5000
+    story.lose("a")
+    story.join("a", after=1, port=5000)
+    assert story.node("a").phase == "lost"
+    story.join("a", after=2, port=6000)
+    assert (story.node("a").phase, story.node("a").port) == ("ready", 6000)
+
+
+def test_doubled_join_does_not_bring_back_a_node_that_left() -> None:
+    story = Story(min_nodes=2)
+    story.join("a")
+    story.leave("a")
+    with pytest.raises(StaleIncarnation, match="node 'a' has left the group"):
+        story.join("a")
+
+
+def test_doubled_join_of_a_replaced_agent_does_not_resurrect_it() -> None:
+    story = Story(min_nodes=3)
+    story.join("a", inc="old")
+    story.cut("a")
+    story.join("a", inc="new", port=5000)
+    story.cut("a")
+    with pytest.raises(StaleIncarnation, match="was taken over by another agent"):
+        story.join("a", inc="old")
+    story.lose("a")
+    with pytest.raises(StaleIncarnation, match="was taken over by another agent"):
+        story.join("a", inc="old")
+    story.join("a", inc="newest")
+    assert story.node("a").former == ("old", "new")
+
+
+def test_only_the_newest_replaced_agents_are_remembered() -> None:
+    story = Story(min_nodes=3)
+    for number in range(20):
+        story.join("a", inc=f"i{number}")
+        story.cut("a")
+    assert story.node("a").former == tuple(f"i{number}" for number in range(11, 19))
+
+
+def test_node_id_in_use() -> None:
+    story = Story(min_nodes=2)
+    story.join("a", inc="one", address="10.0.0.7")
+    before = story.group
+    with pytest.raises(NodeIdInUse, match=r"belongs to an agent at 10.0.0.7 that is alive: .* --node-id"):
+        story.join("a", inc="two")
+    assert story.group is before
+    story.now += LEASE_S
+    with pytest.raises(NodeIdInUse):
+        story.join("a", inc="two")
+    story.now += 0.001  # expired, though no tick has come yet
+    story.join("a", inc="two")
+    assert story.node("a").incarnation == "two"
+
+
+def test_agent_that_was_restarted_ends_its_round() -> None:
+    story = running("a", "b")
+    story.cut("b")
+    story.join("b", inc="b-2")
+    assert story.ended == "lost"
+    assert story.told("a").why == "b is lost: its agent was restarted"
+    assert story.told("b").kind == "wait"
+    with pytest.raises(StaleIncarnation):
+        story.do(Renew("b", "b-1"))
+    with pytest.raises(StaleIncarnation):
+        story.do(Leave(node_id="b", incarnation="b-1"))
+    story.join("a")
+    assert story.order == ["a", "b"]
+    assert story.group.restarts == 0
+
+
+def test_lost_node_that_returns_has_to_stop_first() -> None:
+    story = running("a", "b")
+    story.lose("b")
+    told = story.told("b")
+    assert (told.kind, told.reason, told.round) == ("stop", "lost", 1)
+    story.renew("b")
+    assert story.node("b").phase == "lost"
+    story.join("b", after=0)
+    assert story.node("b").phase == "lost"
+    assert story.join("b", after=1).kind == "wait"
+    story.join("a")
+    assert story.group.state == "starting"
+
+
+def test_server_that_forgot_the_group_goes_on_counting() -> None:
+    story = Story(min_nodes=2, last_call_s=0)
+    story.join("a", after=7)
+    story.join("b", after=9)
+    assert story.group.round is not None
+    assert story.group.round.number == 10
+
+
+def test_acknowledgement_of_a_later_life_goes_on_counting() -> None:
+    story = Story(min_nodes=2, last_call_s=0)
+    story.join("a")
+    story.join("a", after=9)
+    story.join("b")
+    assert story.group.round is not None
+    assert story.group.round.number == 10
+
+
+def test_drained_node_exits_and_stays_out() -> None:
+    story = running("a", "b", min_nodes=1)
+    story.drain("b")
+    told = story.told("b")
+    assert (told.kind, told.reason, told.exit_code) == ("exit", "drained", 4)
+    assert told.why == "b was drained; to let it in again: hetctl undrain g b"
+    assert story.ended == "drained"
+    story.leave("b")
+    story.join("a")
+    assert story.order == ["a"]
+    assert story.join("b", inc="b-2").kind == "exit"
+    story.wait(30)
+    assert story.ended is None
+    story.leave("b")
+    story.undrain("b")
+    story.join("b", inc="b-3")
+    story.wait(1)
+    assert story.ended == "joined"
+
+
+def test_drain_and_undrain_are_idempotent() -> None:
+    story = Story(min_nodes=2)
+    story.join("a")
+    story.undrain("a")
+    story.drain("a")
+    before = story.group
+    story.drain("a")
+    assert story.group is before
+    with pytest.raises(UnknownNode):
+        story.undrain("x")
+
+
+def test_sigterm_first_leaving_then_left() -> None:
+    story = running("a", "b", min_nodes=1)
+    story.leaving("b")
+    assert story.ended == "left"
+    assert story.told("a").why == "b is leaving: SIGTERM"
+    assert story.told("b").kind == "stop"
+    story.join("a")
+    assert "waiting for b to stop" in story.why
+    story.leaving("b")
+    story.leave("b")
+    story.leave("b")
+    assert story.said("node_left") == ["b left: SIGTERM"]
+    assert story.order == ["a"]
+    told = story.told("b")
+    assert (told.kind, told.reason) == ("exit", "left")
+
+
+def test_leaving_spare_is_not_taken() -> None:
+    story = Story(min_nodes=2)
+    story.join("a")
+    story.leaving("a")
+    story.join("b")
+    story.wait(20)
+    assert story.group.state == "waiting"
+
+
+def test_first_to_name_a_field_fixes_it() -> None:
+    story = Story(min_nodes=2, max_restarts=5)
+    story.join("a")
+    story.join("b", spec={"min_nodes": 2})
+    before = story.group
+    with pytest.raises(SpecConflict, match="group 'g' has max_restarts=5, and max_restarts=6 was given"):
+        story.join("c", spec={"max_restarts": 6})
+    with pytest.raises(SpecConflict, match="has lease_s=5, and lease_s=9 was given"):
+        story.join("c", spec={"lease_s": 9})
+    assert story.group is before
+
+
+def test_open_group_waits_for_a_command() -> None:
+    story = Story()
+    told = story.join("a", wants_command=True, spec={"min_nodes": 2})
+    assert told.why == (
+        "a was started without a script, and group 'g' has no command yet: hetctl create g -- train.py"
+    )
+    assert story.why == "a waits for a command: hetctl create g -- train.py"
+    story.join("b", wants_command=True)
+    story.wait(1000)
+    assert story.group.state == "waiting"
+    assert story.deadline_in == pytest.approx(LEASE_S)
+    with pytest.raises(SpecConflict, match="min_nodes=2, and min_nodes=3"):
+        story.put(min_nodes=3, command=["train.py"])
+    story.put(command=["train.py", "--lr", "1"], max_restarts=9)
+    story.wait(10)
+    start = story.told("a").start
+    assert start is not None
+    assert (start.command, start.max_restarts) == (("train.py", "--lr", "1"), 9)
+    with pytest.raises(SpecConflict, match=r"command='train.py --lr 1', and command='other.py'"):
+        story.put(command=["other.py"])
+    with pytest.raises(SpecConflict):
+        story.put(max_restarts=8)
+
+
+def test_agent_with_a_script_in_a_group_with_a_command() -> None:
+    story = Story()
+    story.put(command=["train.py"], max_nodes=1)
+    start = story.join("a").start
+    assert start is not None
+    assert start.command is None
+
+
+def test_gone_nodes_are_forgotten_in_time() -> None:
+    story = running("a", "b", on_join="spare")
+    for number in range(200):
+        story.join(f"pod{number}")
+        story.leave(f"pod{number}")
+    assert len(story.group.nodes) == 2 + 64
+    assert "pod199" in story.group.nodes
+    assert "pod0" not in story.group.nodes
+
+
+def test_members_of_the_round_are_not_forgotten() -> None:
+    story = running("a", "b", min_nodes=1, on_join="spare")
+    story.succeeded("b")
+    story.leave("b")
+    for number in range(200):
+        story.join(f"pod{number}")
+        story.leave(f"pod{number}")
+    assert "b" in story.group.nodes
+
+
+def test_refused_join_leaves_the_group_alone() -> None:
+    story = running("a")
+    before = story.group
+    with pytest.raises(Refused):
+        story.do(Join(node_id="a", incarnation="x", slots=1, address="10.0.0.2", port=1))
+    assert story.group is before

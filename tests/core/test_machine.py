@@ -1,0 +1,480 @@
+"""Random commands of model agents, with everything that must hold checked after every step.
+
+`HET_MACHINE=big` runs many more and longer ones, with a new seed each time.
+"""
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from hetrdzv.core.commands import (
+    Cancel,
+    Command,
+    Disconnect,
+    Drain,
+    Join,
+    Leave,
+    Put,
+    Renew,
+    Report,
+    ReportKind,
+    Restart,
+    Tick,
+    Undrain,
+)
+from hetrdzv.core.directive import Directive, DirectiveKind, directive, explain
+from hetrdzv.core.group import deadline, empty, step
+from hetrdzv.core.invariants import check
+from hetrdzv.core.model import EndKind, Failure, Group
+from hetrdzv.errors import Refused, StaleIncarnation
+
+NODE_IDS = ("n1", "n2", "n10", "n20")
+NODES = st.sampled_from(NODE_IDS)
+MARGIN_S = 0.002
+
+SPECS = st.fixed_dictionaries(
+    {
+        "min_nodes": st.integers(1, 3),
+        "max_restarts": st.integers(0, 2),
+        "last_call_s": st.sampled_from([0.0, 2.0]),
+    },
+    optional={
+        "max_nodes": st.integers(3, 4),
+        "on_join": st.sampled_from(["restart", "spare"]),
+        "replace_wait_s": st.just(3.0),
+        "stop_timeout_s": st.just(2.0),
+        "join_timeout_s": st.just(20.0),
+    },
+)
+
+
+@dataclass
+class Agent:
+    """What one agent process knows: it believes the directives that it hears, and nothing else."""
+
+    node_id: str
+    incarnation: str
+    slots: int
+    round: int = 0  # whose workers it runs or ran last
+    acked: int = 0
+    at_work: bool = False
+    exited: bool = False
+    leaving: bool = False
+    sent: list[Command] = field(default_factory=list)
+
+    def join(self) -> Join:
+        return Join(
+            node_id=self.node_id,
+            incarnation=self.incarnation,
+            slots=self.slots,
+            address="10.0.0.1",
+            port=4000 + self.acked,
+            after_round=self.acked,
+        )
+
+    def report(self, kind: ReportKind, age_s: float = 0.0) -> Report:
+        failure = None
+        if kind is ReportKind.FAILED:
+            failure = Failure(local_rank=0, rank=0, exit_code=1)
+        return Report(
+            node_id=self.node_id,
+            incarnation=self.incarnation,
+            round=self.round,
+            kind=kind,
+            age_s=age_s,
+            failure=failure,
+        )
+
+
+class GroupMachine(RuleBasedStateMachine):
+    """One group, four node ids, any number of incarnations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 50.0
+        self.group: Group = empty("g", self.now)
+        self.agents: dict[str, Agent] = {}
+        self.past: list[Agent] = []
+        self.births = 0
+        self.spec: dict[str, Any] = {}
+        self.failures: dict[tuple[str, str, int], float] = {}  # when each first failed, as it was reported
+
+    # -- the world -------------------------------------------------------------------------------------------
+
+    def apply(self, command: Command) -> bool:
+        """One step, and what must hold of it. Returns whether it was allowed."""
+        before = self.group
+        snapshot = (before, dict(before.nodes), before.round)
+        try:
+            transition = step(before, command, self.now)
+        except Refused:
+            assert (before, dict(before.nodes), before.round) == snapshot
+            return False
+        assert (before, dict(before.nodes), before.round) == snapshot, "a step mutated its group"
+        after = transition.group
+        check(after)
+        if isinstance(command, Report) and command.kind is not ReportKind.LEAVING:
+            assert before.round is not None
+            assert command.round == before.round.number, "a report of an older round was accepted"
+            if command.kind is ReportKind.FAILED:
+                key = (command.node_id, command.incarnation, command.round)
+                self.failures.setdefault(key, self.now - command.age_s)
+        self.check_move(before, after)
+        if not isinstance(command, Renew):  # which is cheap, and leaves what is due to the tick
+            self.check_time(after)
+            assert step(after, Tick(), self.now).group == after, "settling left something to do"
+        self.group = after
+        return True
+
+    def check_move(self, before: Group, after: Group) -> None:
+        assert after.last_round >= before.last_round
+        assert after.job >= before.job
+        if after.job > before.job:
+            assert after.restarts == 0, "a new job begins with restarts spent"
+        if after.round is not None and after.last_round > before.last_round:
+            for member in after.round.members if after.round.number == after.last_round else ():
+                node = after.nodes[member.node_id]
+                assert node.incarnation == member.incarnation
+                assert node.cut_at is None, "a suspect was taken into a round"
+                assert node.leaving is None, "a leaving node was taken into a round"
+                assert node.node_id not in after.drained, "a drained node was taken into a round"
+        if before.round is not None and after.round is not None:
+            assert after.round.number >= before.round.number
+            if after.round.number == before.round.number:
+                assert after.round.members == before.round.members
+                assert after.round.restart_count == before.round.restart_count
+                assert before.round.end is None or after.round.end is not None
+                if before.round.end is not None and before.round.end.judged:
+                    assert after.round.end == before.round.end
+            elif before.job == after.job:
+                assert before.round.end is not None or not before.state.terminal
+        if after.job == before.job:
+            spent = after.restarts - before.restarts
+            assert 0 <= spent <= 1
+            if spent:
+                assert before.round is not None
+                ended = before.round.end
+                assert ended is None or not ended.judged, "one end cost two restarts"
+                assert ended is None or ended.kind is EndKind.FAILED, f"{ended.kind} cost a restart"
+                self.check_judged(before, after)
+            if before.state.terminal:
+                assert after.state is before.state
+                assert after.root_cause == before.root_cause
+        for node_id, node in after.nodes.items():
+            old = before.nodes.get(node_id)
+            if old is not None and old.incarnation != node.incarnation:
+                assert node.incarnation not in old.former, "a replaced agent speaks again"
+                assert old.gone or old.cut_at is not None or self.now > old.heard_at + before.lease_s
+            if old is not None and old.incarnation == node.incarnation and old.phase == "left":
+                assert node.phase == "left"
+
+    def check_judged(self, before: Group, after: Group) -> None:
+        """A restart is spent only when all members have stopped or are overdue, and none was lost."""
+        ended = before.round
+        assert ended is not None
+        overdue = ended.end is not None and self.now >= ended.end.at + before.spec.stop_timeout_s + 5.0
+        for member in ended.members:
+            node = after.nodes[member.node_id]
+            was = before.speaker(member)
+            done = member.node_id in ended.finished or (was is not None and was.phase == "succeeded")
+            if not done:
+                assert node.incarnation == member.incarnation, "a replaced member was not the cause"
+                assert not node.gone, "a lost member was not the cause"
+                assert overdue or node.cut_at is None, "judged although a suspect may be lost"
+                assert overdue or node.acked_round >= ended.number, "judged although a member has not stopped"
+
+    def check_time(self, group: Group) -> None:
+        """Nothing happens before the deadline; past it something does."""
+        at = deadline(group)
+        if at is None:
+            later = step(group, Tick(), self.now + 1e6).group
+            assert later == group, "something happened by itself, although nothing was due"
+            return
+        assert at + MARGIN_S > self.now, "the deadline has passed"
+        early = (self.now + at) / 2
+        if self.now <= early < at:
+            assert step(group, Tick(), early).group == group, "something happened before the deadline"
+        late = step(group, Tick(), at + MARGIN_S).group
+        assert late != group, "a tick past the deadline did nothing"
+        again = deadline(late)
+        assert again is None or again > at
+
+    def told(self, agent: Agent) -> Directive | None:
+        """What an agent hears when it polls: None where the server does not accept it."""
+        try:
+            allowed = step(self.group, Renew(agent.node_id, agent.incarnation), self.now)
+        except StaleIncarnation:
+            agent.exited, agent.at_work = True, False
+            return None
+        except Refused:
+            agent.at_work, agent.acked = False, agent.round
+            return None
+        del allowed
+        self.apply(Renew(agent.node_id, agent.incarnation))
+        return directive(self.group, self.group.nodes[agent.node_id], self.now)
+
+    def send(self, agent: Agent, command: Command) -> bool:
+        agent.sent.append(command)
+        agent.leaving |= isinstance(command, Report) and command.kind is ReportKind.LEAVING
+        return self.apply(command)
+
+    def obey(self, agent: Agent) -> None:
+        """Poll, and do what the directive says."""
+        told = self.told(agent)
+        if told is None:
+            if not agent.exited:
+                self.send(agent, agent.join())
+            return
+        if agent.leaving:
+            agent.exited, agent.at_work = True, False
+            self.send(agent, Leave(node_id=agent.node_id, incarnation=agent.incarnation))
+            return
+        match told.kind:
+            case DirectiveKind.START:
+                if agent.round < told.round:
+                    assert not agent.at_work, "told to start while its old workers run"
+                    assert told.start is not None
+                    assert told.start.member.incarnation == agent.incarnation
+                    agent.round, agent.at_work = told.round, True
+                    self.send(agent, agent.report(ReportKind.STARTED))
+            case DirectiveKind.STOP:
+                agent.at_work, agent.acked = False, max(agent.round, told.round)
+                agent.round = agent.acked
+                self.send(agent, agent.join())
+            case DirectiveKind.EXIT:
+                agent.exited, agent.at_work = True, False
+                assert told.exit_code is not None
+                self.send(agent, Leave(node_id=agent.node_id, incarnation=agent.incarnation))
+            case DirectiveKind.WAIT:
+                assert not agent.at_work, "told to wait while its workers run"
+
+    def living(self) -> list[Agent]:
+        return [agent for agent in self.agents.values() if not agent.exited]
+
+    # -- what may happen -------------------------------------------------------------------------------------
+
+    @initialize(spec=SPECS, put=st.booleans(), crowd=st.integers(0, 4), slots=st.integers(1, 8))
+    def begin(self, spec: dict[str, Any], put: bool, crowd: int, slots: int) -> None:
+        self.spec = spec
+        if put:
+            self.apply(Put(spec))
+        for node_id in NODE_IDS[:crowd]:
+            self.agent_starts(node_id, slots)
+        if crowd > 1:
+            self.pass_time(4.0, heard=True)
+
+    @rule(node_id=NODES, slots=st.integers(1, 8))
+    def agent_starts(self, node_id: str, slots: int) -> None:
+        """A new agent process; where the old one lives, it is refused."""
+        self.births += 1
+        agent = Agent(node_id, f"i{self.births}", slots)
+        if self.send(agent, replace(agent.join(), spec=self.spec)):
+            if node_id in self.agents:
+                self.past.append(self.agents[node_id])
+            self.agents[node_id] = agent
+
+    @rule(node_id=NODES)
+    def agent_is_replaced(self, node_id: str) -> None:
+        """An agent dies, and its supervisor has the next one there before the server knows."""
+        if node_id in self.agents:
+            self.agent_is_killed(node_id)
+            self.agent_starts(node_id, 2)
+
+    @rule(seconds=st.sampled_from([2.5, 8.0]))
+    def all_goes_well(self, seconds: float) -> None:
+        """Every node has an agent, and for a while nothing fails."""
+        for node_id in NODE_IDS:
+            agent = self.agents.get(node_id)
+            if agent is None or agent.exited:
+                self.agent_starts(node_id, 1)
+        self.pass_time(seconds, heard=True)
+
+    @rule(node_id=NODES)
+    def agent_polls(self, node_id: str) -> None:
+        if (agent := self.agents.get(node_id)) is not None and not agent.exited:
+            self.obey(agent)
+
+    @rule()
+    def all_poll(self) -> None:
+        for agent in self.living():
+            self.obey(agent)
+
+    @rule(
+        number=st.integers(0, 3),
+        kind=st.sampled_from([ReportKind.FAILED, ReportKind.FAILED, ReportKind.SUCCEEDED, *ReportKind]),
+        age_s=st.sampled_from([0.0, 0.5, 3.0]),
+    )
+    def agent_reports(self, number: int, kind: ReportKind, age_s: float) -> None:
+        busy = [agent for agent in self.living() if agent.at_work]
+        if busy:
+            agent = busy[number % len(busy)]
+            self.send(agent, agent.report(kind, age_s))
+
+    @rule(which=st.lists(st.integers(0, 3), min_size=1, max_size=3), stop=st.booleans(), cut=st.booleans())
+    def workers_fail_in_turn(self, which: list[int], stop: bool, cut: bool) -> None:
+        """One worker's death is several workers' death, in any order; then all stop, one in trouble."""
+        for number in which:
+            self.agent_reports(number, ReportKind.FAILED, float(number))
+        for agent in self.living() if stop else []:
+            self.obey(agent)
+            if cut:
+                self.send(agent, Disconnect(agent.node_id, agent.incarnation))
+                cut = False
+
+    @rule()
+    def all_succeed(self) -> None:
+        for agent in self.living():
+            if agent.at_work:
+                self.send(agent, agent.report(ReportKind.SUCCEEDED))
+
+    @rule(node_id=NODES)
+    def agent_is_killed(self, node_id: str) -> None:
+        if (agent := self.agents.get(node_id)) is not None:
+            agent.exited, agent.at_work = True, False
+            self.send(agent, Disconnect(node_id, agent.incarnation))
+
+    @rule(node_id=NODES)
+    def poll_is_cut(self, node_id: str) -> None:
+        if (agent := self.agents.get(node_id)) is not None:
+            self.send(agent, Disconnect(node_id, agent.incarnation))
+
+    @rule(node_id=NODES)
+    def agent_leaves(self, node_id: str) -> None:
+        if (agent := self.agents.get(node_id)) is not None:
+            agent.exited, agent.at_work = True, False
+            self.send(agent, Leave(node_id=node_id, incarnation=agent.incarnation))
+
+    @rule(node_id=NODES)
+    def agent_stops_by_itself(self, node_id: str) -> None:
+        agent = self.agents.get(node_id)
+        if agent is not None and not agent.exited and agent.at_work:
+            agent.at_work, agent.acked = False, agent.round
+            self.send(agent, agent.join())
+
+    @rule(number=st.integers(0, 50), old=st.booleans())
+    def message_comes_again(self, number: int, old: bool) -> None:
+        """A message of the past, doubled and late, perhaps of an agent that is no more."""
+        agents = self.past if old else list(self.agents.values())
+        agent = agents[number % len(agents)] if agents else None
+        if agent is not None and agent.sent:
+            node_id, command = agent.node_id, agent.sent[number % len(agent.sent)]
+            if old:
+                before = self.group.nodes.get(node_id)
+                if before is not None and agent.incarnation in before.former:
+                    allowed = self.apply(command)
+                    assert isinstance(command, Disconnect) or not allowed, "an old agent was heard"
+                    return
+            self.apply(command)
+
+    @rule(node_id=NODES, act=st.sampled_from(["drain", "undrain", "undrain", "undrain", "restart", "cancel"]))
+    def person_acts(self, node_id: str, act: str) -> None:
+        match act:
+            case "drain":
+                self.apply(Drain(node_id))
+            case "undrain":
+                for drained in self.group.drained:
+                    self.apply(Undrain(drained))
+            case "restart":
+                self.apply(Restart())
+            case "cancel" if self.births > 6:
+                self.apply(Cancel())
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 1.0, 2.0, 5.0, 6.0, 40.0]), heard=st.booleans())
+    def time_passes(self, seconds: float, heard: bool) -> None:
+        self.pass_time(seconds, heard)
+
+    def pass_time(self, seconds: float, heard: bool) -> None:
+        """As the service does it: a tick a little past each deadline, polls in between."""
+        until = self.now + seconds
+        while self.now < until:
+            at = deadline(self.group)
+            next_poll = self.now + 1.0 if heard else until
+            self.now = min(until, next_poll, at + MARGIN_S if at is not None else until)
+            if heard:
+                for agent in self.living():
+                    self.obey(agent)
+            self.apply(Tick())
+
+    # -- what must hold --------------------------------------------------------------------------------------
+
+    @invariant()
+    def ranks_and_offsets(self) -> None:
+        if self.group.round is None:
+            return
+        ranks = [m.rank_offset + local for m in self.group.round.members for local in range(m.slots)]
+        assert ranks == list(range(self.group.round.world_size))
+        before = 0
+        for member in self.group.round.members:
+            assert member.rank_offset == before
+            before += member.slots
+
+    @invariant()
+    def members_agree(self) -> None:
+        told = [directive(self.group, node, self.now) for node in self.group.nodes.values()]
+        starts = [t.start for t in told if t.start is not None]
+        assert len({(s.master, s.world_size, s.nnodes, s.restart_count) for s in starts}) <= 1
+        assert len({t.round for t in told if t.start is not None}) <= 1, "two rounds are current"
+        for t in told:
+            if t.start is not None:
+                assert self.group.nodes[t.start.member.node_id].incarnation == t.start.member.incarnation
+                assert t.start.restart_count <= t.start.max_restarts
+
+    @invariant()
+    def state_says_why(self) -> None:
+        assert explain(self.group, self.now)
+        for node in self.group.nodes.values():
+            assert directive(self.group, node, self.now).why
+
+    @invariant()
+    def an_ended_round_starts_nobody(self) -> None:
+        if self.group.round is not None and self.group.round.end is not None:
+            for node in self.group.nodes.values():
+                assert directive(self.group, node, self.now).kind is not DirectiveKind.START
+
+    @invariant()
+    def a_failed_group_has_a_cause(self) -> None:
+        cause = self.group.root_cause
+        if self.group.state != "failed" or cause is None or cause.kind != "worker_failed":
+            return
+        assert self.group.restarts == self.group.spec.max_restarts
+        assert cause.failure is not None
+        of_round = [at for (_, _, number), at in self.failures.items() if number == cause.round]
+        assert cause.failure.at == min(of_round), "the root cause is not the earliest failure"
+
+    def teardown(self) -> None:
+        """Faults stop, and enough nodes are ready: a round runs or the group is over, in bounded time."""
+        if not self.spec:
+            return
+        for node_id in NODE_IDS:
+            if node_id in self.group.drained:
+                self.apply(Undrain(node_id))
+        self.pass_time(10.0, heard=True)
+        spec = self.group.spec
+        bound = (
+            2 * (spec.stop_timeout_s + 5.0)
+            + 4 * spec.last_call_s
+            + spec.replace_wait_s
+            + 2 * self.group.lease_s
+            + 10.0
+        )
+        until = self.now + bound
+        while self.now < until and not self.group.state.terminal and self.group.state != "running":
+            for node_id in NODE_IDS:
+                agent = self.agents.get(node_id)
+                if agent is None or agent.exited:
+                    self.agent_starts(node_id, 1)
+            self.pass_time(1.0, heard=True)
+        assert self.group.state.terminal or self.group.state == "running", explain(self.group, self.now)
+
+
+COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
+settings.register_profile("machine-ci", max_examples=200, stateful_step_count=40, derandomize=True, **COMMON)
+settings.register_profile("machine-big", max_examples=5_000, stateful_step_count=100, **COMMON)
+settings.register_profile("machine-seek", settings.get_profile("machine-ci"), phases=[Phase.generate])
+
+TestGroupMachine = GroupMachine.TestCase
+TestGroupMachine.settings = settings.get_profile("machine-" + os.environ.get("HET_MACHINE", "ci"))

@@ -1,0 +1,286 @@
+"""What an end costs, whose fault it was, and masters that are not reached (rules 5 and 6)."""
+
+import pytest
+
+from hetrdzv.core.commands import Renew
+from hetrdzv.errors import StaleIncarnation, StaleRound, UnknownNode
+from tests.core.driver import Story, running
+
+
+def test_failure_costs_one_restart() -> None:
+    story = running("a", "b", max_restarts=1)
+    story.failed("a")
+    story.failed("b")
+    assert story.group.restarts == 0  # not judged yet
+    story.joins("a", "b")
+    assert story.group.restarts == 1
+    assert story.said("restart_spent") == ["restart 1 of 1: rank 0 (local rank 0) on a exited with code 1"]
+
+
+def test_budget_spent_fails_the_group_for_everybody_alike() -> None:
+    story = running("a", "b", "c", max_restarts=0)
+    story.now += 3
+    story.failed("c", exit_code=9, rank=2)
+    story.failed("b", age_s=0.5, exit_code=7, rank=1, local_rank=0)
+    story.joins("a", "b")
+    assert story.group.state == "waiting"
+    story.join("c")
+    assert story.group.state == "failed"
+    for node_id in ("a", "b", "c"):
+        told = story.told(node_id)
+        assert told.exit_code == 7
+        assert told.root_cause is not None
+        assert told.root_cause.node_id == "b"
+        assert told.root_cause.failure is not None
+        assert told.root_cause.failure.message == "Traceback: boom"
+        assert told.why == "the job failed: rank 1 (local rank 0) on b exited with code 7"
+    assert story.said("group_failed") == [
+        "the job failed: rank 1 (local rank 0) on b exited with code 7; no restart is allowed"
+    ]
+
+
+def test_failure_by_signal() -> None:
+    story = running("a", max_restarts=0)
+    story.failed("a", exit_code=None, signal="SIGKILL")
+    story.join("a")
+    assert story.told("a").why == "the job failed: rank 0 (local rank 0) on a was killed by SIGKILL"
+    assert story.told("a").exit_code == 1
+
+
+def test_workers_that_could_not_be_started() -> None:
+    story = running("a", max_restarts=0)
+    story.report("a", "failed", message="no such file: train.py")
+    story.join("a")
+    assert story.why == "the job failed: a could not start its workers: no such file: train.py"
+
+
+def test_root_cause_is_the_earliest_failure_whatever_the_order_of_the_reports() -> None:
+    for first, second in [(("a", 0.1), ("b", 2.0)), (("b", 2.0), ("a", 0.1))]:
+        story = running("a", "b", max_restarts=0)
+        story.wait(10)
+        for node_id, age_s in (first, second):
+            story.failed(node_id, age_s=age_s)
+        story.joins("a", "b")
+        assert story.group.root_cause is not None
+        assert story.group.root_cause.node_id == "b"
+
+
+def test_failure_reported_after_the_acknowledgement_counts() -> None:
+    story = running("a", "b", max_restarts=0)
+    story.wait(10)
+    story.failed("a")
+    story.join("b")
+    story.failed("b", age_s=1.0)
+    story.join("a")
+    assert story.group.root_cause is not None
+    assert story.group.root_cause.node_id == "b"
+
+
+def test_doubled_failure_counts_once_and_keeps_its_time() -> None:
+    story = running("a", "b")
+    story.failed("a")
+    at = story.node("a").failure
+    story.now += 1
+    story.failed("a")
+    assert story.node("a").failure == at
+    assert len(story.said("worker_failed")) == 1
+    story.joins("a", "b")
+    with pytest.raises(StaleRound):
+        story.report("a", "failed", round=1)
+    assert story.group.restarts == 1
+
+
+def test_doubled_failure_after_the_judgement_is_stale() -> None:
+    story = running("a", "b", "c")
+    story.failed("a")
+    story.joins("a", "b")
+    story.leave("c")  # judged; min_nodes 3 keeps the group waiting
+    assert story.group.state == "waiting"
+    with pytest.raises(StaleRound, match="round 1 of group 'g' has ended"):
+        story.failed("a")
+
+
+@pytest.mark.parametrize("how", ["lose", "leave", "leaving", "drain", "replace"])
+def test_loss_behind_a_failure_costs_nothing(how: str) -> None:
+    story = running("a", "b", "c", min_nodes=2)
+    story.failed("a")
+    story.joins("a", "c")
+    assert story.group.restarts == 0
+    match how:
+        case "lose":
+            story.lose("b")
+        case "leave":
+            story.leave("b")
+        case "leaving":
+            story.leaving("b")
+            story.leave("b")
+        case "drain":
+            story.drain("b")
+            story.leave("b")
+        case "replace":
+            story.cut("b")
+            story.join("b", inc="b-2")
+    assert story.group.restarts == 0
+    assert story.group.state == "starting"
+    assert "what failed elsewhere followed from that" in story.said("round_judged")[0]
+
+
+def test_loss_counts_although_the_node_returned_before_the_judgement() -> None:
+    story = running("a", "b", "c")
+    story.failed("a")
+    story.lose("b")
+    story.join("b", after=1)
+    story.joins("a", "c")
+    assert story.group.restarts == 0
+    assert story.order == ["a", "b", "c"]
+
+
+def test_judgement_waits_for_a_suspect() -> None:
+    story = running("a", "b", min_nodes=1)
+    story.failed("a")
+    story.join("b")
+    story.cut("b")
+    story.join("a")
+    assert story.group.state == "waiting"
+    story.wait(1.0)
+    assert story.group.restarts == 0
+    story.pass_by(0.001)
+    assert story.group.restarts == 0
+    assert story.ended is None
+    assert story.order == ["a"]
+
+
+def test_suspect_that_is_heard_lets_the_failure_count() -> None:
+    story = running("a", "b")
+    story.failed("a")
+    story.join("b")
+    story.cut("b")
+    story.join("a")
+    story.now += 0.5
+    story.renew("b")
+    assert story.group.restarts == 1
+
+
+def test_succeeded_member_that_goes_is_not_behind_a_failure() -> None:
+    for how in ("lose", "leave", "drain"):
+        story = running("a", "b", "c", min_nodes=2)
+        story.succeeded("b")
+        story.failed("c")
+        getattr(story, how)("b")
+        if how == "drain":
+            story.leave("b")
+        story.joins("a", "c")
+        assert story.group.restarts == 1, how
+
+
+@pytest.mark.parametrize("how", ["lose", "leave", "leaving", "drain", "restart", "joiner", "withdraw"])
+def test_only_failures_cost(how: str) -> None:
+    story = running("a", "b", min_nodes=1, max_restarts=0)
+    match how:
+        case "lose":
+            story.lose("b")
+        case "leave":
+            story.leave("b")
+        case "leaving":
+            story.leaving("b")
+        case "drain":
+            story.drain("b")
+        case "restart":
+            story.restart()
+        case "joiner":
+            story.join("c")
+            story.wait(1)
+        case "withdraw":
+            story.join("b")
+    assert story.ended is not None
+    story.failed("a")  # its workers fall because their peers were stopped
+    story.join("a")
+    if story.node("b").leaving is not None:
+        story.leave("b")
+    elif story.group.state == "waiting" and not story.node("b").gone:
+        story.join("b")
+    assert story.group.state == "starting"
+    assert story.group.restarts == 0
+
+
+def test_restart_count_of_the_round() -> None:
+    story = running("a", max_restarts=5)
+    for number in range(1, 6):
+        story.failed("a")
+        told = story.join("a")
+        assert told.start is not None
+        assert told.start.restart_count == number
+        assert told.start.max_restarts == 5
+        story.started("a")
+    story.failed("a")
+    story.join("a")
+    assert story.group.state == "failed"
+    assert story.group.restarts == 5
+
+
+def test_unreachable_master_is_replaced_without_cost() -> None:
+    story = Story(min_nodes=3, last_call_s=0)
+    story.joins("a", "b", "c")
+    story.unreachable("c")
+    assert story.told("a").why == "c cannot reach the master a: connection refused"
+    story.joins("a", "b", "c")
+    assert story.order == ["b", "a", "c"]
+    assert story.group.restarts == 0
+    story.started("a", "b", "c")
+    story.failed("a")
+    story.joins("a", "b", "c")
+    assert story.order == ["b", "a", "c"]  # c reaches a no better than before
+
+
+def test_all_masters_unreachable_fails_with_the_matrix() -> None:
+    story = Story(min_nodes=2, last_call_s=0)
+    story.joins("a", "b")
+    story.unreachable("b")
+    story.joins("a", "b")
+    story.unreachable("a")
+    story.joins("a", "b")
+    assert story.group.state == "failed"
+    assert story.group.root_cause is not None
+    assert story.group.root_cause.kind == "master_unreachable"
+    assert story.why.startswith(
+        "the job failed: no node can be the master: a is not reached by b; b is not reached by a. Check"
+    )
+    assert story.group.restarts == 0
+
+
+def test_several_may_report_the_same_master() -> None:
+    story = Story(min_nodes=3, last_call_s=0)
+    story.joins("a", "b", "c")
+    story.unreachable("b")
+    story.unreachable("c")
+    story.unreachable("c")
+    assert story.group.unreachable == {("b", "a"), ("c", "a")}
+
+
+def test_store_that_closed_at_a_stop_is_not_unreachable() -> None:
+    story = Story(min_nodes=2, last_call_s=0)
+    story.joins("a", "b")
+    story.failed("a")
+    with pytest.raises(StaleRound):
+        story.unreachable("b")
+    assert story.group.unreachable == frozenset()
+
+
+def test_new_agent_is_tried_as_master_again() -> None:
+    story = Story(min_nodes=2, last_call_s=0)
+    story.joins("a", "b")
+    story.unreachable("b")
+    story.leave("a")
+    story.join("b")
+    story.join("a", inc="a-2")
+    assert story.order == ["a", "b"]
+
+
+def test_speakers_that_are_not_known() -> None:
+    story = running("a")
+    with pytest.raises(UnknownNode, match="has no node 'x': it has to join first"):
+        story.do(Renew("x", "x-1"))
+    with pytest.raises(StaleIncarnation, match="start it with another --node-id to join beside it"):
+        story.report("a", "started", incarnation="other")
+    with pytest.raises(UnknownNode, match="its nodes: a"):
+        story.drain("x")

@@ -1,0 +1,475 @@
+"""When a round forms, who is told what, and how it ends well (rules 1, 2, 3, 7, 9)."""
+
+from dataclasses import replace
+
+import pytest
+
+from hetrdzv.core.commands import Renew, Tick
+from hetrdzv.core.group import deadline, step
+from hetrdzv.errors import InvalidSpec, StaleRound
+from tests.core.driver import LEASE_S, Story, running
+
+
+def test_first_round_waits_for_the_last_call() -> None:
+    story = Story(min_nodes=2)
+    told = story.join("a", 8)
+    assert (told.kind, told.reason) == ("wait", "waiting")
+    assert told.why == "1 of 2 nodes ready (a); waiting for 1 more, until 600 s from now"
+    assert story.join("b", 4).why == "2 of 2 nodes ready (a, b); last call: starts in 10 s"
+    story.wait(9.99)
+    assert story.group.state == "waiting"
+    story.wait(0.01)
+    assert story.group.state == "starting"
+    a, b = story.told("a"), story.told("b")
+    assert a.kind == b.kind == "start"
+    assert a.start is not None
+    assert b.start is not None
+    assert (a.start.member.group_rank, a.start.member.rank_offset) == (0, 0)
+    assert (b.start.member.group_rank, b.start.member.rank_offset) == (1, 8)
+    assert a.start.world_size == b.start.world_size == 12
+    assert a.start.master == b.start.master == a.start.member
+
+
+def test_late_node_does_not_prolong_the_last_call() -> None:
+    story = Story()
+    story.join("a")
+    story.wait(9)
+    story.join("b")
+    story.wait(1)
+    assert story.order == ["a", "b"]
+
+
+def test_full_group_starts_at_once() -> None:
+    story = Story(min_nodes=1, max_nodes=2)
+    story.join("a")
+    assert "last call: starts in 10 s, or at once with 2" in story.why
+    assert story.join("b").kind == "start"
+
+
+def test_unbounded_job_says_so() -> None:
+    story = Story(last_call_s=0)
+    story.join("a")
+    assert story.said("started_unbounded") == [
+        "started with 1 node, since no --nnodes was given; nodes that come later restart the job to join it"
+    ]
+    bounded = Story(last_call_s=0, max_nodes=1)
+    bounded.join("a")
+    assert bounded.said("started_unbounded") == []
+
+
+def test_last_call_begins_anew_when_bounds_broke() -> None:
+    story = Story(min_nodes=2)
+    story.joins("a", "b")
+    story.wait(6)
+    story.leave("b")
+    story.wait(1)
+    story.join("b", inc="b-2")
+    story.wait(9)
+    assert story.group.state == "waiting"
+    story.wait(1)
+    assert story.group.state == "starting"
+
+
+def test_suspect_does_not_restart_the_last_call() -> None:
+    story = Story(min_nodes=2)
+    story.joins("a", "b")
+    story.wait(9)
+    story.cut("b")
+    story.now += 0.5
+    story.renew("b")
+    story.wait(0.5)
+    assert story.group.state == "starting"
+
+
+def test_round_waits_for_a_suspect() -> None:
+    story = Story(min_nodes=1)
+    story.joins("a", "b")
+    story.wait(9.5)
+    story.cut("b")
+    story.wait(0.5)
+    assert story.group.state == "waiting"
+    assert "the connection of b was cut: waiting to hear from it again" in story.why
+    assert story.deadline_in == pytest.approx(0.5)
+    story.wait(0.5)
+    assert story.group.state == "waiting"
+    story.pass_by(0.01)
+    assert story.order == ["a"]
+
+
+def test_suspect_that_is_heard_forms_the_round() -> None:
+    story = Story(min_nodes=2, last_call_s=0.0)
+    story.join("a")
+    story.cut("a")
+    story.join("b")
+    assert story.group.state == "waiting"
+    story.renew("a")
+    assert story.order == ["a", "b"]
+
+
+def test_join_timeout() -> None:
+    story = Story(min_nodes=3, join_timeout_s=60)
+    story.joins("a", "b")
+    story.wait(59.9)
+    assert story.group.state == "waiting"
+    story.wait(0.1)
+    told = story.told("a")
+    assert (told.kind, told.outcome, told.exit_code) == ("exit", "failed", 1)
+    assert told.why == (
+        "the job failed: the nodes did not come together within 60 s: 2 of 3 nodes ready (a, b)"
+    )
+    assert told.root_cause is not None
+    assert told.root_cause.kind == "join_timeout"
+
+
+def test_join_timeout_counts_only_with_a_node() -> None:
+    story = Story(min_nodes=2, join_timeout_s=60)
+    story.put(min_nodes=2, join_timeout_s=60)
+    story.pass_by(1000)
+    assert story.group.state == "waiting"
+    assert story.deadline_in is None
+    story.join("a")
+    story.wait(59)
+    story.leave("a")
+    story.join("b")
+    story.wait(59)
+    assert story.group.state == "waiting"
+
+
+def test_hung_node_does_not_hang_the_group() -> None:
+    story = running("a", join_timeout_s=60, stop_timeout_s=10)
+    story.restart()
+    story.wait(15)  # a is heard, but its workers never end
+    assert story.group.round is not None
+    assert story.group.round.end is not None
+    assert story.group.round.end.judged
+    assert story.told("a").kind == "stop"
+    story.wait(60)
+    assert story.group.state == "failed"
+
+
+def test_all_members_start_and_succeed() -> None:
+    story = Story(min_nodes=2, last_call_s=0)
+    story.joins("a", "b")
+    story.started("a")
+    assert story.group.state == "starting"
+    assert story.why == "round 1 starts: waiting for b to start their workers"
+    story.started("b")
+    assert story.group.state == "running"
+    assert story.why == "round 1 runs on 2 nodes, world size 2"
+    story.succeeded("a")
+    assert story.told("a").kind == "start"  # the outcome is the exit barrier
+    assert story.group.state == "running"
+    story.succeeded("b")
+    assert story.group.state == "succeeded"
+    for node_id in ("a", "b"):
+        told = story.told(node_id)
+        assert (told.kind, told.outcome, told.exit_code) == ("exit", "succeeded", 0)
+
+
+@pytest.mark.parametrize("end", ["fail", "lose", "leave", "leaving", "drain", "restart", "withdraw"])
+def test_any_end_stops_all_members_at_once(end: str) -> None:
+    story = running("a", "b", "c")
+    match end:
+        case "fail":
+            story.failed("b")
+        case "lose":
+            story.lose("b")
+        case "leave":
+            story.leave("b")
+        case "leaving":
+            story.leaving("b")
+        case "drain":
+            story.drain("b")
+        case "restart":
+            story.restart()
+        case "withdraw":
+            story.join("b")
+    for node_id in ("a", "c"):
+        told = story.told(node_id)
+        assert (told.kind, told.reason, told.round) == ("stop", "round_ended", 1)
+        assert story.group.round is not None
+        assert story.group.round.end is not None
+        assert told.why == story.group.round.end.why
+    assert len(story.said("round_ended")) == 1
+
+
+def test_silent_node_lives_at_its_lease_and_not_past_it() -> None:
+    story = running("a", "b")
+    story.now += LEASE_S
+    story.renew("a")
+    story.tick()
+    assert story.ended is None
+    story.pass_by(0.001)
+    assert story.ended == "lost"
+    assert story.told("a").why == "b is lost: not heard for 5 s"
+
+
+def test_cut_node_has_a_grace() -> None:
+    story = running("a", "b")
+    story.cut("b")
+    story.pass_by(1.0)
+    assert story.ended is None
+    story.pass_by(0.001)
+    assert story.ended == "lost"
+    assert story.told("a").why == "b is lost: its connection was cut"
+
+
+def test_cut_node_that_is_heard_stays() -> None:
+    story = running("a", "b")
+    story.cut("b")
+    story.now += 0.9
+    story.renew("a", "b")
+    story.pass_by(4.0)
+    assert story.ended is None
+
+
+def test_next_round_waits_for_every_stop() -> None:
+    story = running("a", "b", "c")
+    story.failed("b")
+    assert story.join("b").kind == "wait"
+    assert "waiting for a, c to stop their workers, until 35 s from now" in story.why
+    story.join("a")
+    assert story.group.state == "waiting"
+    story.join("c")
+    assert story.group.state == "starting"
+    assert story.group.round is not None
+    assert (story.group.round.number, story.group.round.restart_count) == (2, 1)
+
+
+def test_overdue_member_is_not_waited_for() -> None:
+    story = running("a", "b", min_nodes=1, stop_timeout_s=10)
+    story.failed("a")
+    story.join("a")
+    story.wait(14.9)
+    assert story.ended == "failed"
+    assert story.group.state == "waiting"
+    story.wait(0.1)
+    assert story.order == ["a"]
+    assert story.told("b").kind == "stop"
+    assert story.told("b").reason == "round_over"
+    assert story.join("b").kind == "wait"
+
+
+def test_overdue_suspect_is_not_waited_for() -> None:
+    story = running("a", "b", min_nodes=1, stop_timeout_s=0)
+    story.failed("a")
+    story.join("a")
+    story.wait(4.5)
+    story.cut("b")
+    story.wait(0.5)
+    assert story.order == ["a"]
+
+
+def test_leaving_member_that_has_stopped_is_not_waited_for() -> None:
+    story = running("a", "b", min_nodes=1)
+    story.leaving("b")
+    story.join("b")
+    story.join("a")
+    assert story.order == ["a"]
+
+
+def test_loss_waits_for_a_replacement() -> None:
+    story = running("a", "b", min_nodes=1, replace_wait_s=20)
+    story.leave("b")
+    story.join("a")
+    assert "1 of 1 node ready (a); waiting for a replacement: starts in 20 s" in story.why
+    story.wait(19.9)
+    assert story.group.state == "waiting"
+    story.wait(0.1)
+    assert story.order == ["a"]
+
+
+def test_replacement_ends_the_wait() -> None:
+    story = running("a", "b", min_nodes=1, replace_wait_s=20)
+    story.leave("a")
+    story.join("b")
+    story.wait(3)
+    story.join("z")
+    assert story.order == ["z", "b"]
+
+
+def test_last_call_after_having_been_below_the_minimum() -> None:
+    story = Story(min_nodes=2, last_call_s=7)
+    story.joins("a", "b")
+    story.wait(7)
+    story.started("a", "b")
+    story.leave("b")
+    story.join("a")
+    assert "1 of 2 nodes ready (a); waiting for 1 more in place of b, until 600 s from now" in story.why
+    story.join("c")
+    assert "last call: starts in 7 s" in story.why
+    story.wait(7)
+    assert story.order == ["a", "c"]
+
+
+def test_no_last_call_with_survivors() -> None:
+    story = Story(last_call_s=7)
+    story.joins("a", "b")
+    story.wait(7)
+    story.failed("a")
+    story.joins("a", "b")
+    assert story.group.state == "starting"
+
+
+def test_succeeded_node_that_vanishes_still_counts() -> None:
+    story = running("a", "b")
+    story.succeeded("b")
+    story.lose("b")
+    assert story.ended is None
+    story.succeeded("a")
+    assert story.group.state == "succeeded"
+
+
+def test_succeeded_node_that_leaves_or_is_drained_still_counts() -> None:
+    story = running("a", "b", "c")
+    story.succeeded("b", "c")
+    story.leaving("b")
+    story.drain("c")
+    assert story.told("c").exit_code == 4
+    story.leave("b")
+    story.leave("c")
+    assert story.ended is None
+    story.succeeded("a")
+    assert story.group.state == "succeeded"
+
+
+def test_succeeded_node_that_stops_by_itself_still_counts() -> None:
+    story = running("a", "b")
+    story.succeeded("b")
+    story.join("b")
+    assert story.ended is None
+    story.succeeded("a")
+    assert story.group.state == "succeeded"
+
+
+def test_succeeded_master_that_vanishes_while_others_run_ends_the_round() -> None:
+    story = running("a", "b")
+    story.succeeded("a")
+    story.lose("a")
+    assert story.ended == "lost"
+
+
+def test_succeeded_master_may_go_when_all_have_succeeded() -> None:
+    story = running("a", "b", "c")
+    story.succeeded("a", "b")
+    story.lose("b")
+    story.succeeded("c")
+    assert story.group.state == "succeeded"
+
+
+def test_failure_after_a_success_makes_all_run_again() -> None:
+    story = running("a", "b")
+    story.succeeded("b")
+    story.failed("a")
+    assert story.told("b").kind == "stop"
+    story.joins("a", "b")
+    assert story.order == ["a", "b"]
+    assert story.group.restarts == 1
+
+
+def test_lost_and_succeeded_node_that_returns_waits_for_the_outcome() -> None:
+    story = running("a", "b")
+    story.succeeded("b")
+    story.lose("b")
+    assert story.told("b").kind == "stop"
+    told = story.join("b", after=1)
+    assert told.kind == "wait"
+    assert told.why.endswith("(workers of other nodes have succeeded already)")
+    story.wait(30)
+    assert story.ended is None
+    story.succeeded("a")
+    assert story.told("b").exit_code == 0
+
+
+def test_cancel() -> None:
+    story = running("a", "b")
+    story.cancel()
+    assert [story.told(n).exit_code for n in ("a", "b")] == [3, 3]
+    assert story.why == "the job was cancelled"
+    before = story.group
+    story.cancel()
+    assert story.group is before
+    with pytest.raises(StaleRound):
+        story.failed("a")
+
+
+def test_reports_of_an_older_round_change_nothing() -> None:
+    story = running("a", "b")
+    story.restart()
+    story.joins("a", "b")
+    for kind in ("started", "succeeded", "failed", "master_unreachable"):
+        with pytest.raises(StaleRound, match="round 1 of group 'g' is over for node 'a'"):
+            story.report("a", kind, round=1)
+    assert story.ended is None
+
+
+@pytest.mark.parametrize("kind", ["started", "succeeded", "master_unreachable"])
+def test_reports_of_an_ended_round_change_nothing(kind: str) -> None:
+    story = running("a", "b")
+    story.restart()
+    with pytest.raises(StaleRound, match="has ended: a restart was requested"):
+        story.report("a", kind)
+
+
+def test_doubled_reports_change_nothing() -> None:
+    story = running("a", "b")
+    story.succeeded("a")
+    events = len(story.events)
+    story.started("a")
+    story.succeeded("a")
+    assert story.node("a").phase == "succeeded"
+    assert len(story.events) == events
+
+
+def test_step_that_changes_nothing_returns_the_same_group() -> None:
+    story = running("a", "b")
+    assert step(story.group, Tick(), story.now).group is story.group
+    waiting = Story(min_nodes=2)
+    waiting.join("a")
+    assert step(waiting.group, Tick(), waiting.now).group is waiting.group
+
+
+def test_renewal_touches_only_the_lease() -> None:
+    story = running("a", "b")
+    before = story.group
+    story.now += 1
+    story.renew("a")
+    assert story.group.nodes["b"] is before.nodes["b"]
+    assert story.group.round is before.round
+    assert story.group.nodes["a"].heard_at == story.now
+
+
+def test_renewal_moves_the_deadline() -> None:
+    story = running("a")
+    story.now += 4
+    at = deadline(story.group)
+    story.group = step(story.group, Renew("a", "a-1"), story.now).group
+    assert at == story.now + 1
+    assert deadline(story.group) == story.now + LEASE_S
+
+
+def test_lease_grows_with_the_group() -> None:
+    story = Story(min_nodes=5000)
+    story.join("a")
+    node = story.node("a")
+    crowd = {f"n{number}": replace(node, node_id=f"n{number}") for number in range(2000)}
+    assert replace(story.group, nodes=crowd).lease_s == 8.0
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"min_nodes": 3, "max_nodes": 2}, "max_nodes is 2, below min_nodes, which is 3"),
+        ({"min_nodes": 0}, "min_nodes is 0, but must be between 1 and"),
+        ({"min_nodes": None}, "min_nodes is None, but must be a whole number"),
+        ({"lease_s": None}, "lease_s is None, but must be a number"),
+        ({"max_restarts": 1.5}, "max_restarts is 1.5, but must be a whole number"),
+        ({"lease_s": float("nan")}, "lease_s is nan"),
+        ({"on_join": "explode"}, "on_join is explode, but must be restart or spare"),
+        ({"command": []}, "command is empty"),
+        ({"colour": 1}, "a group has no field 'colour'"),
+    ],
+)
+def test_bad_spec(spec: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidSpec, match=words):
+        Story(**spec).join("a")

@@ -1,0 +1,215 @@
+"""A real job on this machine: one hetserver, several hetagents as processes, and a log of what their workers saw."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import httpx
+import psutil
+
+from tests.servers import Hetserver
+
+T = TypeVar("T")
+
+WORKLOAD = Path(__file__).parent.parent / "workload.py"
+WAIT_S = 60.0
+
+RUN = uuid.uuid4().hex
+"""In the environment of all that these tests start: another run of them may be under way."""
+
+
+def wait_for(found: Callable[[], T], what: str, timeout_s: float = WAIT_S) -> T:
+    """What `found` returns, as soon as it is true.
+
+    Raises:
+        TimeoutError: it was not within `timeout_s` seconds.
+    """
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        if result := found():
+            return result
+        time.sleep(0.01)
+    raise TimeoutError(f"{what}: not within {timeout_s:g} s")
+
+
+class Agent:
+    """A hetagent process with its output in files."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self.name = name
+        self.process = process
+        self._folder = folder
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def stderr(self) -> str:
+        """What it and its workers said so far."""
+        return (self._folder / f"{self.name}.err").read_text(errors="replace")
+
+    def workers(self) -> list[psutil.Process]:
+        """Its worker processes, by local rank."""
+        found: dict[int, psutil.Process] = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children():
+                with contextlib.suppress(psutil.Error, KeyError):
+                    if child.status() != psutil.STATUS_ZOMBIE:
+                        found[int(child.environ()["LOCAL_RANK"])] = child
+        return [found[rank] for rank in sorted(found)]
+
+    def send(self, signum: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, signum)
+
+    def wait(self, timeout_s: float = WAIT_S) -> int:
+        """Its exit status."""
+        return self.process.wait(timeout_s)
+
+
+class Cluster:
+    """One group of agents under one server.
+
+    Args:
+        folder: where state and logs go.
+        flags: given to every agent.
+    """
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder = folder
+        self.flags = flags
+        self.log = folder / "workload"
+        self.log.mkdir(parents=True, exist_ok=True)
+        self.server = Hetserver(store=f"sqlite:{folder / 'state.db'}")
+        self.agents: dict[str, Agent] = {}
+        self._all: list[Agent] = []
+        self._http = httpx.Client(trust_env=False)
+
+    def __enter__(self) -> Self:
+        self.server.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for agent in self._all:
+            if agent.process.poll() is None:
+                agent.send(signal.SIGCONT)
+                agent.process.kill()
+            agent.process.wait()
+        self.server.__exit__(None, None, None)
+        self._http.close()
+
+    def agent(
+        self, name: str, gpus: int, *flags: str, script: str | None = None, do: str = "", steps: int = 0
+    ) -> Agent:
+        """Start an agent with CPU workers; its script is the workload unless another one is named."""
+        words = [script] if script is not None else [str(WORKLOAD), "--into", str(self.log)]
+        if do:
+            words += ["--do", do]
+        if steps:
+            words += ["--steps", str(steps)]
+        own = [
+            "--gpus",
+            str(gpus),
+            "--device",
+            "cpu",
+            "--server",
+            self.server.url,
+            "--group",
+            "job",
+            "--node-id",
+            name,
+        ]
+        command = [sys.executable, "-m", "hetagent.cli", *own, *self.flags, *flags, *words]
+        environment = os.environ | {"HET_TEST_RUN": RUN}
+        with (self.folder / f"{name}.err").open("ab") as err:
+            process = subprocess.Popen(
+                command, stdout=err, stderr=err, stdin=subprocess.DEVNULL, env=environment
+            )
+        agent = Agent(name, process, self.folder)
+        self.agents[name] = agent
+        self._all.append(agent)
+        return agent
+
+    def group(self) -> dict[str, Any]:
+        """The group as the API shows it, {} before it exists."""
+        reply = self._http.get(f"{self.server.url}/v1/groups/job")
+        body: dict[str, Any] = reply.json() if reply.status_code == 200 else {}
+        return body
+
+    def post(self, path: str) -> dict[str, Any]:
+        """Act on the group."""
+        body: dict[str, Any] = self._http.post(f"{self.server.url}/v1/groups/job/{path}").json()
+        return body
+
+    def events(self) -> list[dict[str, Any]]:
+        """The group's history."""
+        body = self._http.get(f"{self.server.url}/v1/groups/job/events").json()
+        events: list[dict[str, Any]] = body["events"]
+        return events
+
+    def lines(self, **where: object) -> list[dict[str, Any]]:
+        """What workers logged, restricted to lines with these values."""
+        lines = read_lines(self.log)
+        return [line for line in lines if all(line[key] == value for key, value in where.items())]
+
+    def world(self, size: int, *, round_above: int = 0) -> int:
+        """Wait for a round newer than `round_above` in which all `size` ranks have all-reduced rightly; its number."""
+
+        def complete() -> int:
+            rounds: dict[int, set[int]] = {}
+            for line in self.lines(world=size):
+                if line["round"] > round_above and line["sum"] == size * (size + 1) / 2:
+                    rounds.setdefault(line["round"], set()).add(line["rank"])
+            return max((number for number, ranks in rounds.items() if ranks == set(range(size))), default=0)
+
+        try:
+            return wait_for(complete, f"a world of {size} after round {round_above}")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.report()}") from None
+
+    def finish(self) -> None:
+        """Tell the workload to end well."""
+        (self.log / "stop").touch()
+
+    def report(self) -> str:
+        """Everything that explains a failed test."""
+        parts = [json.dumps(self.group(), indent=1)]
+        parts += [f"--- {agent.name}\n{agent.stderr}" for agent in self._all]
+        return "\n".join(parts)
+
+
+def read_lines(log: Path) -> list[dict[str, Any]]:
+    """All complete lines that workers of the workload wrote into a directory."""
+    found = []
+    for file in log.glob("*.jsonl"):
+        for text in file.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                found.append(json.loads(text))
+    return found
+
+
+def leftovers(node_id: str) -> list[int]:
+    """Processes that still bear the mark of a node's workers."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            environment = process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
+            if (environment.get("HET_NODE_ID"), environment.get("HET_TEST_RUN")) == (node_id, RUN):
+                found.append(process.pid)
+    return found
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, *flags: str) -> Iterator[Cluster]:
+    """A cluster for the length of a block."""
+    with Cluster(folder, *flags) as made:
+        yield made

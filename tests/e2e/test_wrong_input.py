@@ -1,0 +1,431 @@
+"""What a person gets to read after a mistake: who, what, and what to do next; and the exit status.
+
+Each case is `hetagent` as it is: `main()` in a process of its own, forked to save the seconds of `import torch`.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from hetagent import cli, session
+from hetagent.network import hold_port
+from tests.servers import ROOT, Hetserver, free_port
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+FAILED, USAGE = 1, 2
+CPU = ("--gpus", "1", "--device", "cpu")
+TABLE = os.environ.get("WRONG_INPUT_TABLE")
+"""A file to which each case is appended, for the docs: input, exit status, what was printed."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """How an agent ended, and what it printed."""
+
+    status: int
+    text: str
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Hetserver]:
+    with Hetserver() as made:
+        yield made
+
+
+@pytest.fixture
+def hetagent(tmp_path: Path) -> Callable[..., Said]:
+    """Runs hetagent in an empty folder with a script `train.py`, and returns how it ended."""
+    (tmp_path / "train.py").write_text("raise SystemExit(0)\n")
+
+    def run(*argv: str, **environ: str) -> Said:
+        output = tmp_path / "output"
+        pid = os.fork()
+        if pid == 0:
+            _become_hetagent(argv, environ, tmp_path, output)
+        until = time.monotonic() + 20
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            if time.monotonic() > until:
+                os.kill(pid, 9)
+            time.sleep(0.01)
+        said = Said(os.waitstatus_to_exitcode(ended[1]), output.read_text())
+        if TABLE:
+            with open(TABLE, "a", encoding="utf-8") as table:
+                table.write(f"hetagent {' '.join(argv)}\n  exit {said.status}\n")
+                table.writelines(f"  {line}\n" for line in said.text.splitlines())
+        return said
+
+    return run
+
+
+def _become_hetagent(argv: tuple[str, ...], environ: dict[str, str], folder: Path, output: Path) -> None:
+    status = 70
+    try:
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", closefd=False, buffering=1)
+        os.chdir(folder)
+        os.environ.update(environ)
+        sys.argv = ["hetagent", *argv]
+        cli.main()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 71
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+Run = Callable[..., Said]
+
+
+# -- the command line ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (
+            ["train.py"],
+            "hetagent: no server: give --server http://host:29400 (or set HET_SERVER), or --standalone for one node",
+        ),
+        (
+            ["--server", "gpu1", "--standalone", "train.py"],
+            "hetagent: --standalone brings its own server: leave --server out",
+        ),
+        (
+            ["--server", "gpu1:http", "train.py"],
+            "hetagent: --server: 'gpu1:http' as a server: its port is no number from 1 to 65535; for example http://host:29400",
+        ),
+        (
+            ["--server", "https://gpu1/v1", "train.py"],
+            "hetagent: --server: 'https://gpu1/v1' as a server: it ends after the port, without '/v1'",
+        ),
+        (
+            ["--standalone", "--nnodes", "2", "train.py"],
+            "hetagent: --standalone is for one node: leave --nnodes out, or start hetserver for several",
+        ),
+        (
+            ["--server", "gpu1", "--nnodes", "two", "train.py"],
+            "hetagent: --nnodes 'two' must be N or MIN:MAX, for example 2 or 2:4",
+        ),
+        (
+            ["--server", "gpu1", "--nnodes", "4:2", "train.py"],
+            "hetagent: --nnodes 4:2: MIN must be at least 1, and MAX not below MIN",
+        ),
+        (
+            ["--server", "gpu1", "--group", "my job", "train.py"],
+            "hetagent: --group 'my job' must be 1 to 128 letters, digits, '.', '_' or '-' (not only dots)",
+        ),
+        (
+            ["--server", "gpu1", "--node-id", "gpu/7", "train.py"],
+            "hetagent: --node-id 'gpu/7' must be 1 to 128 letters, digits, '.', '_' or '-' (not only dots)",
+        ),
+        (
+            ["--server", "gpu1", "--master-addr", "gpu1", "train.py"],
+            "hetagent: --master-addr cannot be used with hetagent: the server chooses the master of every round",
+        ),
+        (
+            ["--standalone", "--gpus", "four", "--device", "cpu", "train.py"],
+            "hetagent: --gpus four: 'four' is not a number: pass a number (4), auto, or a list of indices (0,2,3)",
+        ),
+        (
+            ["--standalone", "--nproc-per-node", "0", "train.py"],
+            "hetagent: --nproc-per-node 0: a node has 1 to 1024 workers",
+        ),
+        (
+            ["--standalone", "--nproc-per-node", "many", "train.py"],
+            "hetagent: --nproc-per-node many: Unsupported nproc_per_node value: many; pass a number, gpu, cpu or auto",
+        ),
+        (
+            ["--standalone", *CPU, "--role", "my role", "train.py"],
+            "hetagent: --role 'my role' must be 1 to 128 letters, digits, '.', '_' or '-' (not only dots)",
+        ),
+        (
+            ["--standalone", *CPU, "--tee", "9", "train.py"],
+            "hetagent: --tee '9' names no streams: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3",
+        ),
+        (
+            ["--standalone", *CPU, "--log-dir", "train.py", "train.py"],
+            "hetagent: --log-dir train.py is a file: name a folder",
+        ),
+        (
+            ["--standalone", *CPU, "--logs-specs", "nope", "train.py"],
+            "hetagent: --logs-specs: Could not find entrypoint under 'torchrun.logs_specs[nope]' key",
+        ),
+    ],
+)  # fmt: skip
+def test_a_command_line_that_makes_no_sense(hetagent: Run, argv: list[str], text: str) -> None:
+    said = hetagent(*argv)
+    assert said.text.startswith(text), said.text
+    assert len(said.text.splitlines()) == 1
+    assert said.status == USAGE
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["nowhere.py"], "script 'nowhere.py' does not exist (looked from {folder})"),
+        (["--no-python", "nowhere"], "program 'nowhere' is not found: give its path, or install it on this node"),
+        (["-m", "--no-python", "x"], "--module and --no-python contradict each other: give one of them"),
+        (["-m"], "--module says how to start a script, but none was given: add it behind the flags"),
+    ],
+)  # fmt: skip
+def test_a_script_that_cannot_be_run(hetagent: Run, tmp_path: Path, argv: list[str], text: str) -> None:
+    said = hetagent("--standalone", *CPU, *argv)
+    assert said == Said(USAGE, f"hetagent: {text.format(folder=tmp_path)}\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--gpus", "4"], "4 GPUs asked, none here ({why}): add --device cpu to start CPU workers"),
+        (["--gpus", "0,3"], "GPUs 0, 3 asked, none here ({why}): add --device cpu to start CPU workers"),
+        ([], "--gpus auto: no GPU here ({why}): pass --device cpu --gpus N to start N CPU workers"),
+        (
+            ["--nproc-per-node", "gpu"],
+            "--nproc-per-node gpu: --device cuda: no GPU here ({why}): pass --device cpu --gpus N to start N CPU workers",  # noqa: E501
+        ),
+    ],
+)  # fmt: skip
+def test_gpus_that_are_not_here(hetagent: Run, argv: list[str], text: str) -> None:
+    said = hetagent("--standalone", *argv, "train.py", CUDA_VISIBLE_DEVICES="")
+    whys = ("no NVIDIA driver", "nvidia-ml-py is not installed", "CUDA_VISIBLE_DEVICES is empty")
+    assert said in [Said(USAGE, f"hetagent: {text.format(why=why)}\n") for why in whys]
+
+
+# -- the network ---------------------------------------------------------------------------------------------
+
+
+def test_no_server_there(hetagent: Run) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    said = hetagent("--server", url, "--connect-timeout-s", "0.5", *CPU, "--node-id", "a", "train.py")
+    assert said.status == FAILED
+    refused = f"no server answers ({url}: connection refused)"
+    assert f"hetagent[a]: {refused}; trying again" in said.text
+    assert f"refused  {refused}; gave up after 0.5 s: start hetserver there, or check --server" in said.text
+
+
+def test_an_unknown_host(hetagent: Run) -> None:
+    said = hetagent("--server", "http://no-such-host.invalid:29400", *CPU, "train.py")
+    assert said.status == USAGE
+    url = "http://no-such-host.invalid:29400"
+    assert said.text == (
+        f"hetagent: cannot resolve 'no-such-host.invalid' of the server's URL {url} "
+        "(Name or service not known): check --server\n"
+    )
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """Some other web server."""
+
+    def do_PUT(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_a_server_that_is_another_program(hetagent: Run) -> None:
+    with HTTPServer(("127.0.0.1", 0), Stranger) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{web.server_port}"
+        said = hetagent("--server", url, *CPU, "train.py")
+        web.shutdown()
+        thread.join()
+    assert said.status == FAILED
+    assert (
+        f"refused  {url} answered, but it is no hetserver (HTTP 404, text/html): check --server" in said.text
+    )
+
+
+def test_a_server_that_does_not_even_speak_http(hetagent: Run) -> None:
+    def greet(listener: socket.socket) -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            with peer, contextlib.suppress(OSError):
+                peer.sendall(b"SSH-2.0-OpenSSH_9.9\r\n\r\n")
+                while peer.recv(4096):
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=greet, args=(listener,))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        said = hetagent("--server", url, *CPU, "--connect-timeout-s", "2", "train.py")
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert said.status == FAILED
+    assert f"refused  {url} answered, but it is no hetserver (no HTTP): check --server" in said.text, (
+        said.text
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--interface", "nope0"], "interface 'nope0' does not exist here: choose one of lo (127.0.0.1)"),
+        (["--local-addr", "x", "--interface", "y"], "--local-addr and --interface say the same: give one of them"),
+    ],
+)  # fmt: skip
+def test_an_address_that_is_not_here(hetagent: Run, argv: list[str], text: str) -> None:
+    said = hetagent("--standalone", *CPU, *argv, "train.py")
+    assert said.status == USAGE
+    assert said.text.startswith(f"hetagent: {text}")
+
+
+def test_no_free_port(hetagent: Run, server: Hetserver) -> None:
+    while True:
+        first = free_port()
+        try:
+            one = hold_port("127.0.0.1", (first, first), listen=True)
+        except OSError:
+            continue
+        try:
+            two = hold_port("127.0.0.1", (first + 1, first + 1), listen=True)
+        except OSError:
+            one.close()
+            continue
+        break
+    with one, two:
+        ports = f"{first}-{first + 1}"
+        said = hetagent("--server", server.url, *CPU, "--node-id", "a", "--port-range", ports, "train.py")
+    assert said.status == FAILED
+    assert said.text.splitlines()[-1] == (
+        f"hetagent: node 'a' cannot offer a port for the next round: no free port in {ports} on 127.0.0.1 "
+        "(Address already in use): widen --port-range, or stop what uses them"
+    )
+
+
+# -- the token -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hetserver]:
+    file = tmp_path_factory.mktemp("token") / "token"
+    file.write_text("the-right-one")
+    file.chmod(0o600)
+    with Hetserver("memory", 0, file) as made:
+        yield made
+
+
+def test_no_token(hetagent: Run, guarded: Hetserver) -> None:
+    said = hetagent("--server", guarded.url, *CPU, "train.py")
+    assert said.status == FAILED
+    assert "refused  this server asks for a token: set HET_TOKEN or give --token-file" in said.text
+
+
+def test_the_wrong_token(hetagent: Run, guarded: Hetserver) -> None:
+    said = hetagent("--server", guarded.url, *CPU, "train.py", HET_TOKEN="a-wrong-one")
+    assert said.status == FAILED
+    assert (
+        "refused  the token is not this server's: compare it with the file that hetserver uses" in said.text
+    )
+    assert "a-wrong-one" not in said.text
+
+
+def test_a_token_that_is_none(hetagent: Run, guarded: Hetserver) -> None:
+    said = hetagent("--server", guarded.url, *CPU, "train.py", HET_TOKEN="two words")
+    assert said == Said(USAGE, "hetagent: HET_TOKEN must hold one token, a single word of ASCII characters\n")
+
+
+def test_a_token_file_that_is_not_there(hetagent: Run, guarded: Hetserver) -> None:
+    said = hetagent("--server", guarded.url, *CPU, "--token-file", "nope", "train.py")
+    assert said == Said(USAGE, "hetagent: token file nope cannot be read: No such file or directory\n")
+
+
+# -- the group -----------------------------------------------------------------------------------------------
+
+
+def put(server: Hetserver, path: str, **body: Any) -> None:
+    httpx.put(f"{server.url}/v1/groups/{path}", json=body, trust_env=False).raise_for_status()
+
+
+def node(address: str = "10.0.0.5", **fields: Any) -> dict[str, Any]:
+    return {"incarnation": "other", "slots": 1, "address": address, "port": 29500, **fields}
+
+
+def test_a_node_id_in_use(hetagent: Run, server: Hetserver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "IN_USE_MARGIN_S", 0.5 - session.DEFAULT_LEASE_S)
+    put(server, "used", min_nodes=2)
+    put(server, "used/nodes/gpu7", **node())
+    said = hetagent("--server", server.url, "--group", "used", "--node-id", "gpu7", *CPU, "train.py")
+    assert said.status == FAILED
+    text = (
+        "node id 'gpu7' of group 'used' belongs to an agent at 10.0.0.5 that is alive: "
+        "start this agent with another --node-id, or wait until the other has exited"
+    )
+    assert f"{text}; in case that was this node's last agent and is dead, trying for 0.5 s" in said.text
+    assert f"refused  {text}\n" in said.text
+
+
+def test_a_spec_that_differs(hetagent: Run, server: Hetserver) -> None:
+    put(server, "spec", max_restarts=5)
+    said = hetagent("--server", server.url, "--group", "spec", "--max-restarts", "2", *CPU, "train.py")
+    assert said.status == FAILED
+    assert "refused  " in said.text
+    assert "max_restarts" in said.text
+    assert "5" in said.text
+    assert "2" in said.text
+
+
+def test_a_loopback_address_among_nodes_of_other_hosts(hetagent: Run, server: Hetserver) -> None:
+    put(server, "loop", min_nodes=2, lease_s=30.0)
+    put(server, "loop/nodes/gpu1", **node())
+    said = hetagent(
+        *("--server", server.url, "--group", "loop", "--node-id", "gpu3", "--local-addr", "127.0.0.1", *CPU),
+        "train.py",
+    )
+    assert said.status == FAILED
+    assert "'gpu3' offers address 127.0.0.1, but group 'loop' has nodes on other hosts" in said.text
+    assert "start hetagent with --local-addr or --interface" in said.text
+
+
+def test_a_command_of_the_group_that_is_not_on_this_node(
+    hetagent: Run, server: Hetserver, tmp_path: Path
+) -> None:
+    put(server, "command", command=["nowhere.py"], max_restarts=0, max_nodes=1)
+    said = hetagent("--server", server.url, "--group", "command", "--node-id", "a", *CPU)
+    text = f"a could not start its workers: script 'nowhere.py' does not exist (looked from {tmp_path})"
+    assert said.status == FAILED
+    assert f"root cause: {text}" in said.text
+
+
+# -- the real program ----------------------------------------------------------------------------------------
+
+
+def test_the_installed_program() -> None:
+    """The same by its own name; and where nobody reads what it says, it has its own status, not Python's 120."""
+    program = shutil.which("hetagent", path=str(Path(sys.executable).parent))
+    command = [program] if program is not None else [sys.executable, "-m", "hetagent.cli"]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}/rendezvous:{ROOT}/agent"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    for stderr in (subprocess.PIPE, writer):
+        ended = subprocess.run(
+            [*command, "train.py"], env=environment, stdout=writer, stderr=stderr, text=True, check=False
+        )
+        assert ended.returncode == USAGE
+        if stderr == subprocess.PIPE:
+            assert ended.stderr.startswith("hetagent: no server: give --server")
+    os.close(writer)

@@ -1,0 +1,156 @@
+"""A real hetserver process for tests that talk to it over a socket."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.error import URLError
+from urllib.request import ProxyHandler, build_opener
+
+ROOT = Path(__file__).resolve().parent.parent
+START_S = 30.0
+STOP_S = 15.0
+
+_open = build_opener(ProxyHandler({})).open
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below those that the kernel gives to outgoing connections."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+class Hetserver:
+    """`python -m hetrdzv.cli.hetserver` on loopback; starts on `with`, is gone after it.
+
+    With a store that lasts (`sqlite:PATH`), `kill()` and `start()` give the same state on the same port.
+
+    Args:
+        store: `memory`, `sqlite:PATH`, ...
+        port: where it listens; 0: a free one, the same at every start.
+        token_file: file with the token that requests must bear.
+        args: more of its command line.
+    """
+
+    def __init__(
+        self, store: str = "memory", port: int = 0, token_file: Path | None = None, *args: str
+    ) -> None:
+        self.store = store
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.token_file = token_file
+        self.args = args
+        self._home = tempfile.TemporaryDirectory(prefix="hetserver-")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The server's process; of the last start, where it was stopped."""
+        assert self._process is not None, "the server was never started"
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has written to stdout and stderr, over all its starts."""
+        path = Path(self._home.name, "log")
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    def start(self) -> None:
+        """Start it (again, on the same port and store) and wait until it is ready."""
+        assert self._process is None or self._process.returncode is not None, "the server runs already"
+        command = [
+            sys.executable,
+            "-m",
+            "hetrdzv.cli.hetserver",
+            "--port",
+            str(self.port),
+            "--store",
+            self.store,
+        ]
+        if self.token_file is not None:
+            command += ["--token-file", str(self.token_file)]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HET_")}
+        environment |= {"PYTHONPATH": str(ROOT / "rendezvous"), "XDG_STATE_HOME": self._home.name}
+        with open(Path(self._home.name, "log"), "ab") as log:
+            self._process = subprocess.Popen(
+                # its standard input ends with this process, however that ends: no server outlives its test
+                [*command, "--stop-at-eof", *self.args],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+            )
+        self._await_ready()
+
+    def _await_ready(self) -> None:
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            if self.process.poll() is not None:
+                raise AssertionError(f"hetserver exited with {self.process.returncode}:\n{self.log}")
+            try:
+                with _open(f"{self.url}/readyz", timeout=1.0):
+                    return
+            except (URLError, OSError):
+                time.sleep(0.02)
+        raise AssertionError(f"hetserver was not ready within {START_S:g} s:\n{self.log}")
+
+    def stop(self) -> int:
+        """Ask it to stop (SIGTERM) and return its exit status."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> int:
+        """Kill it as a crash would (SIGKILL) and return its exit status."""
+        return self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        try:
+            return self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(
+                f"hetserver did not end within {STOP_S:g} s of {number.name}:\n{self.log}"
+            ) from None
+        finally:
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+
+    def close(self) -> None:
+        """Kill it where it still runs, and remove what it wrote by default."""
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+        elif self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+        self._home.cleanup()

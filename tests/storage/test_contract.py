@@ -1,0 +1,220 @@
+"""What every store promises (storage/base.py). A new store is one more entry in `BACKENDS`."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hetrdzv.errors import StorageError
+from hetrdzv.storage import open_store
+from hetrdzv.storage.base import Batch, Snapshot, StateStore
+from hetrdzv.storage.memory import MemoryStore
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How the suite gets at one kind of store: a new one, and one that another server kept before."""
+
+    open: Callable[[Path], StateStore]
+    reopen: Callable[[Path, StateStore], Awaitable[StateStore]]
+
+
+async def _hand_on(_: Path, store: StateStore) -> StateStore:
+    content = await store.load()
+    await store.close()
+    return MemoryStore(content)
+
+
+def _open_sqlite(folder: Path) -> StateStore:
+    return open_store(f"sqlite:{folder}/state.db")
+
+
+async def _reopen_sqlite(folder: Path, store: StateStore) -> StateStore:
+    await store.close()
+    return _open_sqlite(folder)
+
+
+BACKENDS = {
+    "memory": Backend(open=lambda _: open_store("memory"), reopen=_hand_on),
+    "sqlite": Backend(open=_open_sqlite, reopen=_reopen_sqlite),
+}
+
+
+class Case:
+    """A store under test, which can be handed on to the next server."""
+
+    def __init__(self, backend: Backend, folder: Path) -> None:
+        self._backend = backend
+        self._folder = folder
+        self.store = backend.open(folder)
+
+    async def put(self, clock: float = 0.0, /, **puts: bytes) -> None:
+        await self.store.commit(Batch(puts=puts, deletes=frozenset(), clock=clock))
+
+    async def reopened(self) -> Snapshot:
+        """What the next server finds."""
+        self.store = await self._backend.reopen(self._folder, self.store)
+        return await self.store.load()
+
+
+@pytest.fixture(params=list(BACKENDS))
+async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Case]:
+    case = Case(BACKENDS[request.param], tmp_path)
+    yield case
+    await case.store.close()
+
+
+async def test_a_new_store_is_empty(case: Case) -> None:
+    assert await case.store.load() == Snapshot(records={}, clock=0.0)
+    assert await case.reopened() == Snapshot(records={}, clock=0.0)
+
+
+async def test_what_was_committed_is_there_for_the_next_server(case: Case) -> None:
+    await case.store.load()
+    await case.put(1.5, a=b"1", b=bytes(range(256)), empty=b"")
+    await case.put(2.5, a=b"2")
+    expected = Snapshot(records={"a": b"2", "b": bytes(range(256)), "empty": b""}, clock=2.5)
+    assert await case.store.load() == expected
+    assert await case.reopened() == expected
+
+
+async def test_a_commit_needs_no_load_before_it(case: Case) -> None:
+    await case.put(a=b"1")
+    assert (await case.reopened()).records == {"a": b"1"}
+
+
+async def test_deletes(case: Case) -> None:
+    await case.put(a=b"1", b=b"2", c=b"3")
+    await case.store.commit(Batch(puts={"d": b"4"}, deletes=frozenset({"a", "c", "never there"}), clock=0.0))
+    assert (await case.store.load()).records == {"b": b"2", "d": b"4"}
+    assert (await case.reopened()).records == {"b": b"2", "d": b"4"}
+
+
+async def test_a_key_that_is_put_and_deleted_in_one_batch_is_gone(case: Case) -> None:
+    await case.put(old=b"1")
+    puts = {"old": b"2", "new": b"2"}
+    await case.store.commit(Batch(puts=puts, deletes=frozenset(puts), clock=0.0))
+    assert (await case.reopened()).records == {}
+
+
+async def test_keys_are_exact(case: Case) -> None:
+    puts = {"g/a": b"1", "g/A": b"2", "g/a ": b"3", "g/ä": b"4", "g/%C3": b"5", "g/a%": b"6", "g/_": b"7"}
+    await case.put(**puts)
+    await case.store.commit(Batch(puts={}, deletes=frozenset({"g/a%", "g/_"}), clock=0.0))
+    assert (await case.reopened()).records == {k: v for k, v in puts.items() if k not in ("g/a%", "g/_")}
+
+
+class Torn(Mapping[str, bytes]):
+    """Puts that break off in the middle."""
+
+    def __getitem__(self, key: str) -> bytes:
+        if key == "second":
+            raise StorageError("torn")
+        return b"new"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("first", "second"))
+
+    def __len__(self) -> int:
+        return 2
+
+
+async def test_a_batch_that_fails_leaves_nothing_behind(case: Case) -> None:
+    await case.put(1.0, first=b"old", third=b"old")
+    with pytest.raises(StorageError, match="torn"):
+        await case.store.commit(Batch(puts=Torn(), deletes=frozenset({"third"}), clock=9.0))
+    before = Snapshot(records={"first": b"old", "third": b"old"}, clock=1.0)
+    assert await case.store.load() == before
+    await case.put(2.0, fourth=b"new")
+    assert await case.reopened() == Snapshot(records={**before.records, "fourth": b"new"}, clock=2.0)
+
+
+async def test_a_load_sees_whole_batches(case: Case) -> None:
+    async def write(number: int) -> None:
+        await case.put(number, **{f"k{i}": b"%d" % number for i in range(20)})
+
+    await write(0)
+    results = await asyncio.gather(*(job for n in range(1, 20) for job in (write(n), case.store.load())))
+    for snapshot in results:
+        if snapshot is not None:
+            assert len(snapshot.records) == 20
+            assert set(snapshot.records.values()) == {b"%d" % int(snapshot.clock)}
+
+
+async def test_a_cancelled_commit_is_all_or_nothing(case: Case) -> None:
+    await case.store.load()
+    for turns in range(4):
+        keys = {f"{turns}-{i}" for i in range(50)}
+        commit = asyncio.ensure_future(case.put(**dict.fromkeys(keys, b"x")))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        commit.cancel()
+        await asyncio.gather(commit, return_exceptions=True)
+        assert len(keys & (await case.store.load()).records.keys()) in (0, 50)
+
+
+async def test_the_clock_never_goes_backwards(case: Case) -> None:
+    for clock in (10.25, 3.0, 10.0):
+        await case.put(clock, a=b"%d" % clock)
+    assert await case.store.load() == Snapshot(records={"a": b"10"}, clock=10.25)
+    assert (await case.reopened()).clock == 10.25
+    await case.put(4.0)
+    assert (await case.reopened()).clock == 10.25
+
+
+async def test_a_batch_of_the_clock_alone(case: Case) -> None:
+    await case.put(7.5)
+    assert await case.reopened() == Snapshot(records={}, clock=7.5)
+
+
+async def test_concurrent_commits_take_effect_in_the_order_of_their_calls(case: Case) -> None:
+    await case.store.load()
+    commits = (case.put(n, last=b"%d" % n, **{f"own-{n}": b"x"}) for n in range(100))
+    await asyncio.gather(*commits)
+    found = await case.reopened()
+    assert found.records == {"last": b"99", **{f"own-{n}": b"x" for n in range(100)}}
+    assert found.clock == 99.0
+
+
+async def test_a_big_batch(case: Case) -> None:
+    puts = {f"groups/g/nodes/{n}": b"n" * 500 for n in range(10_000)} | {"groups/g/round": b"r" * 4_000_000}
+    await case.store.commit(Batch(puts=puts, deletes=frozenset(), clock=1.0))
+    assert (await case.reopened()).records == puts
+    await case.store.commit(Batch(puts={}, deletes=frozenset(puts), clock=2.0))
+    assert await case.reopened() == Snapshot(records={}, clock=2.0)
+
+
+async def test_a_snapshot_is_the_callers_own(case: Case) -> None:
+    await case.put(a=b"1")
+    snapshot = await case.store.load()
+    await case.put(a=b"2", b=b"2")
+    assert snapshot.records == {"a": b"1"}
+    latest = (await case.store.load()).records
+    assert isinstance(latest, dict)
+    latest.clear()
+    assert (await case.store.load()).records == {"a": b"2", "b": b"2"}
+
+
+async def test_close_finishes_what_was_begun(case: Case) -> None:
+    await case.store.load()
+    commits = [asyncio.ensure_future(case.put(**{f"k{n}": b"x"})) for n in range(10)]
+    await asyncio.sleep(0)  # they are begun
+    found = await case.reopened()
+    await asyncio.gather(*commits)
+    assert len(found.records) == 10
+
+
+async def test_a_closed_store_says_so(case: Case) -> None:
+    await case.put(a=b"1")
+    await case.store.close()
+    with pytest.raises(StorageError, match="closed"):
+        await case.store.load()
+    with pytest.raises(StorageError, match="closed"):
+        await case.put(a=b"2")
+    await case.store.close()
+
+
+async def test_a_store_that_was_never_used_can_be_closed(case: Case) -> None:
+    await case.store.close()

@@ -1,0 +1,514 @@
+"""Records: a store that got every change of a group holds it; other versions are read, or refused by name."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetrdzv import records
+from hetrdzv.core.commands import (
+    Cancel,
+    Command,
+    Disconnect,
+    Drain,
+    Join,
+    Leave,
+    Put,
+    Renew,
+    Report,
+    ReportKind,
+    Restart,
+    Tick,
+    Undrain,
+)
+from hetrdzv.core.directive import directive
+from hetrdzv.core.group import empty, step
+from hetrdzv.core.invariants import check
+from hetrdzv.core.model import (
+    End,
+    EndKind,
+    Event,
+    Failure,
+    Group,
+    GroupSpec,
+    GroupState,
+    Member,
+    Node,
+    NodePhase,
+    OnJoin,
+    RootCause,
+    Round,
+)
+from hetrdzv.errors import Refused, StorageError
+from hetrdzv.records import StoredEvent, changes, event_key, event_prefix, event_record, group_prefix, restore
+
+NOW = 5_000.0
+"""The clock of the server that restores (seconds)."""
+
+
+class Kept:
+    """A store in small: what the changes of one group made of it."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, bytes] = {}
+
+    def take(self, old: Group | None, new: Group | None) -> None:
+        puts, deletes = changes(old, new)
+        assert deletes <= self.records.keys(), "deletes what is not there"
+        assert not puts.keys() & deletes
+        assert all(self.records.get(key) != value for key, value in puts.items()), (
+            "puts what is there already"
+        )
+        self.records.update(puts)
+        for key in deletes:
+            del self.records[key]
+
+    def restored(self, group_id: str) -> Group:
+        return restore(self.records, NOW)[group_id].group
+
+
+def as_restored(group: Group) -> Group:
+    """What a server has to find after this group: everybody who is there has a full lease."""
+    nodes = {
+        n.node_id: replace(n, heard_at=0.0 if n.gone else NOW, cut_at=None) for n in group.nodes.values()
+    }
+    return replace(group, nodes=nodes)
+
+
+def record_of(stored: Mapping[str, bytes], key: str) -> dict[str, object]:
+    parsed: dict[str, object] = json.loads(stored[key])
+    return parsed
+
+
+# -- groups that went through anything -----------------------------------------------------------------------
+
+node_ids = st.sampled_from(["gpu1", "gpu2", "gpu10", "a/b", "ü %2F"])
+incarnations = st.sampled_from(["x", "y"])
+texts = st.text(max_size=20)
+failures = st.builds(
+    Failure,
+    local_rank=st.integers(-1, 7),
+    rank=st.integers(-1, 63),
+    exit_code=st.none() | st.integers(0, 255),
+    signal=st.none() | st.just("SIGKILL"),
+    message=texts,
+)
+specs: st.SearchStrategy[Mapping[str, object]] = st.fixed_dictionaries(
+    {},
+    optional={
+        "min_nodes": st.integers(1, 2),
+        "max_nodes": st.integers(2, 3),
+        "max_restarts": st.integers(0, 2),
+        "last_call_s": st.sampled_from([0.0, 1.0]),
+        "join_timeout_s": st.sampled_from([2.5, 600.0]),
+        "on_join": st.sampled_from(OnJoin),
+        "command": st.lists(texts, min_size=1, max_size=3),
+    },
+)
+joins = st.builds(
+    Join,
+    node_id=node_ids,
+    incarnation=incarnations,
+    slots=st.integers(1, 8),
+    address=st.sampled_from(["10.0.0.1", "10.0.0.2", "fe80::1", "127.0.0.1"]),
+    port=st.integers(1, 65_535),
+    after_round=st.integers(0, 4),
+    labels=st.dictionaries(texts, texts, max_size=2),
+    device=st.dictionaries(texts, texts, max_size=2),
+    wants_command=st.booleans(),
+    spec=specs,
+)
+reports = st.builds(
+    Report,
+    node_id=node_ids,
+    incarnation=incarnations,
+    round=st.integers(1, 4),
+    kind=st.sampled_from(ReportKind),
+    age_s=st.floats(0, 10),
+    failure=st.none() | failures,
+    message=texts,
+)
+commands: st.SearchStrategy[Command] = st.one_of(
+    joins,
+    joins,
+    reports,
+    reports,
+    st.builds(Renew, node_ids, incarnations),
+    st.builds(Disconnect, node_ids, incarnations),
+    st.builds(Leave, node_id=node_ids, incarnation=incarnations, why=texts),
+    st.builds(Drain, node_ids),
+    st.builds(Undrain, node_ids),
+    st.builds(Put, specs),
+    st.just(Restart()),
+    st.just(Cancel()),
+    st.just(Tick()),
+)
+pauses = st.sampled_from([0.0, 0.1, 1.0, 1.1, 3.0, 6.0, 50.0])
+
+
+@given(
+    story=st.lists(st.tuples(commands, pauses), max_size=40), group_id=st.sampled_from(["g", "a/b c", "ü"])
+)
+def test_a_store_that_got_every_change_holds_the_group(
+    story: list[tuple[Command, float]], group_id: str
+) -> None:
+    kept, now = Kept(), 10.0
+    group: Group | None = None
+    for command, pause in story:
+        now += pause
+        try:
+            new = step(group if group is not None else empty(group_id, now), command, now).group
+        except Refused:
+            continue
+        kept.take(group, new)
+        group = new
+        assert kept.restored(group_id) == as_restored(group)
+    if group is None:
+        return
+    restored = kept.restored(group_id)
+    check(restored)
+    assert changes(group, restored) == ({}, set()), "only what is never stored differs"
+    assert all(
+        directive(restored, restored.nodes[node_id], NOW).version == directive(group, node, now).version
+        for node_id, node in as_restored(group).nodes.items()
+    )
+    assert all(key.startswith(group_prefix(group_id)) for key in kept.records)
+    kept.take(group, None)
+    assert kept.records == {}
+
+
+def member(number: int, slots: int = 4) -> Member:
+    return Member(
+        node_id=f"gpu{number}",
+        incarnation="x",
+        group_rank=number,
+        rank_offset=number * slots,
+        slots=slots,
+        address="10.0.0.1",
+        port=4000,
+        script_port=4001,
+        role="default",
+        role_offset=number * slots,
+        role_world_size=2 * slots,
+    )
+
+
+def full() -> Group:
+    """A group in which no field has its default."""
+    failure = Failure(local_rank=1, rank=5, exit_code=None, signal="SIGSEGV", message="boom\n\x00é", at=90.1)
+    node = Node(
+        node_id="gpu0",
+        incarnation="x",
+        slots=4,
+        address="10.0.0.1",
+        port=4000,
+        script_port=4001,
+        role="trainer",
+        labels={"rack": "r1"},
+        device={"gpu": "H200"},
+        wants_command=True,
+        job=2,
+        phase=NodePhase.LOST,
+        joined_at=1.5,
+        acked_round=3,
+        member_of=4,
+        failure=failure,
+        leaving="drained",
+        rejected="because",
+        gone_at=0.1 + 0.2,
+        gone_why="not heard for 5 s",
+        former=("w",),
+    )
+    end = End(kind=EndKind.LOST, node_id="gpu0", why="gpu0 is lost", at=99.0, judged=True)
+    return Group(
+        group_id="g",
+        spec=GroupSpec(
+            min_nodes=2,
+            max_nodes=5,
+            max_restarts=7,
+            join_timeout_s=60.5,
+            last_call_s=2.0,
+            replace_wait_s=3.0,
+            stop_timeout_s=4.0,
+            lease_s=6.0,
+            max_disconnect_s=70.0,
+            on_join=OnJoin.SPARE,
+            command=("train.py", "--lr", "0.1"),
+        ),
+        given=frozenset({"min_nodes", "command"}),
+        spec_fixed=False,
+        by_put=True,
+        state=GroupState.FAILED,
+        job=2,
+        last_round=4,
+        restarts=1,
+        round=Round(
+            number=4,
+            members=(member(0), member(1)),
+            restart_count=1,
+            formed_at=80.0,
+            finished=frozenset({"gpu1"}),
+            end=end,
+        ),
+        nodes={"gpu0": node},
+        seats=("gpu0", "gpu1"),
+        drained=frozenset({"gpu0"}),
+        last_call=False,
+        waiting_since=11.0,
+        bounds_since=12.0,
+        joiners_since=13.0,
+        unreachable=frozenset({("gpu1", "gpu0")}),
+        root_cause=RootCause(kind="worker_failed", message="boom", round=4, node_id="gpu0", failure=failure),
+        previous_outcome=GroupState.CANCELLED,
+        created_at=1.0,
+        finished_at=100.0,
+    )
+
+
+def at_default(value: object) -> list[str]:
+    """Fields of a dataclass, and of those in it, that tell nothing apart from a field that was not stored."""
+    if not isinstance(value, Group | GroupSpec | Node | Round | End | RootCause):
+        return []
+    own = [f.name for f in fields(value) if getattr(value, f.name) == f.default]
+    parts = [getattr(value, f.name) for f in fields(value)]
+    return own + [name for part in parts for name in at_default(part)]
+
+
+def test_every_field_comes_back() -> None:
+    group = full()
+    assert at_default(group) == [], "a new field: give it a value in `full`"
+    assert set(at_default(group.nodes["gpu0"])) == {"heard_at", "cut_at"}
+    kept = Kept()
+    kept.take(None, group)
+    assert kept.restored("g") == group
+
+
+def test_the_round_of_a_job_goes_with_it() -> None:
+    group = full()
+    kept = Kept()
+    kept.take(None, group)
+    new = replace(group, round=None, nodes={}, job=3)
+    kept.take(group, new)
+    assert kept.records.keys() == {"groups/g/group"}
+    assert kept.restored("g") == new
+
+
+def test_what_is_never_stored() -> None:
+    node = replace(full().nodes["gpu0"], phase=NodePhase.READY, heard_at=1.0, cut_at=2.0)
+    group = replace(full(), nodes={"gpu0": node})
+    heard = group.with_node(replace(node, heard_at=3.0, cut_at=None))
+    assert changes(group, heard) == ({}, set())
+    stored, _ = changes(None, group)
+    assert not {"heard_at", "cut_at"} & record_of(stored, "groups/g/nodes/gpu0").keys()
+    restored = restore(stored, NOW)["g"].group.nodes["gpu0"]
+    assert (restored.heard_at, restored.cut_at) == (NOW, None)
+
+
+def test_nothing_is_nothing() -> None:
+    assert changes(None, None) == ({}, set())
+    assert restore({}, NOW) == {}
+
+
+def test_groups_whose_names_begin_alike_are_apart() -> None:
+    kept = Kept()
+    groups = [replace(full(), group_id=group_id) for group_id in ("g", "g/nodes", "g%2Fnodes", "gg", "G")]
+    for group in groups:
+        kept.take(None, group)
+    assert {name: found.group for name, found in restore(kept.records, NOW).items()} == {
+        group.group_id: group for group in groups
+    }
+    for group in groups:
+        own = {key for key in kept.records if key.startswith(group_prefix(group.group_id))}
+        assert changes(group, None) == ({}, own)
+
+
+# -- what a change costs -------------------------------------------------------------------------------------
+
+
+def thousand(**more: object) -> Group:
+    nodes = {
+        f"gpu{n}": Node(
+            node_id=f"gpu{n}",
+            incarnation=f"{n:032x}",
+            slots=8,
+            address=f"10.0.{n >> 8}.{n & 255}",
+            port=4000,
+            labels={"rack": "r1", "zone": "b"},
+            device={"gpu": "NVIDIA H200", "driver": "590.1"},
+            heard_at=100.0,
+        )
+        for n in range(1_000)
+    }
+    group = Group(group_id="g", spec=GroupSpec(min_nodes=2_000), nodes=nodes, waiting_since=1.0)
+    return replace(group, **more)  # type: ignore[arg-type]
+
+
+def formed() -> Group:
+    """1,000 nodes in a round that takes no more."""
+    spec = GroupSpec(min_nodes=1_000, max_nodes=1_000)
+    group = step(thousand(spec=spec, bounds_since=1.0), Tick(), 100.0).group
+    assert group.state is GroupState.STARTING
+    return group
+
+
+def joined(group: Group) -> Group:
+    join = Join(
+        node_id="new",
+        incarnation="f" * 32,
+        slots=8,
+        address="10.9.9.9",
+        port=4000,
+        labels={"rack": "r1", "zone": "b"},
+        device={"gpu": "NVIDIA H200", "driver": "590.1"},
+    )
+    return step(group, join, 101.0).group
+
+
+@pytest.mark.parametrize("group", [thousand(), formed()], ids=["waiting", "running"])
+def test_a_join_in_a_group_of_a_thousand_is_one_small_put(group: Group) -> None:
+    puts, deletes = changes(group, joined(group))
+    assert puts.keys() == {"groups/g/nodes/new"}
+    assert deletes == set()
+    assert len(puts["groups/g/nodes/new"]) < 1_024
+
+
+def test_a_report_in_a_group_of_a_thousand_is_one_small_put() -> None:
+    group = formed()
+    report = Report(node_id="gpu7", incarnation=f"{7:032x}", round=1, kind=ReportKind.STARTED)
+    puts, deletes = changes(group, step(group, report, 101.0).group)
+    assert puts.keys() == {"groups/g/nodes/gpu7"}
+    assert deletes == set()
+    assert len(puts["groups/g/nodes/gpu7"]) < 1_024
+
+
+def test_the_change_of_one_node_in_a_thousand_is_found_fast() -> None:
+    group = formed()
+    new = joined(group)
+    took_s = []
+    for _ in range(50):
+        begun = time.perf_counter()
+        changes(group, new)
+        took_s.append(time.perf_counter() - begun)
+    assert (
+        min(took_s) < 0.001
+    )  # 0.06 ms where it was written; the best of many, so that a busy machine is no failure
+
+
+# -- events --------------------------------------------------------------------------------------------------
+
+
+def stored_event(number: int) -> StoredEvent:
+    event = Event("node_joined", f"gpu{number} joined", f"gpu{number}", None)
+    return StoredEvent(number, "2026-11-21T10:00:00.000+00:00", event)
+
+
+def test_events_come_back_in_order() -> None:
+    events = [stored_event(number) for number in (12, 2, 100)]
+    stored, _ = changes(None, full())
+    stored |= {event_key("g", event.number): event_record(event) for event in events}
+    assert restore(stored, NOW)["g"].events == (events[1], events[0], events[2])
+
+
+def test_event_keys_sort_like_numbers() -> None:
+    assert event_key("g", 7) == "groups/g/events/000000000007"
+    numbers = [1, 9, 10, 99, 1_000_000]
+    assert sorted(event_key("g", number) for number in numbers) == [event_key("g", n) for n in numbers]
+    assert event_key("a/b", 1).startswith(event_prefix("a/b"))
+    assert event_prefix("a/b").startswith(group_prefix("a/b"))
+
+
+def test_events_that_outlived_their_group_are_skipped() -> None:
+    assert restore({event_key("g", 1): event_record(stored_event(1))}, NOW) == {}
+
+
+# -- other versions ------------------------------------------------------------------------------------------
+
+KEYS = ["groups/g/group", "groups/g/round", "groups/g/nodes/gpu0", "groups/g/events/000000000001"]
+
+
+def all_records() -> dict[str, bytes]:
+    stored, _ = changes(None, full())
+    stored[KEYS[3]] = event_record(stored_event(1))
+    assert sorted(stored) == sorted(KEYS)
+    return stored
+
+
+def edited(key: str, **news: object) -> dict[str, bytes]:
+    """All records, of which one has these fields set; `...` takes a field out."""
+    stored = all_records()
+    record = {**record_of(stored, key), **news}
+    return {**stored, key: json.dumps({k: v for k, v in record.items() if v is not ...}).encode()}
+
+
+def refusal(stored: Mapping[str, bytes]) -> str:
+    with pytest.raises(StorageError) as caught:
+        restore(stored, NOW)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_record_has_a_version_and_a_newer_one_is_named(key: str) -> None:
+    assert record_of(all_records(), key)["v"] == records.VERSION == 1
+    said = refusal(edited(key, v=2, node_id=["another", "shape"], round={}))
+    assert f"record {key} has version 2, but this hetserver reads none beyond 1" in said
+    assert "upgrade hetserver, or name another store with --store" in said
+
+
+def test_a_record_from_before_a_field_gets_its_default() -> None:
+    found = restore(edited("groups/g/nodes/gpu0", labels=..., leaving=..., script_port=...), NOW)
+    node = found["g"].group.nodes["gpu0"]
+    assert (node.labels, node.leaving, node.script_port) == ({}, None, 0)
+    spec = record_of(all_records(), "groups/g/group")["spec"]
+    assert isinstance(spec, dict)
+    del spec["replace_wait_s"]
+    found = restore(edited("groups/g/group", spec=spec, seats=..., unreachable=...), NOW)
+    assert found["g"].group.spec.replace_wait_s == 0.0
+    assert found["g"].group.seats == ()
+    assert restore(edited("groups/g/round", finished=..., end=...), NOW)["g"].group.active_round is not None
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_field_that_is_not_known_is_ignored(key: str) -> None:
+    assert restore(edited(key, favourite_colour="blue"), NOW) == restore(all_records(), NOW)
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize(
+    "record", [b"", b"\x00\xff", b"[]", b'{"v":1', b"{}", b'{"v":1}', b'{"v":"1"}', b'{"v":0}']
+)
+def test_a_malformed_record_is_named(key: str, record: bytes) -> None:
+    said = refusal({**all_records(), key: record})
+    assert f"record {key} is malformed (" in said
+    assert "put back a copy of the store, or name another store with --store" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "news", "why"),
+    [
+        ("groups/g/nodes/gpu0", {"slots": "4"}, "slots: Input should be a valid integer"),
+        ("groups/g/nodes/gpu0", {"phase": "asleep"}, "phase: Input should be 'ready'"),
+        ("groups/g/nodes/gpu0", {"address": ...}, "address: Field required"),
+        ("groups/g/group", {"spec": {"min_nodes": 3, "max_nodes": 2}}, "max_nodes is 2, below min_nodes"),
+        ("groups/g/group", {"group_id": "h"}, "it speaks of group 'h'"),
+        ("groups/g/round", {"members": [{"node_id": "gpu0"}]}, "members.0.incarnation: Field required"),
+    ],
+)
+def test_a_malformed_record_says_where(key: str, news: dict[str, object], why: str) -> None:
+    said = refusal(edited(key, **news))
+    assert f"record {key} is malformed" in said
+    assert why in said
+
+
+@pytest.mark.parametrize("key", ["group", "groups/g", "groups/g/nodes", "groups/g/a/b", "other/g/group"])
+def test_a_key_that_is_not_known_is_named(key: str) -> None:
+    assert f"record {key} is malformed (this hetserver knows no such key)" in refusal({key: b'{"v":1}'})
+
+
+def test_nodes_without_their_group_are_named() -> None:
+    stored = all_records()
+    del stored["groups/g/group"]
+    assert "record groups/g/group is malformed (it is missing, but" in refusal(stored)

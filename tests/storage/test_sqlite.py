@@ -1,0 +1,368 @@
+"""The state file: durable, one server at a time, and every trouble named so that a person can end it."""
+
+import asyncio
+import os
+import resource
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from hetrdzv.errors import StorageError
+from hetrdzv.storage import open_store
+from hetrdzv.storage.base import Batch, Snapshot, StateStore
+
+WRITER = """
+import asyncio, sys
+from hetrdzv.storage import open_store
+from hetrdzv.storage.base import Batch
+
+async def main():
+    store = open_store(sys.argv[1])
+    number = int((await store.load()).records.get("number", b"0"))
+    print("ready", flush=True)
+    if sys.argv[2:] == ["hold"]:
+        sys.stdin.read()
+    while True:
+        number += 1
+        puts = {"number": b"%d" % number, f"own/{number}": b"x" * 3000}
+        await store.commit(Batch(puts, frozenset({f"own/{number - 50}"}), float(number)))
+        print(number, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[StateStore]:
+    store = open_store(f"sqlite:{path}")
+    yield store
+    await store.close()
+
+
+def puts(**values: bytes) -> Batch:
+    return Batch(puts=values, deletes=frozenset(), clock=1.0)
+
+
+async def refusal(path: Path | str) -> str:
+    """What a server says that cannot load this file."""
+    store = open_store(f"sqlite:{path}")
+    try:
+        with pytest.raises(StorageError) as caught:
+            await store.load()
+    finally:
+        await store.close()
+    return str(caught.value)
+
+
+async def filled(path: Path, records: int = 1) -> None:
+    store = open_store(f"sqlite:{path}")
+    await store.commit(puts(**{f"k{n:05d}": b"v" * 500 for n in range(records)}))
+    await store.close()
+
+
+def writer(path: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Another process that serves the file; it has said that it is ready."""
+    command = [sys.executable, "-c", WRITER, f"sqlite:{path}", *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+# -- where the file is ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url", ["", "sqlite", "sqlite:", "memory:x", "etcd4://h", "/tmp/x", "sqlite::memory:"]
+)
+def test_an_unknown_url_names_what_is_known(url: str) -> None:
+    with pytest.raises(ValueError, match=r"'memory' .* or 'sqlite:PATH'"):
+        open_store(url)
+
+
+@pytest.mark.parametrize("path", ["~no-such-user-at-all/state.db", "a\0b"])
+def test_a_path_that_cannot_be_one(path: str) -> None:
+    with pytest.raises(ValueError, match="names no usable path"):
+        open_store(f"sqlite:{path}")
+
+
+@pytest.mark.parametrize("given", ["state.db", "sub/dir/state.db", "~/deep/er/state.db"])
+async def test_relative_and_home_paths(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    store = open_store(f"sqlite:{given}")
+    monkeypatch.chdir("/")  # the path is fixed when the store is named
+    await store.load()
+    await store.close()
+    home = tmp_path / "home"
+    assert (tmp_path / given.replace("~", str(home))).is_file()
+
+
+async def test_naming_a_store_touches_nothing(path: Path) -> None:
+    store = open_store(f"sqlite:{path}")
+    await store.close()
+    assert list(path.parent.iterdir()) == []
+
+
+async def test_only_the_owner_may_read_it(store: StateStore, path: Path) -> None:
+    before = os.umask(0)
+    try:
+        await store.commit(puts(a=b"1"))
+    finally:
+        os.umask(before)
+    modes = {found.name: stat.S_IMODE(found.stat().st_mode) for found in path.parent.iterdir()}
+    assert modes.keys() >= {"state.db", "state.db-wal", "state.db.lock"}
+    assert set(modes.values()) == {0o600}
+
+
+# -- who serves it -------------------------------------------------------------------------------------------
+
+
+async def test_one_server_at_a_time(path: Path) -> None:
+    holder = writer(path, "hold")
+    try:
+        said = await refusal(path)
+        assert f"state file {path} is in use by another hetserver (pid {holder.pid})" in said
+        assert "--store" in said
+        link = path.with_name("link.db")
+        link.symlink_to(path)
+        assert f"(pid {holder.pid})" in await refusal(link)
+    finally:
+        holder.kill()
+        holder.communicate()
+    await filled(path)  # the lock went with the process
+
+
+async def test_one_server_at_a_time_in_one_process(store: StateStore, path: Path) -> None:
+    await store.load()
+    assert f"in use by another hetserver (pid {os.getpid()})" in await refusal(path)
+    await store.commit(puts(a=b"1"))
+    assert (await store.load()).records == {"a": b"1"}
+
+
+async def test_what_was_acknowledged_survives_kill_9(path: Path) -> None:
+    killed_at = 0
+    for lives in (1, 2, 40, 120):
+        process = writer(path)
+        assert process.stdout is not None
+        for _ in range(lives):
+            killed_at = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+        rest, _ = process.communicate()
+        acknowledged = int(rest.split()[-1]) if rest.split() else killed_at
+        store = open_store(f"sqlite:{path}")
+        found = await store.load()
+        await store.close()
+        number = int(found.records["number"])
+        assert number in (acknowledged, acknowledged + 1)  # the last may be down and not yet acknowledged
+        assert found.clock == number
+        own = {f"own/{n}" for n in range(max(1, number - 49), number + 1)}
+        assert found.records.keys() == {"number"} | own
+
+
+async def test_the_event_loop_does_not_wait_for_the_disk(store: StateStore, path: Path) -> None:
+    await store.load()
+    blocker = sqlite3.connect(path, isolation_level=None)
+    try:
+        blocker.execute("BEGIN IMMEDIATE")
+        commit = asyncio.ensure_future(store.commit(puts(a=b"1")))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not commit.done()
+        blocker.execute("ROLLBACK")
+        await commit
+    finally:
+        blocker.close()
+    assert (await store.load()).records == {"a": b"1"}
+
+
+async def test_another_program_keeps_it_locked(
+    store: StateStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetrdzv.storage.sqlite.BUSY_TIMEOUT_S", 0.0)
+    await store.load()
+    blocker = sqlite3.connect(path, isolation_level=None)
+    try:
+        blocker.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StorageError, match="another program keeps it locked"):
+            await store.commit(puts(a=b"1"))
+    finally:
+        blocker.close()
+    await store.commit(puts(a=b"2"))
+    assert (await store.load()).records == {"a": b"2"}
+
+
+# -- files that cannot be used -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("directory", ["/proc", "/proc/new", "a-file", "a-file/below"])
+async def test_a_directory_that_cannot_be_written(directory: str, tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
+    path = tmp_path / directory / "state.db"
+    said = await refusal(path)
+    assert f"state file {path} cannot be read" in said
+    assert "give hetserver a directory that it may write to, or name another file with --store" in said
+
+
+async def test_a_directory_in_its_place(path: Path) -> None:
+    path.mkdir()
+    assert "Is a directory" in await refusal(path)
+
+
+async def test_a_file_that_is_no_database(path: Path) -> None:
+    content = b"#!/bin/sh\necho not a database\n" * 100
+    path.write_bytes(content)
+    said = await refusal(path)
+    assert f"state file {path} cannot be read" in said
+    assert "it is not a database: move it away, or name another file with --store" in said
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("damage", ["overwritten", "cut"])
+async def test_a_corrupt_file(damage: str, path: Path) -> None:
+    await filled(path, records=2_000)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        if damage == "cut":
+            file.truncate(size // 2)
+        else:
+            file.seek(size // 2)
+            file.write(b"\xff" * 20_000)
+    said = await refusal(path)
+    assert f"state file {path} cannot be read" in said
+    assert "it is corrupt: put back a copy" in said
+
+
+async def test_damage_that_reading_would_not_notice(path: Path) -> None:
+    await filled(path, records=2_000)
+    content = path.read_bytes()
+    assert content.count(b"k00777") == 1
+    path.write_bytes(content.replace(b"k00777", b"z00777"))  # out of order: later reads by key would miss it
+    said = await refusal(path)
+    assert "it is corrupt: put back a copy" in said
+
+
+async def test_a_load_after_the_file_was_put_right(path: Path, tmp_path: Path) -> None:
+    await filled(path)
+    good = path.read_bytes()
+    path.write_bytes(b"something else" * 1_000)
+    store = open_store(f"sqlite:{path}")
+    with pytest.raises(StorageError):
+        await store.load()
+    path.write_bytes(good)
+    assert list((await store.load()).records) == ["k00000"]
+    await store.close()
+
+
+async def test_a_newer_schema(path: Path) -> None:
+    await filled(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE meta SET value = 7 WHERE key = 'schema'")
+    connection.close()
+    said = await refusal(path)
+    assert f"state file {path} has schema version 7, but this hetserver knows none beyond 1" in said
+    assert "upgrade hetserver, or name another file with --store" in said
+
+
+@pytest.mark.parametrize("table", ["people (name)", "meta (key, value)"])
+async def test_a_database_of_another_program(table: str, path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"CREATE TABLE {table}")
+    connection.close()
+    before = path.read_bytes()
+    assert f"state file {path} is a database of another program" in await refusal(path)
+    assert path.read_bytes() == before
+
+
+async def test_a_first_start_that_was_cut_short(path: Path) -> None:
+    path.touch()
+    await filled(path)
+    assert "k00000" in (await _content(path)).records
+
+
+async def _content(path: Path) -> Snapshot:
+    store = open_store(f"sqlite:{path}")
+    try:
+        return await store.load()
+    finally:
+        await store.close()
+
+
+# -- full disks ----------------------------------------------------------------------------------------------
+
+
+async def fill(store: StateStore, path: Path) -> int:
+    """Commit until there is no room; returns how many commits went down."""
+    done: list[int] = []
+
+    async def commit_on() -> None:
+        for number in range(10_000):
+            await store.commit(puts(**{f"a{number:05d}": b"x" * 4_000, f"b{number:05d}": b"x" * 4_000}))
+            done.append(number)
+
+    with pytest.raises(StorageError, match=r"cannot be written .*: the disk (is full|or a limit)") as caught:
+        await commit_on()
+    assert str(path) in str(caught.value)
+    assert done
+    return len(done)
+
+
+def both(count: int) -> set[str]:
+    return {f"{half}{number:05d}" for number in range(count) for half in "ab"}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(mount)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a file system needs root")
+    yield mount
+    subprocess.run(["umount", str(mount)], check=True)
+
+
+async def test_a_full_disk(small_disk: Path) -> None:
+    path = small_disk / "state.db"
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 500_000)
+    store = open_store(f"sqlite:{path}")
+    try:
+        await store.load()
+        count = await fill(store, path)
+        assert (await store.load()).records.keys() == both(count)
+        with pytest.raises(
+            StorageError, match="the disk is full: make room, and the server goes on by itself"
+        ):
+            await store.commit(puts(big=b"x" * 400_000))
+        ballast.unlink()
+        await store.commit(puts(after=b"1"))
+    finally:
+        await store.close()
+    assert (await _content(path)).records.keys() == both(count) | {"after"}
+
+
+async def test_a_file_size_limit(store: StateStore, path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    await store.load()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
+    try:
+        count = await fill(store, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (await store.load()).records.keys() == both(count)
+    await store.commit(puts(after=b"1"))
+    await store.close()
+    assert (await _content(path)).records.keys() == both(count) | {"after"}

@@ -1,0 +1,164 @@
+"""Tokens, where they are kept, and which host names are trusted without one."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hetrdzv import access
+from hetrdzv.access import AccessError
+
+
+def token_file(folder: Path, content: str | bytes, mode: int = 0o600) -> Path:
+    path = folder / "token"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LocalHost:29400", "127.0.0.1", "127.0.0.1:80", "10.1.2.3:29400"]
+)
+@pytest.mark.parametrize("more", ["", " "])
+def test_addresses_and_localhost_are_trusted(host: str, more: str) -> None:
+    assert access.trusted_host(host + more)
+
+
+@pytest.mark.parametrize(
+    "host", ["", "[::1]", "[::1]:29400", "[fe80::1%eth0]:1", "localhost.", "a.localhost:1"]
+)
+def test_other_forms_that_are_trusted(host: str) -> None:
+    assert access.trusted_host(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:29400",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "evil.example:127.0.0.1",
+        "[::1].evil.example",
+        "127.0.0.1@evil.example",
+        "::1:80:x",
+        "notlocalhost",
+    ],
+)
+def test_names_are_not_trusted(host: str) -> None:
+    assert not access.trusted_host(host)
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("", False),
+        ("localhost", False),
+    ],
+)
+def test_loopback(address: str, loopback: bool) -> None:
+    assert access.is_loopback(address) is loopback
+
+
+def test_a_token_is_made_once_in_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "token"
+    token, made = access.make_token(path)
+    assert made
+    assert len(token) >= 32
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert access.make_token(path) == (token, False)
+    assert access.read_token(path) == token
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_made_token_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = token_file(tmp_path, "secret\n", mode)
+    with pytest.raises(AccessError, match=f"other users of this machine.*chmod 600 {path}") as error:
+        access.make_token(path)
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("", "is empty"),
+        (" \n", "is empty"),
+        ("two words", "holds more than that"),
+        ("two\nlines\n", "holds more than that"),
+        ("schlüssel", "holds more than that"),
+        (b"\xff\xfe", "it is not text"),
+    ],
+)
+def test_a_file_that_holds_no_token_is_refused_without_showing_it(
+    tmp_path: Path, content: str | bytes, what: str
+) -> None:
+    path = token_file(tmp_path, content)
+    for use in (access.read_token, access.make_token):
+        with pytest.raises(AccessError, match=what) as error:
+            use(path)
+        assert str(path) in str(error.value)
+        assert "words" not in str(error.value)
+
+
+def test_a_token_file_that_cannot_be_read_or_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AccessError, match="No such file or directory"):
+        access.read_token(tmp_path / "none")
+    with pytest.raises(AccessError, match="Is a directory"):
+        access.read_token(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        AccessError, match=r"written \((Not a directory|File exists)\).*--token-file.*--host 127\.0\.0\.1"
+    ):
+        access.make_token(tmp_path / "file" / "token")
+
+
+def test_a_token_that_could_not_be_written_leaves_no_empty_file(tmp_path: Path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("there is no /dev/full here")
+    path = tmp_path / "token"
+
+    def open_full(name: str | Path, flags: int, mode: int = 0o777) -> int:
+        os.close(real_open(name, flags, mode))
+        return real_open(full, os.O_WRONLY)
+
+    real_open = os.open
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", open_full)
+        with pytest.raises(AccessError, match="No space left on device"):
+            access.make_token(path)
+    assert not path.exists()
+
+
+def test_a_client_takes_the_file_before_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HET_TOKEN", raising=False)
+    assert access.client_token(None) is None
+    monkeypatch.setenv("HET_TOKEN", " from-environment\n")
+    assert access.client_token(None) == "from-environment"
+    assert access.client_token(token_file(tmp_path, "from-file\n")) == "from-file"
+    monkeypatch.setenv("HET_TOKEN", "")
+    assert access.client_token(None) is None
+
+
+def test_where_state_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("XDG_STATE_HOME", "/var/state")
+    assert access.state_home() == Path("/var/state/hetrdzv")
+    for ignored in ("", "relative"):
+        monkeypatch.setenv("XDG_STATE_HOME", ignored)
+        assert access.state_home() == Path("/home/someone/.local/state/hetrdzv")
+
+
+def test_same_token() -> None:
+    assert access.same_token("abc", "abc")
+    assert not access.same_token("abd", "abc")
+    assert not access.same_token("schlüssel", "abc")

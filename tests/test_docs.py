@@ -1,0 +1,599 @@
+"""README and docs against the code: what a user meets is named there, and nothing that does not exist.
+
+Each check is a function of texts and of what the code has; it returns complaints. The last part of this file
+shows for each that it can fail.
+"""
+
+import ast
+import importlib
+import pkgutil
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import httpx
+import pytest
+
+import hetagent
+import hetagent.flags
+import hetrdzv
+from hetrdzv import wire
+from hetrdzv.api.app import create_app
+from hetrdzv.cli import hetctl, hetserver
+from hetrdzv.core.commands import ReportKind
+from hetrdzv.core.directive import DirectiveKind
+from hetrdzv.core.model import _SPEC_BOUNDS, SPEC_FIELDS, GroupSpec, GroupState
+from hetrdzv.errors import HetError
+from hetrdzv.service import Service
+from hetrdzv.storage.memory import MemoryStore
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCES = [*(ROOT / "rendezvous").rglob("*.py"), *(ROOT / "agent").rglob("*.py")]
+SCRIPTS = {"runner", "guardian_process"}
+"""Modules that are started by their path and not meant to be imported."""
+
+
+# -- reading the pages ---------------------------------------------------------------------------------------
+
+
+def page(name: str) -> str:
+    """The text of README.md, or of a page in docs/."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def section(text: str, title: str) -> str:
+    """What stands under a heading, up to the next one that is not below it."""
+    lines = iter(text.splitlines())
+    level = next((len(line.split()[0]) for line in lines if re.fullmatch(rf"#+ {re.escape(title)}", line)), 0)
+    assert level, f"there is no section '{title}'"
+    under = []
+    for line in lines:
+        if re.match(rf"#{{1,{level}}} ", line):
+            break
+        under.append(line)
+    return "\n".join(under)
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every row of every table, without headings."""
+    found: list[list[str]] = []
+    for line in text.splitlines():
+        if re.fullmatch(r"\|[-|: ]+\|", line):
+            found.pop()  # the heading above it
+        elif line.startswith("|"):
+            found.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return found
+
+
+def quoted(cells: Iterable[str]) -> set[str]:
+    """Everything in backticks."""
+    return {word for cell in cells for word in re.findall(r"`([^`]+)`", cell)}
+
+
+def examples(text: str) -> list[str]:
+    """Lines of code blocks (indented by four) without their prompts."""
+    lines = re.findall(r"^ {4}(?:\$ )?(\S.*)$", text, re.MULTILINE)
+    return [line.removesuffix("...").rstrip() for line in lines]
+
+
+def differences(what: str, where: str, told: AbstractSet[str], there: AbstractSet[str]) -> list[str]:
+    """What is there and not told, and the other way round."""
+    return [
+        *(f"{what} {name} is missing in {where}" for name in sorted(there - told)),
+        *(f"{where} names {what} {name}, which does not exist" for name in sorted(told - there)),
+    ]
+
+
+# -- flags ---------------------------------------------------------------------------------------------------
+
+
+def flags_of(command: click.Command) -> set[str]:
+    """Every spelling of every flag of a click command and its subcommands."""
+    with click.Context(command) as context:
+        found = {
+            flag
+            for parameter in command.get_params(context)
+            for flag in (*parameter.opts, *parameter.secondary_opts)
+        }
+    for name in getattr(command, "commands", {}):
+        found |= flags_of(command.commands[name])  # type: ignore[attr-defined]
+    return {flag for flag in found if flag.startswith("-")} | {"-h"}
+
+
+@cache
+def flags() -> Mapping[str, set[str]]:
+    """Every spelling of every flag, by program."""
+    hetagent_s = {flag for action in hetagent.flags.parser()._actions for flag in action.option_strings}
+    return {"hetagent": hetagent_s, "hetserver": flags_of(hetserver.main), "hetctl": flags_of(hetctl.cli)}
+
+
+def check_flags(text: str, program: str, there: AbstractSet[str]) -> list[str]:
+    """The flags in the first cells of a program's tables are exactly its flags."""
+    first = [row[0] for row in rows(section(text, program))]
+    told = {word for word in quoted(first) if word.startswith("-")}
+    return differences(f"{program}'s flag", f"docs/flags.md, {program}", told, there)
+
+
+@pytest.mark.parametrize("program", ["hetagent", "hetserver", "hetctl"])
+def test_every_flag_is_told(program: str) -> None:
+    assert check_flags(page("docs/flags.md"), program, flags()[program]) == []
+
+
+def check_mentions(text: str, there: AbstractSet[str]) -> list[str]:
+    """A flag that is mentioned in our own words is one of ours, or of torchrun's, whose parser we use."""
+    text = re.sub(r"^ {4}(pip|curl|sqlite3|hetagent|hetctl|hetserver) .*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"`(curl|pip|sqlite3|ss) [^`]*`", "", text)
+    told = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*", text))
+    return [f"{flag} is no flag of anything here" for flag in sorted(told - there - {"--nproc"})]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_flag_that_is_mentioned_exists(path: Path) -> None:
+    assert check_mentions(path.read_text(encoding="utf-8"), set().union(*flags().values())) == []
+
+
+def test_every_command_of_hetctl_is_told() -> None:
+    told = {
+        word.split()[0] for word in quoted(row[0] for row in rows(section(page("docs/flags.md"), "hetctl")))
+    }
+    assert (
+        differences("command", "docs/flags.md", {w for w in told if w[0] != "-"}, set(hetctl.cli.commands))
+        == []
+    )
+
+
+def test_every_refused_flag_says_so() -> None:
+    table = {flag: row for row in rows(page("docs/flags.md")) for flag in quoted([row[0]])}
+    for flag, reason in hetagent.flags.REFUSED.items():
+        assert table[flag][1] == "refused", f"{flag} is refused: {reason}"
+    refused = {flag for flag, row in table.items() if row[1] == "refused" and "_" not in flag}
+    assert refused == set(hetagent.flags.REFUSED)
+
+
+# -- commands as they are typed ------------------------------------------------------------------------------
+
+
+def check_example(line: str) -> list[str]:
+    """A line of an example that calls one of our programs is one that it understands."""
+    words = shlex.split(line, comments=True)
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words.pop(0)
+    if not words or words[0] not in ("hetagent", "hetserver", "hetctl", "make"):
+        return []
+    program, *args = words
+    try:
+        match program:
+            case "make":
+                targets = re.findall(r"^([a-z]+):", page("Makefile"), re.MULTILINE)
+                assert args[0] in targets, f"there is no target {args[0]}"
+            case "hetagent":
+                hetagent.flags.parse(args, {})
+            case "hetserver":
+                hetserver.main.make_context(program, args)
+            case "hetctl":
+                name, *rest = args
+                hetctl.cli.commands[name].make_context(name, rest)
+    except (ValueError, SystemExit, click.ClickException, KeyError, AssertionError) as error:
+        return [f"`{line}` does not work: {error!r}"]
+    return []
+
+
+COMMANDS = [
+    (path, line)
+    for path in PAGES
+    for line in examples(path.read_text(encoding="utf-8"))
+    if line.startswith(("hetagent ", "hetserver", "hetctl ", "make "))
+    and not re.search(r"[\[|]|    ", line.split("#")[0])
+]
+
+
+@pytest.mark.parametrize(("path", "line"), COMMANDS, ids=lambda value: getattr(value, "name", None))
+def test_the_commands_in_the_examples_are_understood(path: Path, line: str) -> None:
+    assert check_example(line) == []
+
+
+def test_the_examples_are_found() -> None:
+    found = {line.split()[0] for path, line in COMMANDS if path.name == "README.md"}
+    assert found == {"make", "hetagent", "hetserver", "hetctl"}
+
+
+# -- groups --------------------------------------------------------------------------------------------------
+
+
+def shown(value: object) -> str:
+    """A default or bound as the table shows it."""
+    match value:
+        case None:
+            return "none"
+        case int() | float():
+            return str(int(value)) if float(value).is_integer() else str(value)
+        case _:
+            return str(value)
+
+
+def check_spec(text: str) -> list[str]:
+    """The table of settings has every field of a spec with its default, its range and its flag."""
+    table = {next(iter(quoted([row[0]]))): row for row in rows(section(text, "Settings"))}
+    wrong = differences("field", "docs/groups.md", table.keys(), set(SPEC_FIELDS))
+    spec, bounds = (
+        GroupSpec(),
+        {name: f"{shown(low)} to {shown(high)}" for name, _, low, high in _SPEC_BOUNDS},
+    )
+    for name in table.keys() & set(SPEC_FIELDS):
+        _, default, told, flag, *_ = table[name]
+        if default != shown(getattr(spec, name)):
+            wrong.append(f"the default of {name} is {shown(getattr(spec, name))}, not {default}")
+        if told != bounds.get(name, told):
+            wrong.append(f"the range of {name} is {bounds[name]}, not {told}")
+        wrong += [f"{name} has no flag {one}" for one in sorted(quoted([flag]) - flags()["hetagent"])]
+        if not flag and f"--{name.replace('_', '-')}" in flags()["hetagent"]:
+            wrong.append(f"{name} has a flag")
+    return wrong
+
+
+def test_every_setting_is_told() -> None:
+    assert check_spec(page("docs/groups.md")) == []
+
+
+def test_every_state_is_told() -> None:
+    words = quoted([section(page("docs/groups.md"), "States")])
+    assert {*GroupState, *get_args(wire.NodeState)} - words == set()
+
+
+# -- routes --------------------------------------------------------------------------------------------------
+
+
+@cache
+def application() -> Any:
+    """The application without the gate, which is asked for its routes only."""
+    return create_app(Service(MemoryStore()))._app  # type: ignore[attr-defined]
+
+
+@cache
+def routes() -> Mapping[str, set[str]]:
+    """The query parameters of every route, by `METHOD /path`."""
+    found = {
+        f"{method.upper()} {path}": {
+            one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"
+        }
+        for path, operations in application().openapi()["paths"].items()
+        for method, operation in operations.items()
+    }
+    return {**found, "GET /docs": set(), "GET /openapi.json": set()}
+
+
+def check_routes(text: str, there: Mapping[str, AbstractSet[str]]) -> list[str]:
+    """The tables have every route and its parameters; every route anywhere in the page exists."""
+    table = {next(iter(quoted([row[0]]))): row for row in rows(text) if re.match(r"`[A-Z]+ /", row[0])}
+    wrong = differences("route", "docs/api.md", table.keys(), there.keys())
+    mentioned = {word.partition("?")[0] for word in quoted([text]) if re.match(r"[A-Z]+ /", word)}
+    wrong += [f"there is no route {route}" for route in sorted(mentioned - there.keys())]
+    for route in table.keys() & there.keys():
+        wrong += [f"{route} takes {name}" for name in sorted(there[route] - quoted(table[route][1:]))]
+    return wrong
+
+
+def test_every_route_is_told() -> None:
+    assert check_routes(page("docs/api.md"), routes()) == []
+
+
+def test_the_routes_that_the_other_pages_name_exist() -> None:
+    for path in PAGES:
+        for route in quoted([path.read_text(encoding="utf-8")]):
+            if re.match(r"(GET|PUT|POST|DELETE) /", route):
+                assert route.partition("?")[0] in routes(), f"{path.name}: {route}"
+
+
+@pytest.mark.parametrize("model", [wire.JoinRequest, wire.ReportRequest, wire.FailureFields])
+def test_every_field_of_a_body_is_told(model: Any) -> None:
+    assert set(model.model_fields) - quoted([section(page("docs/api.md"), "Nodes")]) == set()
+
+
+def test_every_kind_is_told() -> None:
+    assert {*DirectiveKind, *ReportKind} - quoted([page("docs/api.md")]) == set()
+
+
+def test_every_kind_of_event_is_told() -> None:
+    core = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "rendezvous/hetrdzv/core").glob("*.py")
+    )
+    said = set(re.findall(r'\.say\(\s*"([a-z_]+)"', core))
+    assert said, "the pattern finds nothing any more"
+    made = {f"group_{state}" for state in GroupState if state.terminal} | {"node_lost", "node_left"}
+    told = quoted([section(page("docs/api.md"), "Events").partition("Kinds:")[2]])
+    assert differences("event", "docs/api.md", told, said | made) == []
+
+
+# -- error codes ---------------------------------------------------------------------------------------------
+
+
+def subclasses(kind: type[HetError]) -> Iterator[type[HetError]]:
+    """A class and everything derived from it."""
+    yield kind
+    for derived in kind.__subclasses__():
+        yield from subclasses(derived)
+
+
+@cache
+def codes() -> Mapping[str, int]:
+    """The status of every code that a named error has, whichever module defines it."""
+    for package in (hetrdzv, hetagent):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if module.name.rpartition(".")[2] not in SCRIPTS:
+                importlib.import_module(module.name)
+    ours = [kind for kind in subclasses(HetError) if kind.__module__.startswith(("hetrdzv.", "hetagent."))]
+    return {kind.code: kind.status for kind in ours}
+
+
+HTTP_CODES = {"no_such_route": 404, "method_not_allowed": 405, "http_error": 0}
+"""Codes without a class, of the HTTP layer's own errors."""
+
+
+def check_codes(text: str, there: Mapping[str, int]) -> list[str]:
+    """The tables have every code with its status."""
+    table = {next(iter(quoted([row[0]]))): row for row in rows(section(text, "Errors"))}
+    wrong = differences("code", "docs/api.md", table.keys(), there.keys() | HTTP_CODES.keys())
+    for code in table.keys() & there.keys():
+        status = table[code][1]
+        if re.match(r"\d", status) and str(there[code]) not in status.split(", "):
+            wrong.append(f"{code} has status {there[code]}, not {status}")
+    return wrong
+
+
+def test_every_error_code_is_told() -> None:
+    assert check_codes(page("docs/api.md"), codes()) == []
+
+
+async def test_the_codes_without_a_class_are_what_the_server_answers() -> None:
+    transport = httpx.ASGITransport(application())
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        answers = [await client.get("/nothing"), await client.post("/healthz")]
+    found = {answer.json()["code"]: answer.status_code for answer in answers}
+    assert {**found, "http_error": 0} == HTTP_CODES
+
+
+# -- environment ---------------------------------------------------------------------------------------------
+
+
+def variables_in(source: str) -> set[str]:
+    """Environment variables that a module's code reads or sets."""
+    found = set(re.findall(r"\bHET_[A-Z_]+\b", source))
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=value, attr="get" | "pop" | "setdefault"),
+                args=[ast.Constant(name), *_],
+            ):
+                holder = value
+            case ast.Call(func=ast.Attribute(value=value, attr="getenv"), args=[ast.Constant(name), *_]):
+                found.add(str(name))
+                continue
+            case ast.Subscript(value=value, slice=ast.Constant(name)):
+                holder = value
+            case ast.Compare(left=ast.Constant(name), ops=[ast.In() | ast.NotIn()], comparators=[value]):
+                holder = value
+            case _:
+                continue
+        if ast.unparse(holder).endswith("environ"):
+            found.add(str(name))
+    return {name for name in found if re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+", name)}
+
+
+@cache
+def variables() -> set[str]:
+    """Environment variables of all our code."""
+    return set().union(*(variables_in(path.read_text(encoding="utf-8")) for path in SOURCES))
+
+
+def check_variables(told: str, anywhere: str, there: AbstractSet[str]) -> list[str]:
+    """docs/flags.md has every variable in a table; every one of ours that is mentioned anywhere exists."""
+    table = quoted(row[0] for row in rows(told))
+    wrong = [f"variable {name} is missing in docs/flags.md" for name in sorted(there - table)]
+    mentioned = set(re.findall(r"\bHET_[A-Z_]*[A-Z]\b", anywhere))
+    return [*wrong, *(f"there is no variable {name}" for name in sorted(mentioned - there))]
+
+
+def test_every_environment_variable_is_told() -> None:
+    everything = "".join(path.read_text(encoding="utf-8") for path in PAGES)
+    assert check_variables(page("docs/flags.md"), everything, variables()) == []
+
+
+def test_the_variables_that_are_told_are_in_our_code_or_in_torch() -> None:
+    import torch.distributed.elastic.agent.server.local_elastic_agent as agent
+    import torch.distributed.run as run
+
+    torchs = "".join(Path(module.__file__ or "").read_text(encoding="utf-8") for module in (agent, run))
+    for name in quoted(row[0] for row in rows(page("docs/flags.md"))):
+        if re.fullmatch(r"[A-Z][A-Z_]+", name) and not name.startswith("PET_"):
+            ours = any(name in path.read_text(encoding="utf-8") for path in SOURCES)
+            assert ours or f'"{name}"' in torchs or name == "TORCHELASTIC_ERROR_FILE", name
+
+
+# -- dependencies --------------------------------------------------------------------------------------------
+
+
+def check_dependencies(text: str, project: Mapping[str, Any]) -> list[str]:
+    """The tables have every dependency of pyproject.toml, and no other."""
+    extras = project["project"].get("optional-dependencies", {}).values()
+    asked = [*project["project"]["dependencies"], *(one for extra in extras for one in extra)]
+    asked += project["build-system"]["requires"]
+    there = {re.split(r"[^A-Za-z0-9._-]", one)[0] for one in asked}
+    return differences("dependency", "docs/dependencies.md", quoted(row[0] for row in rows(text)), there)
+
+
+def test_every_dependency_is_told() -> None:
+    assert check_dependencies(page("docs/dependencies.md"), tomllib.loads(page("pyproject.toml"))) == []
+
+
+# -- the pages themselves ------------------------------------------------------------------------------------
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives to headings."""
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def check_links(text: str, path: Path) -> list[str]:
+    """Links to files of this repository, and to headings in them, lead somewhere."""
+    wrong = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+://", target):
+            continue
+        file, _, anchor = target.partition("#")
+        aim = (path.parent / file).resolve() if file else path
+        if not aim.exists():
+            wrong.append(f"{path.name} links to {target}, which does not exist")
+        elif anchor and anchor not in anchors(aim.read_text(encoding="utf-8") if file else text):
+            wrong.append(f"{path.name} links to {target}, where there is no such heading")
+    return wrong
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    assert check_links(path.read_text(encoding="utf-8"), path) == []
+
+
+def test_readme_links_to_every_page() -> None:
+    for path in (ROOT / "docs").glob("*.md"):
+        assert f"(docs/{path.name})" in page("README.md")
+
+
+def check_done(text: str) -> list[str]:
+    """Nothing is left to be filled in."""
+    return re.findall(r"^.*TODO\(.*$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_nothing_is_left_to_be_filled_in(path: Path) -> None:
+    assert check_done(path.read_text(encoding="utf-8")) == []
+
+
+def test_readme_is_short() -> None:
+    assert len(page("README.md").splitlines()) < 150
+
+
+def check_modules(text: str, there: AbstractSet[str]) -> list[str]:
+    """Modules that a page names exist."""
+    told = set(re.findall(r"\b[a-z_]+\.py\b", text))
+    return [f"there is no module {name}" for name in sorted(told - there)]
+
+
+def test_the_modules_in_the_architecture_exist() -> None:
+    there = {path.name for path in [*SOURCES, *(ROOT / "tests").rglob("*.py")]}
+    assert check_modules(page("docs/architecture.md"), there) == []
+
+
+# -- each check can fail -------------------------------------------------------------------------------------
+
+
+def flag_table(*names: str) -> str:
+    return "## hetserver\n\n| flag | default |\n|---|---|\n" + "".join(f"| `{name}` | |\n" for name in names)
+
+
+PROJECT = {
+    "project": {"dependencies": ["click>=8"], "optional-dependencies": {"dev": ["ruff"]}},
+    "build-system": {"requires": []},
+}
+DEPENDENCIES = "| package | why |\n|---|---|\n| `click` | |\n| `ruff` | |\n"
+ROUTES = {"GET /a/{b}": {"after"}}
+ROUTE_TABLE = "| route | does |\n|---|---|\n| `GET /a/{b}` | `after` |\n"
+CODE_TABLE = "## Errors\n\n| code | status |\n|---|---|\n| `refused` | 409 |\n" + "".join(
+    f"| `{code}` | any |\n" for code in HTTP_CODES
+)
+VARIABLE_TABLE = "| variable | by |\n|---|---|\n| `HET_A` | x |\n"
+
+
+def spec_table(old: str, new: str) -> list[str]:
+    """What is said of the real table with a mistake in it."""
+    table = section(page("docs/groups.md"), "Settings")
+    assert old in table
+    return check_spec("## Settings\n" + table.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("check", "complaint"),
+    [
+        (lambda: check_flags(flag_table("--host"), "hetserver", {"--host", "--port"}), "--port is missing"),
+        (
+            lambda: check_flags(flag_table("--host", "--etcd"), "hetserver", {"--host"}),
+            "--etcd, which does not",
+        ),
+        (lambda: check_mentions("give `--gpu 4`", {"--gpus"}), "--gpu is no flag"),
+        (lambda: check_example("hetagent --server http://h --warm train.py"), "SystemExit(2)"),
+        (lambda: check_example("hetagent --gpus 4 train.py"), "no server"),
+        (lambda: check_example("hetserver --etcd h"), "NoSuchOption"),
+        (lambda: check_example("hetctl scale job"), "KeyError('scale')"),
+        (lambda: check_example("hetctl drain job"), "MissingParameter"),
+        (lambda: check_example("HET_TOKEN=x hetctl events default --since 1"), "NoSuchOption"),
+        (lambda: check_example("make demonstration  # that"), "no target demonstration"),
+        (lambda: spec_table("| `lease_s` |", "| `lease` |"), "lease_s is missing"),
+        (lambda: spec_table("| `lease_s` |", "| `lease` |"), "names field lease, which"),
+        (lambda: spec_table("| `lease_s` | 5 |", "| `lease_s` | 6 |"), "default of lease_s is 5, not 6"),
+        (lambda: spec_table("0.5 to 3600", "1 to 3600"), "range of lease_s is 0.5 to 3600"),
+        (lambda: spec_table("`--lease-s`", "`--lease`"), "lease_s has no flag --lease"),
+        (lambda: spec_table("`--lease-s`", ""), "lease_s has a flag"),
+        (lambda: check_routes(ROUTE_TABLE, {**ROUTES, "GET /c": set()}), "route GET /c is missing"),
+        (lambda: check_routes(ROUTE_TABLE, {}), "names route GET /a/{b}, which"),
+        (lambda: check_routes(ROUTE_TABLE + "`POST /a/{b}?c=1`", ROUTES), "no route POST /a/{b}"),
+        (lambda: check_routes(ROUTE_TABLE.replace("`after`", ""), ROUTES), "takes after"),
+        (lambda: check_codes(CODE_TABLE, {"refused": 409, "storage": 503}), "code storage is missing"),
+        (lambda: check_codes(CODE_TABLE, {}), "names code refused, which"),
+        (lambda: check_codes(CODE_TABLE, {"refused": 422}), "refused has status 422, not 409"),
+        (lambda: check_variables(VARIABLE_TABLE, "", {"HET_A", "HET_B"}), "HET_B is missing"),
+        (lambda: check_variables(VARIABLE_TABLE, "set HET_ALL", {"HET_A"}), "no variable HET_ALL"),
+        (
+            lambda: check_dependencies(DEPENDENCIES.replace("ruff", "black"), PROJECT),
+            "dependency ruff is missing",
+        ),
+        (
+            lambda: check_dependencies(DEPENDENCIES.replace("ruff", "black"), PROJECT),
+            "dependency black, which",
+        ),
+        (lambda: check_links("[a](no/such.md)", ROOT / "README.md"), "does not exist"),
+        (lambda: check_links("[a](docs/flags.md#no-such)", ROOT / "README.md"), "no such heading"),
+        (lambda: check_links("# A b\n[a](#a-c)", ROOT / "README.md"), "no such heading"),
+        (lambda: check_done("so fast: TODO(figures)"), "TODO(figures)"),
+        (lambda: check_modules("see gruop.py", {"group.py"}), "gruop.py"),
+    ],
+)
+def test_each_check_can_fail(check: Callable[[], list[str]], complaint: str) -> None:
+    assert any(complaint in wrong for wrong in check()), check()
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda: check_flags(flag_table("--host"), "hetserver", {"--host"}),
+        lambda: check_mentions("give `--gpus 4`; `curl --fail`", {"--gpus"}),
+        lambda: check_routes(ROUTE_TABLE, ROUTES),
+        lambda: check_codes(CODE_TABLE, {"refused": 409}),
+        lambda: check_variables(VARIABLE_TABLE, "set HET_A", {"HET_A"}),
+        lambda: check_dependencies(DEPENDENCIES, PROJECT),
+        lambda: check_links("# A b\n[a](#a-b) [c](https://x.y/z)", ROOT / "README.md"),
+    ],
+)
+def test_no_check_always_fails(check: Callable[[], list[str]]) -> None:
+    assert check() == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'os.environ["A_B"]',
+        'environ.get("A_B", "")',
+        'os.environ.pop("A_B")',
+        '"A_B" in os.environ',
+        'os.getenv("A_B")',
+        'x = "HET_A_B"',
+    ],
+)
+def test_variables_are_found_in_code(source: str) -> None:
+    assert {name.removeprefix("HET_") for name in variables_in(source)} == {"A_B"}

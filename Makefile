@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench clean distclean
+.PHONY: help venv demo tools test lint bench clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -18,13 +18,18 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo 'hetrdzv needs Python 3.11 or newer, and $(PYTHON) is not: name another one with make PYTHON=/path/to/python3' >&2; \
 	  exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[agent,dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[agent,etcd,dev]'
 	@touch $@
 
 demo: $(STAMP)  ## train on unlike nodes on this machine, and lose one on the way
 	$(BIN)/python examples/digits/demo.py
 
-test: $(STAMP)  ## run the tests
+tools:  ## install what tests with several hosts need (as root, on Debian; the tests are skipped without it)
+	@command -v ip >/dev/null && command -v nft >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || { \
+	  apt-get update -q && apt-get -o DPkg::Lock::Timeout=120 install -q -y --no-install-recommends iproute2 nftables; } >&2 || \
+	  echo 'iproute2 and nftables could not be installed: tests with several hosts are skipped' >&2
+
+test: $(STAMP) tools  ## run the tests
 	$(BIN)/python -m pytest
 
 lint: $(STAMP)  ## check format, style and types
@@ -32,9 +37,9 @@ lint: $(STAMP)  ## check format, style and types
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## measure rendezvous and recovery (a quarter of an hour, on an idle machine)
+bench: $(STAMP)  ## measure rendezvous and recovery from faults (an hour, on an idle machine)
 	$(BIN)/python -m benchmarks.rendezvous
-	$(BIN)/python -m benchmarks.recovery
+	$(BIN)/python -m benchmarks.faults
 
 clean:  ## remove caches and build outputs
 	rm -rf build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache

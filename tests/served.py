@@ -67,11 +67,11 @@ class HandClock:
 
 @asynccontextmanager
 async def serving(
-    store: FaultyStore | None = None, clock: HandClock | None = None
+    store: FaultyStore | None = None, clock: HandClock | None = None, **options: Any
 ) -> AsyncIterator[tuple[Service, FaultyStore]]:
     """A service that was started, and its store."""
     store = store or FaultyStore()
-    service = Service(store, clock.make if clock is not None else ServedClock)
+    service = Service(store, clock.make if clock is not None else ServedClock, **options)
     await service.start()
     try:
         yield service, store

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -44,6 +45,9 @@ class Hetserver:
         token_file: file with the token that requests must bear.
         args: more of its command line.
     """
+
+    launcher: Sequence[str] = ()
+    """What its command line begins with; what that starts keeps its pid."""
 
     def __init__(
         self, store: str = "memory", port: int = 0, token_file: Path | None = None, *args: str
@@ -90,6 +94,7 @@ class Hetserver:
         """Start it (again, on the same port and store) and wait until it is ready."""
         assert self._process is None or self._process.returncode is not None, "the server runs already"
         command = [
+            *self.launcher,
             sys.executable,
             "-m",
             "hetrdzv.cli.hetserver",
@@ -101,7 +106,8 @@ class Hetserver:
         if self.token_file is not None:
             command += ["--token-file", str(self.token_file)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HET_")}
-        environment |= {"PYTHONPATH": str(ROOT / "rendezvous"), "XDG_STATE_HOME": self._home.name}
+        path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "rendezvous")])
+        environment |= {"PYTHONPATH": path, "XDG_STATE_HOME": self._home.name}
         with open(Path(self._home.name, "log"), "ab") as log:
             self._process = subprocess.Popen(
                 # its standard input ends with this process, however that ends: no server outlives its test
@@ -119,11 +125,15 @@ class Hetserver:
             if self.process.poll() is not None:
                 raise AssertionError(f"hetserver exited with {self.process.returncode}:\n{self.log}")
             try:
-                with _open(f"{self.url}/readyz", timeout=1.0):
-                    return
+                self._try()
+                return
             except (URLError, OSError):
                 time.sleep(0.02)
         raise AssertionError(f"hetserver was not ready within {START_S:g} s:\n{self.log}")
+
+    def _try(self) -> None:
+        """Raise OSError unless it is ready."""
+        _open(f"{self.url}/readyz", timeout=1.0).close()
 
     def stop(self) -> int:
         """Ask it to stop (SIGTERM) and return its exit status."""

@@ -387,6 +387,33 @@ async def test_a_group_with_a_running_job_is_not_deleted() -> None:
             await service.delete("g")
 
 
+async def test_finished_groups_are_forgotten_when_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "HEARTBEAT_S", 0.001)
+    clock = HandClock()
+    async with serving(clock=clock, keep_finished_s=100.0) as (service, store):
+        for name in ("old", "used", "young", "running"):
+            await two_nodes(service, name)
+        for name in ("old", "used"):
+            await service.execute(name, Cancel())
+        for name in ("old", "young"):
+            for node_id in ("a", "b"):
+                await service.execute(name, Leave(node_id=node_id, incarnation="1"))
+        clock.pass_by(service, 98.0)
+        for name in ("used", "running"):  # their nodes are still heard
+            for node_id in ("a", "b"):
+                await service.execute(name, Renew(node_id, "1"))
+        await service.execute("young", Cancel())
+        clock.pass_by(service, 4.0)
+        async with asyncio.timeout(5):
+            while "old" in {group.group_id for group in service.groups()}:
+                clock.pass_by(service, 0.5)
+                await asyncio.sleep(0.002)
+                for node_id in ("a", "b"):
+                    await service.execute("used", Renew(node_id, "1"))
+        assert [group.group_id for group in service.groups()] == ["running", "used", "young"]
+        assert not [key for key in store.keys if key.startswith("groups/old/")]
+
+
 async def test_history_is_numbered_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "EVENTS_KEPT", 5)
     async with serving() as (service, store):
@@ -538,6 +565,30 @@ async def test_after_a_stall_every_node_has_a_full_lease() -> None:
         assert not (await service.execute("g", Tick())).nodes["a"].gone
         clock.pass_by(service, 1.0)
         assert (await service.execute("g", Tick())).nodes["a"].gone
+
+
+async def test_after_a_stall_nobody_counts_as_told_to_stop() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _):
+        await two_nodes(service)
+        await service.execute("g", Restart())
+        clock.at += 60.0
+        await service.execute("g", Renew("a", "1"))
+        nodes = service.group("g").nodes
+        assert nodes["b"].heard_at == service.now()
+        assert nodes["a"].stop_told_at is not None
+        assert nodes["b"].stop_told_at is None
+
+
+async def test_who_is_told_to_stop_without_a_command_is_overdue_in_time() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, store):
+        await service.execute("g", join("a", max_nodes=1, lease_s=60.0, stop_timeout_s=0.0))
+        await service.execute("g", Restart())
+        timer, commits = service._timers["g"].when(), len(store.commits)
+        await service.execute("g", Renew("a", "1"))
+        assert service._timers["g"].when() < timer
+        assert len(store.commits) == commits
 
 
 async def test_a_connection_cut_during_a_stall_makes_nobody_suspect() -> None:

@@ -7,7 +7,8 @@ import re
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,6 +26,7 @@ from hetagent.handler import HetRendezvousHandler
 from hetagent.launch.per_gpu import CommandError, WorkerCommand, group_command, worker_command
 from hetagent.line import Line
 from hetagent.logs import RoundLogsSpecs
+from hetagent.place import Place, patiently
 from hetagent.session import Offer, Session
 from hetagent.standalone import OwnServer, own_server
 from hetagent.summary import closing_block
@@ -84,12 +86,15 @@ def run(options: Options, server: OwnServer | None, token: str | None) -> int:
         tell(note)
     command = _command(options)
     chosen, slots = _slots(options)
-    address, interface = _address(options, servers[0])
+    fixed = options.local_addr is not None
+    place = patiently(
+        lambda: Place(lambda: _address(options, servers), fixed=fixed), options.connect_timeout_s, tell
+    )
     os.environ.update(devices.narrow(chosen, os.environ) if chosen is not None else {})
     identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
     _sweep(identity, tell)
 
-    offer = _offer(options, slots, address, chosen, wants_command=command is None)
+    offer = _offer(options, slots, place.address, chosen, wants_command=command is None)
     session = Session(
         options.group,
         options.node_id,
@@ -99,7 +104,9 @@ def run(options: Options, server: OwnServer | None, token: str | None) -> int:
         connect_timeout_s=options.connect_timeout_s,
     )
     handler = HetRendezvousHandler(
-        options.group, options.node_id, lambda: network.hold_port(address, options.port_range, listen=True)
+        options.group,
+        options.node_id,
+        lambda: network.hold_port(place.address, options.port_range, listen=True),
     )
     logs_specs = _logs_specs(options, command)
     spec = _worker_spec(options, slots, handler, command)
@@ -109,6 +116,18 @@ def run(options: Options, server: OwnServer | None, token: str | None) -> int:
         spec.entrypoint, spec.args = adopted.entrypoint, adopted.args
         if isinstance(logs_specs, RoundLogsSpecs):
             logs_specs.capture_stderr = not adopted.is_python
+
+    worker_env = network.socket_env(place.interface, os.environ)
+
+    def moved() -> bool:
+        lost = place.address
+        if not place.moved():
+            return False
+        tell(f"this node has lost its address {lost}; offering {place.address} from now on")
+        session.offer = replace(session.offer, address=place.address)
+        worker_env.clear()
+        worker_env.update(network.socket_env(place.interface, os.environ))
+        return True
 
     line = Line(session, lambda: Client(servers, token=token), tell)
     if server is not None:
@@ -125,8 +144,9 @@ def run(options: Options, server: OwnServer | None, token: str | None) -> int:
             group=options.group,
             node_id=options.node_id,
         ),
-        hold_script_port=lambda: network.hold_port(address, options.port_range, listen=False),
-        worker_env=network.socket_env(interface, os.environ),
+        hold_script_port=lambda: network.hold_port(place.address, options.port_range, listen=False),
+        worker_env=worker_env,
+        moved=moved,
         adopt_command=adopt,
         stop_timeout_s=options.shutdown_timeout_s,
         tell=tell,
@@ -134,7 +154,7 @@ def run(options: Options, server: OwnServer | None, token: str | None) -> int:
         log_line_prefix_template=os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
     )
     kind = "worker" if chosen is None else "CPU worker" if chosen.kind == "cpu" else "GPU"
-    what = f"{slots} {kind}{'s' if slots != 1 else ''} at {address}"
+    what = f"{slots} {kind}{'s' if slots != 1 else ''} at {place.address}"
     tell(f"group '{options.group}' at {', '.join(servers)}: offering {what}")
     try:
         agent.run()
@@ -224,14 +244,14 @@ def _slots(options: Options) -> tuple[devices.Devices | None, int]:
     return devices.choose(str(slots), options.device, os.environ), slots
 
 
-def _address(options: Options, server: str) -> tuple[str, str | None]:
+def _address(options: Options, servers: Sequence[str]) -> tuple[str, str | None]:
     """The address that this node offers, and its interface where there is one."""
     if options.local_addr is not None:
         address = options.local_addr
     elif options.interface is not None:
         return network.address_of(options.interface), options.interface
     else:
-        address = network.local_address_towards(server)
+        address = network.local_address_towards_any(servers)
     return address, network.interface_of(address)
 
 

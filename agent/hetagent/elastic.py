@@ -75,6 +75,7 @@ class HetElasticAgent(LocalElasticAgent):
         adopt_command: takes the group's command where the agent was started without a script.
         stop_timeout_s: seconds between SIGTERM and SIGKILL; None: the group's.
         tell: shows one line to the person at the terminal.
+        moved: asked before each `ready`: whether this node now offers another address.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class HetElasticAgent(LocalElasticAgent):
         adopt_command: Callable[[list[str]], None],
         stop_timeout_s: float | None,
         tell: Callable[[str], None],
+        moved: Callable[[], bool] = lambda: False,
         signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
         log_line_prefix_template: str | None = None,
     ) -> None:
@@ -105,6 +107,7 @@ class HetElasticAgent(LocalElasticAgent):
         self._adopt_command = adopt_command
         self._stop_timeout_s = stop_timeout_s
         self._tell = tell
+        self._moved = moved
         self._signals = signals
 
         self._selector = selectors.DefaultSelector()
@@ -335,6 +338,11 @@ class HetElasticAgent(LocalElasticAgent):
         self._ready_after_stop = False
         self._handler.release()
         self._store = self._worker_group.store = None  # torch's references to it, which keep its port taken
+        if self._moved():  # what is held is bound to an address that is gone
+            self._handler.shutdown()
+            if self._script_port is not None:
+                self._script_port.close()
+                self._script_port = None
         try:
             if self._script_port is None:
                 self._script_port = self._hold_script_port()

@@ -21,9 +21,10 @@ def failure_message(error_file: str | None, stderr_file: str | None, exitcode: i
 
     Returns:
         The end of the traceback, else of stderr, in whole lines and at most `MAX_CHARACTERS`; else what the
-        exit status says.
+        exit status says, and that the disk is full where that is why nothing else is known.
     """
-    return _recorded(error_file) or _end(_tail(stderr_file)) or describe_exit(exitcode)
+    said = _recorded(error_file) or _end(_tail(stderr_file))
+    return said or describe_exit(exitcode) + _lost_words(error_file, stderr_file)
 
 
 def describe_exit(exitcode: int) -> str:
@@ -34,6 +35,18 @@ def describe_exit(exitcode: int) -> str:
         return f"killed by {signal.Signals(-exitcode).name}"
     except ValueError:  # a real-time signal has no name
         return f"killed by signal {-exitcode}"
+
+
+def _lost_words(*paths: str | None) -> str:
+    """Why a worker's last words are missing, where the disk explains it."""
+    for folder in {os.path.dirname(path) for path in paths if path}:
+        try:
+            disk = os.statvfs(folder)
+        except OSError:
+            continue
+        if disk.f_blocks and disk.f_bavail * disk.f_frsize < MAX_CHARACTERS:
+            return f"; what it said is lost: No space left on device, under {folder}"
+    return ""
 
 
 def _recorded(error_file: str | None) -> str:

@@ -1,10 +1,10 @@
 """The process that stops the workers of a dead agent: changes when what must happen after that death does.
 
 `guardian.Guardian` starts it as `python -I -S guardian_process.py`: no site-packages are looked up, so it
-starts in some 20 ms and stays small. It reads lines from stdin: first a JSON object, later `sessions PID ...`
-(the workers' sessions from now on) and `done` (an orderly end); to the first it answers `ready`. The end of
-the pipe or of the agent without a `done` means that the workers are nobody's. Arguments and environment are
-public, so nothing is told by them.
+starts in some 20 ms, and stays small until there are workers. It reads lines from stdin: first a JSON object,
+later `sessions PID ...` (the workers' sessions from now on) and `done` (an orderly end); to the first it
+answers `ready`. The end of the pipe or of the agent without a `done` means that the workers are nobody's.
+Arguments and environment are public, so nothing is told by them.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import sys
+import threading
 from typing import Any
 
 GOODBYE_TIMEOUT_S = 8.0
@@ -71,12 +72,17 @@ def main() -> int:
 
     print("ready", flush=True)
     sessions: list[int] = []
+    importing: threading.Thread | None = None
     while (line := pipe.readline()) is not None:
         word, *rest = line.split()
         if word == "done":
             return 0
         if word == "sessions":
             sessions = [int(pid) for pid in rest]
+            if importing is None:
+                # For the goodbye: in need it would take 0.3 to 1 s, for which all other nodes would wait.
+                importing = threading.Thread(target=_import_client, daemon=True)
+                importing.start()
     stubborn = processes.kill_tree_of(message["incarnation"], sessions)
     if stubborn:
         pids = ", ".join(map(str, stubborn))
@@ -104,6 +110,11 @@ def goodbye(message: dict[str, Any]) -> None:
             f"could not tell {', '.join(message['servers'])} that node {message['node_id']!r} left group "
             f"{message['group']!r} ({type(error).__name__}: {error}); it finds out when the node's lease ends"
         )
+
+
+def _import_client() -> None:
+    with contextlib.suppress(Exception):  # said at the goodbye, if that comes
+        import hetrdzv.client  # noqa: F401
 
 
 async def _leave(message: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from hetagent import preflight
+from hetagent.network import host_port
 from hetagent.session import (
     DEFAULT_LEASE_S,
     DEFAULT_MAX_DISCONNECT_S,
@@ -212,12 +213,16 @@ class Line:
         self._session.received(request, answer, time.monotonic())
         if isinstance(answer, DirectiveReply):
             self._stop_timeout_s = answer.stop_timeout_s
+            self._tell_notices()
             self._tell_wait(answer)
         self._kick.set()
 
-    def _pass_on(self) -> None:
+    def _tell_notices(self) -> None:
         for notice in self._session.notices():
             self._tell(notice)
+
+    def _pass_on(self) -> None:
+        self._tell_notices()
         for directive in self._session.directives():
             self._fresh.append(directive)
             self._fresh_came.set()
@@ -258,8 +263,9 @@ class Line:
             return False
         reason = await trying
         if reason is not None:
-            self._tell(f"cannot reach the master {start.master.node_id}: {reason}")
-            self._session.master_unreachable(directive.round, reason, time.monotonic())
+            what = f"{reason} ({host_port(start.master.address, start.master.port)})"
+            self._tell(f"cannot reach the master {start.master.node_id}: {what}; asking for another one")
+            self._session.master_unreachable(directive.round, what, time.monotonic())
             self._kick.set()
         return reason is None
 

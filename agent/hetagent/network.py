@@ -5,7 +5,7 @@ import errno
 import ipaddress
 import random
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 import psutil
@@ -23,7 +23,28 @@ class NetworkError(OSError):
     """This node cannot offer what was asked for."""
 
 
+class NamesAway(NetworkError):
+    """The resolver does not know the server's name for now; later it may."""
+
+
 # -- addresses -----------------------------------------------------------------------------------------------
+
+
+def local_address_towards_any(urls: Sequence[str]) -> str:
+    """`local_address_towards` the first of several servers for which there is one: others may be down, and their
+    names with them.
+
+    Raises:
+        NamesAway: none yet, and the resolver says that it may find a name later.
+        NetworkError: there is none.
+    """
+    failures = []
+    for url in urls:
+        try:
+            return local_address_towards(url)
+        except NetworkError as error:
+            failures.append(error)
+    raise next((error for error in failures if isinstance(error, NamesAway)), failures[0])
 
 
 def local_address_towards(url: str) -> str:
@@ -37,6 +58,7 @@ def local_address_towards(url: str) -> str:
         url: `http://host:port`; an IPv6 address in brackets.
 
     Raises:
+        NamesAway: the name does not resolve for now.
         NetworkError: the name does not resolve, or no route leads there.
     """
     parts = urlsplit(url if "://" in url else f"bare://{url}")
@@ -46,7 +68,8 @@ def local_address_towards(url: str) -> str:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise NetworkError(
+        away = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
+        raise (NamesAway if away else NetworkError)(
             f"cannot resolve '{host}' of the server's URL {url} ({why}): check --server"
         ) from None
     failures = []

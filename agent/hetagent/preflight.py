@@ -8,9 +8,16 @@ import socket
 RETRY_S = 0.1
 """Pause after a refused connection (seconds): the other side may be about to listen."""
 
+AGAIN_S = 0.5
+"""Pause before another connection is tried beside one that is not answered (seconds).
+
+The kernel repeats a lost packet of a connection once a second only: where one packet in ten gets lost, that alone
+would take one master in fifty for unreachable.
+"""
+
 
 async def reachable(address: str, port: int, timeout_s: float = 3.0) -> str | None:
-    """Try a TCP connection; one that is refused is tried again until the time is over.
+    """Try TCP connections until one works or the time is over.
 
     Args:
         address: a host name or an IP address, IPv6 without brackets.
@@ -20,21 +27,31 @@ async def reachable(address: str, port: int, timeout_s: float = 3.0) -> str | No
         None when it works, else why not: `connection refused`, `timed out after 3 s`, `cannot resolve 'x'`.
     """
     refused = False
+    tries: set[asyncio.Task[None]] = set()
     try:
         async with asyncio.timeout(timeout_s):
             while True:
-                try:
-                    await _connect(address, port)
-                    return None
-                except ConnectionRefusedError:
+                tries.add(asyncio.create_task(_connect(address, port)))
+                done, tries = await asyncio.wait(tries, timeout=AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    error = one.exception()
+                    if error is None:
+                        return None
+                    if not isinstance(error, ConnectionRefusedError):
+                        raise error
                     refused = True
-                await asyncio.sleep(RETRY_S)
+                if done:
+                    await asyncio.sleep(RETRY_S)
     except TimeoutError:
         return "connection refused" if refused else f"timed out after {timeout_s:g} s"
     except (socket.gaierror, UnicodeError):
         return f"cannot resolve '{address}'"
     except OSError as error:
         return _reason(error)
+    finally:
+        for one in tries:
+            one.cancel()
+        await asyncio.gather(*tries, return_exceptions=True)
 
 
 async def _connect(address: str, port: int) -> None:

@@ -215,6 +215,7 @@ class Session:
         self._poll: Poll | None = None
         self._poll_sent_at = 0.0
         self._talk: Join | Report | Leave | None = None
+        self._talk_sent_at = 0.0
         self._reports: deque[_Pending] = deque()
         self._sent_report: _Pending | None = None
         self._version: str | None = None
@@ -305,7 +306,7 @@ class Session:
         if isinstance(answer, HetError):
             self._refused(request, answer, now)
             return
-        self._hear(now)
+        self._hear(request, now)
         match request:
             case Join():
                 self._known = self._maybe_known = self._ever_joined = True
@@ -330,13 +331,11 @@ class Session:
         due: list[Request] = []
         talk_at = self._talk_at()
         if talk_at is not None and now >= talk_at:
-            self._talk = self._next_talk(now)
+            self._talk, self._talk_sent_at = self._next_talk(now), now
             due.append(self._talk)
         poll_at = self._next_poll_at()
         if poll_at is not None and now >= poll_at:
-            wait_s = 0.0 if self._away else self._poll_s
-            if self.workers_may_run:
-                wait_s = min(wait_s, self._max_disconnect_s / 2)
+            wait_s = 0.0 if self._away else min(self._poll_s, self._max_disconnect_s / 2)
             self._poll = Poll(
                 **self._head(), incarnation=self.incarnation, after=self._version, wait_s=wait_s
             )
@@ -409,6 +408,10 @@ class Session:
             return None
         return self._heard_at + self._max_disconnect_s
 
+    def _is_out_of_touch(self, now: float) -> bool:
+        """Whether workers that ran would be stopped for want of a server."""
+        return self._heard_at is not None and now >= self._heard_at + self._max_disconnect_s
+
     def _pass_time(self, now: float) -> None:
         if now >= self._goodbye_until:
             self._finished = True
@@ -476,6 +479,8 @@ class Session:
             case DirectiveKind.EXIT:
                 self._count(directive)
                 self._exit(directive)
+            case DirectiveKind.START if directive.round > self._newest_round and self._is_out_of_touch(now):
+                pass  # it was so long on its way that we may have been given up since: the next poll tells
             case DirectiveKind.START if directive.round > self._newest_round:
                 self._count(directive)
                 if running:
@@ -586,25 +591,25 @@ class Session:
             case Leave(), _ if answered and error.code not in STRANGERS:
                 self._finished = True
             case _, "stale_incarnation":
-                self._hear(now)
+                self._hear(request, now)
                 self._give_up(str(error))
             case Report(), "stale_round":
-                self._hear(now)
+                self._hear(request, now)
                 self._settle_report()
                 directive = _directive_of(error)
                 if directive is not None:
                     self._take(request.number, directive, now)
             case Poll() | Report(), "unknown_group" | "unknown_node":
-                self._hear(now)
+                self._hear(request, now)
                 if request.number >= self._counts_from:
                     self._forgotten(error, now)
             case Report(), "invalid_request" | "body_too_large":
                 self._give_up(f"the server cannot take a report of this agent: {error}", gone=False)
             case Join(), "node_id_in_use":
-                self._hear(now)
+                self._hear(request, now)
                 self._in_use(error, now)
             case Join(), "group_finishing":
-                self._hear(now)
+                self._hear(request, now)
                 self._join_at = now + FINISHING_RETRY_S
                 if not self._finishing_told:
                     self._finishing_told = True
@@ -620,9 +625,16 @@ class Session:
             return not self._ever_joined
         return isinstance(error, Problem) and 400 <= error.status < 500 and error.status not in (408, 429)
 
-    def _hear(self, now: float) -> None:
-        """A server answered."""
-        self._heard_at, self._heard_from = now, self._next_number
+    def _hear(self, request: Request, now: float) -> None:
+        """A server answered.
+
+        It heard us when we asked, so an answer that was long on its way counts from half a `max_disconnect_s`
+        after that, which is the longest that a poll waits: what the server promises ends with our lease.
+        """
+        sent_at = self._poll_sent_at if isinstance(request, Poll) else self._talk_sent_at
+        heard_at = min(now, sent_at + self._max_disconnect_s / 2)
+        self._heard_at = heard_at if self._heard_at is None else max(self._heard_at, heard_at)
+        self._heard_from = self._next_number
         self._failures, self._retry_at = 0, now
         if self._away:
             self._away = False
@@ -643,7 +655,8 @@ class Session:
                 if isinstance(error, Problem)
                 else error
             )
-            self._notices.append(f"{what}; {'workers go on, ' if self.workers_may_run else ''}trying again")
+            running = self.workers_may_run and not self._stop_told
+            self._notices.append(f"{what}; {'workers go on, ' if running else ''}trying again")
         if now >= self._retry_at:
             pause_s = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(self._failures, 10))
             self._failures += 1

@@ -1,7 +1,8 @@
 """The typed HTTP client: one method per route of the API, several servers, every failure in plain words.
 
-A call is one pass over the servers, beginning with the one that answered last; whoever wants more than a pass
-calls again (the agent's session does, with its own pauses). Proxies named in the environment are not used.
+A call is one pass over the servers, beginning with the one that answered last, the others in any order; whoever
+wants more than a pass calls again (the agent's session does, with its own pauses). Proxies named in the
+environment are not used.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import re
 import socket
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 from urllib.parse import urljoin, urlsplit
@@ -21,7 +22,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from hetrdzv.errors import HetError, NotHetserver, Problem, Unreachable, VersionMismatch
+from hetrdzv.errors import HetError, LeaderLost, NotHetserver, Problem, Unreachable, VersionMismatch
 from hetrdzv.wire import (
     API_VERSION,
     VERSION_HEADER,
@@ -40,6 +41,16 @@ DEFAULT_PORT = 29400
 
 KEEP_ALIVE_S = 2.0
 """Idle connections are closed by this side, before a server does it under a request (uvicorn: 5 s)."""
+
+POLL_LATE_S = 1.0
+"""The answer to a poll may be late by this much at least, otherwise by half of what it was to wait (seconds).
+
+A network that was cut for a moment loses the answer, and TCP does not say so for minutes: asked again in half of a
+poll's time, the server hears the node within its lease.
+"""
+
+SILENCE_S = 1.0
+"""Where there are several servers: how late an answer is when the others are asked as well (seconds)."""
 
 FOLLOW_SILENCE_S = 45.0
 """A followed history that is silent for longer, comments included, is connected to anew (seconds)."""
@@ -178,8 +189,14 @@ class Client:
         query = {"incarnation": incarnation, "wait": _seconds(wait_s)}
         if after is not None:
             query["after"] = after
+        late_s = min(self._timeout_s, max(POLL_LATE_S, wait_s / 2)) if wait_s > 0 else None
         return await self._ask(
-            DirectiveReply, "GET", f"{_node(group, node)}/directive", query=query, wait_s=wait_s
+            DirectiveReply,
+            "GET",
+            f"{_node(group, node)}/directive",
+            query=query,
+            wait_s=wait_s,
+            late_s=late_s,
         )
 
     async def report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
@@ -271,9 +288,12 @@ class Client:
         query: Mapping[str, str] | None = None,
         body: BaseModel | None = None,
         wait_s: float = 0.0,
+        late_s: float | None = None,
         once: bool = False,
     ) -> _R:
-        response = await self._send(method, path, query=query, body=body, wait_s=wait_s, once=once)
+        response = await self._send(
+            method, path, query=query, body=body, wait_s=wait_s, late_s=late_s, once=once
+        )
         return _parsed(model, response.content, self._last)
 
     async def _send(
@@ -285,50 +305,99 @@ class Client:
         headers: Mapping[str, str] | None = None,
         body: BaseModel | None = None,
         wait_s: float = 0.0,
+        late_s: float | None = None,
         once: bool = False,
         stream: bool = False,
     ) -> httpx.Response:
         """The first usable answer: a success, or a `Problem` raised.
 
         Args:
+            late_s: how long an answer may take beyond `wait_s`; None: `timeout_s` of the client.
             once: not to be repeated where the first server may have acted on it.
             stream: leave the body of a success unread.
         """
-        timeout = httpx.Timeout(
-            self._timeout_s, connect=self._connect_timeout_s, read=wait_s + self._timeout_s
-        )
+        answer_s = wait_s + (self._timeout_s if late_s is None else late_s)
+        timeout = httpx.Timeout(self._timeout_s, connect=self._connect_timeout_s, read=answer_s)
         head = dict(headers or {})
         content = None
         if body is not None:
             content, head["Content-Type"] = body.model_dump_json(exclude_unset=True), "application/json"
-        failures: dict[str, HetError] = {}
-        queue = deque(sorted(self.servers, key=lambda server: server != self._last))
-        while queue:
-            server = queue.popleft()
-            if server in failures:
-                continue
+
+        async def ask(server: str) -> httpx.Response:
             request = self._http.build_request(
                 method, f"{server}{path}", params=query, headers=head, content=content, timeout=timeout
             )
-            try:
-                response = await self._http.send(request, stream=True)
-                if not stream or not response.is_success:
-                    await response.aread()
-                    await response.aclose()
-            except httpx.TransportError as error:
-                failures[server] = self._failure(error, server, wait_s)
-                if once and not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-                    break
-                continue
-            failure = self._unusable(response, server, queue)
-            if failure is None:
-                self._last = server
-                if response.status_code >= 400:
-                    raise _problem(response)
-                return response
-            failures[server] = failure
-            await response.aclose()
-        raise _verdict(failures)
+            response = await self._http.send(request, stream=True)
+            if not stream or not response.is_success:
+                await response.aread()
+                await response.aclose()
+            return response
+
+        silence_s = None if once or len(self.servers) == 1 else (0.0 if stream else wait_s) + SILENCE_S
+        response = await self._pass(ask, answer_s, silence_s, once)
+        if response.status_code >= 400:
+            raise _problem(response)
+        return response
+
+    async def _pass(
+        self,
+        ask: Callable[[str], Coroutine[None, None, httpx.Response]],
+        answer_s: float,
+        silence_s: float | None,
+        once: bool,
+    ) -> httpx.Response:
+        """The first usable answer of a server; the one that answered last is asked first.
+
+        Args:
+            silence_s: after so long without an answer the others are asked as well, since the first may hang,
+                and again, since they may not know its successor yet (seconds); None: they are not.
+            once: ask no other server when one may have done what was asked.
+
+        Raises:
+            HetError: there is none; says what became of each server.
+        """
+        others = [server for server in self.servers if server != self._last]
+        queue = deque([self._last, *random.sample(others, len(others))])
+        failures: dict[str, HetError] = {}
+        answered: set[str] = set()
+        asked: dict[asyncio.Task[httpx.Response], str] = {}
+        try:
+            while queue or asked:
+                if queue:
+                    server = queue.popleft()
+                    if server in failures or server in asked.values():
+                        continue
+                    asked[asyncio.ensure_future(ask(server))] = server
+                done, _ = await asyncio.wait(asked, timeout=silence_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    silence_s = SILENCE_S
+                    if not queue:
+                        queue.extend(answered & failures.keys())
+                        failures = {s: error for s, error in failures.items() if s not in answered}
+                for task in done:
+                    server = asked.pop(task)
+                    try:
+                        response = task.result()
+                    except httpx.TransportError as error:
+                        failures[server] = self._failure(error, server, answer_s)
+                        unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                    else:
+                        failure = self._unusable(response, server, queue)
+                        if failure is None:
+                            self._last = server
+                            return response
+                        failures[server] = failure
+                        answered.add(server)
+                        unsent = not isinstance(failure, MaybeDone)
+                        await response.aclose()
+                    if once and not unsent:
+                        queue.clear()
+        finally:
+            for task in asked:
+                if task.done() and not task.cancelled():
+                    task.exception()  # it is of no interest any more
+                task.cancel()
+        raise _verdict({server: failures[server] for server in self.servers if server in failures})
 
     def _unusable(self, response: httpx.Response, server: str, queue: deque[str]) -> HetError | None:
         """Why an answer sends us on to the next server, or None; puts the server it points to first."""
@@ -347,7 +416,9 @@ class Client:
                 f"{older} is older, upgrade it"
             )
         if status == 503:
-            return Unreachable(f"HTTP 503, {_problem(response)}")
+            problem = _problem(response)
+            kind = MaybeDone if problem.code == LeaderLost.code else Unreachable
+            return kind(f"HTTP 503, {problem}")
         if 300 <= status < 400:
             return Unreachable(self._redirected(response, server, queue))
         return None
@@ -363,18 +434,18 @@ class Client:
         queue.appendleft(target)
         return f"points to {target}"
 
-    def _failure(self, error: httpx.TransportError, server: str, wait_s: float) -> HetError:
+    def _failure(self, error: httpx.TransportError, server: str, answer_s: float) -> HetError:
         if isinstance(error, httpx.ProtocolError) and not _is_cut(error):
             return NotHetserver(f"{server} answered, but it is no hetserver (no HTTP): check --server")
-        return Unreachable(self._plainly(error, wait_s))
+        return Unreachable(self._plainly(error, answer_s))
 
-    def _plainly(self, error: httpx.TransportError, wait_s: float) -> str:
+    def _plainly(self, error: httpx.TransportError, answer_s: float) -> str:
         """A transport error in the words of a person."""
         match error:
             case httpx.ConnectTimeout():
                 return f"timed out after {self._connect_timeout_s:g} s"
             case httpx.TimeoutException():
-                return f"timed out after {wait_s + self._timeout_s:g} s"
+                return f"timed out after {answer_s:g} s"
         causes = list(_causes(error))
         for cause in causes:
             match cause:
@@ -398,6 +469,10 @@ class Client:
             )
             return f"no connection ({told})" if told else "no connection"
         return "connection cut before the answer came"
+
+
+class MaybeDone(Unreachable):
+    """A server ceased to lead while it worked on the request."""
 
 
 def _is_cut(error: httpx.ProtocolError) -> bool:

@@ -140,6 +140,35 @@ class StorageError(HetError):
     status = 503
 
 
+class NotLeader(HetError):
+    """Another server answers requests about groups.
+
+    Attributes:
+        leader: its URL.
+    """
+
+    code = "not_leader"
+    status = 307
+
+    def __init__(self, message: str, leader: str) -> None:
+        super().__init__(message)
+        self.leader = leader
+
+
+class NoLeader(HetError):
+    """None of several servers answers requests about groups for now."""
+
+    code = "no_leader"
+    status = 503
+
+
+class LeaderLost(HetError):
+    """The server ceased to lead while it worked on a request, which may or may not have been done."""
+
+    code = "leader_lost"
+    status = 503
+
+
 # -- the client's side -------------------------------------------------------------------------------------
 
 

@@ -7,16 +7,19 @@ commit fails, everything in memory is dropped and loaded again.
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Protocol
 
 from hetrdzv import records
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Event, Group
 from hetrdzv.errors import StorageError
+from hetrdzv.metrics import Metrics
 from hetrdzv.records import StoredEvent
 from hetrdzv.storage.base import Batch, StateStore
 
@@ -27,6 +30,9 @@ EVENTS_KEPT = 1_000
 
 CLOCK_STORED_EVERY_S = 10.0
 """How often the clock is stored when nothing else is: so much time a crash of the server can undo."""
+
+LARGE = 5_000
+"""More records than this are read in a thread: a leader has to renew its lease meanwhile."""
 
 RETRY_S = 1.0
 """How long to wait before what failed is tried again without being asked."""
@@ -41,8 +47,8 @@ class Owner(Protocol):
     def resume(self, high_water: float) -> None:
         """The state was read anew; the clock goes on from the store's high-water mark at least."""
 
-    def published(self, group_id: str, old: Group | None, new: Group | None, has_news: bool) -> None:
-        """A group was changed, made (`old` is None) or forgotten (`new` is None)."""
+    def published(self, group_id: str, old: Group | None, new: Group | None, events: Sequence[Event]) -> None:
+        """A group was changed, made (`old` is None) or forgotten (`new` is None), and what happened meanwhile."""
 
     def loaded(self) -> None:
         """All groups are what the store holds; none of those that wait was told."""
@@ -69,10 +75,13 @@ class Ledger:
         wall: wall-clock time for events, for people only.
     """
 
-    def __init__(self, store: StateStore, owner: Owner, wall: Callable[[], datetime]) -> None:
+    def __init__(
+        self, store: StateStore, owner: Owner, wall: Callable[[], datetime], metrics: Metrics
+    ) -> None:
         self._store = store
         self._owner = owner
         self._wall = wall
+        self._metrics = metrics
         self._heads: dict[str, Group | None] = {}
         self._events: dict[str, deque[StoredEvent]] = {}
         self._pending: list[_Proposal] = []
@@ -181,13 +190,16 @@ class Ledger:
         news = self._number_events(lasting, puts, deletes)
         now = self._owner.now()
         if puts or deletes or self._clock_is_due(now):
+            began = time.perf_counter()
             await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))
+            self._metrics.committed(time.perf_counter() - began)
             self._clock_stored = now
         quiet = {p.group_id for p in proposals} - {p.group_id for p in proposals if not p.quiet}
         for group_id, head in heads.items():
             old = self._publish(group_id, head, news.get(group_id, []))
             if group_id not in quiet:
-                self._owner.published(group_id, old, head, group_id in news)
+                events = [stored.event for stored in news.get(group_id, ())]
+                self._owner.published(group_id, old, head, events)
         for proposal in proposals:
             if not proposal.done.done():
                 proposal.done.set_result(heads[proposal.group_id])
@@ -235,7 +247,9 @@ class Ledger:
         """
         snapshot = await self._store.load()
         self._owner.resume(snapshot.clock)
-        found = records.restore(snapshot.records, self._owner.now())
+        restore = partial(records.restore, snapshot.records, self._owner.now())
+        large = len(snapshot.records) > LARGE
+        found = await asyncio.to_thread(restore) if large else restore()
         for restored in found.values():
             try:
                 check(restored.group)
@@ -254,6 +268,7 @@ class Ledger:
 
     async def _recover(self, error: Exception) -> None:
         """A commit failed: nobody may see what it was about, so memory goes and the store speaks."""
+        self._metrics.commit_failed()
         bug = None if isinstance(error, StorageError) else error
         logger.error("a commit failed, the state is loaded again: %s", error, exc_info=bug)
         proposals, self._pending = [*self._in_flight, *self._pending], []

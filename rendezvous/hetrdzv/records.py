@@ -25,7 +25,7 @@ from hetrdzv.errors import InvalidSpec, StorageError
 
 VERSION = 1
 
-_MEMORY_ONLY = {"heard_at", "cut_at"}
+_MEMORY_ONLY = {"heard_at", "cut_at", "stop_told_at"}
 _STORED_APART = {"nodes", "round"}
 
 _stored = attrgetter(*(f.name for f in fields(Node) if f.name not in _MEMORY_ONLY))

@@ -5,16 +5,19 @@ What is committed, and how it gets there, is the ledger's business (ledger.py).
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from hetrdzv.clock import ServedClock
 from hetrdzv.core.commands import Command, Disconnect, Join, Put, Renew, Tick
 from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.group import deadline, empty, step
-from hetrdzv.core.model import Group
+from hetrdzv.core.model import Event, Group
+from hetrdzv.core.outlook import hears_stop
 from hetrdzv.errors import (
     HetError,
     Refused,
@@ -25,6 +28,7 @@ from hetrdzv.errors import (
     UnknownNode,
 )
 from hetrdzv.ledger import RETRY_S, Ledger
+from hetrdzv.metrics import Metrics
 from hetrdzv.records import StoredEvent
 from hetrdzv.storage.base import StateStore
 from hetrdzv.watchers import FOLLOWERS, Watchers
@@ -37,6 +41,12 @@ HEARTBEAT_S = 0.25
 TICK_MARGIN_S = 0.002
 """How long past a deadline the tick comes: boundaries belong to the state before them."""
 
+KEEP_FINISHED_S = 7 * 86_400.0
+"""How long a finished group is remembered unless told otherwise (seconds)."""
+
+SWEEP_S, SWEEP_MOST = 5.0, 500
+"""How often finished groups are looked for that nobody needs any more (seconds), and how many go at once."""
+
 STALE_CUTS_S = 1.0
 """How long after a stall cut connections are still being found that were cut in it (seconds)."""
 
@@ -48,6 +58,8 @@ class Service:
         store: where state is kept; owned by the service from here on.
         make_clock: makes the clock from the store's high-water mark.
         wall: wall-clock time for events, for people only.
+        keep_finished_s: how long a finished group is remembered (seconds).
+        metrics: where things are counted; outlives this service.
     """
 
     def __init__(
@@ -55,12 +67,16 @@ class Service:
         store: StateStore,
         make_clock: Callable[[float], ServedClock] = ServedClock,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+        keep_finished_s: float = KEEP_FINISHED_S,
+        metrics: Metrics | None = None,
     ) -> None:
         self._make_clock = make_clock
         self._clock = make_clock(0.0)
         self._stalls_seen = 0
         self._forgave_at = -STALE_CUTS_S
-        self._ledger = Ledger(store, self, wall)
+        self._keep_finished_s = keep_finished_s
+        self._metrics = metrics or Metrics()
+        self._ledger = Ledger(store, self, wall, self._metrics)
         self._watchers = Watchers()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -173,7 +189,7 @@ class Service:
             if not isinstance(command, Join | Put):
                 raise _unknown(group_id)
             head = empty(group_id, now)
-        quiet = isinstance(command, Renew) and not _is_suspect(head, command.node_id)
+        quiet = isinstance(command, Renew) and not _is_news(head, command.node_id)
         try:
             transition = step(head, command, now)
         except Refused:
@@ -237,12 +253,14 @@ class Service:
             timer.cancel()
         self._timers.clear()
         after_s = RETRY_S if self._started else 0.0  # after a failure: a tick may be what fails
+        self._metrics.forget()
         for group_id, group in self._ledger.groups.items():
             self._schedule_tick(group_id, group, after_s)
         self._watchers.wake_all()
 
-    def published(self, group_id: str, old: Group | None, new: Group | None, has_news: bool) -> None:
-        """A change was committed: wake whom it concerns, set the timer of its group."""
+    def published(self, group_id: str, old: Group | None, new: Group | None, events: Sequence[Event]) -> None:
+        """A change was committed: count it, wake whom it concerns, set the timer of its group."""
+        self._metrics.published(group_id, old, new, events, self.now())
         if new is not None:
             self._schedule_tick(group_id, new)
         elif (timer := self._timers.pop(group_id, None)) is not None:
@@ -251,7 +269,7 @@ class Service:
         if new is not None and old is not None and not _concerns_all(old, new):
             names = [name for name in names if old.nodes.get(name) is not new.nodes.get(name)]
         self._watchers.wake(group_id, names)
-        if new is None or has_news:
+        if new is None or events:
             self._watchers.wake(group_id, [FOLLOWERS])
 
     # -- time ------------------------------------------------------------------------------------------------
@@ -261,9 +279,36 @@ class Service:
         return self._clock.now()
 
     async def _keep_time(self) -> None:
+        swept_at = self.now()
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            self._ledger.store_clock(self.now())
+            now = self.now()
+            self._ledger.store_clock(now)
+            if now >= swept_at + SWEEP_S:
+                swept_at = now
+                self._sweep(now)
+
+    def _sweep(self, now: float) -> None:
+        """Forget finished groups whose time is over."""
+        old = (group for group in self._ledger.groups.values() if self._is_outdated(group, now))
+        for group in [*islice(old, SWEEP_MOST)]:
+            if self._ledger.head(group.group_id) is group:
+                self._spawn(self._forget(group.group_id))
+
+    async def _forget(self, group_id: str) -> None:
+        try:
+            await self._ledger.propose(group_id, None)
+        except StorageError as error:  # the next sweep finds it again
+            logger.debug("group %s was not forgotten: %s", group_id, error)
+
+    def _is_outdated(self, group: Group, now: float) -> bool:
+        finished_at = group.finished_at
+        return (
+            group.state.terminal
+            and finished_at is not None
+            and now > finished_at + self._keep_finished_s
+            and not group.live
+        )
 
     def _forgive_stall(self) -> None:
         """After a time in which this process did not run, every node has a full lease again (rule 8)."""
@@ -337,6 +382,13 @@ class Service:
             if not news and not await self._watchers.wait(group_id, FOLLOWERS, quiet_s):
                 yield None
 
+    def metrics(self) -> bytes:
+        """What Prometheus is told of this server while it answers for the groups."""
+        open_polls = self._watchers.count()
+        return self._metrics.render(
+            self._ledger.groups.values(), now=self.now(), open_polls=open_polls, leads=True
+        )
+
     def waiting(self) -> int:
         """How many polls and followers wait."""
         return self._watchers.count()
@@ -346,17 +398,19 @@ def _unknown(group_id: str) -> UnknownGroup:
     return UnknownGroup(f"there is no group '{group_id}'")
 
 
-def _is_suspect(group: Group, node_id: str) -> bool:
+def _is_news(group: Group, node_id: str) -> bool:
+    """Whether more than a lease follows from hearing a node: it was suspect, or is told that its round ended."""
     node = group.nodes.get(node_id)
-    return node is not None and node.cut_at is not None
+    return node is not None and (node.cut_at is not None or hears_stop(group, node))
 
 
 def _all_heard(group: Group, now: float) -> Group:
-    """A group whose nodes were all heard now, but those whose connection was cut."""
-    for node in group.live:
-        if node.cut_at is None:
-            group = step(group, Renew(node.node_id, node.incarnation), now).group
-    return group
+    """A group whose nodes all have a full lease from now, but those whose connection was cut."""
+    nodes = {
+        node_id: replace(node, heard_at=now) if not node.gone and node.cut_at is None else node
+        for node_id, node in group.nodes.items()
+    }
+    return replace(group, nodes=nodes)
 
 
 def _concerns_all(old: Group, new: Group) -> bool:

@@ -246,6 +246,13 @@ class GroupSummary(Reply):
     counts: CountsReply
 
 
+class UnreachableReply(Reply):
+    """A node that could not reach the port of a master; that one is not made master of it again."""
+
+    node_id: str
+    master: str
+
+
 class GroupReply(GroupSummary):
     """`GET /v1/groups/{g}`: everything about a group."""
 
@@ -253,6 +260,7 @@ class GroupReply(GroupSummary):
     current_round: RoundReply | None
     nodes: list[NodeReply]
     drained: list[str]
+    unreachable: list[UnreachableReply] = []
     root_cause: RootCauseReply | None = None
 
 
@@ -271,6 +279,7 @@ class EventReply(Reply):
     text: str
     node_id: str | None = None
     round: int | None = None
+    cause: str | None = None
 
 
 class EventsReply(Reply):

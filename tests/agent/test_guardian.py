@@ -194,6 +194,13 @@ def test_a_guardian_is_small_and_secretive(one: Guardian) -> None:
     assert fds <= {"anon_inode:[pidfd]"}
 
 
+def test_the_goodbye_is_prepared_once_there_are_workers(one: Guardian) -> None:
+    maps = Path(f"/proc/{one.pid}/maps")
+    assert "pydantic_core" not in maps.read_text()
+    one.watch([2**30])
+    eventually(lambda: "pydantic_core" in maps.read_text())
+
+
 def test_a_guardian_starts_fast(one: Guardian) -> None:
     fields = Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()
     cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -175,8 +175,9 @@ def test_a_master_out_of_reach_is_reported_and_nothing_starts(
     talk.next()
     talk.client.says = start(1, "b", "10.0.0.9", 29500)
     (report,) = soon(lambda: talk.client.heard("report"))
-    assert (report.kind, report.round, report.message) == ("master_unreachable", 1, "connection refused")
-    assert "cannot reach the master b: connection refused" in talk.told
+    what = "connection refused (10.0.0.9:29500)"
+    assert (report.kind, report.round, report.message) == ("master_unreachable", 1, what)
+    assert f"cannot reach the master b: {what}; asking for another one" in talk.told
     assert talk.news(0.1) == []
     talk.client.says = directive("stop", 1)
     assert talk.next().kind == "stop"

@@ -79,6 +79,23 @@ async def test_a_full_backlog_times_out() -> None:
         assert time.monotonic() - began < 2
 
 
+async def test_a_connection_that_is_not_answered_does_not_hold_up_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = 0
+
+    async def connect(*_: object) -> None:
+        nonlocal begun
+        begun += 1
+        if begun == 1:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", connect)
+    assert await reachable("127.0.0.1", 1, timeout_s=2.0) is None
+    assert begun == 2
+    assert len(asyncio.all_tasks()) == 1
+
+
 async def test_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
     async def resolve(*_: object, **__: object) -> list[object]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

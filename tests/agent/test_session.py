@@ -996,6 +996,42 @@ def test_after_max_disconnect_the_workers_are_stopped_at_that_moment(bench: Benc
     assert bench.kinds[2:] == [("start", 2)]
 
 
+def test_an_answer_that_was_long_on_its_way_proves_little() -> None:
+    """The server heard us when we asked, so its lease for us runs from then."""
+    bench = Bench(spec=SpecFields(max_nodes=1, lease_s=60.0, max_disconnect_s=4.0))
+    bench.started()
+    [(poll, sent_at)] = bench.flight
+    answer = bench.execute(poll)
+    bench.now = sent_at + 5.0  # it was held up
+    bench.flight.clear()
+    bench.receive(poll, answer)
+    bench.away()
+    bench.run(0.9)
+    assert bench.kinds == [("start", 1)]
+    bench.run(0.1)
+    assert bench.kinds == [("start", 1), ("stop", 1)]
+    assert bench.last.reason == "disconnected"
+    assert bench.now == pytest.approx(sent_at + 6.0)
+
+
+def test_a_start_that_was_too_long_on_its_way_is_asked_for_again() -> None:
+    bench = Bench(spec=SpecFields(min_nodes=2, max_nodes=2, lease_s=20.0, max_disconnect_s=4.0))
+    bench.ready()
+    [(poll, sent_at)] = bench.flight
+    bench.server.do(
+        commands.Join(node_id="b", incarnation="1", slots=1, address="10.0.0.2", port=1), bench.now
+    )
+    answer = bench.execute(poll)
+    assert isinstance(answer, DirectiveReply)
+    assert answer.kind == "start"
+    bench.now = sent_at + 6.0  # longer than workers would run without a server
+    bench.flight.clear()
+    bench.receive(poll, answer)
+    assert bench.kinds == [("wait", 0)]
+    bench.pump()
+    assert bench.kinds == [("wait", 0), ("start", 1)]
+
+
 def test_a_node_without_workers_is_not_stopped_by_a_disconnect() -> None:
     bench = Bench(spec=SpecFields(min_nodes=2, max_disconnect_s=10))
     bench.ready()

@@ -126,6 +126,16 @@ async def test_a_report_of_an_older_round_gets_the_present_directive() -> None:
         assert (reply.status_code, body["code"], body["directive"]["kind"]) == (409, "stale_round", "start")
 
 
+async def test_the_group_shows_who_could_not_reach_which_master() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        assert (await client.get("/v1/groups/g")).json()["unreachable"] == []
+        report = {"incarnation": "1", "round": 1, "kind": "master_unreachable", "message": "timed out"}
+        await client.post(f"{NODES}/b/report", json=report)
+        group = (await client.get("/v1/groups/g")).json()
+        assert group["unreachable"] == [{"node_id": "b", "master": "a"}]
+
+
 async def test_leave_drain_and_undrain() -> None:
     async with serving() as (service, _), api(service) as client:
         await two_nodes(service)

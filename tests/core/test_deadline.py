@@ -22,6 +22,14 @@ def too_few() -> Story:
 def stopping() -> Story:
     story = running("a", "b", stop_timeout_s=0, lease_s=100)
     story.failed("a")
+    story.renew("a", "b")  # which tells them to stop
+    return story
+
+
+def stopping_unheard() -> Story:
+    story = running("a", "b", stop_timeout_s=0, lease_s=7)
+    story.failed("a")
+    story.renew("a")
     return story
 
 
@@ -58,6 +66,7 @@ CASES = [
     (first_call, 3.0, "starting"),
     (too_few, 2.0, "failed"),
     (stopping, 5.0, "waiting"),
+    (stopping_unheard, 7.0, "waiting"),
     (replacing, 4.0, "starting"),
     (joining, 4.0, "waiting"),
     (cut, 1.0, "waiting"),

@@ -138,6 +138,7 @@ def test_join_timeout_counts_only_with_a_node() -> None:
 def test_hung_node_does_not_hang_the_group() -> None:
     story = running("a", join_timeout_s=60, stop_timeout_s=10)
     story.restart()
+    story.renew("a")
     story.wait(15)  # a is heard, but its workers never end
     assert story.group.round is not None
     assert story.group.round.end is not None
@@ -239,6 +240,7 @@ def test_next_round_waits_for_every_stop() -> None:
 def test_overdue_member_is_not_waited_for() -> None:
     story = running("a", "b", min_nodes=1, stop_timeout_s=10)
     story.failed("a")
+    story.renew("b")  # which tells it to stop
     story.join("a")
     story.wait(14.9)
     assert story.ended == "failed"
@@ -253,11 +255,52 @@ def test_overdue_member_is_not_waited_for() -> None:
 def test_overdue_suspect_is_not_waited_for() -> None:
     story = running("a", "b", min_nodes=1, stop_timeout_s=0)
     story.failed("a")
+    story.renew("b")
     story.join("a")
     story.wait(4.5)
     story.cut("b")
     story.wait(0.5)
     assert story.order == ["a"]
+
+
+def test_member_that_was_not_told_to_stop_is_waited_for_until_its_lease_ends() -> None:
+    story = running("a", "b", min_nodes=1, stop_timeout_s=2, lease_s=40, max_restarts=0)
+    heard_at = story.node("b").heard_at
+    story.failed("a")
+    story.join("a")
+    story.wait(heard_at + 40 - story.now, silent=("b",))
+    assert story.group.state == "waiting", "b may run workers for as long as its lease"
+    assert "waiting for b to stop their workers" in story.why
+    story.pass_by(0.01)
+    assert story.order == ["a"]
+    assert story.group.restarts == 0, "the loss of b was the cause"
+
+
+def test_member_that_is_told_to_stop_late_has_its_whole_stop_timeout() -> None:
+    story = running("a", "b", min_nodes=1, stop_timeout_s=2, lease_s=40)
+    story.failed("a")
+    story.join("a")
+    story.wait(30, silent=("b",))
+    story.renew("b")
+    assert story.deadline_in == pytest.approx(7)
+    story.wait(6.9)
+    assert story.group.state == "waiting"
+    assert story.why.endswith("waiting for b to stop their workers, until 0 s from now")
+    story.wait(0.1)
+    assert story.order == ["a"]
+
+
+def test_who_was_told_of_one_end_was_not_told_of_the_next() -> None:
+    story = running("a", "b", min_nodes=1, stop_timeout_s=2, lease_s=40)
+    story.failed("a")
+    story.renew("b")
+    story.joins("a", "b")
+    story.started("a", "b")
+    story.failed("a")
+    story.join("a")
+    story.wait(8, silent=("b",))
+    assert story.group.state == "waiting"
+    assert story.node("b").stop_told_at is None
 
 
 def test_leaving_member_that_has_stopped_is_not_waited_for() -> None:

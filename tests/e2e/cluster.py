@@ -16,6 +16,7 @@ import httpx
 import psutil
 
 from tests.servers import Hetserver
+from tests.worklog import WorkLog, complaints
 
 T = TypeVar("T")
 
@@ -26,7 +27,7 @@ RUN = uuid.uuid4().hex
 """In the environment of all that these tests start: another run of them may be under way."""
 
 
-def wait_for(found: Callable[[], T], what: str, timeout_s: float = WAIT_S) -> T:
+def wait_for(found: Callable[[], T | None], what: str, timeout_s: float = WAIT_S) -> T:
     """What `found` returns, as soon as it is true.
 
     Raises:
@@ -82,14 +83,14 @@ class Cluster:
     Args:
         folder: where state and logs go.
         flags: given to every agent.
+        server: where it is not one of its own on loopback.
     """
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, server: Hetserver | None = None) -> None:
         self.folder = folder
         self.flags = flags
-        self.log = folder / "workload"
-        self.log.mkdir(parents=True, exist_ok=True)
-        self.server = Hetserver(store=f"sqlite:{folder / 'state.db'}")
+        self.log = WorkLog(folder / "workload")
+        self.server = server or Hetserver(store=f"sqlite:{folder / 'state.db'}")
         self.agents: dict[str, Agent] = {}
         self._all: list[Agent] = []
         self._http = httpx.Client(trust_env=False)
@@ -108,14 +109,23 @@ class Cluster:
         self._http.close()
 
     def agent(
-        self, name: str, gpus: int, *flags: str, script: str | None = None, do: str = "", steps: int = 0
+        self,
+        name: str,
+        gpus: int,
+        *flags: str,
+        script: str | None = None,
+        do: str = "",
+        steps: int = 0,
+        checkpoint_every: int = 0,
     ) -> Agent:
         """Start an agent with CPU workers; its script is the workload unless another one is named."""
-        words = [script] if script is not None else [str(WORKLOAD), "--into", str(self.log)]
+        words = [script] if script is not None else [str(WORKLOAD), "--into", str(self.log.folder)]
         if do:
             words += ["--do", do]
         if steps:
             words += ["--steps", str(steps)]
+        if checkpoint_every:
+            words += ["--checkpoint-every", str(checkpoint_every)]
         own = [
             "--gpus",
             str(gpus),
@@ -128,7 +138,16 @@ class Cluster:
             "--node-id",
             name,
         ]
-        command = [sys.executable, "-m", "hetagent.cli", *own, *self.flags, *flags, *words]
+        command = [
+            *self.launcher(name),
+            sys.executable,
+            "-m",
+            "hetagent.cli",
+            *own,
+            *self.flags,
+            *flags,
+            *words,
+        ]
         environment = os.environ | {"HET_TEST_RUN": RUN}
         with (self.folder / f"{name}.err").open("ab") as err:
             process = subprocess.Popen(
@@ -139,46 +158,50 @@ class Cluster:
         self._all.append(agent)
         return agent
 
+    def launcher(self, name: str) -> list[str]:
+        """What the command line of a node's agent begins with; what it starts keeps its pid."""
+        return []
+
+    def ask(self, method: str, path: str = "") -> httpx.Response:
+        """The server's answer to a request about the group."""
+        return self._http.request(method, f"{self.server.url}/v1/groups/job{path}")
+
     def group(self) -> dict[str, Any]:
         """The group as the API shows it, {} before it exists."""
-        reply = self._http.get(f"{self.server.url}/v1/groups/job")
+        reply = self.ask("GET")
         body: dict[str, Any] = reply.json() if reply.status_code == 200 else {}
         return body
 
     def post(self, path: str) -> dict[str, Any]:
         """Act on the group."""
-        body: dict[str, Any] = self._http.post(f"{self.server.url}/v1/groups/job/{path}").json()
+        body: dict[str, Any] = self.ask("POST", f"/{path}").json()
         return body
 
-    def events(self) -> list[dict[str, Any]]:
-        """The group's history."""
-        body = self._http.get(f"{self.server.url}/v1/groups/job/events").json()
+    def events(self, after: int = 0) -> list[dict[str, Any]]:
+        """The group's history, from the event after a number on."""
+        body = self.ask("GET", f"/events?after={after}").json()
         events: list[dict[str, Any]] = body["events"]
         return events
 
     def lines(self, **where: object) -> list[dict[str, Any]]:
         """What workers logged, restricted to lines with these values."""
-        lines = read_lines(self.log)
-        return [line for line in lines if all(line[key] == value for key, value in where.items())]
+        return [line for line in self.log.lines() if all(line[key] == value for key, value in where.items())]
 
     def world(self, size: int, *, round_above: int = 0) -> int:
-        """Wait for a round newer than `round_above` in which all `size` ranks have all-reduced rightly; its number."""
-
-        def complete() -> int:
-            rounds: dict[int, set[int]] = {}
-            for line in self.lines(world=size):
-                if line["round"] > round_above and line["sum"] == size * (size + 1) / 2:
-                    rounds.setdefault(line["round"], set()).add(line["rank"])
-            return max((number for number, ranks in rounds.items() if ranks == set(range(size))), default=0)
-
+        """Wait for a round newer than `round_above` in which all `size` ranks have all-reduced; its number."""
         try:
-            return wait_for(complete, f"a world of {size} after round {round_above}")
+            found = wait_for(
+                lambda: self.log.world(size, round_above=round_above),
+                f"a world of {size} after round {round_above}",
+            )
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{self.report()}") from None
+        assert not (wrong := complaints(self.log.lines())), wrong
+        return found.round
 
     def finish(self) -> None:
         """Tell the workload to end well."""
-        (self.log / "stop").touch()
+        self.log.finish()
 
     def report(self) -> str:
         """Everything that explains a failed test."""
@@ -187,25 +210,20 @@ class Cluster:
         return "\n".join(parts)
 
 
-def read_lines(log: Path) -> list[dict[str, Any]]:
-    """All complete lines that workers of the workload wrote into a directory."""
-    found = []
-    for file in log.glob("*.jsonl"):
-        for text in file.read_text().splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                found.append(json.loads(text))
+def marked() -> dict[int, str]:
+    """Living processes of this run's workers, and what these started, each with the node that it belongs to."""
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            environment = process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
+            if environment.get("HET_TEST_RUN") == RUN and "HET_NODE_ID" in environment:
+                found[process.pid] = environment["HET_NODE_ID"]
     return found
 
 
 def leftovers(node_id: str) -> list[int]:
     """Processes that still bear the mark of a node's workers."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            environment = process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
-            if (environment.get("HET_NODE_ID"), environment.get("HET_TEST_RUN")) == (node_id, RUN):
-                found.append(process.pid)
-    return found
+    return [pid for pid, node in marked().items() if node == node_id]
 
 
 @contextlib.contextmanager

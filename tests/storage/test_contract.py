@@ -1,8 +1,11 @@
 """What every store promises (storage/base.py). A new store is one more entry in `BACKENDS`."""
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ from hetrdzv.errors import StorageError
 from hetrdzv.storage import open_store
 from hetrdzv.storage.base import Batch, Snapshot, StateStore
 from hetrdzv.storage.memory import MemoryStore
+from tests.etcd import VERSIONS, EtcdCluster
+from tests.storage.leading import LeadingStore
 
 
 @dataclass(frozen=True)
@@ -36,10 +41,34 @@ async def _reopen_sqlite(folder: Path, store: StateStore) -> StateStore:
     return _open_sqlite(folder)
 
 
+CLUSTERS: dict[str, EtcdCluster] = {}
+"""What runs of etcd, by version: one member for all tests of this module, each with a prefix of its own."""
+
+
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[ExitStack]:
+    """Clusters that are started when they are first needed."""
+    with ExitStack() as stack:
+        yield stack
+    CLUSTERS.clear()
+
+
+def _open_etcd(version: str, _: Path) -> StateStore:
+    return LeadingStore(CLUSTERS[version].url(secrets.token_hex(4)))
+
+
+async def _reopen_etcd(_: Path, store: StateStore) -> StateStore:
+    assert isinstance(store, LeadingStore)
+    await store.let_go()
+    return LeadingStore(store.url)
+
+
 BACKENDS = {
     "memory": Backend(open=lambda _: open_store("memory"), reopen=_hand_on),
     "sqlite": Backend(open=_open_sqlite, reopen=_reopen_sqlite),
+    **{f"etcd-{v}": Backend(open=partial(_open_etcd, v), reopen=_reopen_etcd) for v in VERSIONS},
 }
+PARAMS = [pytest.param(name, marks=[pytest.mark.etcd] * name.startswith("etcd")) for name in BACKENDS]
 
 
 class Case:
@@ -59,11 +88,16 @@ class Case:
         return await self.store.load()
 
 
-@pytest.fixture(params=list(BACKENDS))
-async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Case]:
+@pytest.fixture(params=PARAMS)
+async def case(request: pytest.FixtureRequest, tmp_path: Path, clusters: ExitStack) -> AsyncIterator[Case]:
+    kind, _, version = request.param.partition("-")
+    if kind == "etcd" and version not in CLUSTERS:
+        CLUSTERS[version] = clusters.enter_context(EtcdCluster(version))
     case = Case(BACKENDS[request.param], tmp_path)
     yield case
     await case.store.close()
+    if isinstance(case.store, LeadingStore):
+        await case.store.let_go()
 
 
 async def test_a_new_store_is_empty(case: Case) -> None:

@@ -281,7 +281,7 @@ def at_default(value: object) -> list[str]:
 def test_every_field_comes_back() -> None:
     group = full()
     assert at_default(group) == [], "a new field: give it a value in `full`"
-    assert set(at_default(group.nodes["gpu0"])) == {"heard_at", "cut_at"}
+    assert set(at_default(group.nodes["gpu0"])) == {"heard_at", "cut_at", "stop_told_at"}
     kept = Kept()
     kept.take(None, group)
     assert kept.restored("g") == group
@@ -298,14 +298,14 @@ def test_the_round_of_a_job_goes_with_it() -> None:
 
 
 def test_what_is_never_stored() -> None:
-    node = replace(full().nodes["gpu0"], phase=NodePhase.READY, heard_at=1.0, cut_at=2.0)
+    node = replace(full().nodes["gpu0"], phase=NodePhase.READY, heard_at=1.0, cut_at=2.0, stop_told_at=1.5)
     group = replace(full(), nodes={"gpu0": node})
-    heard = group.with_node(replace(node, heard_at=3.0, cut_at=None))
+    heard = group.with_node(replace(node, heard_at=3.0, cut_at=None, stop_told_at=None))
     assert changes(group, heard) == ({}, set())
     stored, _ = changes(None, group)
-    assert not {"heard_at", "cut_at"} & record_of(stored, "groups/g/nodes/gpu0").keys()
+    assert not {"heard_at", "cut_at", "stop_told_at"} & record_of(stored, "groups/g/nodes/gpu0").keys()
     restored = restore(stored, NOW)["g"].group.nodes["gpu0"]
-    assert (restored.heard_at, restored.cut_at) == (NOW, None)
+    assert (restored.heard_at, restored.cut_at, restored.stop_told_at) == (NOW, None, None)
 
 
 def test_nothing_is_nothing() -> None:

@@ -5,22 +5,32 @@ from starlette.types import ASGIApp
 
 from hetrdzv import __version__
 from hetrdzv.api import docs, groups, health, nodes, problems
+from hetrdzv.api.desk import Desks
 from hetrdzv.api.gate import Gate
-from hetrdzv.api.polls import Polls
+from hetrdzv.metrics import Metrics
+from hetrdzv.office import Alone, Office
 from hetrdzv.service import Service
 
 
-def create_app(service: Service, *, token: str | None = None, any_host: bool = False) -> ASGIApp:
-    """An ASGI application that serves a service, which the caller starts and closes.
+def create_app(
+    service: Service | Office,
+    *,
+    token: str | None = None,
+    any_host: bool = False,
+    metrics: Metrics | None = None,
+) -> ASGIApp:
+    """An ASGI application that serves a service or an office, which the caller starts and closes.
 
     Args:
         token: what every request must bear; None: no token is asked for.
         any_host: whether an application without a token answers to every host name.
+        metrics: what the services count in; needed where there are several in turn.
     """
     app = FastAPI(title="hetrdzv", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.state.service = service
-    app.state.polls = Polls(service)
+    office = Alone(service) if isinstance(service, Service) else service
+    app.state.office = office
+    app.state.metrics = metrics or Metrics()
     problems.install(app)
     for router in (nodes.router, groups.router, health.router, docs.router):
         app.include_router(router)
-    return Gate(app, token=token, any_host=any_host)
+    return Gate(app, Desks(office), token=token, any_host=any_host)

@@ -3,16 +3,20 @@
 import asyncio
 import json
 import logging
-from urllib.parse import urlsplit
+from collections.abc import Callable
+from urllib.parse import quote, urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrdzv import access
+from hetrdzv.api.desk import Desks
 from hetrdzv.api.problems import bug_report, problem_body
 from hetrdzv.errors import (
     BodyTooLarge,
     ForeignHost,
     HetError,
+    LeaderLost,
+    NotLeader,
     RequestTooSlow,
     ServerStopping,
     Unauthorized,
@@ -21,6 +25,9 @@ from hetrdzv.errors import (
 from hetrdzv.wire import API_VERSION, MAX_BODY_BYTES, VERSION_HEADER
 
 logger = logging.getLogger(__name__)
+
+GROUP_PATHS = "/v1/"
+"""How the paths of requests about groups begin: the leader answers them."""
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
 """Paths that need no token: they tell nothing about any group."""
@@ -33,12 +40,14 @@ class Gate:
     """ASGI middleware that refuses what must not reach a route, and puts the API version into every reply.
 
     Args:
+        desks: where requests about groups are answered.
         token: what every request must bear; None: no token is asked for.
         any_host: whether a server without a token answers to every host name (`--insecure`).
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None, any_host: bool) -> None:
+    def __init__(self, app: ASGIApp, desks: Desks, *, token: str | None, any_host: bool) -> None:
         self._app = app
+        self._desks = desks
         self._token = token
         self._any_host = any_host
 
@@ -57,16 +66,22 @@ class Gate:
             body = await _read_body(headers, receive)
             if body is None:
                 return
+            if scope["path"].startswith(GROUP_PATHS):
+                scope = self._desks.assign(scope)
+                answer.may_begin = lambda: self._desks.still_answers(scope)
             await self._app(scope, body, answer)
+            if answer.withheld:
+                raise LeaderLost("this server ceased to lead while it worked on this; ask the others")
         except HetError as error:
-            await _refuse(answer, error)
+            await _refuse(answer, error, scope)
         except asyncio.CancelledError:  # the server stops, and waits no longer for the rest of this request
             if not answer.begun:
-                await _refuse(answer, ServerStopping("the server is stopping; ask again in a moment"))
+                stopping = ServerStopping("the server is stopping; ask again in a moment")
+                await _refuse(answer, stopping, scope)
         except Exception:
             logger.exception("a request failed: %s %r", scope["method"], scope["path"])
             if not answer.begun:
-                await _refuse(answer, bug_report())
+                await _refuse(answer, bug_report(), scope)
 
     def _check_access(self, method: str, headers: dict[str, str]) -> None:
         if self._token is not None:
@@ -87,14 +102,25 @@ class Gate:
 
 
 class _Answer:
-    """The way back to the client: adds the API version, knows whether a reply has begun."""
+    """The way back to the client: adds the API version, knows whether a reply has begun.
+
+    Attributes:
+        may_begin: asked just before a reply begins; one that may not is withheld.
+    """
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.begun = False
         self.without_body = False
+        self.withheld = False
+        self.may_begin: Callable[[], bool] | None = None
 
     async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            may_begin, self.may_begin = self.may_begin, None
+            self.withheld = may_begin is not None and not may_begin()
+        if self.withheld:
+            return
         if message["type"] == "http.response.start":
             self.begun = True
             header = (VERSION_HEADER.lower().encode(), str(API_VERSION).encode())
@@ -173,7 +199,8 @@ async def _read_body(headers: dict[str, str], receive: Receive) -> Receive | Non
     return replay
 
 
-async def _refuse(answer: _Answer, error: HetError) -> None:
+async def _refuse(answer: _Answer, error: HetError, scope: Scope) -> None:
+    answer.withheld = False
     field = "body" if isinstance(error, BodyTooLarge | RequestTooSlow) else None
     body = json.dumps(problem_body(error, field=field)).encode()
     headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
@@ -181,5 +208,16 @@ async def _refuse(answer: _Answer, error: HetError) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, RequestTooSlow):
         headers.append((b"connection", b"close"))
+    if isinstance(error, NotLeader):
+        headers.append((b"location", _elsewhere(error.leader, scope)))
+    if error.status == 503:
+        headers.append((b"retry-after", b"1"))
     await answer({"type": "http.response.start", "status": error.status, "headers": headers})
     await answer({"type": "http.response.body", "body": body})
+
+
+def _elsewhere(server: str, scope: Scope) -> bytes:
+    """The URL of a request at another server."""
+    path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    query: bytes = scope.get("query_string", b"")
+    return server.encode() + path + (b"?" + query if query else b"")

@@ -8,6 +8,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from hetrdzv import wire
 from hetrdzv.api import problems, views
+from hetrdzv.api.desk import service_of
 from hetrdzv.core.commands import Cancel, Put, Restart
 from hetrdzv.service import Service
 
@@ -20,12 +21,6 @@ router = APIRouter(
 
 KEEPALIVE_S = 15.0
 """A followed history says something at least this often, so that both ends notice a dead connection."""
-
-
-def service_of(request: Request) -> Service:
-    """The service that this application serves."""
-    service: Service = request.app.state.service
-    return service
 
 
 @router.get("", response_model=wire.GroupsReply)

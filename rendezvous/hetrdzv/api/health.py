@@ -1,11 +1,14 @@
 """Routes for whoever supervises the server."""
 
 from fastapi import APIRouter, Request
+from fastapi.responses import Response
 from pydantic import BaseModel
 
 from hetrdzv import __version__
 from hetrdzv.api import problems
-from hetrdzv.api.groups import service_of
+from hetrdzv.errors import NoLeader, NotLeader
+from hetrdzv.metrics import CONTENT_TYPE, Metrics
+from hetrdzv.office import Office
 from hetrdzv.wire import API_VERSION
 
 router = APIRouter(tags=["health"])
@@ -20,6 +23,13 @@ class HealthReply(BaseModel):
     api_version: int = API_VERSION
 
 
+class ReadyReply(HealthReply):
+    """What this server is among its peers; see `Standing`."""
+
+    role: str
+    leader: str | None
+
+
 @router.get("/healthz")
 async def healthz() -> HealthReply:
     """The process is alive."""
@@ -27,7 +37,20 @@ async def healthz() -> HealthReply:
 
 
 @router.get("/readyz", responses={503: problems.RESPONSES[503]})
-async def readyz(request: Request) -> HealthReply:
-    """Requests about groups are answered: the state is loaded, and no stop has begun."""
-    service_of(request).require_ready()
-    return HealthReply(status="ready")
+async def readyz(request: Request) -> ReadyReply:
+    """Requests about groups are answered, or pointed to the server that leads; no stop has begun."""
+    office: Office = request.app.state.office
+    standing = office.standing()
+    return ReadyReply(status="ready", role=standing.role, leader=standing.leader)
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(request: Request) -> Response:
+    """What Prometheus is told. A server that does not lead knows no groups, and says so."""
+    office: Office = request.app.state.office
+    counted: Metrics = request.app.state.metrics
+    try:
+        body = office.service().metrics()
+    except (NotLeader, NoLeader):
+        body = counted.render((), now=0.0, open_polls=0, leads=False)
+    return Response(body, media_type=CONTENT_TYPE)

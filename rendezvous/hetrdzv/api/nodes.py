@@ -7,8 +7,7 @@ from fastapi.responses import Response
 
 from hetrdzv import wire
 from hetrdzv.api import problems, views
-from hetrdzv.api.groups import service_of
-from hetrdzv.api.polls import Polls
+from hetrdzv.api.desk import polls_of, service_of
 from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, Undrain
 from hetrdzv.core.model import Failure
 from hetrdzv.errors import StaleRound
@@ -23,17 +22,9 @@ router = APIRouter(
 WaitSeconds = Annotated[float, Query(ge=0, le=3600, description="Seconds; never longer than half the lease.")]
 
 
-def _polls_of(request: Request) -> Polls:
-    polls: Polls = request.app.state.polls
-    return polls
-
-
-@router.put("", response_model=wire.DirectiveReply)
-async def join(
-    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.JoinRequest, wait: WaitSeconds = 0.0
-) -> Response:
-    """Join, or ready for the next round. Answers with the directive; with `wait` it may wait for one."""
-    command = Join(
+def join_command(node_id: str, body: wire.JoinRequest) -> Join:
+    """What a join means to the core."""
+    return Join(
         node_id=node_id,
         incarnation=body.incarnation,
         slots=body.slots,
@@ -47,7 +38,38 @@ async def join(
         wants_command=body.wants_command,
         spec=body.spec.given(),
     )
-    return await _polls_of(request).answer(request, group_id, command, None, wait)
+
+
+def report_command(node_id: str, body: wire.ReportRequest) -> Report:
+    """What a report means to the core."""
+    return Report(
+        node_id=node_id,
+        incarnation=body.incarnation,
+        round=body.round,
+        kind=body.kind,
+        age_s=body.age_s,
+        failure=Failure(**body.failure.model_dump()) if body.failure is not None else None,
+        message=body.message,
+    )
+
+
+async def _answer_poll(
+    request: Request, group_id: str, command: Join | Renew, after: str | None, wait_s: float
+) -> Response:
+    async def hung_up() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    found = await polls_of(request).answer(hung_up, group_id, command, after, wait_s)
+    return views.directive_response(*found) if found is not None else Response(status_code=204)
+
+
+@router.put("", response_model=wire.DirectiveReply)
+async def join(
+    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.JoinRequest, wait: WaitSeconds = 0.0
+) -> Response:
+    """Join, or ready for the next round. Answers with the directive; with `wait` it may wait for one."""
+    return await _answer_poll(request, group_id, join_command(node_id, body), None, wait)
 
 
 @router.get("/directive", response_model=wire.DirectiveReply)
@@ -60,24 +82,15 @@ async def get_directive(
     wait: WaitSeconds = 0.0,
 ) -> Response:
     """Long poll: answers when the version differs from `after`, or after `wait` seconds. Renews the lease."""
-    return await _polls_of(request).answer(request, group_id, Renew(node_id, incarnation), after, wait)
+    return await _answer_poll(request, group_id, Renew(node_id, incarnation), after, wait)
 
 
 @router.post("/report", response_model=wire.DirectiveReply)
 async def report(request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.ReportRequest) -> Response:
     """What became of a member's workers. A report of an older round gets 409 and the current directive."""
     service = service_of(request)
-    command = Report(
-        node_id=node_id,
-        incarnation=body.incarnation,
-        round=body.round,
-        kind=body.kind,
-        age_s=body.age_s,
-        failure=Failure(**body.failure.model_dump()) if body.failure is not None else None,
-        message=body.message,
-    )
     try:
-        await service.execute(group_id, command)
+        await service.execute(group_id, report_command(node_id, body))
     except StaleRound:
         current = service.directive(group_id, node_id, body.incarnation)
         request.state.directive = views.directive_reply(*current)

@@ -1,12 +1,13 @@
-"""Long polls: a reply when the directive changes, and a suspicion when the client goes away before."""
+"""Long polls: an answer when the directive changes, and a suspicion when the client goes away before.
+
+Knows nothing of HTTP, so that the simulation runs it too.
+"""
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-
-from fastapi import Request
-from fastapi.responses import Response
+from typing import Any
 
 from hetrdzv.api import views
 from hetrdzv.core.commands import Join, Renew
@@ -16,6 +17,9 @@ from hetrdzv.service import Service
 
 Speaker = tuple[str, str, str]
 """Group id, node id and incarnation."""
+
+HungUp = Callable[[], Coroutine[Any, Any, None]]
+"""Makes what ends when the client has gone away."""
 
 
 class Polls:
@@ -29,11 +33,14 @@ class Polls:
         return self._open.total()
 
     async def answer(
-        self, request: Request, group_id: str, command: Join | Renew, after: str | None, wait_s: float
-    ) -> Response:
+        self, hung_up: HungUp, group_id: str, command: Join | Renew, after: str | None, wait_s: float
+    ) -> tuple[Group, Directive] | None:
         """Apply a command, then answer with the directive, at the latest after `wait_s` seconds.
 
         A join waits while there is nothing to do, another poll until the version is not `after`.
+
+        Returns:
+            None when the client went away before.
         """
         speaker = (group_id, command.node_id, command.incarnation)
         with self._counted(
@@ -45,29 +52,24 @@ class Polls:
                 after = found[1].version if found[1].kind is DirectiveKind.WAIT else None
             wait_s = min(wait_s, views.poll_s(found[0]))
             if found[1].version == after and wait_s > 0:
-                changed = await self._wait(request, speaker, after, wait_s)
-                if changed is None:
-                    return await self._cut(speaker)
-                found = changed
-        return views.directive_response(*found)
+                changed = await self._wait(hung_up, speaker, after, wait_s)
+                if changed is None and self._open[speaker] == 1:  # this poll was its only one
+                    await self._service.cut(*speaker)
+                return changed
+        return found
 
     async def _wait(
-        self, request: Request, speaker: Speaker, after: str | None, wait_s: float
+        self, hung_up: HungUp, speaker: Speaker, after: str | None, wait_s: float
     ) -> tuple[Group, Directive] | None:
         """The directive when it has changed or the time is over; None when the client went away before."""
         watching = asyncio.ensure_future(self._service.watch(*speaker, after, wait_s))
-        hanging_up = asyncio.ensure_future(_hung_up(request))
+        hanging_up = asyncio.ensure_future(hung_up())
         try:
             await asyncio.wait({watching, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
             return watching.result() if watching.done() else None
         finally:
             watching.cancel()
             hanging_up.cancel()
-
-    async def _cut(self, speaker: Speaker) -> Response:
-        if self._open[speaker] == 1:  # this one
-            await self._service.cut(*speaker)
-        return Response(status_code=204)  # that nobody reads
 
     @contextmanager
     def _counted(self, speaker: Speaker) -> Iterator[None]:
@@ -78,8 +80,3 @@ class Polls:
             self._open[speaker] -= 1
             if not self._open[speaker]:
                 del self._open[speaker]
-
-
-async def _hung_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

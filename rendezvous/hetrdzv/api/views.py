@@ -146,6 +146,10 @@ def group_reply(group: Group, now: float) -> wire.GroupReply:
         current_round=_round(current) if current is not None else None,
         nodes=[_node(group, node, now) for node in nodes],
         drained=sorted(group.drained),
+        unreachable=[
+            wire.UnreachableReply(node_id=node_id, master=master)
+            for master, node_id in sorted((master, node_id) for node_id, master in group.unreachable)
+        ],
         root_cause=_root_cause(group.root_cause),
     )
 
@@ -224,4 +228,5 @@ def event_reply(stored: StoredEvent) -> wire.EventReply:
         text=event.text,
         node_id=event.node_id,
         round=event.round,
+        cause=event.cause,
     )

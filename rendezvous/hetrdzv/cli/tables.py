@@ -153,7 +153,16 @@ def _heading(group: GroupReply) -> Table:
         grid.add_row("command", plain(shlex.join(group.spec["command"])))
     if group.drained:
         grid.add_row("drained", ", ".join(group.drained))
+    if group.unreachable:
+        grid.add_row("unreachable", _unreachable(group))
     return grid
+
+
+def _unreachable(group: GroupReply) -> str:
+    by_master: dict[str, list[str]] = {}
+    for pair in group.unreachable:
+        by_master.setdefault(pair.master, []).append(pair.node_id)
+    return "; ".join(f"{master} from {', '.join(who)}" for master, who in by_master.items())
 
 
 def _round(current: RoundReply | None) -> str:

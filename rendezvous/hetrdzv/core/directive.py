@@ -11,8 +11,8 @@ from hetrdzv.core.outlook import (
     forms_at,
     gives_up_at,
     joiners_of,
-    overdue_at,
     phase_of,
+    resolved_at,
     suspects,
     unresolved,
 )
@@ -233,8 +233,8 @@ def _explain_waiting(group: Group, now: float) -> str:
     prefix = f"round {ended.number} ended ({ended.end.why}); "
     if ended.end.judged:
         return prefix + _explain_missing(group, now)
-    late = names(member.node_id for member in unresolved(group, now))
-    return f"{prefix}waiting for {late} to stop their workers, {_left(overdue_at(group, ended.end), now)}"
+    late = names(node.node_id for node in unresolved(group, now))
+    return f"{prefix}waiting for {late} to stop their workers, {_left(resolved_at(group, ended.end), now)}"
 
 
 def _explain_missing(group: Group, now: float) -> str:

@@ -21,7 +21,7 @@ from hetrdzv.core.commands import (
     Undrain,
 )
 from hetrdzv.core.model import EndKind, Event, Failure, Group, GroupSpec, GroupState, Node, NodePhase, Round
-from hetrdzv.core.outlook import DRAINED, deadline, part_done
+from hetrdzv.core.outlook import DRAINED, deadline, hears_stop, part_done
 from hetrdzv.core.settle import settle
 from hetrdzv.core.specs import fix_spec
 from hetrdzv.core.words import count, describe_failure
@@ -210,14 +210,16 @@ def _speaker(group: Group, node_id: str, incarnation: str) -> Node:
 
 
 def _heard(work: Work, node: Node) -> Node:
-    return work.change_node(node, heard_at=work.now, cut_at=None)
+    told_at = work.now if hears_stop(work.group, node) else node.stop_told_at
+    return work.change_node(node, heard_at=work.now, cut_at=None, stop_told_at=told_at)
 
 
 def _renew(work: Work, command: Renew) -> bool:
     """Returns whether anything but the lease can have changed."""
     node = _speaker(work.group, command.node_id, command.incarnation)
+    news = node.cut_at is not None or hears_stop(work.group, node)
     _heard(work, node)
-    return node.cut_at is not None
+    return news
 
 
 def _disconnect(work: Work, command: Disconnect) -> None:

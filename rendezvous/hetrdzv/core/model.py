@@ -169,6 +169,8 @@ class Node:
         gone_at, gone_why: when and why the node became lost or left.
         heard_at: when the server last heard the agent (memory only).
         cut_at: when an open poll of the agent was cut, None once it is heard again (memory only).
+        stop_told_at: when the agent was first heard after the end of the newest round that it is a member of,
+            so that it was told to stop; None before (memory only).
     """
 
     node_id: str
@@ -193,6 +195,7 @@ class Node:
     gone_why: str = ""
     heard_at: float = 0.0
     cut_at: float | None = None
+    stop_told_at: float | None = None
     former: tuple[str, ...] = ()
 
     @property
@@ -354,9 +357,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of a group's history: what happened, in the words a person reads, with its facts."""
+    """One line of a group's history: what happened, in the words a person reads, with its facts.
+
+    Attributes:
+        cause: of a round that formed: what ended the one before (an `EndKind`); None for the first, and elsewhere.
+    """
 
     kind: str
     text: str
     node_id: str | None = None
     round: int | None = None
+    cause: str | None = None

@@ -1,6 +1,7 @@
 """What can be read off a group: which nodes count, what it waits for and until when. Changes nothing."""
 
 from collections.abc import Iterable, Iterator
+from math import inf
 
 from hetrdzv.core.model import End, Group, Member, Node, NodePhase, OnJoin, Round
 from hetrdzv.core.placement import is_loopback
@@ -91,13 +92,18 @@ def part_done(group: Group, node: Node) -> bool:
     return not hosts_others(group, current, node)
 
 
-def unresolved(group: Group, now: float) -> list[Member]:
+def unresolved(group: Group, now: float) -> list[Node]:
     """Members of an ended round that may still have workers, or may turn out to be lost."""
+    return [node for node in _open(group) if now < overdue_at(group, node)]
+
+
+def _open(group: Group) -> list[Node]:
+    """Members of an ended round that have not stopped, or are suspects."""
     ended = group.round
-    if ended is None or ended.end is None or now >= overdue_at(group, ended.end):
+    if ended is None or ended.end is None:
         return []
     return [
-        member
+        node
         for member in ended.members
         if (node := group.speaker(member)) is not None
         and not node.gone
@@ -105,12 +111,31 @@ def unresolved(group: Group, now: float) -> list[Member]:
     ]
 
 
+def hears_stop(group: Group, node: Node) -> bool:
+    """Whether the node, were it heard now, would be told for the first time that its round has ended."""
+    ended = group.round
+    return ended is not None and ended.end is not None and group.in_round(node) and node.stop_told_at is None
+
+
 # -- until when it waits -------------------------------------------------------------------------------------
 
 
-def overdue_at(group: Group, end: End) -> float:
-    """When a round that ended is judged without those that have not stopped (seconds)."""
-    return end.at + group.spec.stop_timeout_s + STOP_GRACE_S
+def overdue_at(group: Group, node: Node) -> float:
+    """Past when a member of an ended round is not waited for any more (seconds).
+
+    One that was not told to stop yet has no such moment: its workers may run until its lease ends (rule 8).
+    """
+    if node.stop_told_at is None:
+        return inf
+    return node.stop_told_at + group.spec.stop_timeout_s + STOP_GRACE_S
+
+
+def resolved_at(group: Group, end: End) -> float:
+    """When all members of an ended round will have stopped, be lost or be overdue, as far as is known (seconds)."""
+    told_all = end.at + group.spec.stop_timeout_s + STOP_GRACE_S
+    silent = (node.heard_at + group.lease_s for node in _open(group) if node.stop_told_at is None)
+    told = (at for node in _open(group) if (at := overdue_at(group, node)) < inf)
+    return max(told_all, *silent, *told)
 
 
 def forms_at(group: Group, ready: list[Node]) -> float:
@@ -176,7 +201,9 @@ def _timers(group: Group) -> Iterator[float]:
             yield admits_at(group, active, joiners)
         return
     if group.round is not None and group.round.end is not None and not group.round.end.judged:
-        yield overdue_at(group, group.round.end)
+        judged_at = max((overdue_at(group, node) for node in _open(group)), default=inf)
+        if judged_at < inf:  # else it is a lease that comes next
+            yield judged_at
         return
     if group.bounds_since is not None and not suspects(ready := candidates(group)):
         yield forms_at(group, ready)

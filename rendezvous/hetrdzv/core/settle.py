@@ -150,7 +150,11 @@ def _start_round(work: Work, placement: Placement) -> None:
     nodes = dict(group.nodes)
     for member in placement.members:
         nodes[member.node_id] = replace(
-            nodes[member.node_id], phase=NodePhase.STARTING, member_of=number, failure=None
+            nodes[member.node_id],
+            phase=NodePhase.STARTING,
+            member_of=number,
+            failure=None,
+            stop_told_at=None,
         )
     new = Round(number=number, members=placement.members, restart_count=group.restarts, formed_at=work.now)
     first = group.round is None
@@ -167,7 +171,9 @@ def _start_round(work: Work, placement: Placement) -> None:
     )
     places = ", ".join(f"{member.node_id} {ranks(member)}" for member in new.members[:8])
     more = f" and {count(len(new.members) - 8, 'more node')}" if len(new.members) > 8 else ""
-    work.say("round_formed", f"round {number} formed: world size {new.world_size}, {places}{more}")
+    cause = group.round.end.kind if group.round is not None and group.round.end is not None else None
+    text = f"round {number} formed: world size {new.world_size}, {places}{more}"
+    work.say("round_formed", text, cause=cause)
     if first and not group.spec.bounded:
         restarts = group.spec.on_join is OnJoin.RESTART
         later = "restart the job to join it" if restarts else "are kept as spares"

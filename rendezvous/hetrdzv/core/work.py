@@ -46,10 +46,10 @@ class Work:
         self.group = self.group.with_node(changed)
         return changed
 
-    def say(self, kind: str, text: str, node_id: str | None = None) -> None:
+    def say(self, kind: str, text: str, node_id: str | None = None, cause: EndKind | None = None) -> None:
         """Add a line to the history."""
         number = self.group.round.number if self.group.round is not None else None
-        self.events.append(Event(kind, text, node_id, number))
+        self.events.append(Event(kind, text, node_id, number, None if cause is None else cause.value))
 
 
 # -- nodes go ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Where state is kept: which store a `--store` URL names."""
+"""Where state is kept: which store a `--store` URL names. One on etcd belongs to who leads: leadership.py."""
 
 from pathlib import Path
 
@@ -8,7 +8,9 @@ from hetrdzv.storage.sqlite import SqliteStore
 
 __all__ = ["open_store"]
 
-_KNOWN = "'memory' (forgotten when the server ends) or 'sqlite:PATH'"
+_KNOWN = (
+    "'memory' (forgotten when the server ends), 'sqlite:PATH', or 'etcd://HOST:PORT,...' for several servers"
+)
 
 
 def open_store(url: str) -> StateStore:

@@ -1,0 +1,261 @@
+"""What happens to a job when something goes wrong beside its workers: real server, agents and torch workers."""
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import Cluster, cluster, leftovers, wait_for
+from tests.e2e.disks import fill, small_disk
+
+SKEWED = Path(__file__).parent / "skewed"
+LEASE_S = 2
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Cluster]:
+    """Three uneven nodes that wait for each other."""
+    with cluster(tmp_path, "--nnodes", "2:3", "--last-call-s", "1", "--stop-timeout-s", "5") as made:
+        yield made
+
+
+def start_three(job: Cluster, *slots: int, do: str = "") -> int:
+    """Start nodes a, b and c; the number of the first round once all its workers have all-reduced."""
+    slots = slots or (2, 1, 1)
+    for name, gpus in zip("abc", slots, strict=True):
+        job.agent(name, gpus, do=do)
+    return job.world(sum(slots))
+
+
+def end_well(job: Cluster, *names: str) -> None:
+    """Let the workload end; every named agent must exit with 0."""
+    job.finish()
+    statuses = {name: job.agents[name].wait() for name in names}
+    assert statuses == dict.fromkeys(names, 0), job.report()
+
+
+def pids(job: Cluster) -> set[int]:
+    """All workers of all agents."""
+    return {worker.pid for agent in job.agents.values() for worker in agent.workers()}
+
+
+def told(job: Cluster, kind: str) -> list[str]:
+    """The texts of the group's events of one kind."""
+    return [event["text"] for event in job.events() if event["kind"] == kind]
+
+
+def no_overlap(job: Cluster, node: str) -> None:
+    """No worker of a round wrote anything on a node once one of a newer round had been started there."""
+    lines = job.lines(node=node)
+    for number in {line["round"] for line in lines}:
+        last = max(line["at"] for line in lines if line["round"] == number)
+        newer = [line["started"] for line in lines if line["round"] > number]
+        assert last < min(newer, default=last + 1), f"round {number} on {node}"
+
+
+# -- agents --------------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_agent_is_lost_and_ends_its_old_workers_before_it_comes_back(job: Cluster) -> None:
+    job.flags = (*job.flags, "--lease-s", str(LEASE_S))
+    first = start_three(job)
+    old = {worker.pid for worker in job.agents["c"].workers()}
+    job.agents["c"].send(signal.SIGSTOP)
+    second = job.world(3, round_above=first)
+    assert f"c is lost: not heard for {LEASE_S} s" in told(job, "node_lost")
+    job.agents["c"].send(signal.SIGCONT)
+    third = job.world(4, round_above=second)
+    assert not old & pids(job)
+    no_overlap(job, "c")
+    assert {line["restart"] for line in job.lines(round=third)} == {0}
+    assert {line["node"] for line in job.lines(round=third)} == set("abc")
+    end_well(job, "a", "b", "c")
+
+
+def test_a_short_stop_of_an_agent_is_no_loss(job: Cluster) -> None:
+    first = start_three(job)
+    before = pids(job)
+    job.agents["b"].send(signal.SIGSTOP)
+    time.sleep(0.8)  # less than the lease
+    job.agents["b"].send(signal.SIGCONT)
+    steps = max(line["step"] for line in job.lines(round=first))
+    wait_for(lambda: max(line["step"] for line in job.lines(round=first)) > steps, "progress")
+    assert pids(job) == before
+    end_well(job, "a", "b", "c")
+    assert job.group()["round"] == first
+
+
+def test_an_agent_that_is_started_anew_at_once_takes_its_place_again(job: Cluster) -> None:
+    job.flags = (*job.flags, "--replace-wait-s", "20")
+    first = start_three(job)
+    job.agents["b"].send(signal.SIGKILL)
+    job.agent("b", 1)
+    second = job.world(4, round_above=first)
+    members = job.group()["current_round"]["members"]
+    assert [(m["node_id"], m["rank_offset"]) for m in members] == [("a", 0), ("b", 2), ("c", 3)]
+    assert {line["restart"] for line in job.lines(round=second)} == {0}
+    no_overlap(job, "b")
+    end_well(job, "a", "b", "c")
+
+
+def test_a_second_agent_with_a_node_id_in_use_is_refused_and_harms_nobody(job: Cluster) -> None:
+    first = start_three(job)
+    before, rightful = pids(job), job.agents["b"]
+    intruder = job.agent("b", 1)
+    assert intruder.wait() == 1
+    assert "node id 'b' of group 'job' belongs to an agent at 127.0.0.1 that is alive" in intruder.stderr
+    assert "--node-id" in intruder.stderr
+    job.agents["b"] = rightful
+    assert pids(job) == before
+    end_well(job, "a", "b", "c")
+    assert job.group()["round"] == first
+
+
+# -- the server is away --------------------------------------------------------------------------------------
+
+
+def test_without_any_server_for_too_long_workers_are_stopped_and_start_again_when_it_is_back(
+    job: Cluster,
+) -> None:
+    job.flags = (*job.flags, "--max-disconnect-s", "1")
+    first = start_three(job)
+    job.server.kill()
+    wait_for(lambda: not [pid for name in "abc" for pid in leftovers(name)], "the end of all workers")
+    for name in "abc":
+        assert job.agents[name].process.poll() is None
+        assert "no server has answered for 1 s (max_disconnect_s)" in job.agents[name].stderr
+    job.server.start()
+    second = job.world(4, round_above=first)
+    assert {line["restart"] for line in job.lines(round=second)} == {0}
+    end_well(job, "a", "b", "c")
+
+
+def test_a_failure_while_the_server_is_away_is_judged_when_it_is_back(job: Cluster) -> None:
+    first = start_three(job)
+    job.server.kill()
+    job.agents["b"].workers()[0].kill()
+    wait_for(lambda: "rank 2 (local rank 0) was killed by SIGKILL" in job.agents["b"].stderr, "b's notice")
+    job.server.start()
+    second = job.world(4, round_above=first)
+    assert {line["restart"] for line in job.lines(round=second)} == {1}
+    assert "rank 2 (local rank 0) on b was killed by SIGKILL" in told(job, "restart_spent")[0]
+    end_well(job, "a", "b", "c")
+
+
+# -- workers and their SIGTERM -------------------------------------------------------------------------------
+
+
+def test_a_preempted_node_has_its_grace_and_the_others_are_told_why(job: Cluster) -> None:
+    first = start_three(job, do="checkpoint@2")
+    job.agents["b"].send(signal.SIGTERM)
+    assert job.agents["b"].wait() == 128 + signal.SIGTERM
+    saved_at = float((job.log.folder / "saved").read_text())
+    second = job.world(3, round_above=first)
+    assert min(line["started"] for line in job.lines(round=second)) > saved_at
+    assert {line["restart"] for line in job.lines(round=second)} == {0}
+    for name in "ac":
+        assert f"round {first} is over: b is leaving: SIGTERM" in job.agents[name].stderr
+    kinds = [event["kind"] for event in job.events()]
+    assert kinds.index("node_leaving") < kinds.index("round_ended") < kinds.index("node_left")
+    end_well(job, "a", "c")
+
+
+def test_workers_that_sit_in_a_collective_are_killed_after_the_grace_and_hold_nobody_up_before(
+    job: Cluster,
+) -> None:
+    first = start_three(job, 1, 1, 2, do="deadlock")
+    wait_for(lambda: len(job.lines(round=first, step=2)) == 4, "the deadlock of c")
+    job.agents["b"].workers()[0].kill()
+    wait_for(lambda: "waiting for c to stop their workers" in job.group()["why"], "the others' stop")
+    assert len(job.agents["c"].workers()) == 2
+    assert not leftovers("a")
+    assert not leftovers("b")
+    job.world(4, round_above=first)
+    assert f"round {first}: workers still run 5 s after SIGTERM; they are killed" in job.agents["c"].stderr
+    assert not (job.log.folder / "saved").exists(), "the handler ran, so this tests nothing"
+    end_well(job, "a", "b", "c")
+
+
+def test_a_crashed_workers_data_loaders_are_gone_before_the_next_round(job: Cluster) -> None:
+    first = start_three(job, do="loader@3")
+    job.world(4, round_above=first)
+    assert set(leftovers("c")) == {worker.pid for worker in job.agents["c"].workers()}
+    assert "rank 3 (local rank 0) on c exited with code 6" in told(job, "restart_spent")[0]
+    end_well(job, "a", "b", "c")
+
+
+# -- disks ---------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_under_the_state_loses_nothing(job: Cluster, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1024) as disk:
+        job.server.stop()
+        job.server.store = f"sqlite:{disk / 'state.db'}"
+        job.server.start()
+        first = start_three(job)
+        filler = fill(disk)
+        job.agents["b"].workers()[0].kill()
+        wait_for(lambda: "disk is full" in job.agents["b"].stderr, "b's notice of what the server says")
+        assert job.group()["state"] in ("running", "starting")
+        filler.unlink()
+        second = job.world(4, round_above=first)
+        assert {line["restart"] for line in job.lines(round=second)} == {1}
+        assert "rank 2 (local rank 0) on b was killed by SIGKILL" in told(job, "restart_spent")[0]
+        end_well(job, "a", "b", "c")
+        job.server.stop()
+
+
+def test_a_full_disk_under_the_logs_is_named_on_every_node(job: Cluster, tmp_path: Path) -> None:
+    job.flags = (*job.flags, "--max-restarts", "0")
+    with small_disk(tmp_path / "disk", 64) as disk:
+        fill(disk)
+        job.agent("a", 2, do="raise@2")
+        job.agent("b", 1, "--log-dir", str(disk / "logs"), "--redirects", "3", do="raise@2")
+        assert {name: job.agents[name].wait() for name in "ab"} == {"a": 1, "b": 1}, job.report()
+        for name in "ab":
+            said = job.agents[name].stderr.split("root cause:")[1]
+            assert "No space left on device" in said
+            assert "node b" in said
+
+
+# -- clocks --------------------------------------------------------------------------------------------------
+
+
+def test_clocks_set_back_and_forward_by_an_hour_change_nothing(
+    job: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.flags = (*job.flags, "--lease-s", str(LEASE_S))
+    clock = tmp_path / "clock"
+    monkeypatch.setenv("TEST_CLOCK_OFFSET", str(clock))
+    job.server.stop()
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(SKEWED))
+        job.server.start()
+        job.agent("a", 2)
+        job.agent("b", 1)
+    job.agent("c", 1)  # its clock is right all the time
+    first = job.world(4)
+    before = pids(job)
+    for offset_s in ("-3600", "3600", "0"):
+        clock.write_text(offset_s)
+        pass_a_lease(job, first)
+    assert pids(job) == before
+    assert job.group()["round"] == first
+    clock.write_text("-3600")
+    job.agents["b"].workers()[0].kill()
+    second = job.world(4, round_above=first)
+    assert {line["restart"] for line in job.lines(round=second)} == {1}
+    written = [event["at"] for event in job.events()]
+    assert written != sorted(written), "the server's clock was not set back, so this tests nothing"
+    end_well(job, "a", "b", "c")
+
+
+def pass_a_lease(job: Cluster, round_number: int) -> None:
+    """Wait for as long as a node that is not heard would still live, and some more; all go on."""
+    steps = max(line["step"] for line in job.lines(round=round_number))
+    until = time.monotonic() + LEASE_S + 0.5
+    wait_for(lambda: time.monotonic() > until, "the end of a lease")
+    wait_for(lambda: max(line["step"] for line in job.lines(round=round_number)) > steps, "progress")
+    assert {node["state"] for node in job.group()["nodes"]} == {"running"}, job.report()

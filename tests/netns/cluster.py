@@ -1,0 +1,144 @@
+"""A real job over several hosts: one hetserver on its host, every agent on its own, a test that sees them all."""
+
+import os
+import re
+import select
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.e2e.cluster import Agent, Cluster, wait_for
+from tests.netns.hosts import Host
+from tests.servers import Hetserver
+
+TOKEN = "of-no-use-elsewhere"
+PORT = 29400
+
+
+class HostServer(Hetserver):
+    """A hetserver on a host, on all its addresses, with a token."""
+
+    def __init__(self, host: Host, folder: Path) -> None:
+        token = folder / "token"
+        token.write_text(TOKEN)
+        token.chmod(0o600)
+        every = "::" if host.ipv6 else "0.0.0.0"
+        super().__init__(f"sqlite:{folder / 'state.db'}", PORT, token, "--host", every)
+        self.host = host
+        self.launcher = host.prefix
+        self.url = url_of(host.address)
+
+    def _try(self) -> None:
+        with self.host.inside():
+            super()._try()
+
+
+class HostCluster(Cluster):
+    """One group whose server and agents run on hosts of their own.
+
+    Args:
+        folder: where state and logs go.
+        hosts: by the name of the node; `server` is the server's.
+        flags: given to every agent.
+    """
+
+    server: HostServer
+
+    def __init__(self, folder: Path, hosts: Iterable[Host], *flags: str) -> None:
+        self.hosts = {host.name: host for host in hosts}
+        server = HostServer(self.hosts["server"], folder)
+        token = str(server.token_file)
+        super().__init__(folder, "--token-file", token, *flags, server=server)
+        self.mark = 0
+        self._http.headers["Authorization"] = f"Bearer {TOKEN}"
+
+    def launcher(self, name: str) -> list[str]:
+        """On the node's own host."""
+        return self.hosts[name].prefix
+
+    def ask(self, method: str, path: str = "") -> httpx.Response:
+        """The server's answer to a request about the group, from the server's own host."""
+        with self.server.host.inside():
+            return super().ask(method, path)
+
+    def hetctl(self, *words: str) -> str:
+        """What a person on the server's host reads."""
+        where = ("--server", self.server.url, "--token-file", str(self.server.token_file))
+        environment = ("env", "-u", "COLUMNS")  # no line is broken where nobody looks
+        return self.server.host.run(*environment, sys.executable, "-m", "hetrdzv.cli.hetctl", *words, *where)
+
+    def node(self, name: str) -> dict[str, Any]:
+        """A node as the API shows it, {} before it has joined."""
+        nodes = {node["node_id"]: node for node in self.group().get("nodes", ())}
+        found: dict[str, Any] = nodes.get(name, {})
+        return found
+
+    def told(self, kind: str) -> list[str]:
+        """The texts of the group's events of one kind, after event number `mark`."""
+        return [event["text"] for event in self.events(self.mark) if event["kind"] == kind]
+
+    def says(self, name: str, text: str, after: int = 0) -> None:
+        """Wait until an agent has said something, after the first characters of its stderr."""
+        try:
+            wait_for(lambda: re.search(text, self.agents[name].stderr[after:]), f"{name} says '{text}'", 30)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.report()}") from None
+
+    def becomes(self, name: str, state: str) -> None:
+        """Wait until a node is in a state."""
+        try:
+            wait_for(lambda: self.node(name).get("state") == state, f"{name} is {state}", 30)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.report()}") from None
+
+    def pids(self, *names: str) -> set[int]:
+        """The workers of some agents, of all where none is named."""
+        agents: list[Agent] = [self.agents[name] for name in names or self.agents]
+        return {worker.pid for agent in agents for worker in agent.workers()}
+
+    def progress(self, number: int) -> None:
+        """Wait until the workers of a round have gone on."""
+        steps = max(line["step"] for line in self.lines(round=number))
+        wait_for(lambda: max(line["step"] for line in self.lines(round=number)) > steps, "progress")
+
+    def end_well(self, *names: str) -> None:
+        """Let the workload end; every named agent must exit with 0 and the job have cost no restart."""
+        self.finish()
+        statuses = {name: self.agents[name].wait() for name in names}
+        assert statuses == dict.fromkeys(names, 0), self.report()
+        group = self.group()
+        assert (group["state"], group["restarts"]) == ("succeeded", 0), self.report()
+        assert {line["restart"] for line in self.lines()} == {0}
+
+
+class Ends:
+    """When processes ended (monotonic seconds), by pid; those that still run are not in it."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self.at: dict[int, float] = {}
+        self.pids = frozenset(pids)
+        for pid in self.pids:
+            fd = os.pidfd_open(pid)
+            threading.Thread(target=self._await, args=(pid, fd), daemon=True).start()
+
+    def _await(self, pid: int, fd: int) -> None:
+        try:
+            select.select([fd], [], [])
+            self.at[pid] = time.monotonic()
+        finally:
+            os.close(fd)
+
+    def last(self) -> float:
+        """When the last of them ended."""
+        wait_for(lambda: self.at.keys() == self.pids, f"the end of processes {sorted(self.pids)}", 10)
+        return max(self.at.values())
+
+
+def url_of(address: str) -> str:
+    """The server's URL by one of its addresses."""
+    return f"http://{f'[{address}]' if ':' in address else address}:{PORT}"

@@ -1,0 +1,62 @@
+"""Members try their master before they start workers: one that is out of reach for some is not master for long."""
+
+import re
+from pathlib import Path
+
+from tests.netns.cluster import HostCluster
+from tests.netns.hosts import Hosts
+
+PORTS = "29500-29509"
+SILENCE = "(timed out after 3 s|no route to host)"
+"""What a node makes of a neighbour that says nothing at all; the latter once three questions for it were in vain."""
+
+
+def test_a_master_that_some_cannot_reach_is_replaced_and_the_state_says_who(
+    tmp_path: Path, net: Hosts
+) -> None:
+    lan = net.switch("lan")
+    hosts = [lan.host(name) for name in ("server", "a", "b", "c")]
+    _, a, _, c = hosts
+    a.firewall(closed=PORTS, closed_to=c.address)
+    with HostCluster(tmp_path, hosts, "--nnodes", "3", "--port-range", PORTS) as job:
+        for name in "abc":
+            job.agent(name, 1)
+        assert job.world(3) == 2
+        (why,) = job.told("round_ended")
+        assert re.fullmatch(
+            r"round 1 ended: c cannot reach the master a: timed out after 3 s \(10.77.1.2:2950\d\)", why
+        )
+        assert "cannot reach the master a: timed out after 3 s (10.77.1.2:2950" in job.agents["c"].stderr
+        group = job.group()
+        assert group["unreachable"] == [{"node_id": "c", "master": "a"}]
+        assert [member["node_id"] for member in group["current_round"]["members"]] == ["b", "a", "c"]
+        assert {line["round"] for line in job.lines()} == {2}
+        status = job.hetctl("status", "job")
+        assert "unreachable  a from c\n" in status
+        assert "master       b at 10.77.1.3 port 295" in status
+        job.end_well("a", "b", "c")
+
+
+def test_the_server_is_out_of_reach_for_one_node_at_first(tmp_path: Path, net: Hosts) -> None:
+    lan = net.switch("lan")
+    hosts = [lan.host(name) for name in ("server", "a", "b")]
+    lan.switch.cut("b", "server")
+    with HostCluster(tmp_path, hosts, "--nnodes", "1:2", "--last-call-s", "1") as job:
+        job.agent("b", 1)
+        job.agent("a", 1)
+        first = job.world(1)
+        job.says("b", rf"no server answers \(http://10.77.1.1:29400: {SILENCE}\); trying again")
+        lan.switch.heal()
+        job.world(2, round_above=first)
+        job.end_well("a", "b")
+
+
+def test_a_node_that_never_reaches_the_server_gives_up(tmp_path: Path, net: Hosts) -> None:
+    lan = net.switch("lan")
+    hosts = [lan.host(name) for name in ("server", "a")]
+    lan.switch.cut("a", "server")
+    with HostCluster(tmp_path, hosts) as job:
+        agent = job.agent("a", 1, "--connect-timeout-s", "1")
+        assert agent.wait() == 1
+        why = rf"no server answers \(http://10.77.1.1:29400: {SILENCE}\)"
+        assert re.search(rf"{why}; gave up after 1 s: start hetserver there, or check --server", agent.stderr)

@@ -1,0 +1,331 @@
+"""A model agent: drives the real session as line.py and elastic.py do, with model workers.
+
+`line.py` is here in `turn`, `receive` and `_deliver`, `elastic.py` in `_obey` and what it calls. Unlike
+elastic.py, this agent does not protect itself against a session that hands out what it should not.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hetagent.session import Answer, Offer, Request, Session
+from hetrdzv.errors import HetError, Problem
+from hetrdzv.wire import DirectiveKind, DirectiveReply, FailureFields
+from tests.sim.store import GROUP
+from tests.sim.workers import Fate, Workers, make_workers
+
+if TYPE_CHECKING:
+    from tests.sim.machine import Machine
+    from tests.sim.world import World
+
+LEAVE_S = 4.0
+PREFLIGHT_S = 3.0
+"""Those of elastic.py and preflight.py."""
+
+
+class Agent:
+    """One agent process.
+
+    Attributes:
+        alive: whether its process is there.
+        workers: those it started and has not seen the end of.
+    """
+
+    def __init__(self, world: "World", machine: "Machine", incarnation: str) -> None:
+        self.world = world
+        self.machine = machine
+        self.link = machine.link
+        self.node_id = machine.node_id
+        self.incarnation = incarnation
+        self.alive = True
+        self.workers: Workers | None = None
+        self.round = 0
+        self._rng = random.Random(f"{world.seed}.agent.{incarnation}")
+        offer = Offer(slots=machine.slots, address=machine.address, spec=world.scenario.spec)
+        self.session = Session(
+            GROUP,
+            self.node_id,
+            incarnation,
+            offer,
+            random.Random(self._rng.random()),
+            connect_timeout_s=world.scenario.connect_timeout_s,
+        )
+        # the line
+        self._fresh: deque[DirectiveReply] = deque()
+        self._trying = False
+        self._newest_told = 0
+        self._wakes_at = -1.0
+        # the main thread
+        self._inbox: deque[DirectiveReply] = deque()
+        self._busy_until = 0.0
+        self._stopping = False
+        self._kill_at = 0.0
+        self._ready_after_stop = False
+        self._signalled = False
+        self._exit_told = False
+        self._left = False
+        # ports
+        self._held = 0
+        self._store = 0
+        # SIGSTOP
+        self._paused = False
+        self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._call(self._be_ready)
+
+    # -- the process -----------------------------------------------------------------------------------------
+
+    def _call(self, what: Callable[..., None], *args: Any) -> None:
+        """Have something happen in this process: not while it is stopped, nor once it is dead."""
+        if not self.alive:
+            return
+        if self._paused:
+            self._backlog.append((what, args))
+        else:
+            what(*args)
+            self.turn()
+
+    def _after(self, delay_s: float, what: Callable[..., None], *args: Any) -> None:
+        self.world.timeline.at(delay_s, self._call, what, *args)
+
+    def pause(self) -> None:
+        """SIGSTOP; its workers run on."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """SIGCONT: everything that came meanwhile is found."""
+        self._paused = False
+        backlog, self._backlog = self._backlog, []
+        for what, args in backlog:
+            self._call(what, *args)
+        if self.alive:
+            self.turn()
+
+    def die(self) -> None:
+        """The process is gone, with its sockets."""
+        self.alive = False
+        self.world.listening -= {self._held, self._store}
+
+    # -- the line --------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """What line.py does after anything happened."""
+        if not self.alive or self._paused:
+            return
+        session, now = self.session, self.world.timeline.now
+        for request in session.requests(now):
+            self.world.network.send(self, request)
+        for notice in session.notices():
+            self.world.checks.say(self.node_id, f"notices: {notice}")
+        fresh = session.directives()
+        if fresh:
+            self._fresh.extend(fresh)
+            self._deliver()
+        if session.finished and self._left:
+            self._exit()
+            return
+        wakeup = session.wakeup()
+        if wakeup is not None and (wakeup < self._wakes_at or self._wakes_at <= now):
+            self._wakes_at = max(wakeup, now)
+            self._after(self._wakes_at - now, self._wake, self._wakes_at)
+
+    def _wake(self, moment: float) -> None:
+        if self._wakes_at == moment:
+            self._wakes_at = -1.0
+
+    def receive(self, request: Request, answer: Answer) -> None:
+        """A request was answered, or failed."""
+        self._call(self._received, request, answer)
+
+    def _received(self, request: Request, answer: Answer) -> None:
+        told: object = answer
+        if isinstance(answer, Problem):
+            told = answer.body.get("directive")
+        match told:
+            case DirectiveReply(kind="start" | "stop", round=number) | {
+                "kind": "start" | "stop",
+                "round": int(number),
+            }:
+                self._newest_told = max(self._newest_told, number)
+        if isinstance(answer, HetError):
+            self.world.checks.say(self.node_id, f"{type(request).__name__.lower()} fails: {answer}")
+        self.session.received(request, answer, self.world.timeline.now)
+
+    def _deliver(self) -> None:
+        """Hand directives over in order; a start only once its master has been reached."""
+        while self._fresh and not self._trying:
+            directive = self._fresh.popleft()
+            start = directive.start
+            if start is None or start.master.node_id == self.node_id:
+                self._hand_over(directive)
+            elif not self._fresh:
+                self._trying = True
+                self._try_master(directive, self.world.timeline.now + PREFLIGHT_S)
+
+    def _try_master(self, directive: DirectiveReply, until: float) -> None:
+        start = directive.start
+        assert start is not None
+        if not self._fresh:
+            if self.world.reaches(self.machine, start.master.port):
+                self._hand_over(directive)
+            elif self.world.timeline.now < until:
+                self._after(0.3, self._try_master, directive, until)
+                return
+            else:
+                self.world.note("master unreachable")
+                self.session.master_unreachable(directive.round, "timed out", self.world.timeline.now)
+        self._trying = False
+        self._deliver()
+
+    def _hand_over(self, directive: DirectiveReply) -> None:
+        self._inbox.append(directive)
+        self._after(self._rng.uniform(0, 0.02) * self.link.slow, self._main)
+
+    # -- the main thread -------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        now = self.world.timeline.now
+        if now < self._busy_until:
+            self._after(self._busy_until - now, self._main)
+        elif self._inbox:
+            self._obey(self._inbox.popleft())
+            self._after(0.0, self._main)
+
+    def _obey(self, directive: DirectiveReply) -> None:
+        if self._signalled and directive.kind is not DirectiveKind.EXIT:
+            return
+        self.world.checks.say(
+            self.node_id, f"obeys {directive.kind} {directive.round} ({directive.reason}: {directive.why})"
+        )
+        match directive.kind:
+            case DirectiveKind.START:
+                self._start(directive)
+            case DirectiveKind.STOP:
+                self.round = max(self.round, directive.round)
+                self._ready_after_stop = True
+                self._stop(directive.stop_timeout_s)
+            case DirectiveKind.EXIT:
+                self._exit_told = True
+                self._stop(directive.stop_timeout_s)
+
+    def _start(self, directive: DirectiveReply) -> None:
+        world, scenario = self.world, self.world.scenario
+        world.checks.acts_on_start(self.node_id, self.incarnation, directive, self._newest_told)
+        assert directive.start is not None
+        self.round = directive.round
+        if directive.start.master.node_id == self.node_id:
+            self._store, self._held = self._held, 0
+        if not world.calm and self._rng.random() < scenario.fails / 5:
+            world.checks.worker_failed(self.node_id, self.round, "cannot be started")
+            failure = FailureFields(local_rank=-1, rank=-1, message="no such file")
+            self.session.failed(self.round, failure, world.timeline.now)
+            return
+        workers = make_workers(
+            self.node_id,
+            self.incarnation,
+            self.round,
+            self._rng,
+            work_s=scenario.work_s,
+            fails=0.0 if world.calm else scenario.fails,
+            stubborn=scenario.stubborn,
+        )
+        launch_s = self._rng.uniform(0.02, 0.4) * self.link.slow
+        self._busy_until = world.timeline.now + launch_s
+        self.workers, self._stopping = workers, False
+        world.workers_start(self.machine, workers)
+        self._after(launch_s, self._launched, workers)
+
+    def _launched(self, workers: Workers) -> None:
+        self.session.started(workers.round, self.world.timeline.now)
+        match workers.fate:
+            case Fate.FAIL:
+                self.world.timeline.at(workers.after_s, self.world.worker_fails, workers, "by itself")
+            case Fate.SUCCEED:
+                self.world.timeline.at(workers.after_s, self.world.workers_succeed, self.machine, workers)
+
+    def worker_failed(self, workers: Workers) -> None:
+        """One worker's exit can be seen."""
+        self._call(self._see_failure, workers)
+
+    def _see_failure(self, workers: Workers) -> None:
+        if workers is not self.workers or self._stopping:
+            return
+        failure = FailureFields(local_rank=0, rank=0, exit_code=1, message="Traceback: boom")
+        self.session.failed(workers.round, failure, self.world.timeline.now)
+        self._stop(self.world.stop_timeout_s)
+
+    def workers_succeeded(self, workers: Workers) -> None:
+        """The exit of all workers can be seen."""
+        self._call(self._see_success, workers)
+
+    def _see_success(self, workers: Workers) -> None:
+        if workers is self.workers and not self._stopping:
+            self.session.succeeded(workers.round, self.world.timeline.now)
+            self._workers_gone()
+
+    # -- stopping --------------------------------------------------------------------------------------------
+
+    def _stop(self, grace_s: float) -> None:
+        """SIGTERM now, SIGKILL after the grace."""
+        workers = self.workers
+        if workers is None:
+            self._on_stopped()
+        elif not self._stopping:
+            self._stopping = True
+            if workers.term_s is not None and workers.term_s < grace_s:
+                self.world.timeline.at(workers.term_s, self._workers_end, workers, "SIGTERM")
+            self._after(grace_s, self._workers_end, workers, "SIGKILL")
+
+    def _workers_end(self, workers: Workers, how: str) -> None:
+        self.world.workers_end(self.machine, workers, how)
+        self._call(self._see_end, workers)
+
+    def _see_end(self, workers: Workers) -> None:
+        if workers is self.workers:
+            self._workers_gone()
+
+    def _workers_gone(self) -> None:
+        self.workers, self._stopping = None, False
+        self._on_stopped()
+
+    def _on_stopped(self) -> None:
+        """What elastic.py does when no workers are left."""
+        if self.workers is not None:
+            return
+        if self._signalled or self._exit_told:
+            if not self._left:
+                self._left = True
+                self.session.leave("its agent goes", self.world.timeline.now)
+                self._after(LEAVE_S, self._exit)
+        elif self._ready_after_stop:
+            self._be_ready()
+
+    def _be_ready(self) -> None:
+        self._ready_after_stop = False
+        self.world.listening.discard(self._store)
+        self._store = 0
+        if not self._held:
+            self._held = self.world.new_port(self.machine)
+        self.session.ready(self.round, self._held, 0, self.world.timeline.now)
+
+    def sigterm(self) -> None:
+        """A person or a scheduler wants this agent to go."""
+        self._call(self._sigterm)
+
+    def _sigterm(self) -> None:
+        if self._signalled:
+            return
+        self._signalled = True
+        self.session.leaving("SIGTERM", self.world.timeline.now)
+        self._stop(self.world.stop_timeout_s)
+
+    def _exit(self) -> None:
+        if self.alive:
+            self.world.checks.say(self.node_id, "its agent exits")
+            self.die()
+            self.world.agent_exited(self.machine, self)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this agent does what a member of a running round does, and nothing else is on its way."""
+        return not (self._stopping or self._ready_after_stop or self._inbox or self._fresh or self._trying)

@@ -1,0 +1,382 @@
+"""What must hold over the whole history of a story, and the trace of what happened.
+
+The core's steps are checked one by one (`stepped`), every reply against the disk (`answered`), every start of
+workers against all that is known (`acts_on_start`, `workers_started`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from hetagent.session import Answer, Join, Leave, Poll, Report, Request
+from hetrdzv import service as service_module
+from hetrdzv.core import commands
+from hetrdzv.core.directive import directive, explain
+from hetrdzv.core.group import Transition, step
+from hetrdzv.core.invariants import violations
+from hetrdzv.core.model import EndKind, Group, GroupState, NodePhase, Round
+from hetrdzv.core.outlook import STOP_GRACE_S
+from hetrdzv.errors import Refused
+from hetrdzv.wire import DirectiveKind, DirectiveReply, ReportKind
+from tests.sim.store import Disk
+from tests.sim.timeline import Timeline
+from tests.sim.workers import Workers
+
+
+class Violation(AssertionError):
+    """Something must not have happened."""
+
+
+class Checks:
+    """The judge of one story.
+
+    Args:
+        separate: whether old workers must have ended everywhere before new ones start (rule 8).
+
+    Attributes:
+        trace: (seconds, who, what happened).
+        events: how often what happened in the core's history, uncommitted steps included.
+        wrong: (name of the check, what it found), the first one first.
+    """
+
+    def __init__(self, timeline: Timeline, *, separate: bool) -> None:
+        self.trace: list[tuple[float, str, str]] = []
+        self.events: Counter[str] = Counter()
+        self.wrong: list[tuple[str, str]] = []
+        self._timeline = timeline
+        self._separate = separate
+        self._rounds: dict[int, dict[str, Any]] = {}  # as they became durable
+        self._done: set[tuple[object, ...]] = set()  # joins and reports that were taken
+        self._charged: dict[int, int] = {}
+        self._failed: set[int] = set()  # rounds in which workers failed
+        self._succeeded: set[tuple[str, str, int]] = set()
+        self._running: list[Workers] = []
+        self._told_last_round = 0
+        self._clock = 0.0
+        self._heard: dict[str, float] = {}  # by incarnation
+        self._serves_since = 0.0
+        self._undrained = False
+
+    # -- saying ----------------------------------------------------------------------------------------------
+
+    def say(self, who: str, what: str) -> None:
+        """Add a line to the trace."""
+        self.trace.append((self._timeline.now, who, what))
+
+    def violate(self, check: str, what: str) -> None:
+        """Note that a check failed; the story ends soon after."""
+        self.wrong.append((check, what))
+        self.say("CHECK", f"{check}: {what}")
+
+    def require_ok(self) -> None:
+        """Raise where a check has failed.
+
+        Raises:
+            Violation: names the check.
+        """
+        if self.wrong:
+            raise Violation(": ".join(self.wrong[0]))
+
+    # -- every step of the core ------------------------------------------------------------------------------
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at every step that the service takes."""
+        with mock.patch.object(service_module, "step", self._step):
+            yield
+
+    def _step(self, group: Group, command: commands.Command, now: float) -> Transition:
+        try:
+            transition = step(group, command, now)
+        except Refused as error:
+            if not isinstance(command, commands.Renew):
+                self.say("core", f"refuses {_words(command)}: {error}")
+            raise
+        except Exception as error:
+            self.violate("no bugs", f"a step broke on {command}: {error!r}")
+            raise
+        if isinstance(command, commands.Join | commands.Renew | commands.Report):
+            self._heard[command.incarnation] = self._timeline.now
+        if transition.group is not group:
+            self._stepped(group, command, transition, now)
+        return transition
+
+    def _stepped(self, old: Group, command: commands.Command, transition: Transition, now: float) -> None:
+        new = transition.group
+        if isinstance(command, commands.Renew) and not transition.events and new.round is old.round:
+            return
+        if not isinstance(command, commands.Renew | commands.Tick):
+            self.say("core", _words(command))
+        self._undrained = self._undrained or isinstance(command, commands.Undrain)
+        for event in transition.events:
+            self.events[event.kind] += 1
+            self.say("core", f"    {event.kind}: {event.text}")
+        for wrong in violations(new):
+            self.violate("invariants", wrong)
+        if new.job == old.job:
+            if new.restarts > old.restarts or (new.state is GroupState.FAILED and not old.state.terminal):
+                self._charges(old, new, now)
+            if new.last_round < old.last_round:
+                self.violate("rounds only grow", f"from {old.last_round} to {new.last_round}")
+        if new.state is GroupState.SUCCEEDED and not old.state.terminal and new.round is not None:
+            for member in new.round.members:
+                if (member.node_id, member.incarnation, new.round.number) not in self._succeeded:
+                    self.violate("success is true", f"the workers of {member.node_id} have not succeeded")
+        for node in new.nodes.values():
+            if not directive(new, node, now).why:
+                self.violate("the state says why", f"not to {node.node_id}")
+            if node.gone_why.startswith("not heard") and not old.nodes[node.node_id].gone:
+                heard_at = max(self._heard.get(node.incarnation, 0.0), self._serves_since)
+                silent_s = self._timeline.now - heard_at
+                if silent_s < new.spec.lease_s - 1e-6:
+                    self.violate("a full lease", f"{node.node_id} is lost after {silent_s:.2f} s of service")
+        if _key(command) in self._done:
+            self._repeats(old, command, new, now)
+
+    def _repeats(self, old: Group, command: commands.Command, new: Group, now: float) -> None:
+        """A join or report that was taken before changes nothing but when the node was heard."""
+        assert isinstance(command, commands.Join | commands.Report)
+        before = old.nodes.get(command.node_id)
+        if before is None or before.incarnation != command.incarnation or before.phase is NodePhase.LOST:
+            return  # one that is lost and speaks is back
+        renewed = step(old, commands.Renew(command.node_id, command.incarnation), now).group
+        if step(renewed, commands.Tick(), now).group != new:
+            self.violate("retries change nothing", f"{_words(command)} came again and changed the group")
+
+    def _charges(self, old: Group, new: Group, now: float) -> None:
+        """A restart was spent, or the group failed for want of one: was that just (rule 5)?"""
+        cause = new.root_cause
+        if new.state is GroupState.FAILED and (cause is None or cause.kind != "worker_failed"):
+            return
+        assert old.round is not None
+        assert new.round is not None
+        ended = (
+            new.round if new.round.number == old.round.number else old.round
+        )  # the next one formed at once
+        number = ended.number
+        charged = self._charged.setdefault(number, new.restarts)  # the same again, where a commit failed
+        if new.restarts > old.restarts + 1 or charged != new.restarts:
+            self.violate("one end costs one restart", f"round {number} is charged more than that")
+        if number not in self._failed:
+            self.violate("failures are true", f"round {number} is charged, but no worker of it failed")
+        if ended.end is None or ended.end.kind is not EndKind.FAILED:
+            self.violate("losses cost nothing", f"round {number} ended by {ended.end}, but is charged")
+            return
+        overdue = now >= ended.end.at + new.spec.stop_timeout_s + STOP_GRACE_S
+        for name in _gone_or_open(new, ended, overdue):
+            self.violate("losses cost nothing", f"round {number} is charged as a failure, but {name}")
+
+    # -- the server ------------------------------------------------------------------------------------------
+
+    def server_started(self, disk: Disk, now: float) -> None:
+        """A server process has loaded the disk."""
+        self.say("server", f"serves from {now:.2f} s on")
+        if now < self._clock - 1e-6:
+            self.violate("the clock goes on", f"from {self._clock} back to {now}")
+        self._clock, self._serves_since = disk.clock, self._timeline.now
+        group = disk.group
+        if self._told_last_round > (group["last_round"] if group is not None else 0):
+            self.violate("replies survive", f"round {self._told_last_round} was told, but is not stored")
+
+    def server_goes_on(self) -> None:
+        """A server process has stood still, for longer than its clock takes for time."""
+        self._serves_since = self._timeline.now
+
+    def round_is_durable(self, record: dict[str, Any]) -> None:
+        """A round was stored."""
+        number = record["number"]
+        known = self._rounds.setdefault(number, record)
+        if known["members"] != record["members"] or known["restart_count"] != record["restart_count"]:
+            self.violate("a round is decided once", f"round {number} has other members than before")
+
+    def answered(self, request: Request, answer: Answer, disk: Disk) -> None:
+        """The server is about to send an answer: is all that it implies on the disk?"""
+        problem = None
+        if isinstance(answer, DirectiveReply):
+            problem = self._told_too_early(answer, disk, request.node_id)
+        if not isinstance(answer, Exception):
+            match request:
+                case Join(body=body):
+                    self._done.add((request.node_id, body.incarnation, "join", body.after_round, body.port))
+                    problem = problem or _join_is_lost(request, disk)
+                case Report(body=report):
+                    self._done.add((request.node_id, report.incarnation, report.kind, report.round))
+                    problem = problem or _report_is_lost(request, disk)
+                case Leave(incarnation=incarnation):
+                    node = disk.node(request.node_id)
+                    if node is None or (node["incarnation"] == incarnation and node["gone_at"] is None):
+                        problem = "it left"
+        if problem is not None:
+            self.violate(
+                "replies survive", f"{_words(request)} of {request.node_id}: {problem}, not on the disk"
+            )
+
+    def _told_too_early(self, told: DirectiveReply, disk: Disk, node_id: str) -> str | None:
+        group, current = disk.group, disk.round
+        if group is None:
+            return "a group"
+        match told.kind:
+            case DirectiveKind.START:
+                self._told_last_round = max(self._told_last_round, told.round)
+                if told.round not in self._rounds:
+                    return f"round {told.round}"
+            case DirectiveKind.STOP if told.reason == "round_ended":
+                if current is not None and current["number"] == told.round and current["end"] is None:
+                    return f"the end of round {told.round}"
+            case DirectiveKind.EXIT if told.outcome is not None:
+                if group["state"] != told.outcome and group["previous_outcome"] != told.outcome:
+                    return f"the outcome {told.outcome}"
+        return None
+
+    def person_answered(self, command: commands.Command, disk: Disk) -> None:
+        """A person is told that it was done."""
+        group = disk.group or {}
+        match command:
+            case commands.Drain(node_id=node_id) if node_id not in group["drained"]:
+                if not self._undrained:  # else it may be let in again already
+                    self.violate("replies survive", f"{node_id} was drained, not on the disk")
+            case commands.Cancel() if group["state"] != "cancelled":
+                self.violate("replies survive", "the group was cancelled, not on the disk")
+
+    # -- the nodes -------------------------------------------------------------------------------------------
+
+    def acts_on_start(self, node_id: str, incarnation: str, told: DirectiveReply, newest_told: int) -> None:
+        """An agent is about to start workers."""
+        start, current = told.start, self._rounds.get(told.round)
+        assert start is not None
+        if told.round != newest_told:
+            self.violate("only the newest start", f"{node_id} acts on {told.round}, was told {newest_told}")
+        if current is None:
+            self.violate(
+                "a round is decided once", f"{node_id} starts round {told.round}, which nobody stored"
+            )
+            return
+        members = current["members"]
+        if start.master.node_id not in [member["node_id"] for member in members]:
+            self.violate("the master is a member", f"{start.master.node_id} is none of round {told.round}")
+        master = members[0]
+        own = next((m for m in members if (m["node_id"], m["incarnation"]) == (node_id, incarnation)), None)
+        agreed = (
+            own is not None
+            and (start.master.node_id, start.master.port) == (master["node_id"], master["port"])
+            and (start.group_rank, start.rank_offset) == (own["group_rank"], own["rank_offset"])
+            and (start.nnodes, start.world_size) == (len(members), sum(m["slots"] for m in members))
+            and start.restart_count == current["restart_count"]
+        )
+        if not agreed:
+            self.violate("members agree", f"{node_id} was told {start} of round {told.round}: {members}")
+
+    def workers_started(self, workers: Workers) -> None:
+        """Workers of a round run from now on."""
+        self.say(workers.node_id, f"starts workers of round {workers.round}")
+        for other in self._running:
+            if other.node_id == workers.node_id:
+                what = f"of round {other.round} still run on {other.node_id} as round {workers.round} starts"
+                self.violate("old workers end first on a node", f"workers {what}")
+            elif self._separate and other.round < workers.round:
+                what = f"of round {other.round} still run on {other.node_id} as {workers.node_id} starts"
+                self.violate("old workers end first anywhere", f"workers {what} round {workers.round}")
+        self._running.append(workers)
+
+    def workers_ended(self, workers: Workers, how: str) -> None:
+        """All workers of a node are gone."""
+        self.say(workers.node_id, f"workers of round {workers.round} are gone ({how})")
+        self._running.remove(workers)
+
+    def worker_failed(self, node_id: str, number: int, how: str) -> None:
+        """A worker failed, or could not be started."""
+        self.say(node_id, f"a worker of round {number} fails ({how})")
+        self._failed.add(number)
+
+    def workers_succeeded(self, workers: Workers) -> None:
+        """All workers of a node ended with status 0."""
+        self._succeeded.add((workers.node_id, workers.incarnation, workers.round))
+
+
+def _gone_or_open(group: Group, ended: Round, overdue: bool) -> Iterator[str]:
+    """Why the end of a round was no failure, or could not be judged yet."""
+    for member in ended.members:
+        node = group.nodes.get(member.node_id)
+        if node is None or node.incarnation != member.incarnation:
+            yield f"the agent of {member.node_id} was replaced"
+        elif member.node_id in ended.finished:
+            continue
+        elif node.gone:
+            yield f"{member.node_id} is {node.phase}"
+        elif node.leaving is not None:
+            yield f"{member.node_id} is leaving"
+        elif not overdue and node.cut_at is not None:
+            yield f"{member.node_id} is suspect"
+        elif not overdue and node.acked_round < ended.number:
+            yield f"{member.node_id} has not stopped"
+
+
+def _join_is_lost(request: Join, disk: Disk) -> str | None:
+    group, node = disk.group, disk.node(request.node_id)
+    if node is None:
+        return "the node"
+    if node["incarnation"] != request.body.incarnation:
+        return None if request.body.incarnation in node["former"] else "the incarnation"
+    moot = group is None or node["rejected"] or node["job"] != group["job"]
+    moot = moot or group["state"] in ("succeeded", "failed", "cancelled")
+    if (
+        moot
+        or node["acked_round"] >= request.body.after_round
+        or node["member_of"] > request.body.after_round
+    ):
+        return None
+    return f"the acknowledgement of round {request.body.after_round}"
+
+
+def _report_is_lost(request: Report, disk: Disk) -> str | None:
+    body, node, current = request.body, disk.node(request.node_id), disk.round
+    if node is None or node["incarnation"] != body.incarnation or current is None:
+        return None
+    over = current["number"] != body.round or current["end"] is not None
+    match body.kind:
+        case ReportKind.LEAVING:
+            return None if node["leaving"] or node["gone_at"] is not None else "the intention to leave"
+        case ReportKind.FAILED | ReportKind.MASTER_UNREACHABLE:
+            return None if over else "the end of the round"
+        case ReportKind.STARTED:
+            return None if over or node["phase"] != "starting" else "the start"
+        case ReportKind.SUCCEEDED:
+            return None if over or node["phase"] not in ("starting", "running") else "the success"
+
+
+def _key(command: commands.Command) -> tuple[object, ...]:
+    """What makes two joins or reports the same."""
+    match command:
+        case commands.Join():
+            return (command.node_id, command.incarnation, "join", command.after_round, command.port)
+        case commands.Report():
+            return (command.node_id, command.incarnation, command.kind, command.round)
+    return ()
+
+
+def _words(what: commands.Command | Request) -> str:
+    match what:
+        case commands.Join():
+            return f"{what.node_id}: join after round {what.after_round} ({what.incarnation})"
+        case commands.Report():
+            return f"{what.node_id}: {what.kind} in round {what.round}, {what.age_s:.2f} s ago"
+        case commands.Tick():
+            return "tick"
+        case Join():
+            return f"join after round {what.body.after_round}"
+        case Report():
+            return f"{what.body.kind} in round {what.body.round}"
+        case Poll():
+            return f"poll for {what.wait_s:.2f} s after {what.after}"
+        case Leave():
+            return "leave"
+    node_id = getattr(what, "node_id", "")
+    return f"{node_id + ': ' if node_id else ''}{type(what).__name__.lower()}"
+
+
+def standing(group: Group | None, now: float) -> str:
+    """Where a group stands, for a story that does not end."""
+    return "no server or no group" if group is None else explain(replace(group), now)

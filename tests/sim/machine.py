@@ -1,0 +1,28 @@
+"""A machine: its link, its agent, and the processes that outlive an agent."""
+
+from dataclasses import dataclass, field
+
+from tests.sim.agents import Agent
+from tests.sim.network import Link
+from tests.sim.workers import Workers
+
+
+@dataclass(slots=True)
+class Machine:
+    """One machine.
+
+    Attributes:
+        node_id: what its agents call themselves now.
+        births: how many agents it has had.
+        workers: all that run on it.
+        down: whether it is without power.
+    """
+
+    node_id: str
+    slots: int
+    address: str
+    link: Link
+    agent: Agent | None = None
+    births: int = 0
+    workers: list[Workers] = field(default_factory=list)
+    down: bool = False

@@ -1,0 +1,99 @@
+"""What a seed stands for: the group's spec, its nodes, the weather, and how its scripts behave."""
+
+import random
+from dataclasses import dataclass
+
+from hetrdzv.core.model import OnJoin
+from hetrdzv.wire import SpecFields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """Chances per request while faults go on."""
+
+    lost: float
+    reply_lost: float
+    cut: float
+    doubled: float
+    late: float
+    latency_s: float
+
+
+CALM = Weather(lost=0.0, reply_lost=0.0, cut=0.0, doubled=0.0, late=0.0, latency_s=0.002)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One story.
+
+    Attributes:
+        slots: of each machine.
+        separate: the spec promises that old workers end before new ones start, and no fault is told that the
+            promise leaves out (docs/operations.md, Two writers of one checkpoint).
+        faults: how many happen, within `story_s` seconds.
+        work_s: how long a script runs until it succeeds (seconds); None: for ever.
+        fails: chance that workers fail by themselves in a round.
+        follows: chance that a worker fails when a peer of its round is gone.
+        stubborn: chance that workers ignore SIGTERM.
+    """
+
+    spec: SpecFields
+    slots: tuple[int, ...]
+    separate: bool
+    weather: Weather
+    faults: int
+    story_s: float
+    work_s: float | None
+    fails: float
+    follows: float
+    stubborn: float
+    connect_timeout_s: float
+
+
+def scenario(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    rng = random.Random(f"{seed}.scenario")
+    nodes = rng.choice((2, 2, 3, 3, 3, 4, 5))
+    separate = rng.random() < 0.3
+    min_nodes = rng.randint(1, nodes)
+    if separate:
+        stop_timeout_s, max_disconnect_s = rng.uniform(0.5, 3), rng.uniform(3, 16)
+        lease_s = 1.5 * max_disconnect_s + stop_timeout_s + rng.uniform(0.5, 4)
+        min_nodes = rng.randint(1, max(1, nodes - 1))
+    else:
+        stop_timeout_s, max_disconnect_s = rng.uniform(0.3, 5), rng.uniform(2, 40)
+        lease_s = rng.choice((2.0, 3.0, 5.0, 8.0))
+    spec = SpecFields(
+        min_nodes=min_nodes,
+        max_nodes=rng.choice((None, nodes, max(min_nodes, nodes - 1), nodes + 1)),
+        max_restarts=rng.choice((0, 1, 2, 3, 5, 50, 50)),
+        join_timeout_s=rng.choice((15.0, 60.0, 600.0)),
+        last_call_s=rng.uniform(0.2, 3),
+        replace_wait_s=rng.choice((0.0, 0.0, 2.0, 6.0)),
+        stop_timeout_s=round(stop_timeout_s, 3),
+        lease_s=round(lease_s, 3),
+        max_disconnect_s=round(max_disconnect_s, 3),
+        on_join=rng.choice(tuple(OnJoin)),
+    )
+    bad = rng.choice((0.0, 0.01, 0.03))
+    weather = Weather(
+        lost=0.0 if separate else bad * rng.random(),
+        reply_lost=0.0 if separate else bad * rng.random(),
+        cut=0.0 if separate else bad * rng.random(),
+        doubled=rng.choice((0.0, 0.02, 0.1)),
+        late=0.0 if separate else rng.choice((0.0, 0.02, 0.1)),
+        latency_s=rng.choice((0.001, 0.01, 0.1)),
+    )
+    return Scenario(
+        spec=spec,
+        slots=tuple(rng.choice((1, 2, 4, 8)) for _ in range(nodes)),
+        separate=separate,
+        weather=weather,
+        faults=rng.randint(2, 12),
+        story_s=rng.uniform(30, 90),
+        work_s=rng.choice((None, None, rng.uniform(5, 40))),
+        fails=rng.choice((0.0, 0.1, 0.3)),
+        follows=rng.choice((0.5, 1.0) if separate else (0.0, 0.5, 1.0)),
+        stubborn=rng.choice((0.0, 0.2, 0.6)),
+        connect_timeout_s=rng.choice((8.0, 60.0)),
+    )

@@ -1,0 +1,559 @@
+"""The store on etcd beyond the contract: batches of any size, fencing, lost answers, TLS, users, and its errors."""
+
+import asyncio
+import base64
+import json
+import secrets
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from etcd3aio.kv import KVService
+
+from hetrdzv.errors import StorageError
+from hetrdzv.etcd import Etcd, EtcdAccess, EtcdAway, EtcdRefused, InvalidEtcd, access_from, parse_url
+from hetrdzv.leadership import Term, campaign
+from hetrdzv.storage.base import Batch, Snapshot
+from hetrdzv.storage.etcd import MAX_OPERATIONS, PIECE_BYTES, Deposed, EtcdStore
+from tests.etcd import VERSIONS, EtcdCluster, Tls, make_tls
+from tests.servers import free_port
+
+LEASE_S = 60
+
+
+@pytest.fixture(scope="module", params=[pytest.param(v, marks=pytest.mark.etcd) for v in VERSIONS])
+def cluster(request: pytest.FixtureRequest) -> Iterator[EtcdCluster]:
+    with EtcdCluster(request.param) as running:
+        yield running
+
+
+class Wire(Etcd):
+    """A way to etcd that breaks when it is told to.
+
+    Attributes:
+        left: how many more transactions come through; None: all.
+        answers: whether the answer of the one after those gets lost, and not the transaction itself.
+        late: transactions that were lost on the way, and may arrive later.
+    """
+
+    def __init__(self, access: EtcdAccess) -> None:
+        super().__init__(access)
+        self.left: int | None = None
+        self.answers = False
+        self.sent = 0
+        self.late: list[tuple[Any, ...]] = []
+
+    async def txn(self, *what: Any, within_s: float) -> Any:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                if self.answers:
+                    await super().txn(*what, within_s=within_s)
+                else:
+                    self.late.append(what)
+                raise EtcdAway("no member of etcd answers (test)")
+        self.sent += 1
+        return await super().txn(*what, within_s=within_s)
+
+    async def deliver(self) -> list[bool]:
+        """What was lost on the way arrives after all; says what held."""
+        return [(await super(Wire, self).txn(*what, within_s=5.0)).succeeded for what in self.late]
+
+
+class Cluster:
+    """Servers that follow each other on one prefix."""
+
+    def __init__(self, cluster: EtcdCluster, stack: AsyncExitStack) -> None:
+        self.access = access_from(cluster.url(secrets.token_hex(4)))
+        self._stack = stack
+
+    def wire(self) -> Wire:
+        wire = Wire(self.access)
+        self._stack.push_async_callback(wire.close)
+        return wire
+
+    async def lead(self) -> tuple[Wire, Term, EtcdStore]:
+        """Become leader, whoever was: its lease ends as if it had run out."""
+        wire = self.wire()
+        found = await wire.get(wire.key("leader"), within_s=5.0)
+        if found is not None:
+            await wire.revoke(found.lease, within_s=5.0)
+        term = await campaign(wire, "http://test:1", LEASE_S)
+        assert term is not None
+        return wire, term, EtcdStore(wire, term.fence)
+
+    async def found(self) -> Snapshot:
+        """What the next leader finds."""
+        return await (await self.lead())[2].load()
+
+
+@pytest.fixture
+async def servers(cluster: EtcdCluster) -> AsyncIterator[Cluster]:
+    async with AsyncExitStack() as stack:
+        yield Cluster(cluster, stack)
+
+
+def batch(clock: float = 0.0, deletes: frozenset[str] = frozenset(), **puts: bytes) -> Batch:
+    return Batch(puts=puts, deletes=deletes, clock=clock)
+
+
+BEFORE = Snapshot({"kept": b"1", "changed": b"old", "gone": b"1", "large": b"l" * (3 * PIECE_BYTES)}, 1.0)
+LARGE = Batch(
+    puts={"changed": b"new", "large": b"L" * 10} | {f"new{n}": b"x" * 9_000 for n in range(300)},
+    deletes=frozenset({"gone", "never there"}),
+    clock=2.0,
+)
+AFTER = Snapshot({"kept": b"1", **LARGE.puts}, 2.0)
+
+
+# -- batches of any size -----------------------------------------------------------------------------------
+
+
+async def test_what_fits_is_one_transaction(servers: Cluster) -> None:
+    wire, _, store = await servers.lead()
+    await store.load()
+    before = wire.sent
+    await store.commit(batch(1.0, **{f"k{n}": b"x" for n in range(MAX_OPERATIONS - 1)}))
+    assert wire.sent == before + 1
+    await store.commit(batch(2.0, **{f"k{n}": b"y" for n in range(MAX_OPERATIONS)}))
+    assert wire.sent > before + 2, "it does not fit, and went down somehow"
+    assert set((await servers.found()).records.values()) == {b"y"}
+
+
+async def broken(servers: Cluster, left: int, answers: bool) -> tuple[bool, Wire]:
+    """A leader whose connection breaks for good after some transactions of a large batch; whether it was done."""
+    wire, _, store = await servers.lead()
+    await store.commit(batch(BEFORE.clock, **BEFORE.records))
+    wire.left, wire.answers = left, answers
+    try:
+        await store.commit(LARGE)
+    except EtcdAway:
+        return False, wire
+    return True, wire
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["transactions lost", "answers lost"])
+async def test_a_large_batch_is_all_or_nothing_wherever_it_breaks(
+    cluster: EtcdCluster, answers: bool
+) -> None:
+    """Another server takes over after each of the transactions, and the old one's last comes late."""
+    seen: list[Snapshot] = []
+    done, left = False, 0
+    while not done:
+        async with AsyncExitStack() as stack:
+            servers = Cluster(cluster, stack)
+            done, wire = await broken(servers, left, answers)
+            if left % 2 and not answers:  # late, but before anybody else leads
+                assert await wire.deliver() in ([], [True])
+            found = await servers.found()
+            assert found in (BEFORE, AFTER), f"half a batch after {left} transactions"
+            assert await wire.deliver() in ([], [False]), "a deposed leader wrote"
+            assert await servers.found() == found, "what was found did not last"
+            seen.append(found)
+        left += 1
+    assert len(seen) > 8
+    assert seen[0] == BEFORE
+    assert seen[-1] == AFTER
+    if not answers:
+        assert seen.index(AFTER) in range(4, len(seen) - 3), (
+            "it was committed in the middle, and applied after"
+        )
+
+
+async def test_a_leader_may_take_over_while_another_takes_over(cluster: EtcdCluster) -> None:
+    """The log of a dead leader is applied by the next, which dies on the way, and so on."""
+    async with AsyncExitStack() as stack:
+        servers = Cluster(cluster, stack)
+        done, _ = await broken(servers, 8, answers=False)  # committed, and one part applied
+        assert not done
+        for through in range(1, 30):
+            wire, _, store = await servers.lead()
+            wire.left = through
+            try:
+                found = await store.load()
+            except EtcdAway:
+                continue
+            assert found == AFTER
+            break
+        else:
+            pytest.fail("it was never loaded")
+        assert through > 3
+        assert await servers.found() == AFTER
+
+
+async def test_what_a_dead_leader_left_of_a_log_counts_for_nothing(servers: Cluster) -> None:
+    done, _ = await broken(servers, 2, answers=False)
+    assert not done
+    _, _, store = await servers.lead()
+    await store.commit(batch(3.0, small=b"1"))
+    big = {f"new{n}": b"y" * 9_000 for n in range(130)}
+    await store.commit(batch(4.0, **big))
+    assert await servers.found() == Snapshot({**BEFORE.records, "small": b"1", **big}, 4.0)
+
+
+async def test_a_large_value_may_become_small_and_large_again_and_go(servers: Cluster) -> None:
+    sizes = [3 * PIECE_BYTES, 1, PIECE_BYTES, PIECE_BYTES + 1, 0, 2 * PIECE_BYTES]
+    _, _, store = await servers.lead()
+    for size in sizes:
+        await store.commit(batch(value=b"v" * size, beside=b"1"))
+        assert (await store.load()).records == {"value": b"v" * size, "beside": b"1"}
+    assert (await servers.found()).records == {"value": b"v" * sizes[-1], "beside": b"1"}
+    _, _, store = await servers.lead()
+    await store.commit(Batch(puts={}, deletes=frozenset({"value"}), clock=0.0))
+    assert (await servers.found()).records == {"beside": b"1"}
+
+
+async def test_more_than_a_page_is_loaded(servers: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetrdzv.storage.etcd.PAGE", 7)
+    _, _, store = await servers.lead()
+    for count in (6, 7, 8, 14, 15):
+        puts = {f"k{n}": b"%d" % n for n in range(count)}
+        await store.commit(batch(**puts))
+        assert (await store.load()).records == puts
+
+
+async def test_a_key_with_a_null_byte_is_refused(servers: Cluster) -> None:
+    _, _, store = await servers.lead()
+    with pytest.raises(StorageError, match="null byte"):
+        await store.commit(batch(**{"a\0b": b"1"}))
+    assert (await servers.found()).records == {}
+
+
+# -- fencing -----------------------------------------------------------------------------------------------
+
+
+async def test_a_deposed_leader_writes_nothing(servers: Cluster) -> None:
+    _, term, old = await servers.lead()
+    await old.commit(batch(1.0, a=b"1"))
+    _, _, new = await servers.lead()
+    assert (await new.load()).records == {"a": b"1"}
+    with pytest.raises(Deposed, match="another server leads"):
+        await old.commit(batch(9.0, a=b"old", b=b"old"))
+    assert term.fence.lost.is_set()
+    assert term.left_s() == 0.0
+    await new.commit(batch(2.0, c=b"new"))
+    with pytest.raises(Deposed):
+        await old.load()
+    with pytest.raises(Deposed):
+        await old.commit(LARGE)
+    assert await servers.found() == Snapshot({"a": b"1", "c": b"new"}, 2.0)
+
+
+async def test_a_deposed_leader_writes_nothing_before_its_successor_loads_either(servers: Cluster) -> None:
+    wire, term, old = await servers.lead()
+    await old.commit(batch(1.0, a=b"1"))
+    await wire.revoke(term.lease, within_s=5.0)
+    for change in (batch(2.0, a=b"2"), LARGE):
+        with pytest.raises(Deposed):
+            await old.commit(change)
+    assert await servers.found() == Snapshot({"a": b"1"}, 1.0)
+
+
+async def test_who_is_deposed_gives_up_what_it_tries(servers: Cluster) -> None:
+    """Not after etcd's time-outs: whoever waits for an answer goes elsewhere at once."""
+    wire, term, store = await servers.lead()
+    await store.load()
+    arrived = asyncio.Event()
+
+    async def hang(*_: object, **__: object) -> None:
+        arrived.set()
+        await asyncio.Event().wait()
+
+    wire.txn = hang  # type: ignore[method-assign,assignment]
+    commit = asyncio.ensure_future(store.commit(batch(a=b"1")))
+    await arrived.wait()
+    term.fence.lost.set()
+    with pytest.raises(Deposed):
+        await asyncio.wait_for(commit, 1.0)
+    await asyncio.wait_for(store.close(), 1.0)
+
+
+async def test_only_one_leads(servers: Cluster) -> None:
+    wires = [servers.wire() for _ in range(5)]
+    terms = await asyncio.gather(
+        *(campaign(wire, f"http://test:{n}", LEASE_S) for n, wire in enumerate(wires))
+    )
+    assert sum(term is not None for term in terms) == 1
+
+
+# -- answers that get lost ---------------------------------------------------------------------------------
+
+
+async def test_a_commit_whose_answer_was_lost_is_found_to_be_done(servers: Cluster) -> None:
+    """What was sent twice since no answer came holds once, and is a success."""
+    wire, _, store = await servers.lead()
+    await store.load()
+    once = wire.txn
+
+    async def twice(*what: Any, within_s: float) -> Any:
+        await once(*what, within_s=within_s)
+        return await once(*what, within_s=within_s)
+
+    wire.txn = twice  # type: ignore[method-assign]
+    await store.commit(batch(1.0, a=b"1"))
+    await store.commit(batch(2.0, a=b"2"))
+    await store.commit(LARGE)
+    assert await servers.found() == Snapshot({"a": b"2", **LARGE.puts}, 2.0)
+
+
+async def test_a_campaign_whose_answer_was_lost_is_found_to_be_won(servers: Cluster) -> None:
+    wire = servers.wire()
+    once = wire.txn
+
+    async def twice(*what: Any, within_s: float) -> Any:
+        await once(*what, within_s=within_s)
+        return await once(*what, within_s=within_s)
+
+    wire.txn = twice  # type: ignore[method-assign]
+    term = await campaign(wire, "http://test:1", LEASE_S)
+    assert term is not None
+    await EtcdStore(wire, term.fence).commit(batch(1.0, a=b"1"))
+    assert (await servers.found()).records == {"a": b"1"}
+
+
+async def test_a_commit_that_comes_late_changes_nothing(servers: Cluster) -> None:
+    """A member that hung sends on what it had, after the commit was tried again and others followed."""
+    wire, _, store = await servers.lead()
+    await store.load()
+    wire.left = 0
+    with pytest.raises(EtcdAway):
+        await store.commit(batch(1.0, a=b"late"))
+    wire.left = None
+    assert (await store.load()).records == {}
+    assert await wire.deliver() == [False], "what a load has not seen came into effect after it"
+    await store.commit(batch(2.0, a=b"1"))
+    assert await wire.deliver() == [False]
+    assert await servers.found() == Snapshot({"a": b"1"}, 2.0)
+
+
+async def test_a_commit_that_comes_late_but_first_is_seen_by_the_load(servers: Cluster) -> None:
+    wire, _, store = await servers.lead()
+    await store.load()
+    wire.left = 0
+    with pytest.raises(EtcdAway):
+        await store.commit(batch(1.0, a=b"late"))
+    wire.left = None
+    assert await wire.deliver() == [True]
+    await store.commit(batch(2.0, b=b"1"))
+    assert (await store.load()).records == {"a": b"late", "b": b"1"}
+
+
+# -- what is there already ---------------------------------------------------------------------------------
+
+
+async def rewrite(servers: Cluster, name: str, value: bytes) -> None:
+    wire = servers.wire()
+    await wire.txn([], [KVService.txn_op_put(wire.key(name), value)], within_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("meta", "says"),
+    [
+        (
+            json.dumps({"v": 2, "clock": 1.0, "commit": "x", "log": 0}).encode(),
+            "version 2.*upgrade hetserver",
+        ),
+        (b"{}", "not hetserver's"),
+        (b"\xff", "not hetserver's"),
+        (json.dumps({"v": 1, "clock": 1.0, "commit": "x", "log": 2}).encode(), r"misses a piece.*\(1 of 2\)"),
+    ],
+)
+async def test_a_store_that_cannot_be_read_says_why(servers: Cluster, meta: bytes, says: str) -> None:
+    await rewrite(servers, "meta", meta)
+    _, _, store = await servers.lead()
+    for _ in range(2):
+        with pytest.raises(StorageError, match=says):
+            await store.load()
+
+
+async def test_somebody_elses_leader_key_is_not_ours(servers: Cluster) -> None:
+    await rewrite(servers, "leader", b"me")
+    with pytest.raises(StorageError, match=r"leader on etcd is not hetserver's.*--store"):
+        await campaign(servers.wire(), "http://test:1", LEASE_S)
+
+
+async def test_prefixes_are_worlds_of_their_own(servers: Cluster) -> None:
+    other = replace(servers.access, prefix=f"{servers.access.prefix}/more")
+    _, _, store = await servers.lead()
+    await store.commit(batch(1.0, a=b"1"))
+    wire = Wire(other)
+    term = await campaign(wire, "http://test:1", LEASE_S)
+    assert term is not None
+    second = EtcdStore(wire, term.fence)
+    assert (await second.load()).records == {}
+    await second.commit(batch(1.0, b=b"2"))
+    assert (await store.load()).records == {"a": b"1"}
+    await wire.close()
+
+
+# -- URLs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoints", "prefix"),
+    [
+        ("etcd://a:1,b:2,c:3/jobs", ("a:1", "b:2", "c:3"), "jobs"),
+        ("etcd://a", ("a:2379",), "hetrdzv"),
+        ("etcd://a,a:2379/", ("a:2379",), "hetrdzv"),
+        ("etcd://[::1]:1,10.0.0.1/x/y/", ("[::1]:1", "10.0.0.1:2379"), "x/y"),
+    ],
+)
+def test_urls(url: str, endpoints: tuple[str, ...], prefix: str) -> None:
+    assert parse_url(url) == (endpoints, prefix)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("etcd:a:1", "named like etcd://host1:2379"),
+        ("etcd://", "names no host"),
+        ("etcd:///jobs", "names no host"),
+        ("etcd://a:x", "its port is no number"),
+        ("etcd://a:99999", "'a:99999' as a member of etcd"),
+        ("etcd://a b:1", "no host:port"),
+        ("etcd://a:1/with space", "the prefix 'with space'"),
+    ],
+)
+def test_wrong_urls(url: str, says: str) -> None:
+    with pytest.raises(InvalidEtcd, match=says):
+        parse_url(url)
+
+
+def test_a_password_in_a_url_is_refused_and_not_shown() -> None:
+    with pytest.raises(InvalidEtcd, match="--etcd-password-file") as raised:
+        parse_url("etcd://root:s3cret@a:1")
+    assert "s3cret" not in str(raised.value)
+
+
+def test_a_password_is_not_shown() -> None:
+    access = access_from("etcd://a:1", user="u", password="s3cret")
+    assert "s3cret" not in f"{access!r} {access}"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"user": "u"}, "go together"),
+        ({"password": "p"}, "go together"),
+        ({"cert": Path("c")}, "--etcd-cert and --etcd-key"),
+        ({"cert": Path("c"), "key": Path("k")}, "--etcd-ca-cert too"),
+        ({"ca_cert": Path("/nowhere/ca.pem")}, "/nowhere/ca.pem cannot be read"),
+        ({"ca_cert": Path("/etc/hostname")}, "no PEM file"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidEtcd, match=says):
+        access_from("etcd://a:1", **options)
+
+
+# -- no etcd, TLS, users -----------------------------------------------------------------------------------
+
+
+async def reach(access: EtcdAccess, within_s: float = 2.0) -> None:
+    etcd = Etcd(access)
+    try:
+        await etcd.get(etcd.key("leader"), within_s=within_s)
+    finally:
+        await etcd.close()
+
+
+async def test_no_etcd_names_every_member_with_its_reason() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        hangs, dead = f"127.0.0.1:{silent.getsockname()[1]}", f"127.0.0.1:{free_port()}"
+        with pytest.raises(EtcdAway) as raised:
+            await reach(access_from(f"etcd://{dead},{hangs},nobody.invalid:1"), 3.0)
+    said = str(raised.value)
+    assert f"{dead}: connection refused" in said
+    assert f"{hangs}: no answer within" in said
+    assert "nobody.invalid:1: host name unknown" in said
+
+
+@pytest.mark.etcd
+async def test_one_member_that_lives_is_enough(cluster: EtcdCluster) -> None:
+    await reach(access_from(f"etcd://127.0.0.1:{free_port()},{cluster.endpoints}"))
+
+
+async def test_something_else_that_answers() -> None:
+    async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(hello, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(StorageError, match=f"127.0.0.1:{port}: "):
+            await reach(access_from(f"etcd://127.0.0.1:{port}"), 1.0)
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    return make_tls(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def other_tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    return make_tls(tmp_path_factory.mktemp("other"))
+
+
+@pytest.mark.etcd
+async def test_tls(tls: Tls, other_tls: Tls) -> None:
+    with EtcdCluster("3.5", 1, tls) as cluster:
+        url = cluster.url("t")
+        await reach(access_from(url, ca_cert=tls.ca, cert=tls.cert, key=tls.key))
+        by_name = url.replace("127.0.0.1", "localhost")
+        await reach(access_from(by_name, ca_cert=tls.ca, cert=tls.cert, key=tls.key))
+        with pytest.raises(EtcdAway, match=r"does it ask for TLS \(--etcd-ca-cert\)"):
+            await reach(access_from(url), 0.6)
+        with pytest.raises(EtcdAway, match=r"does it ask for|closes the connection"):
+            await reach(access_from(url, ca_cert=tls.ca), 0.6)
+        with pytest.raises(EtcdAway, match="its certificate is not one for this name"):
+            await reach(access_from(url, ca_cert=other_tls.ca, cert=tls.cert, key=tls.key), 0.6)
+
+
+@pytest.mark.etcd
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_users(version: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    with EtcdCluster(version) as cluster:
+        member = cluster.members[0]
+        for name in ("root", "het", "other"):
+            member.ask("auth/user/add", name=name, password=f"pw-{name}")
+            member.ask("auth/role/add", name=name)
+            member.ask("auth/user/grant", user=name, role=name)
+        permission = {"permType": 2, "key": _base64("jobs/"), "range_end": _base64("jobs0")}
+        member.ask("auth/role/grant", name="het", perm=permission)
+        url = cluster.url("jobs")
+        with pytest.raises(EtcdRefused, match=r"leave --etcd-user out"):
+            await reach(access_from(url, user="het", password="pw-het"))
+        member.ask("auth/enable")
+        access = access_from(url, user="het", password="pw-het")
+        etcd = Etcd(access)
+        term = await campaign(etcd, "http://test:1", LEASE_S)
+        assert term is not None
+        store = EtcdStore(etcd, term.fence)
+        await store.commit(batch(1.0, a=b"1"))
+        await store.commit(LARGE)
+        member.kill()  # a simple token is gone with the member
+        cluster.start(member)
+        await asyncio.to_thread(cluster.await_health)
+        assert (await store.load()).records == {"a": b"1", **LARGE.puts}
+        assert await etcd.keep_alive(term.lease, within_s=5.0) > 0
+        await etcd.close()
+        with pytest.raises(EtcdRefused, match="etcd asks for a user: give --etcd-user"):
+            await reach(access_from(url))
+        with pytest.raises(EtcdRefused, match="does not know user 'het' with this password"):
+            await reach(access_from(url, user="het", password="wrong"))
+        with pytest.raises(EtcdRefused, match="does not know user 'nobody'"):
+            await reach(access_from(url, user="nobody", password="pw-het"))
+        with pytest.raises(EtcdRefused, match=r"does not let user 'other' use jobs/: etcdctl role grant"):
+            await reach(access_from(url, user="other", password="pw-other"))
+    assert "pw-" not in caplog.text
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()

@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo tools test lint bench clean distclean
+.PHONY: help venv demo tools test compose-test lint bench clean distclean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 venv: $(STAMP)  ## install everything into .venv (the other targets do it by themselves)
 
@@ -31,6 +31,9 @@ tools:  ## install what tests with several hosts need (as root, on Debian; the t
 
 test: $(STAMP) tools  ## run the tests
 	$(BIN)/python -m pytest
+
+compose-test: $(STAMP)  ## start docker-compose.yml, break parts of it while it trains (a quarter of an hour; see docs/deploy.md)
+	$(BIN)/python deploy/docker/try.py
 
 lint: $(STAMP)  ## check format, style and types
 	$(BIN)/ruff format --check

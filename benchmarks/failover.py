@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.e2e.cluster import Cluster
-from tests.etcd import EtcdCluster, Member
+from tests.etcd import EtcdCluster, Member, sturdy
 from tests.failover import Node, Servers, serving
 from tests.servers import Hetserver
 
@@ -102,7 +102,11 @@ async def main() -> int:
     counts = dict(zip(KINDS, (args.servers, args.members, args.leaders, args.stops), strict=True))
     kills = [kind for kind, count in counts.items() for _ in range(count)]
     random.Random(args.seed).shuffle(kills)
-    with EtcdCluster("3.5", 3) as etcd, serving(etcd, "bench", 3) as servers, contextlib.ExitStack() as stack:
+    with (
+        EtcdCluster(sturdy(), 3) as etcd,
+        serving(etcd, "bench", 3) as servers,
+        contextlib.ExitStack() as stack,
+    ):
         training = None if args.no_agents else stack.enter_context(Training(servers))
         return await _run(etcd, servers, training, kills)
 

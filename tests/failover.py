@@ -39,8 +39,12 @@ class Servers:
 
     def heal(self) -> None:
         """Start those that are not running, and wait until one leads."""
+        gone = [server for server in self.all if server.process.poll() is not None]
+        for server in gone:
+            if server.process.stdin is not None:
+                server.process.stdin.close()
         with ThreadPoolExecutor() as pool:
-            list(pool.map(Hetserver.start, [s for s in self.all if s.process.poll() is not None]))
+            list(pool.map(Hetserver.start, gone))
         self.leader()
 
     def leader(self) -> Hetserver:

@@ -19,6 +19,7 @@ from typing import Any, get_args
 import click
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import hetagent
 import hetagent.flags
@@ -30,6 +31,7 @@ from hetrdzv.core.commands import ReportKind
 from hetrdzv.core.directive import DirectiveKind
 from hetrdzv.core.model import _SPEC_BOUNDS, SPEC_FIELDS, GroupSpec, GroupState
 from hetrdzv.errors import HetError
+from hetrdzv.metrics import Metrics
 from hetrdzv.service import Service
 from hetrdzv.storage.memory import MemoryStore
 
@@ -128,8 +130,9 @@ def test_every_flag_is_told(program: str) -> None:
 
 def check_mentions(text: str, there: AbstractSet[str]) -> list[str]:
     """A flag that is mentioned in our own words is one of ours, or of torchrun's, whose parser we use."""
-    text = re.sub(r"^ {4}(pip|curl|sqlite3|hetagent|hetctl|hetserver) .*$", "", text, flags=re.MULTILINE)
-    text = re.sub(r"`(curl|etcd|pip|sqlite3|ss) [^`]*`", "", text)
+    others = "curl|docker|docker-compose|etcd|kubectl|pip|python|sqlite3|ss|systemctl"
+    text = re.sub(rf"^ {{4}}({others}|hetagent|hetctl|hetserver) .*$", "", text, flags=re.MULTILINE)
+    text = re.sub(rf"`({others}) [^`]*`", "", text)
     told = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*", text))
     return [f"{flag} is no flag of anything here" for flag in sorted(told - there - {"--nproc"})]
 
@@ -245,6 +248,25 @@ def test_every_setting_is_told() -> None:
 def test_every_state_is_told() -> None:
     words = quoted([section(page("docs/groups.md"), "States")])
     assert {*GroupState, *get_args(wire.NodeState)} - words == set()
+
+
+# -- metrics -------------------------------------------------------------------------------------------------
+
+
+def check_metrics(text: str, there: AbstractSet[str]) -> list[str]:
+    """The table of metrics has every one by the name under which Prometheus finds it."""
+    told = {name for row in rows(section(text, "Metrics")) for name in quoted([row[0]])}
+    return differences("metric", "docs/operations.md", told, there)
+
+
+def test_every_metric_is_told() -> None:
+    text = Metrics().render((), now=0.0, open_polls=0, leads=True).decode()
+    there = {
+        f"{family.name}_total" if family.type == "counter" else family.name
+        for family in text_string_to_metric_families(text)
+        if not family.name.endswith("_created")
+    }
+    assert check_metrics(page("docs/operations.md"), there) == []
 
 
 # -- routes --------------------------------------------------------------------------------------------------
@@ -505,6 +527,7 @@ PROJECT = {
 DEPENDENCIES = "| package | why |\n|---|---|\n| `click` | |\n| `ruff` | |\n"
 ROUTES = {"GET /a/{b}": {"after"}}
 ROUTE_TABLE = "| route | does |\n|---|---|\n| `GET /a/{b}` | `after` |\n"
+METRIC_TABLE = "## Metrics\n\n| metric | what |\n|---|---|\n| `x_a` | a |\n"
 CODE_TABLE = "## Errors\n\n| code | status |\n|---|---|\n| `refused` | 409 |\n" + "".join(
     f"| `{code}` | any |\n" for code in HTTP_CODES
 )
@@ -544,6 +567,8 @@ def spec_table(old: str, new: str) -> list[str]:
         (lambda: check_routes(ROUTE_TABLE, {}), "names route GET /a/{b}, which"),
         (lambda: check_routes(ROUTE_TABLE + "`POST /a/{b}?c=1`", ROUTES), "no route POST /a/{b}"),
         (lambda: check_routes(ROUTE_TABLE.replace("`after`", ""), ROUTES), "takes after"),
+        (lambda: check_metrics(METRIC_TABLE, {"x_a", "x_b"}), "metric x_b is missing"),
+        (lambda: check_metrics(METRIC_TABLE, set()), "names metric x_a, which"),
         (lambda: check_codes(CODE_TABLE, {"refused": 409, "storage": 503}), "code storage is missing"),
         (lambda: check_codes(CODE_TABLE, {}), "names code refused, which"),
         (lambda: check_codes(CODE_TABLE, {"refused": 422}), "refused has status 422, not 409"),

@@ -26,7 +26,9 @@ RUN apt-get update \
  && install --directory --owner hetrdzv --group hetrdzv --mode 0700 /checkpoints /run/hetrdzv
 COPY --from=build /opt/hetrdzv /opt/hetrdzv
 COPY deploy/docker/healthcheck.py /opt/hetrdzv/healthcheck.py
+# With PIP_PYTHON the system's pip installs beside torch: `USER 0:0`, then `RUN pip install --no-cache-dir ...`
 ENV PATH=/opt/hetrdzv/bin:$PATH \
+    PIP_PYTHON=/opt/hetrdzv/bin/python \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 WORKDIR /job
@@ -38,7 +40,7 @@ ENTRYPOINT ["tini", "--", "hetagent"]
 FROM agent AS digits
 USER 0:0
 COPY constraints.txt /tmp/constraints.txt
-RUN PIP_CONSTRAINT=/tmp/constraints.txt python3 -m pip --python /opt/hetrdzv/bin/python install --no-cache-dir scikit-learn \
+RUN PIP_CONSTRAINT=/tmp/constraints.txt pip install --no-cache-dir 'scikit-learn>=1.9,<2' \
  && rm /tmp/constraints.txt
 COPY examples/digits/train.py /job/train.py
 USER 10001:10001

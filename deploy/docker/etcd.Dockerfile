@@ -9,8 +9,8 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* \
  && groupadd --gid 10002 members \
  && useradd --uid 10002 --gid 10002 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin member \
- && install --directory --owner member --group members --mode 0700 /var/lib/etcd/data
-ENV ETCD_DATA_DIR=/var/lib/etcd/data
+ && install --directory --owner member --group members --mode 0700 /etcd-data
+ENV ETCD_DATA_DIR=/etcd-data
 USER 10002:10002
 EXPOSE 2379 2380
 HEALTHCHECK --interval=5s --timeout=3s --start-period=20s CMD ["etcdctl", "endpoint", "health"]

@@ -289,7 +289,8 @@ class Etcd:
                 try:
                     return await self._at(member, do, timeout_s)
                 except (EtcdConnectionError, EtcdTransientError, TimeoutError) as error:
-                    reasons[member.endpoint] = _reason(error, timeout_s)
+                    if timeout_s >= attempt_s or member.endpoint not in reasons:  # else it had hardly time
+                        reasons[member.endpoint] = _reason(error, timeout_s)
                     self._members.remove(member)  # the next one is asked first from now on
                     self._members.append(member)
             await asyncio.sleep(PAUSE_S)

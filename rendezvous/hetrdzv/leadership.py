@@ -171,6 +171,7 @@ class Elected:
         self._running: asyncio.Task[None] | None = None
         self._term: Term | None = None
         self._service: Service | None = None
+        self._spent_lease: int | None = None
         self._leader: Leader | None = None
         self._seen_at = 0.0
         self._complaint = ("", 0.0)
@@ -236,6 +237,7 @@ class Elected:
         """Follow who leads; campaign when nobody does."""
         while not self._stop.is_set():
             try:
+                await self._resign(CALL_S)
                 self._saw(await who_leads(self._etcd))
                 if self._leader is None and (term := await campaign(self._etcd, self._url, self._lease_s)):
                     await self._lead(term)
@@ -258,8 +260,7 @@ class Elected:
         start = asyncio.ensure_future(service.start())
         try:
             await asyncio.wait({over, stop, start}, return_when=asyncio.FIRST_COMPLETED)
-            if start.done():
-                start.result()
+            if start.done() and start.exception() is None:
                 self._term, self._service, self._leader = term, service, None
                 logger.info("this server leads now, at %s", self._url)
                 await asyncio.wait({over, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -275,13 +276,20 @@ class Elected:
                 await service.close()
             finally:
                 self._service = self._term = None
+                self._spent_lease = term.lease
                 for task in (over, stop):
                     task.cancel()
             with suppress(StorageError):
-                await self._etcd.revoke(term.lease, within_s=CALL_S / 2)
-        if start.done() and not start.cancelled() and (error := start.exception()) is not None:
+                await self._resign(CALL_S / 2)
+        if not start.cancelled() and (error := start.exception()) is not None:
             await self._pause(self._lease_s)
             raise error
+
+    async def _resign(self, within_s: float) -> None:
+        """End the lease of a term that is over, so that nobody has to wait until it runs out."""
+        if self._spent_lease is not None:
+            await self._etcd.revoke(self._spent_lease, within_s=within_s)
+            self._spent_lease = None
 
     async def _renew(self, term: Term) -> str:
         """Renew the lease; returns when that could not be done, and why. Nothing is tried any more then."""

@@ -46,6 +46,9 @@ class Metrics:
         self._finished = Counter(
             "hetrdzv_groups_finished", "Jobs by their outcome.", ["outcome"], registry=self._registry
         )
+        for state in GroupState:
+            if state.terminal:  # from 0 on, or the first outcome would be no increase
+                self._finished.labels(state.value)
         self._rendezvous = Histogram(
             "hetrdzv_rendezvous_seconds",
             "From the first node that waited to the round.",

@@ -11,7 +11,7 @@ class Watchers:
     """Polls and followers that wait for news; they look for themselves at what it is when they are woken."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, dict[str, set[asyncio.Future[bool]]]] = {}
+        self._groups: dict[str, dict[str, dict[asyncio.Future[bool], None]]] = {}
 
     def names(self, group_id: str) -> list[str]:
         """The node ids that are waited for in a group."""
@@ -26,14 +26,14 @@ class Watchers:
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[bool] = loop.create_future()
         names = self._groups.setdefault(group_id, {})
-        waiting = names.setdefault(name, set())
-        waiting.add(woken)
+        waiting = names.setdefault(name, {})  # in the order in which they came
+        waiting[woken] = None
         timer = loop.call_later(max(0.0, timeout_s), _resolve, woken, False)
         try:
             return await woken
         finally:
             timer.cancel()
-            waiting.discard(woken)
+            waiting.pop(woken, None)
             if not waiting:
                 del names[name]
                 if not names:

@@ -4,10 +4,12 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +322,34 @@ def test_no_port_to_offer_is_told(rig: Make) -> None:
             AgentError, match=rf"node 'a' cannot offer a port for the next round: no free port in {port}"
         ):
             made.run()
+
+
+def test_a_node_that_got_another_address_holds_its_ports_there(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig(
+        "echo $MASTER_ADDR > master.$TORCHELASTIC_RESTART_COUNT; exit $((1 - TORCHELASTIC_RESTART_COUNT))"
+    )
+    agent, session = made.agent, made.line._session
+    held: list[socket.socket] = []
+
+    def hold(*, listen: bool) -> socket.socket:
+        held.append(hold_port(session.offer.address, None, listen=listen))
+        return held[-1]
+
+    def moved() -> bool:
+        if agent._round == 0:
+            return False
+        session.offer = replace(session.offer, address="127.0.0.2")
+        return True
+
+    monkeypatch.setattr(agent, "_moved", moved)
+    monkeypatch.setattr(agent, "_hold_script_port", lambda: hold(listen=False))
+    monkeypatch.setattr(agent._handler, "_hold", lambda: hold(listen=True))
+    assert made.run() == 0
+    assert [(made.folder / f"master.{n}").read_text() for n in (0, 1)] == ["127.0.0.1\n", "127.0.0.2\n"]
+    assert len(held) == 4, "both ports, each time"
+    assert all(one.fileno() == -1 for one in held), "all are closed or passed on"
 
 
 def test_two_ports_are_enough_for_any_number_of_rounds(rig: Make) -> None:

@@ -1032,6 +1032,20 @@ def test_a_start_that_was_too_long_on_its_way_is_asked_for_again() -> None:
     assert bench.kinds == [("wait", 0), ("start", 1)]
 
 
+def test_a_silence_that_has_stopped_the_workers_is_not_said_to_spare_them() -> None:
+    """The time-out of a poll may come after `max_disconnect_s`."""
+    bench = Bench(spec=SpecFields(min_nodes=1, max_nodes=1, lease_s=5.0, max_disconnect_s=2.0))
+    bench.started()
+    bench.run(3)
+    ((poll, _),) = bench.flight
+    bench.now += 4
+    bench.send()
+    bench.collect()
+    assert bench.last.reason == "disconnected"
+    bench.receive(poll, REFUSED)
+    assert bench.notices == [f"{REFUSED}; trying again"]
+
+
 def test_a_node_without_workers_is_not_stopped_by_a_disconnect() -> None:
     bench = Bench(spec=SpecFields(min_nodes=2, max_disconnect_s=10))
     bench.ready()

@@ -16,8 +16,8 @@ LEASE_S = 2
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Cluster]:
-    """Three uneven nodes that wait for each other."""
-    with cluster(tmp_path, "--nnodes", "2:3", "--last-call-s", "1", "--stop-timeout-s", "5") as made:
+    """Three uneven nodes that wait for each other; without the third for a minute."""
+    with cluster(tmp_path, "--nnodes", "2:3", "--last-call-s", "60", "--stop-timeout-s", "5") as made:
         yield made
 
 
@@ -208,7 +208,7 @@ def test_a_full_disk_under_the_state_loses_nothing(job: Cluster, tmp_path: Path)
 
 
 def test_a_full_disk_under_the_logs_is_named_on_every_node(job: Cluster, tmp_path: Path) -> None:
-    job.flags = (*job.flags, "--max-restarts", "0")
+    job.flags = (*job.flags, "--max-restarts", "0", "--last-call-s", "1")
     with small_disk(tmp_path / "disk", 64) as disk:
         fill(disk)
         job.agent("a", 2, do="raise@2")

@@ -11,8 +11,8 @@ from tests.e2e.cluster import Cluster, cluster, leftovers, wait_for
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Cluster]:
-    """Three uneven nodes (2, 1 and 1 workers) that wait for each other."""
-    with cluster(tmp_path, "--nnodes", "2:3", "--last-call-s", "1", "--stop-timeout-s", "5") as made:
+    """Three uneven nodes (2, 1 and 1 workers) that wait for each other; without the third for a minute."""
+    with cluster(tmp_path, "--nnodes", "2:3", "--last-call-s", "60", "--stop-timeout-s", "5") as made:
         yield made
 
 
@@ -112,6 +112,7 @@ def test_a_terminated_agent_leaves_and_the_rest_go_on(job: Cluster) -> None:
 
 
 def test_a_new_node_is_admitted(job: Cluster) -> None:
+    job.flags = (*job.flags, "--last-call-s", "1")
     job.agent("a", 2)
     job.agent("b", 1)
     first = job.world(3)
@@ -122,7 +123,7 @@ def test_a_new_node_is_admitted(job: Cluster) -> None:
 
 
 def test_a_new_node_is_kept_as_a_spare_and_fills_a_loss(job: Cluster) -> None:
-    job.flags = (*job.flags, "--on-join", "spare")
+    job.flags = (*job.flags, "--on-join", "spare", "--last-call-s", "1")
     job.agent("a", 2)
     job.agent("b", 1)
     first = job.world(3)

@@ -11,10 +11,11 @@ missing = cache(hosts.missing)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests here need hosts."""
+    """All tests here need hosts; one that begins a job starts ten torch processes, which takes a busy machine long."""
     for item in items:
         if "netns" in item.path.parts:
             item.add_marker(pytest.mark.netns)
+            item.add_marker(pytest.mark.timeout(240))
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ class Faults:
             (2, self.agent_is_killed),
             (2, self.machine_loses_power),
             (2, self.worker_fails_and_machine_is_lost),
+            (2, self.machine_is_cut_off_and_a_peer_fails),
             (2, self.agent_gets_sigterm),
             (3, self.partition),
             (1, self.slow_node),
@@ -46,7 +47,7 @@ class Faults:
                 (2, self.one_way_partition),
             ]
         else:
-            kinds += [(5, self.partition)]
+            kinds += [(3, self.partition), (6, self.machine_is_cut_off_and_a_peer_fails)]
         weights, calls = zip(*kinds, strict=True)
         for call in rng.choices(calls, weights, k=world.scenario.faults):
             moment = rng.uniform(1, world.scenario.story_s - 1)
@@ -133,6 +134,21 @@ class Faults:
             self._world.kill_agent(machine, guardian=True, power=True)
             self._return(machine, self._later(1, 20))
 
+    def machine_is_cut_off_and_a_peer_fails(self) -> bool:
+        """Its own workers run on: nobody can tell them to stop."""
+        world = self._world
+        running = [machine for machine in world.machines if machine.workers]
+        if len(running) < 2:
+            return False
+        machine, other = self._rng.sample(running, 2)
+        machine.link.side = side = self._rng.randint(1, 1000)
+        world.network.block(machine.link, UP, DOWN)
+        world.timeline.at(
+            self._later(0, 2), world.worker_fails, other.workers[0], "of a peer that is cut off"
+        )
+        world.timeline.at(self._later(8, 30), self._unblock, [machine], (UP, DOWN), side)
+        return True
+
     def agent_gets_sigterm(self) -> bool:
         """A scheduler takes a node away."""
         machine = self._some()
@@ -187,8 +203,10 @@ class Faults:
         return True
 
     def _suffer(self, machine: Machine, side: int, number: int) -> None:
+        """Collectives across a partition fail, or hang; here those beside the machine fail first."""
         if side and machine.link.side == side:
-            self._world.peers_suffer(number)
+            hangs = machine if self._rng.random() < 0.6 else None
+            self._world.peers_suffer(number, hangs)
 
     def _unblock(self, chosen: list[Machine], directions: tuple[str, ...], side: int) -> None:
         for machine in chosen:

@@ -51,7 +51,6 @@ MUTANTS = (
     Mutant("the clock begins anew", "rendezvous/hetrdzv/service.py", "self._make_clock(max(high_water, self.now()))", "self._make_clock(self.now())"),
     Mutant("no lease after a load", "rendezvous/hetrdzv/records.py", "node if node.gone else replace(node, heard_at=now)", "node"),
     Mutant("time in which the server stood still counts", "rendezvous/hetrdzv/clock.py", "            self.stalls += 1\n", "            self._now += passed_s\n"),
-    Mutant("the session takes an older start", SESSION, "            case DirectiveKind.START if directive.round > self._newest_round:\n", "            case DirectiveKind.START if directive.round != self._newest_round:\n"),
     Mutant("the session starts while workers run", SESSION, "                if running:\n                    why = (", "                if False:\n                    why = ("),
     Mutant("the session gives up on reports", SESSION, "        if request.number < self._heard_from:\n            return  # the", "        self._reports.clear()\n        if request.number < self._heard_from:\n            return  # the"),
     Mutant("nobody stops without a server", SESSION, "        return self._heard_at + self._max_disconnect_s\n", "        return None\n"),

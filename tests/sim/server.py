@@ -195,8 +195,12 @@ class ServerProcess:
         self._checks.say("server", f"stands still for {seconds:.1f} s")
         self._loop.freeze(seconds)
         if seconds > MAX_STALL_S:
-            self._timeline.at(seconds, self._checks.server_goes_on)
+            self._timeline.at(seconds, self._go_on, self._loop)
         return True
+
+    def _go_on(self, loop: ServerLoop) -> None:
+        if self._loop is loop:  # else it was killed meanwhile
+            self._checks.server_goes_on()
 
     # -- requests --------------------------------------------------------------------------------------------
 

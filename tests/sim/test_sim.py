@@ -55,6 +55,7 @@ FAULTS = (
     "connections are cut",
     "disk is in trouble",
     "load failed",
+    "machine is cut off and a peer fails",
     "machine loses power",
     "master unreachable",
     "node is new",

@@ -230,11 +230,15 @@ class World:
             if machine.agent is not None:
                 machine.agent.workers_succeeded(workers)
 
-    def peers_suffer(self, number: int) -> None:
-        """Workers whose peers are gone or out of reach fail in their collectives, sooner or later."""
+    def peers_suffer(self, number: int, hangs: Machine | None = None) -> None:
+        """Workers whose peers are gone or out of reach fail in their collectives, sooner or later, or hang."""
         for machine in self.machines:
             for workers in machine.workers:
-                if workers.round == number and self.rng.random() < self.scenario.follows:
+                if (
+                    workers.round == number
+                    and machine is not hangs
+                    and self.rng.random() < self.scenario.follows
+                ):
                     self.timeline.at(self.rng.expovariate(1.0), self.worker_fails, workers, "of a peer's end")
 
     # -- machines and agents ---------------------------------------------------------------------------------

@@ -538,7 +538,7 @@ async def test_users(version: str, caplog: pytest.LogCaptureFixture) -> None:
         store = EtcdStore(etcd, term.fence)
         await store.commit(batch(1.0, a=b"1"))
         await store.commit(LARGE)
-        member.kill()  # a simple token is gone with the member
+        member.stop()  # its tokens are gone with it
         cluster.start(member)
         await asyncio.to_thread(cluster.await_health)
         assert (await store.load()).records == {"a": b"1", **LARGE.puts}

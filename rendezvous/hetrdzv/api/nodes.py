@@ -61,7 +61,9 @@ async def _answer_poll(
             pass
 
     found = await polls_of(request).answer(hung_up, group_id, command, after, wait_s)
-    return views.directive_response(*found) if found is not None else Response(status_code=204)
+    if found is None:
+        return Response(status_code=204)  # that nobody reads
+    return views.directive_response(*found)
 
 
 @router.put("", response_model=wire.DirectiveReply)

@@ -155,6 +155,11 @@ class Member:
             self._process = None
 
     @property
+    def status(self) -> int | None:
+        """Its exit status, where it has ended without being told to."""
+        return self._process.poll() if self._process is not None else None
+
+    @property
     def running(self) -> bool:
         """Whether there is a process."""
         return self._process is not None
@@ -227,10 +232,18 @@ class EtcdCluster:
         self.close()
 
     def close(self) -> None:
-        """Kill every member and remove what they wrote."""
+        """Kill every member and remove what they wrote.
+
+        Raises:
+            AssertionError: one had ended without being told to; says how, and what it wrote last.
+        """
+        ended = [
+            f"{m.name} ended with {m.status}:\n{m.log[-4000:]}" for m in self.members if m.status is not None
+        ]
         for member in self.members:
             member.kill()
         self._home.cleanup()
+        assert not ended, "\n".join(ended)
 
     def start(self, member: Member) -> None:
         """Start a member again."""

@@ -1,5 +1,7 @@
 """Which nodes, in which order, with which offsets (rule 4)."""
 
+from itertools import permutations
+
 import pytest
 
 from hetrdzv.core.model import GroupSpec, Node
@@ -17,8 +19,9 @@ def nodes(*node_ids: str) -> list[Node]:
     return [node(node_id) for node_id in node_ids]
 
 
-def order(*args: object, **kwargs: object) -> list[str]:
-    return [member.node_id for member in place(GroupSpec(), *args, **kwargs).members]  # type: ignore[arg-type]
+def order(*args: object, min_nodes: int = 1, **kwargs: object) -> list[str]:
+    spec = GroupSpec(min_nodes=min_nodes)
+    return [member.node_id for member in place(spec, *args, **kwargs).members]  # type: ignore[arg-type]
 
 
 def test_offsets_are_the_slots_before() -> None:
@@ -62,7 +65,15 @@ def test_at_the_maximum_survivors_come_first() -> None:
 def test_shunned_master_goes_behind() -> None:
     assert order(nodes("a", "b", "c"), unreachable={("c", "a")}) == ["b", "a", "c"]
     assert order(nodes("a", "b"), unreachable={("gone", "a")}) == ["a", "b"]
-    assert order(nodes("a", "b"), unreachable={("a", "b"), ("b", "a")}) == []
+    assert order(nodes("a", "b"), unreachable={("a", "b"), ("b", "a")}, min_nodes=2) == []
+
+
+def test_where_no_master_serves_all_the_largest_part_is_taken() -> None:
+    broken = {(one, other) for one, other in permutations("abcd", 2) if "b" in (one, other)}
+    assert order(nodes("a", "b", "c", "d"), unreachable=broken) == ["a", "c", "d"]
+    assert order(nodes("a", "b", "c", "d"), unreachable=broken, min_nodes=4) == []
+    halves = {(one, other) for one, other in permutations("abcd", 2) if (one in "ab") != (other in "ab")}
+    assert order(nodes("a", "b", "c", "d"), unreachable=halves) == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,32 @@ def test_all_masters_unreachable_fails_with_the_matrix() -> None:
     assert story.group.restarts == 0
 
 
+def test_one_node_that_reaches_nobody_is_left_out_where_the_bounds_allow() -> None:
+    story = Story(min_nodes=2, max_nodes=3, last_call_s=5.0)
+    story.joins("a", "b", "c")
+    story.unreachable("c")  # a
+    story.joins("a", "b", "c")
+    story.unreachable("c")  # b
+    story.joins("a", "b", "c")
+    assert story.order == ["c", "a", "b"]
+    story.unreachable("a")
+    story.unreachable("b")
+    story.joins("a", "b", "c")
+    assert story.order == ["a", "b"]
+    assert story.said("node_left_out") == ["c is left out: it cannot reach a, and no master serves all"]
+    assert "it could not reach a at 10.0.0.1: check the firewall" in story.told("c").why
+    story.started("a", "b")
+    story.wait(30.0)
+    assert (story.group.state, story.ended) == ("running", None)
+    assert story.group.restarts == 0
+    story.leave("c")
+    story.join("c", inc="c-2", after=0)  # mended, perhaps
+    assert story.ended == "joined"
+    story.joins("a", "b")
+    assert story.order[0] == "a"
+    assert set(story.order) == {"a", "b", "c"}
+
+
 def test_several_may_report_the_same_master() -> None:
     story = Story(min_nodes=3, last_call_s=0)
     story.joins("a", "b", "c")

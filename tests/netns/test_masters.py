@@ -37,6 +37,24 @@ def test_a_master_that_some_cannot_reach_is_replaced_and_the_state_says_who(
         job.end_well("a", "b", "c")
 
 
+def test_a_node_that_reaches_no_other_is_left_out_where_the_bounds_allow(tmp_path: Path, net: Hosts) -> None:
+    lan = net.switch("lan")
+    hosts = [lan.host(name) for name in ("server", "a", "b", "c")]
+    for other in "ab":
+        lan.switch.cut("c", other)
+    with HostCluster(tmp_path, hosts, "--nnodes", "2:3", "--last-call-s", "60") as job:
+        for name in "abc":
+            job.agent(name, 1)
+        number = job.world(2)
+        assert {line["node"] for line in job.lines()} == {"a", "b"}
+        assert job.told("node_left_out") == ["c is left out: it cannot reach a, and no master serves all"]
+        job.becomes("c", "spare")
+        job.says("c", r"kept as a spare \(it could not reach a at 10.77.1.2: check the firewall")
+        assert re.search(r"unreachable  .*a from c", job.hetctl("status", "job"))
+        assert (job.group()["round"], job.group()["restarts"]) == (number, 0)
+        job.end_well("a", "b", "c")
+
+
 def test_the_server_is_out_of_reach_for_one_node_at_first(tmp_path: Path, net: Hosts) -> None:
     lan = net.switch("lan")
     hosts = [lan.host(name) for name in ("server", "a", "b")]

@@ -11,6 +11,7 @@ from hetrdzv.core.outlook import (
     forms_at,
     gives_up_at,
     joiners_of,
+    out_of_reach,
     phase_of,
     resolved_at,
     suspects,
@@ -181,6 +182,12 @@ def _explain_wait(group: Group, node: Node, now: float) -> str:
 
 
 def _spare_reason(group: Group, node: Node, active: Round) -> str:
+    if node in out_of_reach(group, active):
+        master = active.master
+        return (
+            f" (it could not reach {master.node_id} at {master.address}: check the firewall, --port-range "
+            f"and --interface, then start its agent anew)"
+        )
     if group.spec.on_join is OnJoin.SPARE:
         return " (on_join is spare)"
     if group.spec.max_nodes is not None and len(active.members) >= group.spec.max_nodes:

@@ -158,6 +158,12 @@ def gives_up_at(group: Group) -> float | None:
     return group.waiting_since + group.spec.join_timeout_s
 
 
+def out_of_reach(group: Group, active: Round) -> list[Node]:
+    """Ready nodes that could not reach the master of a round; most rounds have none."""
+    cut_off = {node_id for node_id, master in group.unreachable if master == active.master.node_id}
+    return [node for node in candidates(group) if node.node_id in cut_off] if cut_off else []
+
+
 def joiners_of(group: Group, active: Round) -> list[Node]:
     """Nodes for whose sake a running round ends (rule 3c)."""
     if group.spec.on_join is not OnJoin.RESTART or active.finished:
@@ -167,8 +173,8 @@ def joiners_of(group: Group, active: Round) -> list[Node]:
     joiners = candidates(group)
     if not joiners or any(phase_of(group, member) is NodePhase.SUCCEEDED for member in active.members):
         return []
-    local = is_loopback(active.master.address)
-    return [node for node in joiners if is_loopback(node.address) is local]
+    local, cut_off = is_loopback(active.master.address), out_of_reach(group, active)
+    return [node for node in joiners if is_loopback(node.address) is local and node not in cut_off]
 
 
 def admits_at(group: Group, active: Round, joiners: list[Node]) -> float:

@@ -85,7 +85,8 @@ def place(
         candidates: the nodes that are ready.
         seats: places of the past, in rank order.
         last_members: node ids of the last round.
-        unreachable: (node, master) pairs of which the first could not reach the second's port.
+        unreachable: (node, master) pairs of which the first could not reach the second's port. Where no master
+            serves all, the largest part that one serves is taken, if it is large enough.
     """
     ready = {node.node_id: node for node in candidates}
     survivors = ready.keys() & set(last_members)
@@ -95,9 +96,19 @@ def place(
     shunned = {master for node_id, master in unreachable if node_id in chosen}
     master = next((node_id for node_id in order if node_id not in shunned), None)
     if master is None:
-        return Placement((), places)
+        master, order = _largest_part(order, unreachable)
+        if len(order) < spec.min_nodes:
+            return Placement((), places)
     order.remove(master)
     return Placement(_rank([chosen[node_id] for node_id in (master, *order)]), places)
+
+
+def _largest_part(order: Sequence[str], unreachable: AbstractSet[tuple[str, str]]) -> tuple[str, list[str]]:
+    """The most nodes that can all reach one of them; of equals that of the earlier master."""
+    parts = [
+        (master, [node_id for node_id in order if (node_id, master) not in unreachable]) for master in order
+    ]
+    return max(parts, key=lambda part: len(part[1]))
 
 
 def _rank(nodes: Sequence[Node]) -> tuple[Member, ...]:

@@ -23,6 +23,7 @@ from hetrdzv.core.outlook import (
     forms_at,
     gives_up_at,
     joiners_of,
+    out_of_reach,
     phase_of,
     still_stopping,
     suspects,
@@ -126,6 +127,7 @@ def _form(work: Work) -> None:
             placement = place(group.spec, ready, group.seats, last, group.unreachable)
             if placement.members:
                 _start_round(work, placement)
+                _tell_left_out(work)
             else:
                 _finish_unreachable(work, {node.node_id for node in ready})
     elif give_up_at is not None and work.now >= give_up_at:
@@ -180,6 +182,15 @@ def _start_round(work: Work, placement: Placement) -> None:
         nodes_now = count(len(new.members), "node")
         text = f"started with {nodes_now}, since no --nnodes was given; nodes that come later {later}"
         work.say("started_unbounded", text)
+
+
+def _tell_left_out(work: Work) -> None:
+    """Say who is not in the round for want of a way to its master."""
+    active = work.group.active_round
+    if active is not None:
+        for node in out_of_reach(work.group, active):
+            text = f"{node.node_id} is left out: it cannot reach {active.master.node_id}, and no master serves all"
+            work.say("node_left_out", text, node.node_id)
 
 
 def _finish_unreachable(work: Work, ready: set[str]) -> None:

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo tools test compose-test lint bench clean distclean
+.PHONY: help venv demo tools test fuzz compose-test lint bench clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -32,7 +32,10 @@ tools:  ## install what tests with several hosts need (as root, on Debian; the t
 test: $(STAMP) tools  ## run the tests
 	$(BIN)/python -m pytest
 
-compose-test: $(STAMP)  ## start docker-compose.yml, break parts of it while it trains (a quarter of an hour; see docs/deploy.md)
+fuzz: $(STAMP)  ## ask the API and the records many more things than the tests do, others each time (ten minutes)
+	HET_FUZZ=big $(BIN)/python -m pytest --timeout 1800 tests/fuzz
+
+compose-test: $(STAMP)  ## start docker-compose.yml, break parts of it while it trains (ten minutes; see docs/deploy.md)
 	$(BIN)/python deploy/docker/try.py
 
 lint: $(STAMP)  ## check format, style and types

@@ -29,7 +29,7 @@ from hetrdzv.api.app import create_app
 from hetrdzv.cli import hetctl, hetserver
 from hetrdzv.core.commands import ReportKind
 from hetrdzv.core.directive import DirectiveKind
-from hetrdzv.core.model import _SPEC_BOUNDS, SPEC_FIELDS, GroupSpec, GroupState
+from hetrdzv.core.model import SPEC_BOUNDS, SPEC_FIELDS, GroupSpec, GroupState
 from hetrdzv.errors import HetError
 from hetrdzv.metrics import Metrics
 from hetrdzv.service import Service
@@ -227,7 +227,7 @@ def check_spec(text: str) -> list[str]:
     wrong = differences("field", "docs/groups.md", table.keys(), set(SPEC_FIELDS))
     spec, bounds = (
         GroupSpec(),
-        {name: f"{shown(low)} to {shown(high)}" for name, _, low, high in _SPEC_BOUNDS},
+        {name: f"{shown(low)} to {shown(high)}" for name, _, low, high in SPEC_BOUNDS},
     )
     for name in table.keys() & set(SPEC_FIELDS):
         _, default, told, flag, *_ = table[name]

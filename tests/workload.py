@@ -89,6 +89,7 @@ def main() -> None:
             if not acts:
                 time.sleep(1000)
         if acts and step == 3 and what == "deadlock":
+            (args.into / f"deadlocked.{os.getpid()}").touch()
             dist.recv(vote, src=2 * world - 3 - rank)
         elif acts and step == 3:
             act(what)

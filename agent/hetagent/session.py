@@ -53,7 +53,9 @@ DEFAULT_STOP_TIMEOUT_S = 30.0
 DEFAULT_MAX_DISCONNECT_S = 600.0
 """What a group has unless told otherwise; used until the server has said (seconds)."""
 
-STRANGERS = frozenset({"not_hetserver", "version_mismatch", "unauthorized", "foreign_host"})
+STRANGERS = frozenset(
+    {"not_hetserver", "version_mismatch", "unauthorized", "forbidden", "certificate_required", "foreign_host"}
+)
 """Errors that tell a newcomer that its --server or token is wrong, but a member only that a proxy hiccups."""
 
 

@@ -1,4 +1,4 @@
-"""`docker-compose up` for real, with faults while it trains: `make compose-test`. Takes a quarter of an hour at first.
+"""`docker-compose up` for real, with faults while it trains: `make compose-test`. Takes some ten minutes.
 
 Uses the Docker engine that there is. Where there is none but its programs are (Debian: docker.io docker-compose
 debootstrap iptables iproute2) and this is root, it starts one of its own: in a folder of its own, its containers in
@@ -249,7 +249,7 @@ class Try:
         """What a program in a service's container prints; None where it fails."""
         command = ["docker", "exec", self.container(service), *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else None
+        return done.stdout.rstrip() if done.returncode == 0 else None
 
     def hetctl(self, *words: str) -> str | None:
         """What hetctl prints in a server's container; None where it has no answer."""

@@ -81,6 +81,18 @@ class UnknownNode(Refused):
     status = 404
 
 
+class TooManyGroups(Refused):
+    """The server keeps as many groups as it may."""
+
+    code = "too_many_groups"
+
+
+class TooManyNodes(Refused):
+    """The group has as many live nodes as it may."""
+
+    code = "too_many_nodes"
+
+
 # -- the server's edges ------------------------------------------------------------------------------------
 
 
@@ -110,6 +122,34 @@ class Unauthorized(HetError):
 
     code = "unauthorized"
     status = 401
+
+
+class Forbidden(HetError):
+    """A token that is not for what was asked."""
+
+    code = "forbidden"
+    status = 403
+
+
+class CertificateRequired(HetError):
+    """A request without a client certificate to a server that asks for one."""
+
+    code = "certificate_required"
+    status = 403
+
+
+class TooManyPolls(HetError):
+    """An address with as many open polls and followed histories as it may have."""
+
+    code = "too_many_polls"
+    status = 503
+
+
+class Busy(HetError):
+    """The server has as much under way as it may."""
+
+    code = "busy"
+    status = 503
 
 
 class ForeignHost(HetError):

@@ -97,6 +97,13 @@ class Ledger:
         """What the next change of a group starts from; None where there is none, or it is being forgotten."""
         return self._heads.get(group_id, self.groups.get(group_id))
 
+    def has_room(self, most: int) -> bool:
+        """Whether there are fewer groups than so many, those on their way included."""
+        if len(self.groups) + len(self._heads) < most:
+            return True
+        new = sum(group is not None and name not in self.groups for name, group in self._heads.items())
+        return len(self.groups) + new < most
+
     def is_settled(self, group_id: str) -> bool:
         """Whether nothing about a group waits for a commit."""
         return group_id not in self._heads

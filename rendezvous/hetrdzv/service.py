@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from hetrdzv.clock import ServedClock
-from hetrdzv.core.commands import Command, Disconnect, Join, Put, Renew, Tick
+from hetrdzv.core.commands import Command, Disconnect, Drain, Join, Put, Renew, Tick
 from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.group import deadline, empty, step
 from hetrdzv.core.model import Event, Group
@@ -24,12 +24,15 @@ from hetrdzv.errors import (
     ServerStopping,
     StaleIncarnation,
     StorageError,
+    TooManyGroups,
+    TooManyNodes,
     UnknownGroup,
     UnknownNode,
 )
 from hetrdzv.ledger import RETRY_S, Ledger
 from hetrdzv.metrics import Metrics
 from hetrdzv.records import StoredEvent
+from hetrdzv.settings import Limits
 from hetrdzv.storage.base import StateStore
 from hetrdzv.watchers import FOLLOWERS, Watchers
 
@@ -43,6 +46,8 @@ TICK_MARGIN_S = 0.002
 
 KEEP_FINISHED_S = 7 * 86_400.0
 """How long a finished group is remembered unless told otherwise (seconds)."""
+
+DEFAULT_LIMITS = Limits()
 
 SWEEP_S, SWEEP_MOST = 5.0, 500
 """How often finished groups are looked for that nobody needs any more (seconds), and how many go at once."""
@@ -60,6 +65,7 @@ class Service:
         wall: wall-clock time for events, for people only.
         keep_finished_s: how long a finished group is remembered (seconds).
         metrics: where things are counted; outlives this service.
+        limits: how many groups are kept, of how many nodes.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class Service:
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
         keep_finished_s: float = KEEP_FINISHED_S,
         metrics: Metrics | None = None,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._make_clock = make_clock
         self._clock = make_clock(0.0)
@@ -76,6 +83,7 @@ class Service:
         self._forgave_at = -STALE_CUTS_S
         self._keep_finished_s = keep_finished_s
         self._metrics = metrics or Metrics()
+        self._limits = limits
         self._ledger = Ledger(store, self, wall, self._metrics)
         self._watchers = Watchers()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -178,7 +186,7 @@ class Service:
             the group as it was committed.
 
         Raises:
-            Refused: the group does not allow it; nothing changed.
+            Refused: the group does not allow it, or a limit; nothing changed.
             UnknownGroup: there is none, or it was deleted at the same time.
             StorageError: it could not be stored; nothing changed.
             ServerStopping: the server is going down.
@@ -188,7 +196,9 @@ class Service:
         if head is None:
             if not isinstance(command, Join | Put):
                 raise _unknown(group_id)
+            self._require_room()
             head = empty(group_id, now)
+        self._require_places(head, command)
         quiet = isinstance(command, Renew) and not _is_news(head, command.node_id)
         try:
             transition = step(head, command, now)
@@ -202,6 +212,32 @@ class Service:
         if group is None:
             raise _unknown(group_id)  # it was deleted in the same turn
         return group
+
+    def _require_room(self) -> None:
+        """Raise if no group may be made any more."""
+        most = self._limits.max_groups
+        if not self._ledger.has_room(most):
+            raise TooManyGroups(
+                f"this server keeps {most} groups and may keep no more: delete finished ones "
+                f"(hetctl delete GROUP), or start hetserver with a larger --max-groups or a shorter --keep-finished"
+            )
+
+    def _require_places(self, group: Group, command: Command) -> None:
+        """Raise if a command would give a group more nodes than it may have, or more names of nodes."""
+        most = self._limits.max_nodes_per_group
+        match command:
+            case Join(node_id=node_id) if len(group.nodes) >= most:
+                node = group.nodes.get(node_id)
+                full = (node is None or node.gone) and len(group.live) >= most
+            case Drain(node_id=node_id):
+                full = len(group.drained) >= most and node_id not in group.drained
+            case _:
+                return
+        if full:
+            raise TooManyNodes(
+                f"group '{group.group_id}' has {most} nodes and may have no more: "
+                f"use another group, or start hetserver with a larger --max-nodes-per-group"
+            )
 
     async def delete(self, group_id: str) -> None:
         """Forget a group.

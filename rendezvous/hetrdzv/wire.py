@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints
 
 from hetrdzv.core.commands import ReportKind as ReportKind  # part of the wire, for clients
 from hetrdzv.core.directive import DirectiveKind as DirectiveKind
-from hetrdzv.core.model import GroupState, OnJoin
+from hetrdzv.core.model import SPEC_BOUNDS, GroupState, OnJoin
 
 API_VERSION = 1
 """Version of this API; client and server of different ones refuse each other and say which is older."""
@@ -40,8 +40,20 @@ class Reply(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
+def _with_ranges(schema: dict[str, Any]) -> None:
+    """Write into the JSON schema of `SpecFields` what the core checks: ranges, and what cannot be null."""
+    fields = schema["properties"]
+    for name, _, least, most in SPEC_BOUNDS:
+        fields[name]["anyOf"][0] |= {"minimum": least, "maximum": most}
+    fields["command"]["anyOf"][0]["minItems"] = 1
+    for name in fields.keys() - {"max_nodes", "command"}:
+        fields[name] |= fields[name].pop("anyOf")[0]
+
+
 class SpecFields(Wire):
     """Fields of a group's spec; one that is not given is not compared (ranges: core/model.py)."""
+
+    model_config = ConfigDict(json_schema_extra=_with_ranges)
 
     min_nodes: Whole | None = None
     max_nodes: Whole | None = None

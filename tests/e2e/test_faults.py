@@ -46,6 +46,18 @@ def told(job: Cluster, kind: str) -> list[str]:
     return [event["text"] for event in job.events() if event["kind"] == kind]
 
 
+def stands_still(pid: int) -> bool:
+    """Whether the main thread of a process has not run for a while."""
+    status = Path(f"/proc/{pid}/task/{pid}/status")
+
+    def switches() -> list[str]:
+        return [line for line in status.read_text().splitlines() if "ctxt_switches" in line]
+
+    before = switches()
+    time.sleep(0.3)
+    return switches() == before
+
+
 def no_overlap(job: Cluster, node: str) -> None:
     """No worker of a round wrote anything on a node once one of a newer round had been started there."""
     lines = job.lines(node=node)
@@ -166,7 +178,10 @@ def test_workers_that_sit_in_a_collective_are_killed_after_the_grace_and_hold_no
     job: Cluster,
 ) -> None:
     first = start_three(job, 1, 1, 2, do="deadlock")
-    wait_for(lambda: len(job.lines(round=first, step=2)) == 4, "the deadlock of c")
+    stuck = {worker.pid for worker in job.agents["c"].workers()}
+    for pid in stuck:
+        wait_for((job.log.folder / f"deadlocked.{pid}").exists, "the deadlock of c")
+        wait_for(lambda: stands_still(pid), "the end of its Python code")  # noqa: B023
     job.agents["b"].workers()[0].kill()
     wait_for(lambda: "waiting for c to stop their workers" in job.group()["why"], "the others' stop")
     assert len(job.agents["c"].workers()) == 2

@@ -87,7 +87,7 @@ def writer(path: Path, *arguments: str) -> subprocess.Popen[str]:
     "url", ["", "sqlite", "sqlite:", "memory:x", "etcd4://h", "/tmp/x", "sqlite::memory:"]
 )
 def test_an_unknown_url_names_what_is_known(url: str) -> None:
-    with pytest.raises(ValueError, match=r"'memory' .* or 'sqlite:PATH'"):
+    with pytest.raises(ValueError, match=r"'memory' .* 'sqlite:PATH', or 'etcd:"):
         open_store(url)
 
 

@@ -4,26 +4,37 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from hetrdzv import __version__
-from hetrdzv.api import docs, groups, health, nodes, problems
+from hetrdzv.api import docs, groups, health, nodes, openapi, problems
+from hetrdzv.api.crowd import Crowd
 from hetrdzv.api.desk import Desks
 from hetrdzv.api.gate import Gate
 from hetrdzv.metrics import Metrics
 from hetrdzv.office import Alone, Office
 from hetrdzv.service import Service
+from hetrdzv.settings import Limits
+from hetrdzv.tokens import EVERYTHING, Tokens
+
+DEFAULT_LIMITS = Limits()
 
 
 def create_app(
     service: Service | Office,
     *,
     token: str | None = None,
+    tokens: Tokens | None = None,
     any_host: bool = False,
+    certified: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
     metrics: Metrics | None = None,
 ) -> ASGIApp:
     """An ASGI application that serves a service or an office, which the caller starts and closes.
 
     Args:
-        token: what every request must bear; None: no token is asked for.
+        token: one that may do everything, instead of `tokens`.
+        tokens: of which every request must bear one; None: no token is asked for.
         any_host: whether an application without a token answers to every host name.
+        certified: whether clients have to show a certificate.
+        limits: what bounds its memory.
         metrics: what the services count in; needed where there are several in turn.
     """
     app = FastAPI(title="hetrdzv", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -31,6 +42,10 @@ def create_app(
     app.state.office = office
     app.state.metrics = metrics or Metrics()
     problems.install(app)
+    openapi.install(app)
     for router in (nodes.router, groups.router, health.router, docs.router):
         app.include_router(router)
-    return Gate(app, Desks(office), token=token, any_host=any_host)
+    if token is not None:
+        tokens = Tokens({token: EVERYTHING})
+    crowd = Crowd(limits.max_polls_per_address)
+    return Gate(app, Desks(office), tokens=tokens, crowd=crowd, any_host=any_host, certified=certified)

@@ -1,18 +1,22 @@
-"""What every request passes before a route sees it: API version, access, size of the body. Plain ASGI."""
+"""What every request passes before a route sees it: API version, access, limits, size of the body. Plain ASGI."""
 
 import asyncio
 import json
 import logging
 from collections.abc import Callable
+from typing import Self
 from urllib.parse import quote, urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrdzv import access
+from hetrdzv.api.crowd import Bodies, Crowd
 from hetrdzv.api.desk import Desks
+from hetrdzv.api.permits import OPEN_PATHS, Pass
 from hetrdzv.api.problems import bug_report, problem_body
 from hetrdzv.errors import (
     BodyTooLarge,
+    CertificateRequired,
     ForeignHost,
     HetError,
     LeaderLost,
@@ -22,6 +26,7 @@ from hetrdzv.errors import (
     Unauthorized,
     VersionMismatch,
 )
+from hetrdzv.tokens import EVERYTHING, Tokens
 from hetrdzv.wire import API_VERSION, MAX_BODY_BYTES, VERSION_HEADER
 
 logger = logging.getLogger(__name__)
@@ -29,8 +34,11 @@ logger = logging.getLogger(__name__)
 GROUP_PATHS = "/v1/"
 """How the paths of requests about groups begin: the leader answers them."""
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
-"""Paths that need no token: they tell nothing about any group."""
+CERTIFIED = "hetrdzv.certified"
+"""In the `state` of a request's scope: whether its connection showed a client certificate that we know."""
+
+CHUNK_BYTES = 1 << 16
+"""A reply is handed on in pieces of this size, each when the client has taken enough of those before."""
 
 BODY_TIMEOUT_S = 10.0
 """How long a body may take to come (seconds); none is larger than `MAX_BODY_BYTES`."""
@@ -41,15 +49,28 @@ class Gate:
 
     Args:
         desks: where requests about groups are answered.
-        token: what every request must bear; None: no token is asked for.
+        tokens: of which every request must bear one; None: no token is asked for.
+        crowd: what is under way.
         any_host: whether a server without a token answers to every host name (`--insecure`).
+        certified: whether clients have to show a certificate.
     """
 
-    def __init__(self, app: ASGIApp, desks: Desks, *, token: str | None, any_host: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        desks: Desks,
+        *,
+        tokens: Tokens | None,
+        crowd: Crowd,
+        any_host: bool,
+        certified: bool,
+    ) -> None:
         self._app = app
         self._desks = desks
-        self._token = token
+        self._tokens = tokens
+        self._crowd = crowd
         self._any_host = any_host
+        self._certified = certified
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -60,18 +81,13 @@ class Gate:
             if scope["path"].startswith("/v1/"):
                 _check_version(headers.get(VERSION_HEADER.lower()))
             if scope["path"] not in OPEN_PATHS:
-                self._check_access(scope["method"], headers)
+                entry = self._enter(scope, headers)
+                entry.check(scope["method"], scope["path"])
+                scope = entry.put_into(scope)
             elif scope["method"] == "HEAD":
                 scope, answer.without_body = {**scope, "method": "GET"}, True
-            body = await _read_body(headers, receive)
-            if body is None:
-                return
-            if scope["path"].startswith(GROUP_PATHS):
-                scope = self._desks.assign(scope)
-                answer.may_begin = lambda: self._desks.still_answers(scope)
-            await self._app(scope, body, answer)
-            if answer.withheld:
-                raise LeaderLost("this server ceased to lead while it worked on this; ask the others")
+            async with self._crowd.admitted(scope, headers.get("accept", "")):
+                await self._pass_on(scope, headers, receive, answer)
         except HetError as error:
             await _refuse(answer, error, scope)
         except asyncio.CancelledError:  # the server stops, and waits no longer for the rest of this request
@@ -83,10 +99,31 @@ class Gate:
             if not answer.begun:
                 await _refuse(answer, bug_report(), scope)
 
-    def _check_access(self, method: str, headers: dict[str, str]) -> None:
-        if self._token is not None:
-            _check_token(headers.get("authorization", ""), self._token)
-            return
+    async def _pass_on(
+        self, scope: Scope, headers: dict[str, str], receive: Receive, answer: "_Answer"
+    ) -> None:
+        with _Body(headers, receive, self._crowd.bodies) as body:
+            if not await body.came():
+                return
+            if scope["path"].startswith(GROUP_PATHS):
+                scope = self._desks.assign(scope)
+                answer.may_begin = lambda: self._desks.still_answers(scope)
+            await self._app(scope, body.receive, answer)
+        if answer.withheld:
+            raise LeaderLost("this server ceased to lead while it worked on this; ask the others")
+
+    def _enter(self, scope: Scope, headers: dict[str, str]) -> Pass:
+        """What a request may do.
+
+        Raises:
+            CertificateRequired, Unauthorized, ForeignHost: nothing at all.
+        """
+        if self._certified and not scope.get("state", {}).get(CERTIFIED):
+            raise CertificateRequired(
+                "this server asks for a client certificate: give --client-cert and --client-key"
+            )
+        if self._tokens is not None:
+            return _check_token(headers.get("authorization", ""), self._tokens)
         host = headers.get("host", "")
         if not self._any_host and not access.trusted_host(host):
             raise ForeignHost(
@@ -94,11 +131,12 @@ class Gate:
                 "use its address, or start hetserver with --token-file"
             )
         origin = headers.get("origin")
-        if origin is not None and method not in ("GET", "HEAD") and _netloc(origin) != host.lower():
+        if origin is not None and scope["method"] not in ("GET", "HEAD") and _netloc(origin) != host.lower():
             raise ForeignHost(
                 "this server has no token, so it takes no orders from other sites' pages in a browser: "
                 "start hetserver with --token-file"
             )
+        return Pass(EVERYTHING)
 
 
 class _Answer:
@@ -127,15 +165,24 @@ class _Answer:
             message = {**message, "headers": [*message.get("headers", ()), header]}
         elif self.without_body and message["type"] == "http.response.body":
             message = {**message, "body": b""}
+        elif len(body := message.get("body", b"")) > CHUNK_BYTES:
+            for start in range(0, len(body), CHUNK_BYTES):
+                piece = body[start : start + CHUNK_BYTES]
+                more = start + CHUNK_BYTES < len(body) or message.get("more_body", False)
+                await self._send({**message, "body": piece, "more_body": more})
+            return
         await self._send(message)
 
 
-def _check_token(authorization: str, token: str) -> None:
+def _check_token(authorization: str, tokens: Tokens) -> Pass:
     scheme, _, given = authorization.partition(" ")
-    if scheme.lower() != "bearer" or not given.strip():
+    given = given.strip()
+    if scheme.lower() != "bearer" or not given:
         raise Unauthorized("this server asks for a token: set HET_TOKEN or give --token-file")
-    if not access.same_token(given.strip(), token):
+    grant = tokens.find(given)
+    if grant is None:
         raise Unauthorized("the token is not this server's: compare it with the file that hetserver uses")
+    return Pass(grant, given, tokens)
 
 
 def _netloc(origin: str) -> str | None:
@@ -166,37 +213,57 @@ def _whole(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else None
 
 
-async def _read_body(headers: dict[str, str], receive: Receive) -> Receive | None:
-    """Take the whole body (it is small), so that none over the limit is ever held or parsed.
+class _Body:
+    """The whole body of a request (it is small), taken so that none over the limit is ever held or parsed."""
 
-    Returns:
-        what gives it to the application; None: the client went away before it had said everything.
-    """
-    length = headers.get("content-length", "0")
-    if (_whole(length) or 0) > MAX_BODY_BYTES:
-        raise BodyTooLarge(f"body: it has {length} bytes; at most {MAX_BODY_BYTES} are read")
-    if length == "0" and "transfer-encoding" not in headers:
-        return receive
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            more = True
-            while more:
-                message = await receive()
-                if message["type"] != "http.request":
-                    return None
-                body += message.get("body", b"")
-                more = message.get("more_body", False)
-                if len(body) > MAX_BODY_BYTES:
-                    raise BodyTooLarge(f"body: it has more than {MAX_BODY_BYTES} bytes")
-    except TimeoutError:
-        raise RequestTooSlow(f"body: it did not come within {BODY_TIMEOUT_S:g} s; send it again") from None
-    first: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+    def __init__(self, headers: dict[str, str], receive: Receive, held: Bodies) -> None:
+        self._headers = headers
+        self._receive = receive
+        self._held = held
+        self._size = 0
+        self._first: list[Message] = []
 
-    async def replay() -> Message:
-        return first.pop() if first else await receive()
+    def __enter__(self) -> Self:
+        return self
 
-    return replay
+    def __exit__(self, *_: object) -> None:
+        self._held.grow(self._size, 0)
+
+    async def receive(self) -> Message:
+        """Gives the application the body at once, then what comes after it."""
+        return self._first.pop() if self._first else await self._receive()
+
+    async def came(self) -> bool:
+        """Take it; False: the client went away before it had said everything.
+
+        Raises:
+            BodyTooLarge, RequestTooSlow, Busy: it is not taken.
+        """
+        length = self._headers.get("content-length", "0")
+        if (_whole(length) or 0) > MAX_BODY_BYTES:
+            raise BodyTooLarge(f"body: it has {length} bytes; at most {MAX_BODY_BYTES} are read")
+        if length == "0" and "transfer-encoding" not in self._headers:
+            return True
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                more = True
+                while more:
+                    message = await self._receive()
+                    if message["type"] != "http.request":
+                        return False
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) > MAX_BODY_BYTES:
+                        raise BodyTooLarge(f"body: it has more than {MAX_BODY_BYTES} bytes")
+                    self._held.grow(self._size, len(body))
+                    self._size = len(body)
+        except TimeoutError:
+            raise RequestTooSlow(
+                f"body: it did not come within {BODY_TIMEOUT_S:g} s; send it again"
+            ) from None
+        self._first = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+        return True
 
 
 async def _refuse(answer: _Answer, error: HetError, scope: Scope) -> None:

@@ -9,6 +9,7 @@ from fastapi.responses import Response, StreamingResponse
 from hetrdzv import wire
 from hetrdzv.api import problems, views
 from hetrdzv.api.desk import service_of
+from hetrdzv.api.permits import Pass, pass_of
 from hetrdzv.core.commands import Cancel, Put, Restart
 from hetrdzv.service import Service
 
@@ -25,12 +26,11 @@ KEEPALIVE_S = 15.0
 
 @router.get("", response_model=wire.GroupsReply)
 async def list_groups(request: Request) -> Response:
-    """All groups, one line each."""
-    service = service_of(request)
+    """All groups that the token is for, one line each."""
+    service, grant = service_of(request), pass_of(request).grant
     now = service.now()
-    return views.json_response(
-        wire.GroupsReply(groups=[views.group_summary(group, now) for group in service.groups()])
-    )
+    shown = [views.group_summary(group, now) for group in service.groups() if grant.covers(group.group_id)]
+    return views.json_response(wire.GroupsReply(groups=shown))
 
 
 @router.get("/{group_id}", response_model=wire.GroupReply)
@@ -68,19 +68,24 @@ async def cancel_group(request: Request, group_id: wire.Id) -> Response:
     return views.group_response(await service.execute(group_id, Cancel()), service.now())
 
 
-@router.get("/{group_id}/events", response_model=wire.EventsReply)
+@router.get(
+    "/{group_id}/events",
+    response_model=wire.EventsReply,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
 async def get_events(
     request: Request,
     group_id: wire.Id,
     after: Annotated[int, Query(ge=0)] = 0,
-    accept: Annotated[str, Header()] = "",
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
     last_event_id: Annotated[int | None, Header(ge=0)] = None,
 ) -> Response:
     """The numbered history; with `Accept: text/event-stream` it follows (resume with Last-Event-ID)."""
     service = service_of(request)
     news, last = service.history(group_id, after)
     if "text/event-stream" in accept:
-        stream = _stream(service, group_id, after if last_event_id is None else last_event_id)
+        after = after if last_event_id is None else last_event_id
+        stream = _stream(service, group_id, after, pass_of(request))
         return StreamingResponse(
             stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
         )
@@ -89,10 +94,15 @@ async def get_events(
     )
 
 
-async def _stream(service: Service, group_id: str, after: int) -> AsyncIterator[str]:
-    """Server-sent events: one per line of the history, a comment when nothing happens."""
+async def _stream(service: Service, group_id: str, after: int, entry: Pass) -> AsyncIterator[str]:
+    """Server-sent events: one per line of the history, a comment when nothing happens.
+
+    It ends when the token that it was asked for with is none any more.
+    """
     yield ": follows\n\n"
     async for stored in service.follow(group_id, after, KEEPALIVE_S):
+        if not entry.is_valid:
+            return
         if stored is None:
             yield ": quiet\n\n"
         else:

@@ -11,7 +11,7 @@ from hetrdzv.metrics import CONTENT_TYPE, Metrics
 from hetrdzv.office import Office
 from hetrdzv.wire import API_VERSION
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], responses={"4XX": problems.RESPONSES["4XX"]})
 
 
 class HealthReply(BaseModel):
@@ -44,7 +44,11 @@ async def readyz(request: Request) -> ReadyReply:
     return ReadyReply(status="ready", role=standing.role, leader=standing.leader)
 
 
-@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}, 503: problems.RESPONSES[503]},
+)
 async def metrics(request: Request) -> Response:
     """What Prometheus is told. A server that does not lead knows no groups, and says so."""
     office: Office = request.app.state.office

@@ -14,11 +14,20 @@ from hetrdzv.wire import DirectiveReply, ProblemReply, SpecFields
 MEDIA_TYPE = "application/problem+json"
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
+    307: {
+        "model": ProblemReply,
+        "description": "Another server leads: `Location`",
+        "headers": {"Location": {"schema": {"type": "string"}, "required": True}},
+    },
     422: {"model": ProblemReply, "description": "A field is missing, malformed or out of range"},
     "4XX": {"model": ProblemReply, "description": "Refused; `code` and `detail` say why"},
-    503: {"model": ProblemReply, "description": "Not now; ask again after `Retry-After` seconds"},
+    503: {
+        "model": ProblemReply,
+        "description": "Not now; ask again after `Retry-After` seconds",
+        "headers": {"Retry-After": {"schema": {"type": "integer"}, "required": True}},
+    },
 }
-"""What every route may answer beside what it is for; for the OpenAPI document."""
+"""What every route about groups may answer beside what it is for; for the OpenAPI document."""
 
 
 class UnknownParameter(InvalidRequest):

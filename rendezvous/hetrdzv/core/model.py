@@ -84,7 +84,7 @@ class GroupSpec:
     command: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name, kind, low, high in _SPEC_BOUNDS:
+        for name, kind, low, high in SPEC_BOUNDS:
             value = getattr(self, name)
             if value is None and name == "max_nodes":
                 continue
@@ -104,7 +104,7 @@ class GroupSpec:
         return self.min_nodes > 1 or self.max_nodes is not None
 
 
-_SPEC_BOUNDS: tuple[tuple[str, type[int] | type[float], float, float], ...] = (
+SPEC_BOUNDS: tuple[tuple[str, type[int] | type[float], float, float], ...] = (
     ("min_nodes", int, 1, 100_000),
     ("max_nodes", int, 1, 100_000),
     ("max_restarts", int, 0, 1_000_000),
@@ -115,6 +115,7 @@ _SPEC_BOUNDS: tuple[tuple[str, type[int] | type[float], float, float], ...] = (
     ("lease_s", float, 0.5, 3_600),
     ("max_disconnect_s", float, 0.5, 30 * 86_400),
 )
+"""Numbers of a spec: name, type, the least and the most that it may be."""
 
 SPEC_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(GroupSpec))
 

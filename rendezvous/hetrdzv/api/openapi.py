@@ -1,0 +1,40 @@
+"""The OpenAPI document: what FastAPI writes, less what it writes wrongly of this API (tests/fuzz holds us to it)."""
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from hetrdzv.api.problems import MEDIA_TYPE
+
+
+def install(app: FastAPI) -> None:
+    """Have the application describe itself truly."""
+    describe = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            for operations in describe()["paths"].values():
+                for operation in operations.values():
+                    _correct_errors(operation["responses"])
+                    _correct_parameters(operation.get("parameters", []))
+        return describe()
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _correct_errors(responses: dict[str, dict[str, Any]]) -> None:
+    """Errors are problem details; FastAPI gives them the media type of what the route is for."""
+    for status, response in responses.items():
+        content = response.get("content", {})
+        if not status.startswith("2") and "application/json" in content:
+            content[MEDIA_TYPE] = content.pop("application/json")
+
+
+def _correct_parameters(parameters: list[dict[str, Any]]) -> None:
+    """A parameter may be left out, but in a URL or a header nothing is null."""
+    for parameter in parameters:
+        schema = parameter["schema"]
+        options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
+        if len(options) == 1:
+            del schema["anyOf"]
+            schema |= options[0]

@@ -1,0 +1,133 @@
+"""Who may ask for what: every route with the role that it takes, and what a token's grant makes of it.
+
+docs/security.md shows the same table. What stands in no row is for admins of everything: a new route that was
+forgotten here is open to nobody else.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fastapi import Request
+from starlette.types import Scope
+
+from hetrdzv.errors import Forbidden
+from hetrdzv.tokens import Grant, Role, Tokens
+
+_GROUP = "/v1/groups/{group_id}"
+_NODE = f"{_GROUP}/nodes/{{node_id}}"
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
+"""Paths that need no token and no certificate: they tell nothing about any group."""
+
+ROLES: Mapping[str, Role] = {
+    "GET /v1/groups": Role.READ,
+    "GET /metrics": Role.READ,
+    f"GET {_GROUP}": Role.READ,
+    f"PUT {_GROUP}": Role.ADMIN,
+    f"DELETE {_GROUP}": Role.ADMIN,
+    f"POST {_GROUP}/restart": Role.ADMIN,
+    f"POST {_GROUP}/cancel": Role.ADMIN,
+    f"GET {_GROUP}/events": Role.READ,
+    f"PUT {_NODE}": Role.AGENT,
+    f"GET {_NODE}/directive": Role.AGENT,
+    f"POST {_NODE}/report": Role.AGENT,
+    f"DELETE {_NODE}": Role.AGENT,
+    f"POST {_NODE}/drain": Role.ADMIN,
+    f"POST {_NODE}/undrain": Role.ADMIN,
+}
+"""The least role by route."""
+
+SCOPED = frozenset({"GET /v1/groups"})
+"""Routes that name no group, but show only those in the scope."""
+
+_KEY = "hetrdzv.pass"
+
+
+class Row(NamedTuple):
+    """A route with its role."""
+
+    route: str
+    method: str
+    path: re.Pattern[str]
+    role: Role
+
+
+def _row(route: str, role: Role) -> Row:
+    method, _, template = route.partition(" ")
+    return Row(route, method, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", template)), role)
+
+
+_ROWS = [_row(route, role) for route, role in ROLES.items()]
+
+
+class Pass:
+    """What a request may do.
+
+    Args:
+        grant: of its token.
+        token: None where none is asked for.
+        tokens: that the server takes.
+    """
+
+    def __init__(self, grant: Grant, token: str | None = None, tokens: Tokens | None = None) -> None:
+        self.grant = grant
+        self._token = token
+        self._tokens = tokens
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the token still has that grant; to be asked when a reply goes on for long."""
+        return self._tokens is None or self._tokens.find(self._token or "") == self.grant
+
+    def put_into(self, scope: Scope) -> Scope:
+        """A request's scope with this pass in it."""
+        return {**scope, _KEY: self}
+
+    def check(self, method: str, path: str) -> None:
+        """Raise unless a request is permitted.
+
+        Raises:
+            Forbidden: says what the token is for, and what was asked.
+        """
+        grant = self.grant
+        if grant.role is Role.ADMIN and grant.scope is None:
+            return
+        asked = f"{method} {path[:200]}"
+        for row in _ROWS:
+            if row.method == method and (found := row.path.fullmatch(path)) is not None:
+                break
+        else:
+            raise _forbidden(grant, asked, "is no route, or one for admins of all groups")
+        if grant.role < row.role:
+            raise _forbidden(grant, asked, f"needs the role {row.role}")
+        group_id = found.groupdict().get("group_id")
+        if group_id is not None:
+            if not grant.covers(group_id):
+                raise _forbidden(grant, asked, f"is about group '{group_id[:128]}'")
+        elif grant.scope is not None and row.route not in SCOPED:
+            raise _forbidden(grant, asked, "is about all groups")
+
+    def check_command(self, group_id: str) -> None:
+        """Raise unless this token may say what agents run.
+
+        Raises:
+            Forbidden: it may not.
+        """
+        if self.grant.role < Role.ADMIN:
+            what = f"a command for group '{group_id}' in the spec of a join"
+            raise _forbidden(self.grant, what, "needs the role admin, since other nodes would run it")
+
+
+def pass_of(request: Request) -> Pass:
+    """The pass of a request."""
+    found: Any = request.scope[_KEY]
+    assert isinstance(found, Pass)
+    return found
+
+
+def _forbidden(grant: Grant, asked: str, why: str) -> Forbidden:
+    return Forbidden(
+        f"this token may not do that: its {grant}, but {asked} {why}: "
+        f"use another token, or have its line in hetserver's token file changed"
+    )

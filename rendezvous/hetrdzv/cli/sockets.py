@@ -1,0 +1,68 @@
+"""The socket that hetserver listens on: its own, or one that it inherited."""
+
+import errno
+import socket
+
+from hetrdzv.errors import HetError
+
+
+class CannotServe(HetError):
+    """The command line asks for what this machine does not give."""
+
+    code = "cannot_serve"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on a host name or address; IPv4 where a name (localhost) stands for both.
+
+    Raises:
+        CannotServe: there is no such address here, or the port is taken.
+    """
+    bare = host.strip("[]")
+    try:
+        if not bare:
+            raise socket.gaierror
+        found = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError):
+        raise CannotServe(
+            f"host name '{host}' is not known: give --host an address of this machine"
+        ) from None
+    family, kind, proto, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    try:
+        listener = socket.socket(family, kind, proto)
+    except OSError as error:
+        raise CannotServe(f"cannot listen on {host}: {error.strerror}; give --host another address") from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        hint = {
+            errno.EADDRINUSE: f"choose another --port, or stop what listens there (ss -ltnp sport = :{port})",
+            errno.EADDRNOTAVAIL: "give --host an address of this machine (ip address), or 0.0.0.0",
+            errno.EACCES: "choose a --port from 1024 on",
+        }.get(error.errno or 0, "choose another --host or --port")
+        raise CannotServe(f"cannot listen on {host} port {port}: {error.strerror}; {hint}") from None
+    return listener
+
+
+def inherited(fd: int) -> socket.socket:
+    """The listening socket that a parent process left open for us.
+
+    Raises:
+        CannotServe: it is none.
+    """
+    try:
+        listener = socket.socket(fileno=fd)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CannotServe(f"--fd {fd} is no socket that this process inherited: {reason}") from None
+    if listener.family not in (socket.AF_INET, socket.AF_INET6):
+        wrong = f"is a {listener.family.name} socket: hetserver takes one of TCP"
+    elif not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        wrong = "is a socket that does not listen: call listen() on it before"
+    else:
+        return listener
+    listener.close()
+    raise CannotServe(f"--fd {fd} {wrong}")

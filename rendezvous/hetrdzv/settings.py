@@ -1,0 +1,166 @@
+"""What a server can be told: every setting of hetserver with its flag, default and help, in one place."""
+
+# ruff: noqa: RUF009 - `_flag` makes dataclass fields
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import click
+
+DEFAULT_PORT = 29400
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+class Duration(click.ParamType[Any]):
+    """A duration, `90`, `90s`, `15m`, `12h` or `7d`; as seconds.
+
+    Args:
+        least, most: how long it may be (seconds).
+    """
+
+    name = "duration"
+
+    def __init__(self, least: float, most: float) -> None:
+        self._least, self._most = least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", str(value).strip())
+        seconds = float(found[1]) * _UNITS[found[2]] if found is not None else math.nan
+        if not self._least <= seconds <= self._most:
+            least, most = shown_duration(self._least), shown_duration(self._most)
+            self.fail(
+                f"{value!r} is no duration from {least} to {most}, as 90, 90s, 15m, 12h or 7d", param, ctx
+            )
+        return seconds
+
+
+def shown_duration(seconds: float) -> str:
+    """A duration as its flag takes it."""
+    for unit in ("d", "h", "m"):
+        if seconds and seconds % _UNITS[unit] == 0:
+            return f"{seconds / _UNITS[unit]:g}{unit}"
+    return f"{seconds:g}s"
+
+
+def _flag(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - click's own word
+    """A setting with its flag, whose name is the setting's unless `flag` says otherwise."""
+    return field(default=default, metadata={"help": help, **more})
+
+
+_FILE = click.Path(path_type=Path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What bounds a server's memory, whoever asks for what. Polls: open ones, and followed histories."""
+
+    max_groups: int = _flag(
+        10_000, "Groups that are kept, finished ones included.", type=click.IntRange(1, 1_000_000)
+    )
+    max_nodes_per_group: int = _flag(4_096, "Live nodes of a group.", type=click.IntRange(1, 100_000))
+    max_connections: int = _flag(16_384, "Connections in all.", type=click.IntRange(16, 1_000_000))
+    max_polls_per_address: int = _flag(
+        4_096,
+        "Polls and followed histories that one address may have open.",
+        type=click.IntRange(1, 1_000_000),
+    )
+    header_timeout_s: float = _flag(
+        10.0,
+        "How long a request's header may take to come.",
+        flag="header-timeout",
+        type=Duration(0.1, 3_600),
+    )
+    idle_timeout_s: float = _flag(
+        75.0,
+        "How long a connection is kept that says nothing, or takes nothing of its reply.",
+        flag="idle-timeout",
+        type=Duration(3, 3_600),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """hetserver's command line; `limits` has more of it."""
+
+    host: str = _flag("127.0.0.1", "Address to listen on.")
+    port: int = _flag(DEFAULT_PORT, "0: a free one.", type=click.IntRange(0, 65_535))
+    store: str | None = _flag(
+        None,
+        "sqlite:PATH, memory, or etcd://HOST:PORT,...[/PREFIX] for several servers.  "
+        "[default: sqlite:$XDG_STATE_HOME/hetrdzv/state.db]",
+    )
+    keep_finished_s: float = _flag(
+        7 * 86_400.0,
+        "How long a finished group is remembered: 90s, 15m, 12h, 7d.",
+        flag="keep-finished",
+        type=Duration(0, 3_650 * 86_400),
+    )
+    advertise: str | None = _flag(
+        None,
+        "With etcd: where agents reach this server, as in their --server.  [default: --host and --port]",
+        metavar="URL",
+    )
+    leader_lease_s: int = _flag(
+        3,
+        "With etcd: seconds a leader is believed in that is not heard.",
+        metavar="S",
+        type=click.IntRange(2, 60),
+    )
+    etcd_user: str | None = _flag(
+        None, "User of etcd; its password is in the file or HET_ETCD_PASSWORD.", metavar="NAME"
+    )
+    etcd_password_file: Path | None = _flag(None, "File with the password of --etcd-user.", type=_FILE)
+    etcd_ca_cert: Path | None = _flag(
+        None, "Speak TLS to etcd, whose certificates are by this authority (PEM).", type=_FILE
+    )
+    etcd_cert: Path | None = _flag(None, "Certificate to show to etcd (PEM).", type=_FILE)
+    etcd_key: Path | None = _flag(None, "Key of --etcd-cert (PEM).", type=_FILE)
+    token_file: Path | None = _flag(
+        None,
+        "File with the tokens of which every request must bear one: one bare token, or lines "
+        "TOKEN admin|agent|read [group=PATTERN].  [default beyond loopback: made at first start]",
+        type=_FILE,
+    )
+    insecure: bool = _flag(
+        False, "Serve other machines without a token: whoever reaches it runs commands.", is_flag=True
+    )
+    tls_cert: Path | None = _flag(
+        None, "Speak TLS, with this certificate and those between it and its authority (PEM).", type=_FILE
+    )
+    tls_key: Path | None = _flag(None, "Key of --tls-cert (PEM).", type=_FILE)
+    tls_client_ca: Path | None = _flag(
+        None, "Ask clients for a certificate by this authority (PEM).", type=_FILE
+    )
+    fd: int | None = _flag(
+        None, "Serve on this inherited listening socket, not on --host and --port.", type=int
+    )
+    stop_at_eof: bool = _flag(False, "Stop when standard input ends (for a parent program).", is_flag=True)
+    log_level: str = _flag("info", "What is told.", type=click.Choice(["debug", "info", "warning", "error"]))
+    limits: Limits = Limits()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """From click's values."""
+        limits = {name: values[name] for name in values if name in Limits.__dataclass_fields__}
+        return cls(limits=Limits(**limits), **{name: values[name] for name in values if name not in limits})
+
+
+def flags(command: _F) -> _F:
+    """Give a command a flag for each setting; it is called with their values by name."""
+    for one in reversed((*dataclasses.fields(Settings)[:-1], *dataclasses.fields(Limits))):
+        more = dict(one.metadata)
+        name = more.pop("flag", one.name.replace("_", "-"))
+        default = shown_duration(one.default) if isinstance(more.get("type"), Duration) else one.default
+        shown = default is not None and "is_flag" not in more
+        command = click.option(f"--{name}", one.name, default=default, show_default=shown, **more)(command)
+    return command

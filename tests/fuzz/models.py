@@ -1,0 +1,92 @@
+"""Hypothesis strategies for pydantic models, read off their fields: any value that a model takes."""
+
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MaxLen
+from hypothesis import strategies as st
+from pydantic import BaseModel, StringConstraints
+from pydantic.fields import FieldInfo
+
+Strategy = st.SearchStrategy[Any]
+
+
+def models(kind: type[BaseModel], *, optional: bool = True) -> Strategy:
+    """Any instance of a model; fields with a default are given or not.
+
+    Args:
+        optional: whether fields with a default may be left out.
+    """
+    fields = {name: _values(info.annotation, info.metadata) for name, info in kind.model_fields.items()}
+    required = {name: fields.pop(name) for name, info in kind.model_fields.items() if info.is_required()}
+    given = (
+        st.fixed_dictionaries(required, optional=fields)
+        if optional
+        else st.fixed_dictionaries(required | fields)
+    )
+    return given.map(lambda values: kind(**values))
+
+
+def _values(kind: Any, about: list[Any]) -> Strategy:
+    origin = get_origin(kind)
+    if origin is Annotated:
+        kind, *more = get_args(kind)
+        return _values(kind, [*about, *more])
+    if origin in (Union, UnionType):
+        return st.one_of(*(_values(each, about) for each in get_args(kind)))
+    if origin is Literal:
+        return st.sampled_from(get_args(kind))
+    if origin in (list, dict):
+        parts = [_values(each, []) for each in get_args(kind)]
+        size = min(3, _about(about).get("max_length", 3))
+        return st.lists(*parts, max_size=size) if origin is list else st.dictionaries(*parts, max_size=size)
+    if kind is Any:
+        return st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5)
+    if kind is NoneType:
+        return st.none()
+    if issubclass(kind, BaseModel):
+        return models(kind)
+    if issubclass(kind, Enum):
+        return st.sampled_from(kind)
+    return _plain(kind, _about(about))
+
+
+def _plain(kind: type, limits: dict[str, Any]) -> Strategy:
+    if kind is bool:
+        return st.booleans()
+    if kind is int:
+        least, most = limits.get("ge", -(2**60)), limits.get("le", 2**60)
+        return st.integers(least, min(most, limits.get("lt", most + 1) - 1))
+    if kind is float:
+        return st.floats(limits.get("ge"), limits.get("le"), allow_nan=False, allow_infinity=False)
+    assert kind is str, f"no strategy for {kind}"
+    if "pattern" in limits:
+        return st.from_regex(limits["pattern"], fullmatch=True)
+    return st.text(min_size=limits.get("min_length", 0), max_size=min(20, limits.get("max_length", 20)))
+
+
+def _about(about: list[Any]) -> dict[str, Any]:
+    """What annotations say of a value, by name; the strictest where there are several."""
+    limits: dict[str, Any] = {}
+    for each in about:
+        match each:
+            case FieldInfo():
+                limits |= _about(each.metadata)
+            case StringConstraints():
+                limits |= {
+                    name: limit
+                    for name in ("pattern", "min_length", "max_length")
+                    if (limit := getattr(each, name)) is not None
+                }
+            case Ge(ge):
+                limits["ge"] = max(ge, limits.get("ge", ge))
+            case Le(le):
+                limits["le"] = min(le, limits.get("le", le))
+            case Lt(lt):
+                limits["lt"] = lt
+            case Gt():
+                raise NotImplementedError
+            case MaxLen(max_length):
+                limits["max_length"] = max_length
+    return limits

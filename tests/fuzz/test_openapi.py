@@ -1,0 +1,194 @@
+"""The API is what its OpenAPI document says, whatever is asked: statuses, media types, bodies; and never a bug.
+
+Schemathesis makes requests from the document, valid ones and such that are not, and holds the answers to it.
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import requests
+import schemathesis
+from hypothesis import given
+from hypothesis import strategies as st
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import CheckFunction
+from schemathesis.schemas import APIOperation
+from schemathesis.specs.openapi import checks
+
+from tests.fuzz.settings import examples
+from tests.fuzz.virtual import VirtualServer
+
+CHECKS: list[CheckFunction] = [
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+]
+
+GROUPS, NODES, INCARNATIONS = ["g", "g", "g", "g", "h"], ["a", "b", "c"], ["1", "1", "1", "2"]
+SPEC = {"min_nodes": 2, "max_nodes": 3, "last_call_s": 0, "max_restarts": 1}
+PAUSES_S = [0.0, 0.0, 0.0, 0.5, 1.1, 3.0, 11.0]
+
+
+def described() -> dict[str, Any]:
+    """The document."""
+    with VirtualServer() as server:
+        document: dict[str, Any] = server.send("GET", "/openapi.json").json()
+        return document
+
+
+def operations(document: dict[str, Any]) -> dict[str, APIOperation[Any, Any, Any, Any]]:
+    """What a document offers, by method and path."""
+    found = [result.ok() for result in schemathesis.openapi.from_dict(document).get_all_operations()]
+    return {operation.label: operation for operation in found}
+
+
+def narrowed(document: dict[str, Any]) -> dict[str, Any]:
+    """A document that knows few ids and small numbers, so that requests meet what others have made."""
+    document = copy.deepcopy(document)
+    few = {"group_id": GROUPS, "node_id": NODES, "incarnation": INCARNATIONS}
+    for by_method in document["paths"].values():
+        for operation in by_method.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["name"] in few:
+                    parameter["schema"] = {"enum": few[parameter["name"]]}
+    schemas = document["components"]["schemas"]
+    for name, field, narrow in (
+        ("JoinRequest", "incarnation", {"enum": INCARNATIONS}),
+        ("JoinRequest", "address", {"enum": ["10.0.0.1", "10.0.0.2", "127.0.0.1"]}),
+        ("JoinRequest", "after_round", {"enum": [0, 1, 2, 3]}),
+        ("JoinRequest", "spec", {"enum": [{}, {}, SPEC]}),
+        ("ReportRequest", "incarnation", {"enum": INCARNATIONS}),
+        ("ReportRequest", "round", {"enum": [1, 2, 3]}),
+        ("ReportRequest", "age_s", {"enum": [0, 0.5, 1e9]}),
+    ):
+        schemas[name]["properties"][field] = narrow
+    spec = schemas["SpecFields"]["properties"]
+    spec["min_nodes"], spec["max_nodes"] = {"enum": [1, 2]}, {"enum": [2, 3, None]}
+    return document
+
+
+DOCUMENT = described()
+OPERATIONS = operations(DOCUMENT)
+WITH_INPUT = [
+    label
+    for label, operation in OPERATIONS.items()
+    if operation.definition.raw.keys() & {"parameters", "requestBody"}
+]
+NARROWED = operations(narrowed(DOCUMENT))
+WALKED = [
+    *(operation for label, operation in NARROWED.items() if label.startswith(("PUT", "POST"))),
+    *(operation for label, operation in NARROWED.items() if "{node_id}" in label for _ in range(3)),
+    *(operation for label, operation in NARROWED.items() if "{group_id}" in label),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[VirtualServer]:
+    with VirtualServer() as running:
+        yield running
+
+
+def whole(value: Any) -> Any:
+    """JSON with `4` for `4.0`: one number to JSON Schema, but we take only the first for a whole one."""
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case dict():
+            return {name: whole(each) for name, each in value.items()}
+        case list():
+            return [whole(each) for each in value]
+    return value
+
+
+def ask(server: VirtualServer, case: Case) -> httpx.Response:
+    """Send what Schemathesis made."""
+    made = requests.Request(**case.as_transport_kwargs(base_url="http://localhost")).prepare()
+    assert made.method is not None
+    assert made.url is not None
+    return server.send(made.method, made.url, headers=[*made.headers.items()], content=made.body)
+
+
+def check_valid(case: Case, response: httpx.Response) -> None:
+    """A valid request is done, or refused for what it meets; bounds that contradict each other no schema can tell."""
+    assert response.status_code < 500, response.text
+    contradiction = response.status_code == 422 and "below min_nodes" in response.text
+    case.validate_response(response, CHECKS if contradiction else [*CHECKS, checks.positive_data_acceptance])
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+@given(data=st.data())
+@examples(20)
+def test_a_valid_request_is_answered_as_documented(
+    server: VirtualServer, label: str, data: st.DataObject
+) -> None:
+    case = data.draw(OPERATIONS[label].as_strategy(GenerationMode.POSITIVE))
+    case.body = whole(case.body)
+    check_valid(case, ask(server, case))
+
+
+@pytest.mark.parametrize("label", WITH_INPUT)
+@given(data=st.data())
+@examples(20)
+def test_an_invalid_request_is_refused_as_documented(
+    server: VirtualServer, label: str, data: st.DataObject
+) -> None:
+    case = data.draw(OPERATIONS[label].as_strategy(GenerationMode.NEGATIVE))
+    response = ask(server, case)
+    assert response.status_code < 500, response.text
+    case.validate_response(response, [*CHECKS, checks.negative_data_rejection])
+
+
+def begin(server: VirtualServer, how: str) -> None:
+    """Begin anew; unless there is nothing at first, with a group of two nodes."""
+    server.forget()
+    if how == "nothing":
+        return
+    join = {"incarnation": "1", "slots": 2, "address": "10.0.0.1", "port": 4000, "spec": SPEC}
+    report = {"incarnation": "1", "round": 1, "kind": "started"}
+    failure = {"local_rank": 0, "rank": 0, "exit_code": 1}
+    for node_id in "ab" if how != "waiting" else "a":
+        assert server.send("PUT", f"/v1/groups/g/nodes/{node_id}", json=join).status_code == 200
+    for node_id in "ab" if how in ("running", "ended") else "":
+        assert server.send("POST", f"/v1/groups/g/nodes/{node_id}/report", json=report).status_code == 200
+    if how == "ended":
+        server.send(
+            "POST", "/v1/groups/g/nodes/a/report", json=report | {"kind": "failed", "failure": failure}
+        )
+
+
+BEGINNINGS = st.sampled_from(["nothing", "waiting", "starting", "running", "ended"])
+
+
+@given(data=st.data(), how=BEGINNINGS)
+@examples(100)
+def test_whatever_came_before_answers_are_as_documented(
+    server: VirtualServer, data: st.DataObject, how: str
+) -> None:
+    begin(server, how)
+    for operation in data.draw(st.lists(st.sampled_from(WALKED), min_size=5, max_size=20)):
+        case = data.draw(operation.as_strategy(GenerationMode.POSITIVE))
+        case.body = whole(case.body)
+        check_valid(case, ask(server, case))
+        server.pass_time(data.draw(st.sampled_from(PAUSES_S)))
+
+
+@given(data=st.data(), how=BEGINNINGS)
+@examples(40)
+def test_what_cannot_be_stored_is_answered_as_documented(
+    server: VirtualServer, data: st.DataObject, how: str
+) -> None:
+    begin(server, how)
+    for operation in data.draw(st.lists(st.sampled_from(WALKED), min_size=2, max_size=8)):
+        case = data.draw(operation.as_strategy(GenerationMode.POSITIVE))
+        case.body = whole(case.body)
+        server.break_commit()
+        response = ask(server, case)
+        if response.status_code >= 500:
+            assert (response.status_code, response.json()["code"]) == (503, "storage"), response.text
+        case.validate_response(response, CHECKS)
+        server.mend()
+        server.pass_time(2.0)

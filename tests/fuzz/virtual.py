@@ -1,0 +1,81 @@
+"""The whole server without sockets, in virtual time: polls that wait cost nothing, and leases run out."""
+
+from typing import Any, Self
+
+import httpx
+
+from hetrdzv.api.app import create_app
+from hetrdzv.clock import ServedClock
+from hetrdzv.errors import StorageError
+from hetrdzv.metrics import Metrics
+from hetrdzv.office import Alone
+from hetrdzv.service import Service
+from tests.served import FaultyStore
+from tests.sim.loop import ServerLoop
+from tests.sim.timeline import Timeline
+
+
+class VirtualServer:
+    """The application over a service that is new whenever that is asked for, on an event loop of its own.
+
+    Requests are made one after the other, from outside of the loop; time passes while they wait.
+    """
+
+    def __init__(self) -> None:
+        self._loop = ServerLoop(Timeline(), lambda: None)
+        self._office = self._new_office()
+        self._metrics = Metrics()
+        self.app: Any = create_app(_Current(self), metrics=self._metrics)
+        self._client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
+        self._loop.run_until_complete(self._office.start())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.run_until_complete(self._client.aclose())
+        self._loop.run_until_complete(self._office.close())
+        self._loop.kill()
+
+    @property
+    def office(self) -> Alone:
+        """Who answers now."""
+        return self._office
+
+    def forget(self) -> None:
+        """Begin anew, with an empty store."""
+        self._loop.run_until_complete(self._office.close())
+        self._office = self._new_office()
+        self._loop.run_until_complete(self._office.start())
+
+    def send(self, method: str, url: str, **request: Any) -> httpx.Response:
+        """The answer to a request."""
+        return self._loop.run_until_complete(self._client.request(method, url, **request))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, with all that is due in it."""
+        passed = self._loop.create_future()
+        self._loop.call_later(seconds, passed.set_result, None)
+        self._loop.run_until_complete(passed)
+
+    def break_commit(self) -> None:
+        """Have the next commit fail."""
+        self._store.failures.append(StorageError("the disk is full"))
+
+    def mend(self) -> None:
+        """Have no commit fail that did not come yet."""
+        self._store.failures.clear()
+
+    def _new_office(self) -> Alone:
+        self._store = FaultyStore()
+        return Alone(Service(self._store, lambda base: ServedClock(base, self._loop.time)))
+
+
+class _Current:
+    """The office of the moment; an application is made once, as that takes longer than all else."""
+
+    def __init__(self, server: VirtualServer) -> None:
+        self._server = server
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server.office, name)

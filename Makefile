@@ -30,7 +30,7 @@ tools:  ## install what tests with several hosts need (as root, on Debian; the t
 	  echo 'iproute2 and nftables could not be installed: tests with several hosts are skipped' >&2
 
 test: $(STAMP) tools  ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 fuzz: $(STAMP)  ## ask the API and the records many more things than the tests do, others each time (ten minutes)
 	HET_FUZZ=big $(BIN)/python -m pytest --timeout 1800 tests/fuzz

@@ -14,7 +14,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +22,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
 
+from tests.certificates import Authority, Tls
 from tests.servers import free_port
 
 START_S = 30.0
@@ -68,29 +68,9 @@ def binary(version: str) -> str:
     return _binaries()[version]
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """Files of a certificate authority and a certificate for 127.0.0.1 and localhost, for both sides."""
-
-    ca: Path
-    cert: Path
-    key: Path
-
-
 def make_tls(folder: Path) -> Tls:
-    """A certificate authority of the test's own, with openssl."""
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-    key = ("-newkey", "rsa:2048", "-nodes")
-    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test CA", "-days", "2")
-    openssl("req", *key, "-keyout", "key.pem", "-out", "request.pem", "-subj", "/CN=etcd")
-    names = folder / "names"
-    names.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n")
-    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
-    openssl("x509", "-req", "-in", "request.pem", "-out", "cert.pem", *signing)
-    return Tls(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+    """A certificate authority of the test's own, and a certificate for 127.0.0.1 and localhost, for both sides."""
+    return Authority(folder).issue("etcd")
 
 
 class Member:
@@ -100,8 +80,11 @@ class Member:
         endpoint: `host:port` for clients.
     """
 
-    def __init__(self, program: str, name: str, folder: Path, tls: Tls | None) -> None:
+    def __init__(
+        self, program: str, name: str, folder: Path, tls: Tls | None, args: Sequence[str] = ()
+    ) -> None:
         self.name = name
+        self._args = args
         self.endpoint = f"127.0.0.1:{free_port()}"
         self.peer = f"127.0.0.1:{free_port()}"
         self._program = program
@@ -127,6 +110,7 @@ class Member:
         if self._tls:
             command += ["--cert-file", str(self._tls.cert), "--key-file", str(self._tls.key)]
             command += ["--client-cert-auth", "--trusted-ca-file", str(self._tls.ca)]
+        command += self._args
         if shutil.which("setpriv"):  # no member outlives its test, however that ends
             command = ["setpriv", "--pdeathsig", "KILL", *command]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD")}
@@ -197,15 +181,19 @@ class EtcdCluster:
         version: `3.4` or `3.5`.
         size: how many members.
         tls: what clients have to speak, certificates of their own included; None: plain.
+        args: more of each member's command line.
     """
 
-    def __init__(self, version: str = "3.5", size: int = 1, tls: Tls | None = None) -> None:
+    def __init__(
+        self, version: str = "3.5", size: int = 1, tls: Tls | None = None, args: Sequence[str] = ()
+    ) -> None:
         program = binary(version)
         # in memory: what a disk takes to sync is not what these tests are about
         base = "/dev/shm" if Path("/dev/shm").is_dir() else None
         self._home = tempfile.TemporaryDirectory(prefix="etcd-", dir=base)
         self._tls = tls
-        self.members = [Member(program, f"m{n}", Path(self._home.name), tls) for n in range(size)]
+        self.folder = Path(self._home.name)
+        self.members = [Member(program, f"m{n}", self.folder, tls, args) for n in range(size)]
 
     @property
     def endpoints(self) -> str:

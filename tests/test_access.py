@@ -158,7 +158,19 @@ def test_where_state_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         assert access.state_home() == Path("/home/someone/.local/state/hetrdzv")
 
 
-def test_same_token() -> None:
-    assert access.same_token("abc", "abc")
-    assert not access.same_token("abd", "abc")
-    assert not access.same_token("schlüssel", "abc")
+def test_a_token_is_read_again_where_there_is_one(tmp_path: Path) -> None:
+    assert access.token_again(None) is None
+    assert access.token_again(tmp_path / "none") is None
+    assert access.token_again(token_file(tmp_path, "two words")) is None
+    assert access.token_again(token_file(tmp_path, "new\n")) == "new"
+
+
+def test_a_file_with_tokens_is_made_once_and_has_to_be_private(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    assert access.require_token_file(path)
+    assert not access.require_token_file(path)
+    path.write_text("a-token-of-some-length admin\nanother-token-of-some read\n")
+    assert not access.require_token_file(path)
+    path.chmod(0o640)
+    with pytest.raises(AccessError, match=f"other users of this machine.*chmod 600 {path}"):
+        access.require_token_file(path)

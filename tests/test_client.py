@@ -348,6 +348,27 @@ async def test_a_poll_whose_answer_got_lost_is_given_up_within_the_lease(net: Ne
         await client.directive("g", "a", "i", wait_s=0.1)
 
 
+async def test_a_token_that_changes_is_read_anew_when_it_is_refused(net: Net) -> None:
+    def takes_the_new_one(seen: Seen) -> bytes:
+        if seen.headers.get("authorization") == f"Bearer {TOKEN}2":
+            return answer(200, GROUP)
+        return answer(401, {"code": "unauthorized", "detail": "another token"})
+
+    fake = await net.serve(takes_the_new_one)
+    kept = [TOKEN]
+    client = await net.client(fake.url, token=TOKEN, renew_token=lambda: kept[0])
+    with pytest.raises(Problem, match="another token"):
+        await client.group("g")
+    assert len(fake.seen) == 1
+    kept[0] = f"{TOKEN}2"
+    assert (await client.group("g")).group_id == "g"
+    assert (await client.restart("g")).group_id == "g"
+    assert len(fake.seen) == 4
+    gone = await net.client(fake.url, token=TOKEN, renew_token=lambda: None)
+    with pytest.raises(Problem, match="another token"):
+        await gone.group("g")
+
+
 # -- errors --------------------------------------------------------------------------------------------
 
 
@@ -387,7 +408,8 @@ async def test_unreachable_names_every_server_with_its_reason(net: Net, dead: st
         await client.group("g")
     assert str(caught.value) == (
         f"no server answers ({dead}: connection refused; {hanging.url}: timed out after 0.1 s; "
-        f"{cut.url}: connection cut before the answer came; {stopping.url}: HTTP 503, it is stopping; "
+        f"{cut.url}: connection cut before the answer came; if it speaks TLS, give https://; "
+        f"{stopping.url}: HTTP 503, it is stopping; "
         f"{proxied.url}: HTTP 502 from a proxy in front of it)"
     )
 
@@ -420,11 +442,11 @@ async def test_tls_spoken_to_a_plain_server(net: Net) -> None:
     [
         (httpx.ConnectTimeout(""), "timed out after 3 s"),
         (httpx.ReadTimeout(""), "timed out after 10 s"),
-        (httpx.ReadError(""), "connection cut before the answer came"),
+        (httpx.ReadError(""), "connection cut before the answer came; if it speaks TLS, give https://"),
         (httpx.ConnectError(""), "no connection"),
         (
             httpx.RemoteProtocolError("peer closed connection without …"),
-            "connection cut before the answer came",
+            "connection cut before the answer came; if it speaks TLS, give https://",
         ),
     ],
 )

@@ -101,6 +101,17 @@ def test_a_new_job_under_an_old_name_begins_with_a_first_round() -> None:
     assert (read("rounds_total", cause="first"), read("recovery_seconds_count", cause="first")) == (2, 0)
 
 
+def test_who_waited_before_the_state_was_read_anew_has_waited() -> None:
+    story = Counted(min_nodes=2, max_nodes=2)
+    story.join("a")
+    story.wait(3.0)
+    story.metrics.forget()
+    story.join("b")
+    story.wait(1.0)
+    read = story.read()
+    assert (read("rounds_total", cause="first"), read("rendezvous_seconds_sum")) == (1, 3)
+
+
 def test_a_group_that_is_forgotten_leaves_nothing_behind() -> None:
     story = Counted(min_nodes=1, max_nodes=1)
     story.join("a")

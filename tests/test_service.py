@@ -10,7 +10,7 @@ import pytest
 
 from hetrdzv import ledger, records
 from hetrdzv import service as service_module
-from hetrdzv.core.commands import Cancel, Disconnect, Drain, Leave, Put, Renew, Restart, Tick
+from hetrdzv.core.commands import Cancel, Disconnect, Drain, Leave, Put, Renew, ReportKind, Restart, Tick
 from hetrdzv.core.group import empty
 from hetrdzv.core.model import GroupState, NodePhase
 from hetrdzv.errors import (
@@ -412,6 +412,22 @@ async def test_finished_groups_are_forgotten_when_their_time_is_over(monkeypatch
                     await service.execute("used", Renew(node_id, "1"))
         assert [group.group_id for group in service.groups()] == ["running", "used", "young"]
         assert not [key for key in store.keys if key.startswith("groups/old/")]
+
+
+async def test_a_group_in_which_a_new_job_begins_as_it_is_swept_is_not_forgotten() -> None:
+    clock = HandClock()
+    async with serving(clock=clock, keep_finished_s=1.0) as (service, _):
+        await two_nodes(service)
+        for node_id in ("a", "b"):
+            await service.execute("g", replace(started(node_id), kind=ReportKind.SUCCEEDED))
+        for node_id in ("a", "b"):
+            await service.execute("g", Leave(node_id=node_id, incarnation="1"))
+        clock.pass_by(service, 2.0)
+        service._sweep(service.now())
+        group = await service.execute("g", join("c"))
+        assert (group.job, [node.node_id for node in group.live]) == (2, ["c"])
+        await settled()
+        assert service.group("g").job == 2
 
 
 async def test_history_is_numbered_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

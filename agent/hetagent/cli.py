@@ -30,8 +30,9 @@ from hetagent.place import Place, patiently
 from hetagent.session import Offer, Session
 from hetagent.standalone import OwnServer, own_server
 from hetagent.summary import closing_block
-from hetrdzv.access import AccessError, client_token
+from hetrdzv.access import AccessError, client_token, token_again
 from hetrdzv.client import Client
+from hetrdzv.tls import ClientTls, TlsError
 from hetrdzv.wire import MAX_SLOTS, JoinRequest, SpecFields
 
 EXIT_USAGE = 2
@@ -44,9 +45,17 @@ def main() -> None:
     try:
         options = parse(sys.argv[1:], os.environ)
         token = _token(options)
+        tls = _tls(options)
         with own_server() if options.standalone else contextlib.nullcontext() as server:
-            status = run(options, server, token)
-    except (UsageError, CommandError, devices.DeviceError, network.NetworkError, AccessError) as error:
+            status = run(options, server, token, tls)
+    except (
+        UsageError,
+        CommandError,
+        devices.DeviceError,
+        network.NetworkError,
+        AccessError,
+        TlsError,
+    ) as error:
         say(f"hetagent: {error}")
         status = EXIT_USAGE
     except (AgentError, GuardianError) as error:
@@ -67,12 +76,21 @@ def _token(options: Options) -> str | None:
     return None if options.standalone else token
 
 
-def run(options: Options, server: OwnServer | None, token: str | None) -> int:
+def _tls(options: Options) -> ClientTls:
+    """What is believed of servers, and shown to them; a server of our own speaks plain HTTP on loopback."""
+    if options.standalone:
+        return ClientTls()
+    files = {"ca_cert": options.ca_cert, "client_cert": options.client_cert, "client_key": options.client_key}
+    return ClientTls.of(files, os.environ)
+
+
+def run(options: Options, server: OwnServer | None, token: str | None, tls: ClientTls) -> int:
     """Join, do what the server says until it says `exit`, and tell how it went.
 
     Args:
         server: our own, with `--standalone`.
         token: for the servers.
+        tls: towards the servers.
 
     Returns:
         the exit status.
@@ -129,7 +147,12 @@ def run(options: Options, server: OwnServer | None, token: str | None) -> int:
         worker_env.update(network.socket_env(place.interface, os.environ))
         return True
 
-    line = Line(session, lambda: Client(servers, token=token), tell)
+    token_file = options.token_file.absolute() if options.token_file is not None and server is None else None
+
+    def client() -> Client:
+        return Client(servers, token=token, renew_token=lambda: token_again(token_file), tls=tls)
+
+    line = Line(session, client, tell)
     if server is not None:
         server.watch(line.give_up)
     agent = HetElasticAgent(
@@ -141,6 +164,8 @@ def run(options: Options, server: OwnServer | None, token: str | None) -> int:
             incarnation=identity.incarnation,
             servers=servers,
             token=token,
+            token_file=token_file,
+            tls=tls,
             group=options.group,
             node_id=options.node_id,
         ),

@@ -86,6 +86,9 @@ class Options:
     nproc_per_node: str | None
     device: str
     token_file: Path | None
+    ca_cert: Path | None
+    client_cert: Path | None
+    client_key: Path | None
     standalone: bool
     local_addr: str | None
     interface: str | None
@@ -143,8 +146,14 @@ def parser() -> ArgumentParser:
     ours.add_argument("--group", metavar="ID", help="Which job (or HET_GROUP, --rdzv-id; default: default).")
     ours.add_argument("--node-id", metavar="ID", help="This node's stable name (default: the host name).")
     ours.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="File with the server's token (or HET_TOKEN)."
+        "--token-file", type=Path, metavar="FILE", help="File with a token of the server (or HET_TOKEN)."
     )
+    for flag, text in {
+        "--ca-cert": "Authority of the server's certificate, PEM (or HET_CA_CERT).",
+        "--client-cert": "Certificate to show to the server, PEM (or HET_CLIENT_CERT).",
+        "--client-key": "Key of --client-cert, PEM (or HET_CLIENT_KEY).",
+    }.items():
+        ours.add_argument(flag, type=Path, metavar="FILE", help=text)
     ours.add_argument("--interface", metavar="NAME", help="Network interface whose address is offered.")
     ours.add_argument(
         "--port-range", type=_port_range, metavar="A-B", help="Ports that may be offered (firewalls)."
@@ -212,6 +221,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         nproc_per_node=args.nproc_per_node,
         device=args.device,
         token_file=args.token_file,
+        ca_cert=args.ca_cert,
+        client_cert=args.client_cert,
+        client_key=args.client_key,
         standalone=bool(args.standalone),
         local_addr=args.local_addr,
         interface=args.interface,

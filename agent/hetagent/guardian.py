@@ -7,9 +7,12 @@ import select
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
 
 import hetrdzv
 from hetagent import guardian_process
+from hetrdzv.tls import ClientTls
 
 START_TIMEOUT_S = 10.0
 DISMISS_TIMEOUT_S = 5.0
@@ -32,16 +35,28 @@ class Guardian:
         incarnation: the `HET_INCARNATION` of the workers.
         servers: URLs of the servers.
         token: for the servers; told by a pipe only.
+        token_file: where it may have changed, when a server does not take it any more.
+        tls: towards the servers.
         group, node_id: who left, when the agent has died.
     """
 
     def __init__(
-        self, *, incarnation: str, servers: Sequence[str], token: str | None, group: str, node_id: str
+        self,
+        *,
+        incarnation: str,
+        servers: Sequence[str],
+        token: str | None,
+        group: str,
+        node_id: str,
+        token_file: Path | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         self._message = {
             "incarnation": incarnation,
             "servers": list(servers),
             "token": token,
+            "token_file": _text(token_file),
+            "tls": {name: _text(path) for name, path in asdict(tls or ClientTls()).items()},
             "group": group,
             "node_id": node_id,
         }
@@ -133,6 +148,10 @@ class Guardian:
             assert pipe is not None
             pipe.close()
         return status
+
+
+def _text(path: Path | None) -> str | None:
+    return str(path) if path is not None else None
 
 
 def _sys_path() -> list[str]:

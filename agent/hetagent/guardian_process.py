@@ -99,7 +99,7 @@ def goodbye(message: dict[str, Any]) -> None:
     """Tell the server that the node left; an error is only printed, for the server finds out without us.
 
     Args:
-        message: `servers`, `token`, `group`, `node_id` and `incarnation` of the agent.
+        message: `servers`, `token`, `token_file`, `tls`, `group`, `node_id` and `incarnation` of the agent.
     """
     try:
         import asyncio
@@ -118,9 +118,18 @@ def _import_client() -> None:
 
 
 async def _leave(message: dict[str, Any]) -> None:
-    from hetrdzv.client import Client
+    from pathlib import Path
 
-    async with Client(message["servers"], token=message["token"]) as client:
+    from hetrdzv.access import token_again
+    from hetrdzv.client import Client
+    from hetrdzv.tls import ClientTls
+
+    tls = ClientTls(**{name: Path(path) if path else None for name, path in message["tls"].items()})
+    token_file = Path(message["token_file"]) if message["token_file"] else None
+
+    async with Client(
+        message["servers"], token=message["token"], renew_token=lambda: token_again(token_file), tls=tls
+    ) as client:
         await client.leave(
             message["group"], message["node_id"], incarnation=message["incarnation"], reason=REASON
         )

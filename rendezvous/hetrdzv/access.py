@@ -1,6 +1,5 @@
 """Who may talk to a server: the token, where it is kept, and which host names are trusted without one."""
 
-import hmac
 import ipaddress
 import os
 import re
@@ -60,9 +59,22 @@ def client_token(token_file: Path | None) -> str | None:
     return os.environ.get("HET_TOKEN", "").strip() or None
 
 
+def token_again(token_file: Path | None) -> str | None:
+    """The token in a file that may have changed; None: there is no file, or none that can be used."""
+    try:
+        return read_token(token_file) if token_file is not None else None
+    except AccessError:
+        return None
+
+
 def is_private(path: Path) -> bool:
     """Whether a file can be read and written by nobody but its owner (and root)."""
     return path.stat().st_mode & 0o077 == 0
+
+
+def is_private_if_there(path: Path) -> bool:
+    """The same, but a file that is not there is nobody's."""
+    return not path.exists() or is_private(path)
 
 
 def make_token(path: Path) -> tuple[str, bool]:
@@ -103,17 +115,31 @@ def _create(path: Path, content: str) -> bool:
 
 def _kept_token(path: Path) -> str:
     token = read_token(path)
+    _require_private(path)
+    return token
+
+
+def _require_private(path: Path) -> None:
     if not is_private(path):
         raise AccessError(
             f"token file {path} can be read by other users of this machine: remove it, so that a new token "
             f"is made (which every node needs then), or keep this one with chmod 600 {path}"
         )
-    return token
 
 
-def same_token(given: str, expected: str) -> bool:
-    """Compare tokens in a time that does not depend on where they differ."""
-    return hmac.compare_digest(given.encode(), expected.encode())
+def require_token_file(path: Path) -> bool:
+    """Have a file with tokens that only its owner can read: the one that is there, or a new one.
+
+    Returns:
+        whether it was made now.
+
+    Raises:
+        AccessError: the file can be neither read nor written, or others can read it.
+    """
+    if path.exists():
+        _require_private(path)
+        return False
+    return make_token(path)[1]
 
 
 def is_loopback(address: str) -> bool:

@@ -22,7 +22,16 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from hetrdzv.errors import HetError, LeaderLost, NotHetserver, Problem, Unreachable, VersionMismatch
+from hetrdzv.errors import (
+    HetError,
+    LeaderLost,
+    NotHetserver,
+    Problem,
+    Unauthorized,
+    Unreachable,
+    VersionMismatch,
+)
+from hetrdzv.tls import ClientTls, explain_tls
 from hetrdzv.wire import (
     API_VERSION,
     VERSION_HEADER,
@@ -130,6 +139,8 @@ class Client:
     Args:
         servers: URLs; see `servers_from`.
         token: sent to these servers only, shown nowhere.
+        renew_token: asked for the token anew when a server does not take it any more.
+        tls: what is believed and shown where a URL is https; None: public authorities, and nothing.
         connect_timeout_s: for a connection (seconds).
         timeout_s: for an answer, beyond what the call asks the server to wait (seconds).
     """
@@ -139,20 +150,24 @@ class Client:
         servers: Sequence[str],
         *,
         token: str | None = None,
+        renew_token: Callable[[], str | None] | None = None,
+        tls: ClientTls | None = None,
         connect_timeout_s: float = 3.0,
         timeout_s: float = 10.0,
     ) -> None:
         self.servers: tuple[str, ...] = tuple(servers_from(",".join(servers)))
         self._last = self.servers[0]
+        self._heard: set[str] = set()
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
+        self._renew_token = renew_token
+        self._tls = tls or ClientTls()
         headers = {VERSION_HEADER: str(API_VERSION), "Accept": "application/json"}
         if token is not None:
-            if not re.fullmatch(r"[!-~]+", token):
-                raise ValueError("the token is empty or has characters that an HTTP header cannot carry")
-            headers["Authorization"] = f"Bearer {token}"
+            headers["Authorization"] = _bearer(token)
         self._http = httpx.AsyncClient(
             headers=headers,
+            verify=self._tls.context(),
             trust_env=False,
             follow_redirects=False,
             limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_S),
@@ -335,9 +350,19 @@ class Client:
 
         silence_s = None if once or len(self.servers) == 1 else (0.0 if stream else wait_s) + SILENCE_S
         response = await self._pass(ask, answer_s, silence_s, once)
+        if response.status_code == Unauthorized.status and self._has_another_token():
+            response = await self._pass(ask, answer_s, silence_s, once)
         if response.status_code >= 400:
             raise _problem(response)
         return response
+
+    def _has_another_token(self) -> bool:
+        """Whether there is another token than the one that was refused; it is sent from now on."""
+        token = self._renew_token() if self._renew_token is not None else None
+        if token is None or self._http.headers.get("Authorization") == _bearer(token):
+            return False
+        self._http.headers["Authorization"] = _bearer(token)
+        return True
 
     async def _pass(
         self,
@@ -382,6 +407,7 @@ class Client:
                         failures[server] = self._failure(error, server, answer_s)
                         unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                     else:
+                        self._heard.add(server)
                         failure = self._unusable(response, server, queue)
                         if failure is None:
                             self._last = server
@@ -436,10 +462,11 @@ class Client:
 
     def _failure(self, error: httpx.TransportError, server: str, answer_s: float) -> HetError:
         if isinstance(error, httpx.ProtocolError) and not _is_cut(error):
-            return NotHetserver(f"{server} answered, but it is no hetserver (no HTTP): check --server")
-        return Unreachable(self._plainly(error, answer_s))
+            hint = "; if it speaks TLS, give https://" if server.startswith("http://") else ""
+            return NotHetserver(f"{server} answered, but it is no hetserver (no HTTP): check --server{hint}")
+        return Unreachable(self._plainly(error, answer_s, server))
 
-    def _plainly(self, error: httpx.TransportError, answer_s: float) -> str:
+    def _plainly(self, error: httpx.TransportError, answer_s: float, server: str) -> str:
         """A transport error in the words of a person."""
         match error:
             case httpx.ConnectTimeout():
@@ -453,10 +480,8 @@ class Client:
                     return "host name lookup failed for now"
                 case socket.gaierror():
                     return "host name unknown"
-                case ssl.SSLCertVerificationError():
-                    return f"TLS error: {cause.verify_message}"
-                case ssl.SSLError():
-                    return f"TLS error: {(cause.reason or 'handshake failed').replace('_', ' ').lower()}"
+                case ssl.SSLError() if cause.reason != "APPLICATION_DATA_AFTER_CLOSE_NOTIFY":
+                    return explain_tls(cause, urlsplit(server).hostname or "", self._tls)
                 case ConnectionRefusedError():
                     return "connection refused"
                 case OSError(errno=errno.EHOSTUNREACH):
@@ -468,11 +493,22 @@ class Client:
                 (cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror), None
             )
             return f"no connection ({told})" if told else "no connection"
-        return "connection cut before the answer came"
+        hint = ""
+        if server not in self._heard and server.startswith("http://"):
+            hint = "; if it speaks TLS, give https://"
+        elif server not in self._heard and self._tls.cert is not None:
+            hint = "; is our --client-cert by the authority of its --tls-client-ca?"
+        return f"connection cut before the answer came{hint}"
 
 
 class MaybeDone(Unreachable):
     """A server ceased to lead while it worked on the request."""
+
+
+def _bearer(token: str) -> str:
+    if not re.fullmatch(r"[!-~]+", token):
+        raise ValueError("the token is empty or has characters that an HTTP header cannot carry")
+    return f"Bearer {token}"
 
 
 def _is_cut(error: httpx.ProtocolError) -> bool:

@@ -103,6 +103,12 @@ class InvalidRequest(HetError):
     status = 422
 
 
+class Malformed(InvalidRequest):
+    """Something that is no HTTP request, or has more header than is read."""
+
+    status = 400
+
+
 class BodyTooLarge(HetError):
     """A request body over the limit."""
 

@@ -20,7 +20,7 @@ from etcd3aio.kv import KVService
 
 from hetrdzv.errors import NoLeader, NotLeader, ServerStopping, StorageError
 from hetrdzv.etcd import PAUSE_S, Etcd, EtcdAway, EtcdRefused
-from hetrdzv.office import Standing
+from hetrdzv.replica import ReplicaStatus
 from hetrdzv.service import Service
 from hetrdzv.storage.base import StateStore
 from hetrdzv.storage.etcd import EtcdStore, Fence
@@ -146,11 +146,11 @@ async def campaign(etcd: Etcd, url: str, lease_s: int) -> Term | None:
     return Term(Fence(key, revision), lease, ttl_s, began)
 
 
-class Elected:
-    """The office of one of several servers on one etcd cluster.
+class ElectedReplica:
+    """One of several servers on one etcd cluster.
 
     Args:
-        etcd: closed by this office.
+        etcd: closed by this.
         url: where clients reach this server.
         lease_s: how long this server would be believed in as a leader (seconds).
         make_service: makes the service of a term from its store.
@@ -190,12 +190,12 @@ class Elected:
     def answers(self, service: Service) -> bool:
         return service is self._service and self._term is not None and self._term.left_s() > 0.0
 
-    def standing(self) -> Standing:
+    def status(self) -> ReplicaStatus:
         try:
             self.service().require_ready()
         except NotLeader as error:
-            return Standing("follower", error.leader)
-        return Standing("leader", self._url)
+            return ReplicaStatus("follower", error.leader)
+        return ReplicaStatus("leader", self._url)
 
     def _other(self) -> str | None:
         """Another server that leads, as far as is known."""

@@ -78,10 +78,9 @@ class Metrics:
             "hetrdzv_commit_failures", "Commits that failed.", registry=self._registry
         )
         self._counted_at: dict[str, float] = {}
-        self._waits_since: dict[str, float] = {}
         self._ended_at: dict[str, float] = {}
         self._cause: dict[str, str] = {}
-        self._known = (self._counted_at, self._waits_since, self._ended_at, self._cause)
+        self._known = (self._counted_at, self._ended_at, self._cause)
 
     def committed(self, seconds: float) -> None:
         """A commit took so long (seconds)."""
@@ -114,24 +113,22 @@ class Metrics:
             return
         self._counted_at[group_id] = now
         for event in events:
-            self._happened(group_id, event, now)
+            self._happened(group_id, event, old, now)
         if new.state.terminal and not (old is not None and old.state.terminal and old.job == new.job):
             self._finished.labels(new.state.value).inc()
             for known in self._known[1:]:
                 known.pop(group_id, None)
 
-    def _happened(self, group_id: str, event: Event, now: float) -> None:
+    def _happened(self, group_id: str, event: Event, old: Group | None, now: float) -> None:
         match event.kind:
             case "job_began":
                 self._cause.pop(group_id, None)
-            case "node_joined" if group_id not in self._cause:
-                self._waits_since.setdefault(group_id, now)
             case "round_formed":
                 self._cause[group_id] = event.cause or "first"
                 self._rounds.labels(self._cause[group_id]).inc()
-                self._rendezvous.observe(now - self._waits_since.pop(group_id, now))
+                self._rendezvous.observe(now - _waits_since(old, now))
             case "round_ended":
-                self._ended_at[group_id] = self._waits_since[group_id] = now
+                self._ended_at[group_id] = now
             case "round_running":
                 ended_at = self._ended_at.pop(group_id, None)
                 if ended_at is not None:
@@ -159,3 +156,12 @@ class Metrics:
         self._polls.set(open_polls)
         self._leads.set(leads)
         return generate_latest(self._registry)
+
+
+def _waits_since(group: Group | None, now: float) -> float:
+    """Since when the nodes of a group waited for the round that forms now; the group as it was before."""
+    if group is None or group.state.terminal:
+        return now
+    if group.round is not None:
+        return now if group.round.end is None else group.round.end.at
+    return now if group.waiting_since is None else group.waiting_since

@@ -315,27 +315,28 @@ class Service:
         return self._clock.now()
 
     async def _keep_time(self) -> None:
-        swept_at = self.now()
+        sweep_at = self.now() + SWEEP_S
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             now = self.now()
             self._ledger.store_clock(now)
-            if now >= swept_at + SWEEP_S:
-                swept_at = now
-                self._sweep(now)
+            if now >= sweep_at:
+                sweep_at = now if self._sweep(now) == SWEEP_MOST else now + SWEEP_S
 
-    def _sweep(self, now: float) -> None:
-        """Forget finished groups whose time is over."""
-        old = (group for group in self._ledger.groups.values() if self._is_outdated(group, now))
-        for group in [*islice(old, SWEEP_MOST)]:
-            if self._ledger.head(group.group_id) is group:
-                self._spawn(self._forget(group.group_id))
+    def _sweep(self, now: float) -> int:
+        """Forget finished groups whose time is over, not all at once; returns how many."""
+        old = [*islice((g for g in self._ledger.groups.values() if self._is_outdated(g, now)), SWEEP_MOST)]
+        for group in old:
+            self._spawn(self._forget(group))
+        return len(old)
 
-    async def _forget(self, group_id: str) -> None:
+    async def _forget(self, group: Group) -> None:
+        if self._ledger.head(group.group_id) is not group:
+            return  # something happens there
         try:
-            await self._ledger.propose(group_id, None)
+            await self._ledger.propose(group.group_id, None)
         except StorageError as error:  # the next sweep finds it again
-            logger.debug("group %s was not forgotten: %s", group_id, error)
+            logger.debug("group %s was not forgotten: %s", group.group_id, error)
 
     def _is_outdated(self, group: Group, now: float) -> bool:
         finished_at = group.finished_at
@@ -420,9 +421,8 @@ class Service:
 
     def metrics(self) -> bytes:
         """What Prometheus is told of this server while it answers for the groups."""
-        open_polls = self._watchers.count()
         return self._metrics.render(
-            self._ledger.groups.values(), now=self.now(), open_polls=open_polls, leads=True
+            self._ledger.groups.values(), now=self.now(), open_polls=self.waiting(), leads=True
         )
 
     def waiting(self) -> int:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from http import HTTPStatus
 from types import FrameType
 from typing import Any
 
@@ -24,8 +25,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from hetrdzv.api.crowd import neighbourhood
 from hetrdzv.api.gate import CERTIFIED
 from hetrdzv.api.problems import MEDIA_TYPE, problem_body
-from hetrdzv.errors import Busy, HetError, RequestTooSlow
-from hetrdzv.office import Office
+from hetrdzv.errors import Busy, HetError, Malformed, RequestTooSlow
+from hetrdzv.replica import Replica
 from hetrdzv.settings import Limits
 from hetrdzv.tls import ServerTls
 from hetrdzv.wire import API_VERSION, VERSION_HEADER
@@ -155,6 +156,10 @@ class Connection(H11Protocol):
         seconds = self._connections.limits.header_timeout_s
         self._close_with(RequestTooSlow(f"header: it did not come within {seconds:g} s; send it again"))
 
+    def send_400_response(self, msg: str) -> None:
+        """What cannot be read as HTTP is answered as every other mistake."""
+        self._close_with(Malformed("this is no HTTP/1.1 request, or its header has more than 64 KiB"))
+
     def _close_with(self, error: HetError) -> None:
         """Say why, and close."""
         body = json.dumps(problem_body(error)).encode()
@@ -166,11 +171,14 @@ class Connection(H11Protocol):
         ]
         if error.status == 503:
             headers.append(("retry-after", "1"))
+        reason = HTTPStatus(error.status).phrase.encode()
         with contextlib.suppress(h11.LocalProtocolError):
-            head = self.conn.send(h11.Response(status_code=error.status, headers=headers, reason=b"-"))
+            head = self.conn.send(h11.Response(status_code=error.status, headers=headers, reason=reason))
             self.transport.write((head or b"") + (self.conn.send(h11.Data(data=body)) or b""))
             self.conn.send(h11.EndOfMessage())
         self.transport.close()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
         self._stall_timer = self.loop.call_later(GRACE_S, self._give_up)
 
     def _give_up(self) -> None:
@@ -179,42 +187,40 @@ class Connection(H11Protocol):
         self.transport.abort()
 
 
-class Fresh:
-    """What is read from files and may change while the server runs: `refresh` looks for that."""
-
-    def refresh(self, *, now: bool = False) -> None:
-        """Look whether the files have changed; `now`: read them in any case."""
-
-
 class HttpServer(uvicorn.Server):
     """uvicorn's server, which answers open polls first when it is told to stop.
 
     Args:
-        office: told of a stop.
+        replica: told of a stop.
         reread: called at SIGHUP, in the event loop.
     """
 
     def __init__(
-        self, app: ASGIApp, office: Office, limits: Limits, tls: ServerTls | None, reread: Callable[[], None]
+        self,
+        app: ASGIApp,
+        replica: Replica,
+        limits: Limits,
+        tls: ServerTls | None,
+        reread: Callable[[], None],
     ) -> None:
+        idle_s: Any = limits.idle_timeout_s  # uvicorn's types know whole seconds only
         super().__init__(
             uvicorn.Config(
                 app,
-                http=partial(Connection, connections=Connections(limits)),  # type: ignore[arg-type]
-                # h11 is pure Python, but it bounds what a client may send as headers; httptools does not
+                http=Connection,  # h11 is pure Python, but bounds what a client may send as headers; httptools does not
                 ws="none",
                 lifespan="off",
                 access_log=False,
                 log_config=None,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=limits.idle_timeout_s,  # type: ignore[arg-type] - seconds of any kind
+                timeout_keep_alive=idle_s,
                 timeout_graceful_shutdown=GRACE_S,
                 ssl_context_factory=(lambda *_: tls.context) if tls is not None else None,
             )
         )
-        self._office = office
-        self._limits = limits
+        self._replica = replica
+        self._connections = Connections(limits)
         self._reread = reread
         self._loop = asyncio.get_running_loop()
 
@@ -222,22 +228,24 @@ class HttpServer(uvicorn.Server):
         """As uvicorn's with sockets that listen, but TLS has the time-outs that the rest has."""
         config = self.config
         await self.lifespan.startup()
-        sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES  # type: ignore[attr-defined]
+        sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
         timeouts: dict[str, Any] = {}
         if config.ssl is not None:
             timeouts = {
-                "ssl_handshake_timeout": self._limits.header_timeout_s,
+                "ssl_handshake_timeout": self._connections.limits.header_timeout_s,
                 "ssl_shutdown_timeout": GRACE_S,
             }
+        make = partial(
+            Connection,
+            config,
+            self.server_state,
+            self.lifespan.state,
+            self._loop,
+            connections=self._connections,
+        )
         self.servers = [
             await self._loop.create_server(
-                partial(
-                    config.http_protocol_class, config, self.server_state, self.lifespan.state, self._loop
-                ),
-                sock=listener,
-                ssl=config.ssl,
-                backlog=config.backlog,
-                **timeouts,
+                make, sock=listener, ssl=config.ssl, backlog=config.backlog, **timeouts
             )
             for listener in sockets or ()
         ]
@@ -269,7 +277,8 @@ class HttpServer(uvicorn.Server):
         handlers = {
             signal.SIGINT: self.handle_exit,
             signal.SIGTERM: self.handle_exit,
-            signal.SIGHUP: self._handle_hangup,
+            # who closes the terminal in which it runs wants it to end
+            signal.SIGHUP: self.handle_exit if os.isatty(2) else self._handle_hangup,
         }
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
@@ -281,4 +290,4 @@ class HttpServer(uvicorn.Server):
     def _stop(self) -> None:
         self.should_exit = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: it has stopped
-            self._loop.call_soon_threadsafe(self._office.begin_stop)
+            self._loop.call_soon_threadsafe(self._replica.begin_stop)

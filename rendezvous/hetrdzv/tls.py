@@ -65,9 +65,9 @@ class ClientTls:
         if self.ca_cert is None and self.cert is None:
             return True
         if self.ca_cert is None:
-            import certifi  # as httpx does
+            import httpx  # a server needs it not
 
-            context = ssl.create_default_context(cafile=certifi.where())
+            context = httpx.create_ssl_context(trust_env=False)
         else:
             _require_readable("--ca-cert", self.ca_cert)
             try:

@@ -260,6 +260,8 @@ def test_one_that_does_not_come_up(
 MESSAGE = {
     "servers": ["http://127.0.0.1:1"],
     "token": None,
+    "token_file": None,
+    "tls": {},
     "group": "g",
     "node_id": "n1",
     "incarnation": "i",

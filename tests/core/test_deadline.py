@@ -1,5 +1,7 @@
 """The deadline of a group in its several states: nothing happens before it, something past it."""
 
+from dataclasses import replace
+
 import pytest
 
 from hetrdzv.core.commands import Tick
@@ -92,3 +94,19 @@ def test_nobody_there_nothing_due() -> None:
     story = running("a")
     story.leave("a")
     assert deadline(story.group) is None
+
+
+def test_a_server_that_takes_over_judges_a_round_that_waited_for_a_suspect_only() -> None:
+    """Who was suspect is not stored: after a load nobody is left to wait for, and no command need come."""
+    story = running("a", "b", max_restarts=1)
+    story.failed("a")
+    story.join("a")
+    story.cut("a")
+    story.join("b")
+    assert "waiting for a to stop" in story.why
+    story.group = story.group.with_node(replace(story.node("a"), heard_at=story.now, cut_at=None))
+    assert "waiting for nobody" in story.why
+    assert story.deadline_in is not None
+    assert story.deadline_in <= 0
+    story.tick()
+    assert story.group.restarts == 1

@@ -333,3 +333,17 @@ def test_refused_join_leaves_the_group_alone() -> None:
     with pytest.raises(Refused):
         story.do(Join(node_id="a", incarnation="x", slots=1, address="10.0.0.2", port=1))
     assert story.group is before
+
+
+def test_round_numbers_stay_numbers_of_json_whatever_a_node_claims() -> None:
+    story = Story(last_call_s=0)
+    with pytest.raises(
+        Refused, match="claims to have stopped round 9007199254740992, but the last one of group 'g' is 0"
+    ):
+        story.join("a", after=2**53)
+    story.join("a", after=2**52)
+    assert story.told("a").round == 2**52 + 1
+    story.started("a")
+    story.restart()
+    story.join("a")
+    assert story.told("a").round == 2**52 + 2

@@ -76,6 +76,24 @@ def test_where_no_master_serves_all_the_largest_part_is_taken() -> None:
     assert order(nodes("a", "b", "c", "d"), unreachable=halves) == ["a", "b"]
 
 
+def test_a_spare_takes_part_where_that_makes_a_master_serve() -> None:
+    apart = {("a", "b"), ("b", "a")}
+    spec = GroupSpec(min_nodes=2, max_nodes=2)
+    placed = place(spec, nodes("a", "b", "c"), ("a", "b"), ("a", "b"), apart)
+    assert [m.node_id for m in placed.members] == ["a", "c"]
+    assert placed.seats == ("a", "c")
+    spec = GroupSpec(min_nodes=3, max_nodes=3)
+    placed = place(
+        spec, nodes("a", "b", "c", "d"), ("a", "b", "c"), ("a", "b", "c"), {*apart, ("a", "c"), ("b", "c")}
+    )
+    assert [m.node_id for m in placed.members] == ["a", "d", "c"]
+
+
+def test_names_that_count_alike_have_an_order() -> None:
+    for names in permutations(("gpu1", "gpu01", "gpu001")):
+        assert order(nodes(*names)) == ["gpu001", "gpu01", "gpu1"]
+
+
 @pytest.mark.parametrize(
     ("address", "local"),
     [

@@ -3,6 +3,7 @@
 import pytest
 
 from hetrdzv.core.commands import Renew
+from hetrdzv.core.work import GONE_NODES_KEPT
 from hetrdzv.errors import StaleIncarnation, StaleRound, UnknownNode
 from tests.core.driver import Story, running
 
@@ -310,3 +311,18 @@ def test_speakers_that_are_not_known() -> None:
         story.report("a", "started", incarnation="other")
     with pytest.raises(UnknownNode, match="its nodes: a"):
         story.drain("x")
+
+
+def test_who_is_forgotten_is_no_longer_out_of_reach() -> None:
+    """A job whose nodes have a new name each time keeps no list of all that ever failed."""
+    story = Story(min_nodes=2, max_nodes=2, last_call_s=0)
+    story.join("a")
+    for number in range(GONE_NODES_KEPT + 10):
+        name = f"x{number}"
+        story.join(name)
+        story.unreachable(story.order[1])
+        story.joins("a", name)
+        story.leave(name)
+        story.join("a")
+    assert len(story.group.nodes) <= GONE_NODES_KEPT + 3
+    assert {node_id for pair in story.group.unreachable for node_id in pair} <= story.group.nodes.keys()

@@ -1,4 +1,4 @@
-"""Groups of every kind as they are stored. `python -m tests.fuzz.stored DIRECTORY` writes what today's code makes of them.
+"""Groups of every kind as they are stored; `python -m tests.fuzz.stored DIRECTORY` writes what today's code makes.
 
 What `tests/storage/fixtures/` has was written so by the version that its directory is named after, and is not
 written again: later versions have to read it.

@@ -164,7 +164,7 @@ BEGINNINGS = st.sampled_from(["nothing", "waiting", "starting", "running", "ende
 
 
 @given(data=st.data(), how=BEGINNINGS)
-@examples(100)
+@examples(40)
 def test_whatever_came_before_answers_are_as_documented(
     server: VirtualServer, data: st.DataObject, how: str
 ) -> None:
@@ -177,7 +177,7 @@ def test_whatever_came_before_answers_are_as_documented(
 
 
 @given(data=st.data(), how=BEGINNINGS)
-@examples(40)
+@examples(15)
 def test_what_cannot_be_stored_is_answered_as_documented(
     server: VirtualServer, data: st.DataObject, how: str
 ) -> None:

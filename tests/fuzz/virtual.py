@@ -8,7 +8,7 @@ from hetrdzv.api.app import create_app
 from hetrdzv.clock import ServedClock
 from hetrdzv.errors import StorageError
 from hetrdzv.metrics import Metrics
-from hetrdzv.office import Alone
+from hetrdzv.replica import SingleReplica
 from hetrdzv.service import Service
 from tests.served import FaultyStore
 from tests.sim.loop import ServerLoop
@@ -23,30 +23,30 @@ class VirtualServer:
 
     def __init__(self) -> None:
         self._loop = ServerLoop(Timeline(), lambda: None)
-        self._office = self._new_office()
+        self._replica = self._new_replica()
         self._metrics = Metrics()
         self.app: Any = create_app(_Current(self), metrics=self._metrics)
         self._client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
-        self._loop.run_until_complete(self._office.start())
+        self._loop.run_until_complete(self._replica.start())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.run_until_complete(self._client.aclose())
-        self._loop.run_until_complete(self._office.close())
+        self._loop.run_until_complete(self._replica.close())
         self._loop.kill()
 
     @property
-    def office(self) -> Alone:
+    def replica(self) -> SingleReplica:
         """Who answers now."""
-        return self._office
+        return self._replica
 
     def forget(self) -> None:
         """Begin anew, with an empty store."""
-        self._loop.run_until_complete(self._office.close())
-        self._office = self._new_office()
-        self._loop.run_until_complete(self._office.start())
+        self._loop.run_until_complete(self._replica.close())
+        self._replica = self._new_replica()
+        self._loop.run_until_complete(self._replica.start())
 
     def send(self, method: str, url: str, **request: Any) -> httpx.Response:
         """The answer to a request."""
@@ -66,16 +66,16 @@ class VirtualServer:
         """Have no commit fail that did not come yet."""
         self._store.failures.clear()
 
-    def _new_office(self) -> Alone:
+    def _new_replica(self) -> SingleReplica:
         self._store = FaultyStore()
-        return Alone(Service(self._store, lambda base: ServedClock(base, self._loop.time)))
+        return SingleReplica(Service(self._store, lambda base: ServedClock(base, self._loop.time)))
 
 
 class _Current:
-    """The office of the moment; an application is made once, as that takes longer than all else."""
+    """The replica of the moment; an application is made once, as that takes longer than all else."""
 
     def __init__(self, server: VirtualServer) -> None:
         self._server = server
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._server.office, name)
+        return getattr(self._server.replica, name)

@@ -19,7 +19,8 @@ from hetrdzv.etcd import Etcd, EtcdAccess, EtcdAway, EtcdRefused, InvalidEtcd, a
 from hetrdzv.leadership import Term, campaign
 from hetrdzv.storage.base import Batch, Snapshot
 from hetrdzv.storage.etcd import MAX_OPERATIONS, PIECE_BYTES, Deposed, EtcdStore
-from tests.etcd import VERSIONS, EtcdCluster, Tls, make_tls
+from tests.certificates import Tls
+from tests.etcd import VERSIONS, EtcdCluster, make_tls
 from tests.servers import free_port
 
 LEASE_S = 60

@@ -74,7 +74,8 @@ class Kept:
 def as_restored(group: Group) -> Group:
     """What a server has to find after this group: everybody who is there has a full lease."""
     nodes = {
-        n.node_id: replace(n, heard_at=0.0 if n.gone else NOW, cut_at=None) for n in group.nodes.values()
+        n.node_id: replace(n, heard_at=0.0 if n.gone else NOW, cut_at=None, stop_told_at=None)
+        for n in group.nodes.values()
     }
     return replace(group, nodes=nodes)
 

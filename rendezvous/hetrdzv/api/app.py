@@ -6,10 +6,10 @@ from starlette.types import ASGIApp
 from hetrdzv import __version__
 from hetrdzv.api import docs, groups, health, nodes, openapi, problems
 from hetrdzv.api.crowd import Crowd
-from hetrdzv.api.desk import Desks
+from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.gate import Gate
 from hetrdzv.metrics import Metrics
-from hetrdzv.office import Alone, Office
+from hetrdzv.replica import Replica, SingleReplica
 from hetrdzv.service import Service
 from hetrdzv.settings import Limits
 from hetrdzv.tokens import EVERYTHING, Tokens
@@ -18,7 +18,7 @@ DEFAULT_LIMITS = Limits()
 
 
 def create_app(
-    service: Service | Office,
+    service: Service | Replica,
     *,
     token: str | None = None,
     tokens: Tokens | None = None,
@@ -27,7 +27,7 @@ def create_app(
     limits: Limits = DEFAULT_LIMITS,
     metrics: Metrics | None = None,
 ) -> ASGIApp:
-    """An ASGI application that serves a service or an office, which the caller starts and closes.
+    """An ASGI application that serves a service or a replica, which the caller starts and closes.
 
     Args:
         token: one that may do everything, instead of `tokens`.
@@ -38,8 +38,8 @@ def create_app(
         metrics: what the services count in; needed where there are several in turn.
     """
     app = FastAPI(title="hetrdzv", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
-    office = Alone(service) if isinstance(service, Service) else service
-    app.state.office = office
+    replica = SingleReplica(service) if isinstance(service, Service) else service
+    app.state.replica = replica
     app.state.metrics = metrics or Metrics()
     problems.install(app)
     openapi.install(app)
@@ -48,4 +48,4 @@ def create_app(
     if token is not None:
         tokens = Tokens({token: EVERYTHING})
     crowd = Crowd(limits.max_polls_per_address)
-    return Gate(app, Desks(office), tokens=tokens, crowd=crowd, any_host=any_host, certified=certified)
+    return Gate(app, Dispatcher(replica), tokens=tokens, crowd=crowd, any_host=any_host, certified=certified)

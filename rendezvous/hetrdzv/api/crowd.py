@@ -6,9 +6,7 @@ Requests of agents are small and wait; all others may have large replies, so few
 import asyncio
 import ipaddress
 import re
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 
 from starlette.types import Scope
@@ -24,7 +22,11 @@ SMALL_BODY_BYTES = 1 << 16
 BODIES_BYTES = 64 << 20
 """What all larger bodies together may hold."""
 
-_AGENTS = re.compile(r"/v1/groups/[^/]+/nodes/[^/]+(/directive|/report)?")
+HEALTH = ("/healthz", "/readyz")
+"""What is always answered, whoever has how much open."""
+
+_SMALL = re.compile(r"/healthz|/readyz|/v1/groups/[^/]+/nodes/[^/]+(/directive|/report)?")
+"""What has small replies: health, and the requests of agents."""
 
 
 @lru_cache(4096)
@@ -48,45 +50,47 @@ class Crowd:
 
     def __init__(self, max_polls: int) -> None:
         self._max_polls = max_polls
-        self._polls: Counter[str] = Counter()
+        self._polls: dict[str, int] = {}
         self._reads: dict[str, tuple[asyncio.Semaphore, int]] = {}
         self.bodies = Bodies()
 
-    @asynccontextmanager
-    async def admitted(self, scope: Scope, accept: str) -> AsyncIterator[None]:
-        """Around a request that may go on.
+    async def admit(self, scope: Scope, accept: str, go_on: Callable[[], Awaitable[None]]) -> None:
+        """Let a request go on, when it is its turn.
 
         Raises:
             TooManyPolls: its address has as many open as it may.
         """
+        path: str = scope["path"]
         client = scope.get("client")
         address = neighbourhood(client[0]) if client else ""
-        path: str = scope["path"]
-        follows = path.endswith("/events") and "text/event-stream" in accept
-        if not follows and _AGENTS.fullmatch(path) is None:
-            async with self._reading(address):
-                yield
+        if _SMALL.fullmatch(path) is None and not (
+            path.endswith("/events") and "text/event-stream" in accept
+        ):
+            await self._read(address, go_on)
             return
-        if self._polls[address] >= self._max_polls:
+        if path in HEALTH:
+            await go_on()
+            return
+        open_now = self._polls.get(address, 0)
+        if open_now >= self._max_polls:
             raise TooManyPolls(
                 f"{address or 'this address'} has {self._max_polls} polls and followed histories open, and may "
                 f"have no more: close some, or start hetserver with a larger --max-polls-per-address"
             )
-        self._polls[address] += 1
+        self._polls[address] = open_now + 1
         try:
-            yield
+            await go_on()
         finally:
             self._polls[address] -= 1
             if not self._polls[address]:
                 del self._polls[address]
 
-    @asynccontextmanager
-    async def _reading(self, address: str) -> AsyncIterator[None]:
+    async def _read(self, address: str, go_on: Callable[[], Awaitable[None]]) -> None:
         turn, users = self._reads.get(address) or (asyncio.Semaphore(READS_PER_ADDRESS), 0)
         self._reads[address] = turn, users + 1
         try:
             async with turn:
-                yield
+                await go_on()
         finally:
             turn, users = self._reads.pop(address)
             if users > 1:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Self
 from urllib.parse import quote, urlsplit
 
@@ -11,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrdzv import access
 from hetrdzv.api.crowd import Bodies, Crowd
-from hetrdzv.api.desk import Desks
+from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.permits import OPEN_PATHS, Pass
 from hetrdzv.api.problems import bug_report, problem_body
 from hetrdzv.errors import (
@@ -44,11 +45,15 @@ BODY_TIMEOUT_S = 10.0
 """How long a body may take to come (seconds); none is larger than `MAX_BODY_BYTES`."""
 
 
+EVERYBODY = Pass(EVERYTHING)
+"""Without tokens."""
+
+
 class Gate:
     """ASGI middleware that refuses what must not reach a route, and puts the API version into every reply.
 
     Args:
-        desks: where requests about groups are answered.
+        dispatcher: where requests about groups are answered.
         tokens: of which every request must bear one; None: no token is asked for.
         crowd: what is under way.
         any_host: whether a server without a token answers to every host name (`--insecure`).
@@ -58,7 +63,7 @@ class Gate:
     def __init__(
         self,
         app: ASGIApp,
-        desks: Desks,
+        dispatcher: Dispatcher,
         *,
         tokens: Tokens | None,
         crowd: Crowd,
@@ -66,7 +71,7 @@ class Gate:
         certified: bool,
     ) -> None:
         self._app = app
-        self._desks = desks
+        self._dispatcher = dispatcher
         self._tokens = tokens
         self._crowd = crowd
         self._any_host = any_host
@@ -86,8 +91,8 @@ class Gate:
                 scope = entry.put_into(scope)
             elif scope["method"] == "HEAD":
                 scope, answer.without_body = {**scope, "method": "GET"}, True
-            async with self._crowd.admitted(scope, headers.get("accept", "")):
-                await self._pass_on(scope, headers, receive, answer)
+            go_on = partial(self._pass_on, scope, headers, receive, answer)
+            await self._crowd.admit(scope, headers.get("accept", ""), go_on)
         except HetError as error:
             await _refuse(answer, error, scope)
         except asyncio.CancelledError:  # the server stops, and waits no longer for the rest of this request
@@ -106,8 +111,8 @@ class Gate:
             if not await body.came():
                 return
             if scope["path"].startswith(GROUP_PATHS):
-                scope = self._desks.assign(scope)
-                answer.may_begin = lambda: self._desks.still_answers(scope)
+                scope = self._dispatcher.assign(scope)
+                answer.may_begin = lambda: self._dispatcher.still_answers(scope)
             await self._app(scope, body.receive, answer)
         if answer.withheld:
             raise LeaderLost("this server ceased to lead while it worked on this; ask the others")
@@ -136,7 +141,7 @@ class Gate:
                 "this server has no token, so it takes no orders from other sites' pages in a browser: "
                 "start hetserver with --token-file"
             )
-        return Pass(EVERYTHING)
+        return EVERYBODY
 
 
 class _Answer:

@@ -8,7 +8,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from hetrdzv import wire
 from hetrdzv.api import problems, views
-from hetrdzv.api.desk import service_of
+from hetrdzv.api.dispatch import service_of
 from hetrdzv.api.permits import Pass, pass_of
 from hetrdzv.core.commands import Cancel, Put, Restart
 from hetrdzv.service import Service

@@ -8,7 +8,7 @@ from hetrdzv import __version__
 from hetrdzv.api import problems
 from hetrdzv.errors import NoLeader, NotLeader
 from hetrdzv.metrics import CONTENT_TYPE, Metrics
-from hetrdzv.office import Office
+from hetrdzv.replica import Replica
 from hetrdzv.wire import API_VERSION
 
 router = APIRouter(tags=["health"], responses={"4XX": problems.RESPONSES["4XX"]})
@@ -24,7 +24,7 @@ class HealthReply(BaseModel):
 
 
 class ReadyReply(HealthReply):
-    """What this server is among its peers; see `Standing`."""
+    """What this server is among its peers; see `ReplicaStatus`."""
 
     role: str
     leader: str | None
@@ -39,9 +39,9 @@ async def healthz() -> HealthReply:
 @router.get("/readyz", responses={503: problems.RESPONSES[503]})
 async def readyz(request: Request) -> ReadyReply:
     """Requests about groups are answered, or pointed to the server that leads; no stop has begun."""
-    office: Office = request.app.state.office
-    standing = office.standing()
-    return ReadyReply(status="ready", role=standing.role, leader=standing.leader)
+    replica: Replica = request.app.state.replica
+    status = replica.status()
+    return ReadyReply(status="ready", role=status.role, leader=status.leader)
 
 
 @router.get(
@@ -51,10 +51,10 @@ async def readyz(request: Request) -> ReadyReply:
 )
 async def metrics(request: Request) -> Response:
     """What Prometheus is told. A server that does not lead knows no groups, and says so."""
-    office: Office = request.app.state.office
+    replica: Replica = request.app.state.replica
     counted: Metrics = request.app.state.metrics
     try:
-        body = office.service().metrics()
+        body = replica.service().metrics()
     except (NotLeader, NoLeader):
         body = counted.render((), now=0.0, open_polls=0, leads=False)
     return Response(body, media_type=CONTENT_TYPE)

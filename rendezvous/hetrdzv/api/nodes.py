@@ -7,7 +7,7 @@ from fastapi.responses import Response
 
 from hetrdzv import wire
 from hetrdzv.api import problems, views
-from hetrdzv.api.desk import polls_of, service_of
+from hetrdzv.api.dispatch import polls_of, service_of
 from hetrdzv.api.permits import pass_of
 from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, Undrain
 from hetrdzv.core.model import Failure

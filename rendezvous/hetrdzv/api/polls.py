@@ -23,10 +23,14 @@ HungUp = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Polls:
-    """The polls that are open: several of one agent, while it gives up on one connection for another."""
+    """The polls that are open: several of one agent, while it gives up on one connection for another.
+
+    Attributes:
+        service: that answers them.
+    """
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self.service = service
         self._open: Counter[Speaker] = Counter()
 
     def __len__(self) -> int:
@@ -46,15 +50,15 @@ class Polls:
         with self._counted(
             speaker
         ):  # before the command: a former poll may be found cut while it is committed
-            await self._service.execute(group_id, command)
-            found = self._service.directive(*speaker)
+            await self.service.execute(group_id, command)
+            found = self.service.directive(*speaker)
             if isinstance(command, Join):
                 after = found[1].version if found[1].kind is DirectiveKind.WAIT else None
             wait_s = min(wait_s, views.poll_s(found[0]))
             if found[1].version == after and wait_s > 0:
                 changed = await self._wait(hung_up, speaker, after, wait_s)
                 if changed is None and self._open[speaker] == 1:  # this poll was its only one
-                    await self._service.cut(*speaker)
+                    await self.service.cut(*speaker)
                 return changed
         return found
 
@@ -62,7 +66,7 @@ class Polls:
         self, hung_up: HungUp, speaker: Speaker, after: str | None, wait_s: float
     ) -> tuple[Group, Directive] | None:
         """The directive when it has changed or the time is over; None when the client went away before."""
-        watching = asyncio.ensure_future(self._service.watch(*speaker, after, wait_s))
+        watching = asyncio.ensure_future(self.service.watch(*speaker, after, wait_s))
         hanging_up = asyncio.ensure_future(hung_up())
         try:
             await asyncio.wait({watching, hanging_up}, return_when=asyncio.FIRST_COMPLETED)

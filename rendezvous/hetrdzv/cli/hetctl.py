@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -17,6 +18,7 @@ from hetrdzv.cli import tables
 from hetrdzv.client import DEFAULT_PORT, Client, servers_from
 from hetrdzv.core.model import OnJoin
 from hetrdzv.errors import HetError, Problem, UnknownGroup, Unreachable
+from hetrdzv.tls import ClientTls
 from hetrdzv.wire import EventReply, GroupReply, SpecFields
 
 RETRY_S = 1.0
@@ -32,6 +34,9 @@ class _Settings:
 
     server: tuple[str, ...] = ()
     token_file: Path | None = None
+    ca_cert: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
     as_json: bool = False
 
 
@@ -98,6 +103,14 @@ def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         setattr(ctx.ensure_object(_Settings), param.name or "", value)
 
 
+_FILES = {
+    "--token-file": "File with a token of the server (or HET_TOKEN).",
+    "--ca-cert": "Authority of the server's certificate, PEM (or HET_CA_CERT).",
+    "--client-cert": "Certificate to show to the server, PEM (or HET_CLIENT_CERT).",
+    "--client-key": "Key of --client-cert, PEM (or HET_CLIENT_KEY).",
+}
+
+
 def _shared(hidden: bool) -> Callable[[_F], _F]:
     """The options that are taken before and behind the name of a command."""
 
@@ -111,14 +124,17 @@ def _shared(hidden: bool) -> Callable[[_F], _F]:
                 expose_value=False,
                 callback=_remember,
             ),
-            click.option(
-                "--token-file",
-                type=click.Path(path_type=Path),
-                metavar="FILE",
-                help="File with the server's token (or HET_TOKEN).",
-                hidden=hidden,
-                expose_value=False,
-                callback=_remember,
+            *(
+                click.option(
+                    flag,
+                    type=click.Path(path_type=Path),
+                    metavar="FILE",
+                    help=text,
+                    hidden=hidden,
+                    expose_value=False,
+                    callback=_remember,
+                )
+                for flag, text in reversed(_FILES.items())
             ),
             click.option(
                 "--server",
@@ -317,13 +333,20 @@ def _call(ask: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
     """Ask the server."""
     settings = _settings()
     token = access.client_token(settings.token_file)
+    files = {name: getattr(settings, name) for name in ("ca_cert", "client_cert", "client_key")}
+    tls = ClientTls.of(files, os.environ)
 
     async def call() -> _T:
         async with client:
             return await ask(client)
 
     try:
-        client = Client(settings.server, token=token)
+        client = Client(
+            settings.server,
+            token=token,
+            renew_token=lambda: access.token_again(settings.token_file),  # a history is followed for days
+            tls=tls,
+        )
     except ValueError as error:
         raise click.ClickException(str(error)) from None
     return asyncio.run(call())

@@ -2,185 +2,82 @@
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import os
 import resource
-import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import click
-import uvicorn
 
 from hetrdzv import __version__, access
+from hetrdzv import settings as all_settings
 from hetrdzv.api.app import create_app
+from hetrdzv.cli.sockets import CannotServe, inherited, listen
 from hetrdzv.errors import HetError
 from hetrdzv.metrics import Metrics
-from hetrdzv.office import Alone, Office
+from hetrdzv.replica import Replica, SingleReplica
 from hetrdzv.service import Service
+from hetrdzv.serving import HttpServer
+from hetrdzv.settings import Limits, Settings
 from hetrdzv.storage import open_store
 from hetrdzv.storage.base import StateStore
+from hetrdzv.tls import ServerTls
+from hetrdzv.tokens import TokenFile
 
 logger = logging.getLogger("hetrdzv")
 
-DEFAULT_PORT = 29400
-GRACE_S = 1
-"""How long open requests may take after a stop was asked for (seconds); polls are answered at once."""
-
-
-class CannotServe(HetError):
-    """The command line asks for what this machine does not give."""
-
-    code = "cannot_serve"
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server, which answers open polls first when it is told to stop."""
-
-    def __init__(self, config: uvicorn.Config, office: Office) -> None:
-        super().__init__(config)
-        self._office = office
-        self._loop = asyncio.get_running_loop()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Unlike uvicorn's, remembers no signal to raise again: a stop that was asked for exits with 0."""
-        self.force_exit = self.should_exit
-        self._stop()
-
-    def stop_at_eof(self) -> None:
-        """Wait for the end of standard input, then stop; runs in a thread of its own."""
-        with contextlib.suppress(OSError):
-            while os.read(0, 65_536):  # sys.stdin would hold a lock that the interpreter's end needs
-                pass
-        self._stop()
-
-    def _stop(self) -> None:
-        self.should_exit = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed: it has stopped
-            self._loop.call_soon_threadsafe(self._office.begin_stop)
+LOOK_S = 1.0
+"""How often files are looked at that may change while the server runs: tokens, certificate (seconds)."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", default=DEFAULT_PORT, show_default=True, type=click.IntRange(0, 65_535), help="0: a free one."
-)
-@click.option(
-    "--store",
-    default=None,
-    help="sqlite:PATH, memory, or etcd://HOST:PORT,...[/PREFIX] for several servers.  "
-    "[default: sqlite:$XDG_STATE_HOME/hetrdzv/state.db]",
-)
-@click.option(
-    "--advertise",
-    metavar="URL",
-    help="With etcd: where agents reach this server, as in their --server.  [default: --host and --port]",
-)
-@click.option(
-    "--leader-lease-s",
-    default=3,
-    show_default=True,
-    metavar="S",
-    type=click.IntRange(2, 60),
-    help="With etcd: seconds a leader is believed in that is not heard.",
-)
-@click.option(
-    "--etcd-user", metavar="NAME", help="User of etcd; its password is in the file or HET_ETCD_PASSWORD."
-)
-@click.option(
-    "--etcd-password-file", type=click.Path(path_type=Path), help="File with the password of --etcd-user."
-)
-@click.option(
-    "--etcd-ca-cert",
-    type=click.Path(path_type=Path),
-    help="Speak TLS to etcd, whose certificates are by this authority (PEM).",
-)
-@click.option("--etcd-cert", type=click.Path(path_type=Path), help="Certificate to show to etcd (PEM).")
-@click.option("--etcd-key", type=click.Path(path_type=Path), help="Key of --etcd-cert (PEM).")
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path),
-    help="File with the token that every request must bear.  [default beyond loopback: made at first start]",
-)
-@click.option(
-    "--insecure", is_flag=True, help="Serve other machines without a token: whoever reaches it runs commands."
-)
-@click.option("--fd", type=int, help="Serve on this inherited listening socket, not on --host and --port.")
-@click.option("--stop-at-eof", is_flag=True, help="Stop when standard input ends (for a parent program).")
-@click.option(
-    "--log-level",
-    default="info",
-    show_default=True,
-    type=click.Choice(["debug", "info", "warning", "error"]),
-)
+@all_settings.flags
 @click.version_option(__version__, prog_name="hetserver")
-def main(
-    host: str,
-    port: int,
-    store: str | None,
-    advertise: str | None,
-    leader_lease_s: int,
-    etcd_user: str | None,
-    etcd_password_file: Path | None,
-    etcd_ca_cert: Path | None,
-    etcd_cert: Path | None,
-    etcd_key: Path | None,
-    token_file: Path | None,
-    insecure: bool,
-    fd: int | None,
-    stop_at_eof: bool,
-    log_level: str,
-) -> None:
+def main(**values: object) -> None:
     """Serve the rendezvous of PyTorch jobs whose nodes are not alike."""
-    logging.basicConfig(level=log_level.upper(), format="hetserver: %(message)s", stream=sys.stderr)
+    settings = Settings.of(values)
+    logging.basicConfig(level=settings.log_level.upper(), format="hetserver: %(message)s", stream=sys.stderr)
     for name in ("asyncio", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        if insecure and token_file is not None:
-            raise CannotServe(
-                "--insecure means without a token, but --token-file names one: give one of the two"
-            )
-        with _listen(host, port) if fd is None else _inherited(fd) as listener:
-            url = store or f"sqlite:{access.state_home() / 'state.db'}"
-            on_etcd = url.startswith("etcd:")
-            metrics = Metrics()
-            make_service = partial(Service, metrics=metrics)
-            if on_etcd and token_file is None and not insecure and not _is_local(listener):
-                raise CannotServe(
-                    "servers on one etcd need the same token: make one (openssl rand -hex 32), "
-                    "give the file to each as --token-file"
-                )
-            token = _token(listener, host, token_file, insecure)
-            if on_etcd:
-                make_office = _elected(
-                    make_service,
-                    url,
-                    _advertised(advertise, listener),
-                    leader_lease_s,
-                    user=etcd_user,
-                    password=_etcd_password(etcd_password_file),
-                    ca_cert=etcd_ca_cert,
-                    cert=etcd_cert,
-                    key=etcd_key,
-                )
-            elif given := [name for name in (*_FOR_ETCD,) if click.get_current_context().params[name]]:
-                flag = f"--{given[0].replace('_', '-')}"
-                raise CannotServe(f"{flag} is for several servers on etcd: give --store etcd://HOST:PORT,...")
-            else:
-                make_office = partial(Alone, make_service(_store(url)))
-            _allow_connections()
-            asyncio.run(_serve(make_office, metrics, listener, token, insecure, url, stop_at_eof))
+        _serve_on_socket(settings)
     except HetError as error:
         click.echo(f"hetserver: {error}", err=True)
         sys.exit(2)
+
+
+def _serve_on_socket(settings: Settings) -> None:
+    if settings.insecure and settings.token_file is not None:
+        raise CannotServe("--insecure means without a token, but --token-file names one: give one of the two")
+    tls = _tls(settings)
+    with listen(settings.host, settings.port) if settings.fd is None else inherited(settings.fd) as listener:
+        url = settings.store or f"sqlite:{access.state_home() / 'state.db'}"
+        on_etcd = url.startswith("etcd:")
+        metrics = Metrics()
+        make_service = partial(
+            Service, metrics=metrics, limits=settings.limits, keep_finished_s=settings.keep_finished_s
+        )
+        if on_etcd and settings.token_file is None and not settings.insecure and not _is_local(listener):
+            raise CannotServe(
+                "servers on one etcd need the same token: make one (openssl rand -hex 32), "
+                "give the file to each as --token-file"
+            )
+        tokens = _tokens(listener, settings)
+        if on_etcd:
+            make_replica = _elected(make_service, url, _advertised(settings, listener), settings)
+        elif given := [name for name in _FOR_ETCD if getattr(settings, name)]:
+            flag = f"--{given[0].replace('_', '-')}"
+            raise CannotServe(f"{flag} is for several servers on etcd: give --store etcd://HOST:PORT,...")
+        else:
+            make_replica = partial(SingleReplica, make_service(_store(url)))
+        _allow_connections(settings.limits)
+        asyncio.run(_serve(make_replica, metrics, listener, tokens, tls, url, settings))
 
 
 def _store(url: str) -> StateStore:
@@ -194,35 +91,53 @@ _FOR_ETCD = ("advertise", "etcd_user", "etcd_password_file", "etcd_ca_cert", "et
 
 
 def _elected(
-    make_service: Callable[[StateStore], Service], store: str, url: str, lease_s: int, **options: Any
-) -> Callable[[], Office]:
-    """What makes the office of a server among several on etcd."""
+    make_service: Callable[[StateStore], Service], store: str, url: str, settings: Settings
+) -> Callable[[], Replica]:
+    """What makes the replica of a server among several on etcd."""
     try:
         from hetrdzv import etcd, leadership
     except ImportError as error:
         raise CannotServe(
             f"--store {store.partition('://')[0]} needs pip install 'hetrdzv[etcd]' ({error})"
         ) from None
-    found = etcd.access_from(store, **options)
-    return lambda: leadership.Elected(etcd.Etcd(found), url, lease_s, make_service)
+    found = etcd.access_from(
+        store,
+        user=settings.etcd_user,
+        password=_etcd_password(settings.etcd_password_file),
+        ca_cert=settings.etcd_ca_cert,
+        cert=settings.etcd_cert,
+        key=settings.etcd_key,
+    )
+    return lambda: leadership.ElectedReplica(etcd.Etcd(found), url, settings.leader_lease_s, make_service)
 
 
-def _advertised(given: str | None, listener: socket.socket) -> str:
+def _advertised(settings: Settings, listener: socket.socket) -> str:
     """Where agents reach this server."""
     from hetrdzv.client import normal_url  # a server that is alone needs no client
 
-    host, port = listener.getsockname()[:2]
+    given = settings.advertise
     if given is None:
+        host, port = listener.getsockname()[:2]
         if host in ("0.0.0.0", "::"):
             raise CannotServe(
                 f"agents have to be pointed to this server when it leads, and {host} is no address of it: "
                 f"give --advertise URL, as it stands in their --server"
             )
-        given = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        given = _url(settings, host, port)
+    elif "://" not in given and settings.tls_cert is not None:
+        given = f"https://{given}"
     try:
-        return normal_url(given)
+        found = normal_url(given)
     except ValueError as error:
         raise CannotServe(f"--advertise: {error}") from None
+    if found.startswith("http://") and settings.tls_cert is not None:
+        logger.warning("--advertise %s is no https URL, but this server speaks TLS", found)
+    return found
+
+
+def _url(settings: Settings, host: str, port: int) -> str:
+    scheme = "https" if settings.tls_cert is not None else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _etcd_password(path: Path | None) -> str | None:
@@ -239,87 +154,62 @@ def _etcd_password(path: Path | None) -> str | None:
     return password
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on a host name or address; IPv4 where a name (localhost) stands for both."""
-    bare = host.strip("[]")
-    try:
-        if not bare:
-            raise socket.gaierror
-        found = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (socket.gaierror, UnicodeError):
-        raise CannotServe(
-            f"host name '{host}' is not known: give --host an address of this machine"
-        ) from None
-    family, kind, proto, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    try:
-        listener = socket.socket(family, kind, proto)
-    except OSError as error:
-        raise CannotServe(f"cannot listen on {host}: {error.strerror}; give --host another address") from None
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        hint = {
-            errno.EADDRINUSE: f"choose another --port, or stop what listens there (ss -ltnp sport = :{port})",
-            errno.EADDRNOTAVAIL: "give --host an address of this machine (ip address), or 0.0.0.0",
-            errno.EACCES: "choose a --port from 1024 on",
-        }.get(error.errno or 0, "choose another --host or --port")
-        raise CannotServe(f"cannot listen on {host} port {port}: {error.strerror}; {hint}") from None
-    return listener
-
-
-def _inherited(fd: int) -> socket.socket:
-    """The listening socket that a parent process left open for us."""
-    try:
-        listener = socket.socket(fileno=fd)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise CannotServe(f"--fd {fd} is no socket that this process inherited: {reason}") from None
-    if listener.family not in (socket.AF_INET, socket.AF_INET6):
-        wrong = f"is a {listener.family.name} socket: hetserver takes one of TCP"
-    elif not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        wrong = "is a socket that does not listen: call listen() on it before"
-    else:
-        return listener
-    listener.close()
-    raise CannotServe(f"--fd {fd} {wrong}")
-
-
 def _is_local(listener: socket.socket) -> bool:
     return access.is_loopback(listener.getsockname()[0])
 
 
-def _token(listener: socket.socket, host: str, token_file: Path | None, insecure: bool) -> str | None:
-    """The token to ask for; on an address that others reach there must be one."""
-    if token_file is not None:
-        token = access.read_token(token_file)
-        if not access.is_private(token_file):
-            logger.warning("token file %s can be read by other users of this machine", token_file)
-        return token
+def _tls(settings: Settings) -> ServerTls | None:
+    if settings.tls_cert is None:
+        for flag, given in (("--tls-key", settings.tls_key), ("--tls-client-ca", settings.tls_client_ca)):
+            if given is not None:
+                raise CannotServe(f"{flag} is for TLS, which needs a certificate: give --tls-cert too")
+        return None
+    if settings.tls_key is not None and not access.is_private_if_there(settings.tls_key):
+        logger.warning("key %s can be read by other users of this machine", settings.tls_key)
+    return ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+
+
+def _tokens(listener: socket.socket, settings: Settings) -> TokenFile | None:
+    """The tokens to ask for; on an address that others reach there must be one."""
+    if settings.token_file is not None:
+        return TokenFile(settings.token_file)
     address, port = listener.getsockname()[:2]
-    if access.is_loopback(address) or insecure:
+    if access.is_loopback(address) or settings.insecure:
         return None
     path = access.state_home() / "token"
-    token, made = access.make_token(path)
-    name = socket.gethostname() if address in ("0.0.0.0", "::") else host.strip("[]")
-    server = f"http://{f'[{name}]' if ':' in name else name}:{port}"
+    made = access.require_token_file(path)
+    tokens = TokenFile(path)
+    name = socket.gethostname() if address in ("0.0.0.0", "::") else settings.host.strip("[]")
     click.echo(
         f"hetserver: {address} is reached by other machines, so every request needs the token in {path}"
         f"{' (made now, mode 0600)' if made else ''}.\n"
         f"hetserver: copy that file to every node, then start there: "
-        f"hetagent --gpus 4 --server {server} --token-file token train.py",
+        f"hetagent --gpus 4 --server {_url(settings, name, port)} --token-file token{_tls_flags(settings)} train.py",
         err=True,
     )
-    return token
+    return tokens
 
 
-def _allow_connections() -> None:
-    """Every node keeps a connection open: take as many as the system gives, not the usual 1024."""
+def _tls_flags(settings: Settings) -> str:
+    """What nodes need to be let in."""
+    if settings.tls_cert is None:
+        return ""
+    client = " --client-cert client.pem --client-key client-key.pem" if settings.tls_client_ca else ""
+    return f" --ca-cert ca.pem{client}"
+
+
+def _allow_connections(limits: Limits) -> None:
+    """Every node keeps a connection open: take as many as may be, with room for others, not the usual 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.max_connections * 5 // 4 + 1024
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if most <= limits.max_connections:
+        logger.warning(
+            "the system gives this process %d files, so fewer connections than --max-connections %d; "
+            "raise its limit (ulimit -Hn, LimitNOFILE=)", most, limits.max_connections,
+        )  # fmt: skip
     with contextlib.suppress(OSError, ValueError):  # then fewer it is
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _spare_the_collector() -> None:
@@ -330,45 +220,60 @@ def _spare_the_collector() -> None:
 
 
 async def _serve(
-    make_office: Callable[[], Office],
+    make_replica: Callable[[], Replica],
     metrics: Metrics,
     listener: socket.socket,
-    token: str | None,
-    insecure: bool,
+    tokens: TokenFile | None,
+    tls: ServerTls | None,
     store: str,
-    stop_at_eof: bool,
+    settings: Settings,
 ) -> None:
-    office = make_office()
-    config = uvicorn.Config(
-        create_app(office, token=token, any_host=insecure, metrics=metrics),
-        http="h11",  # pure Python, but it bounds what a client may send as headers; httptools does not
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=GRACE_S,
+    replica = make_replica()
+    app = create_app(
+        replica,
+        tokens=tokens,
+        any_host=settings.insecure,
+        certified=tls is not None and tls.asks_clients,
+        limits=settings.limits,
+        metrics=metrics,
     )
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    server = _Server(config, office)
-    before = {  # uvicorn listens to signals only while it serves, not while state is loaded and stored
-        number: signal.signal(number, server.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        await office.start()
-        _spare_the_collector()
-        if stop_at_eof:
-            threading.Thread(target=server.stop_at_eof, daemon=True).start()
-        logger.info("listening on http://%s:%d, state in %s", shown, port, store)
-        await server.serve(sockets=[listener])
-    finally:
-        await office.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+
+    def reread(*, now: bool = True) -> None:
+        for one in (tokens, tls):
+            if one is not None:
+                one.refresh(now=now)
+
+    server = HttpServer(app, replica, settings.limits, tls, reread)
+    with server.signals():
+        try:
+            await replica.start()
+            _spare_the_collector()
+            if settings.stop_at_eof:
+                server.watch_stdin()
+            logger.info("listening on %s, state in %s", _url(settings, host, port), store)
+            with _now_and_then(lambda: reread(now=False)):
+                await server.serve(sockets=[listener])
+        finally:
+            await replica.close()
     logger.info("stopped; state is in %s", store)
+
+
+@contextmanager
+def _now_and_then(look: Callable[[], None]) -> Iterator[None]:
+    async def forever() -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                look()
+            except Exception:  # a bug must not leave the server with tokens that were taken back
+                logger.exception("files that may have changed could not be read anew; trying again")
+
+    task = asyncio.get_running_loop().create_task(forever())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 if __name__ == "__main__":

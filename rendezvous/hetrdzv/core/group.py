@@ -33,6 +33,9 @@ __all__ = ["DRAINED", "Transition", "deadline", "empty", "step"]
 FORMER_KEPT = 8
 """How many past incarnations of a node id are remembered, so that none of them is let in again."""
 
+MAX_CLAIMED_ROUND = 2**52
+"""A node may know newer rounds than its group, which was forgotten meanwhile; round numbers stay JSON's after that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Transition:
@@ -112,8 +115,8 @@ def _join(work: Work, command: Join) -> None:
     if not work.group.state.terminal:
         fix_spec(work, command.spec, final=not command.wants_command)
     group = work.group
+    _take_over_rounds(work, command)
     work.change(
-        last_round=max(group.last_round, command.after_round),
         unreachable=frozenset(pair for pair in group.unreachable if command.node_id not in pair),
     )
     work.group = work.group.with_node(
@@ -138,6 +141,17 @@ def _join(work: Work, command: Join) -> None:
     slots = count(command.slots, "slot")
     text = f"{command.node_id} joined with {slots} at {command.address}"
     work.say("node_joined", text, command.node_id)
+
+
+def _take_over_rounds(work: Work, command: Join) -> None:
+    """Never use a round number again that a node has seen."""
+    known = work.group.last_round
+    if command.after_round > max(known, MAX_CLAIMED_ROUND):
+        raise Refused(
+            f"node '{command.node_id}' claims to have stopped round {command.after_round}, but the last one of "
+            f"group '{work.group.group_id}' is {known}: start its agent again"
+        )
+    work.change(last_round=max(known, command.after_round))
 
 
 def _take_place(work: Work, node: Node, incarnation: str) -> tuple[str, ...]:
@@ -182,7 +196,7 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
     if group.active_round is not None and not returns:
         why = f"{node.node_id} stopped its workers by itself"
         withdraw(work, node, EndKind.LEFT, why, done=part_done(group, node))
-    work.change(last_round=max(group.last_round, command.after_round))
+    _take_over_rounds(work, command)
     work.change_node(
         node,
         phase=NodePhase.READY,

@@ -135,7 +135,7 @@ def resolved_at(group: Group, end: End) -> float:
     told_all = end.at + group.spec.stop_timeout_s + STOP_GRACE_S
     silent = (node.heard_at + group.lease_s for node in _open(group) if node.stop_told_at is None)
     told = (at for node in _open(group) if (at := overdue_at(group, node)) < inf)
-    return max(told_all, *silent, *told)
+    return max([told_all, *silent, *told])
 
 
 def forms_at(group: Group, ready: list[Node]) -> float:
@@ -207,7 +207,7 @@ def _timers(group: Group) -> Iterator[float]:
             yield admits_at(group, active, joiners)
         return
     if group.round is not None and group.round.end is not None and not group.round.end.judged:
-        judged_at = max((overdue_at(group, node) for node in _open(group)), default=inf)
+        judged_at = max((overdue_at(group, node) for node in _open(group)), default=group.round.end.at)
         if judged_at < inf:  # else it is a lease that comes next
             yield judged_at
         return

@@ -28,26 +28,18 @@ class Placement:
     seats: tuple[str, ...]
 
 
-def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
-    """Sort key by which `gpu2` comes before `gpu10`."""
+def natural_key(name: str) -> tuple[tuple[tuple[int, int | str], ...], str]:
+    """Sort key by which `gpu2` comes before `gpu10`; no two names have the same."""
     parts = re.split(r"(\d+)", name)
-    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in parts if part)
+    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts if part), name
 
 
-def choose(
-    spec: GroupSpec, candidates: Iterable[Node], seats: Sequence[str], survivors: AbstractSet[str]
-) -> list[Node]:
-    """The nodes that a round takes: survivors first, then those with a place, then by name."""
+def by_preference(node_ids: Iterable[str], seats: Sequence[str], survivors: AbstractSet[str]) -> list[str]:
+    """Whom a round takes first: survivors, then those with a place, then by name."""
     seated = frozenset(seats)
-    ordered = sorted(
-        candidates,
-        key=lambda node: (
-            node.node_id not in survivors,
-            node.node_id not in seated,
-            natural_key(node.node_id),
-        ),
+    return sorted(
+        node_ids, key=lambda node_id: (node_id not in survivors, node_id not in seated, natural_key(node_id))
     )
-    return ordered[: spec.max_nodes]
 
 
 def arrange(chosen: Iterable[str], seats: Sequence[str], vacated: AbstractSet[str]) -> tuple[str, ...]:
@@ -86,29 +78,45 @@ def place(
         seats: places of the past, in rank order.
         last_members: node ids of the last round.
         unreachable: (node, master) pairs of which the first could not reach the second's port. Where no master
-            serves all, the largest part that one serves is taken, if it is large enough.
+            serves all who would be taken, the largest part of all that one serves is, if it is large enough.
     """
     ready = {node.node_id: node for node in candidates}
-    survivors = ready.keys() & set(last_members)
-    chosen = {node.node_id: node for node in choose(spec, ready.values(), seats, survivors)}
-    places = arrange(chosen, seats, set(last_members) - chosen.keys())
-    order = [node_id for node_id in places if node_id in chosen]
-    shunned = {master for node_id, master in unreachable if node_id in chosen}
+    preferred = by_preference(ready, seats, ready.keys() & set(last_members))
+
+    def placed(chosen: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+        taken = frozenset(chosen)
+        places = arrange(taken, seats, set(last_members) - taken)
+        return [node_id for node_id in places if node_id in taken], places
+
+    order, places = placed(preferred[: spec.max_nodes])
+    members = frozenset(order)
+    shunned = {master for node_id, master in unreachable if node_id in members}
     master = next((node_id for node_id in order if node_id not in shunned), None)
     if master is None:
-        master, order = _largest_part(order, unreachable)
-        if len(order) < spec.min_nodes:
+        masters = [*order, *preferred[len(order) :]]
+        master, part = _largest_part(masters, preferred, unreachable, spec.max_nodes)
+        if len(part) < spec.min_nodes:
             return Placement((), places)
+        order, places = placed(part)
     order.remove(master)
-    return Placement(_rank([chosen[node_id] for node_id in (master, *order)]), places)
+    return Placement(_rank([ready[node_id] for node_id in (master, *order)]), places)
 
 
-def _largest_part(order: Sequence[str], unreachable: AbstractSet[tuple[str, str]]) -> tuple[str, list[str]]:
-    """The most nodes that can all reach one of them; of equals that of the earlier master."""
+def _largest_part(
+    masters: Iterable[str],
+    preferred: Sequence[str],
+    unreachable: AbstractSet[tuple[str, str]],
+    max_nodes: int | None,
+) -> tuple[str, list[str]]:
+    """The most nodes that can all reach one of them, which is the first; of equals that of the earlier master."""
     parts = [
-        (master, [node_id for node_id in order if (node_id, master) not in unreachable]) for master in order
+        [master, *(each for each in preferred if each != master and (each, master) not in unreachable)][
+            :max_nodes
+        ]
+        for master in masters
     ]
-    return max(parts, key=lambda part: len(part[1]))
+    largest = max(parts, key=len)
+    return largest[0], largest
 
 
 def _rank(nodes: Sequence[Node]) -> tuple[Member, ...]:

@@ -49,7 +49,9 @@ def settle(work: Work) -> None:
     if work.events and len(work.group.nodes) > GONE_NODES_KEPT:
         current = work.group.round
         keep = {member.node_id for member in current.members} if current is not None else set()
-        work.change(nodes=remembered(work.group.nodes, keep))
+        nodes = remembered(work.group.nodes, keep)
+        known = frozenset(pair for pair in work.group.unreachable if nodes.keys() >= set(pair))
+        work.change(nodes=nodes, unreachable=known)
 
 
 # -- a round runs and ends -----------------------------------------------------------------------------------

@@ -181,8 +181,7 @@ class EtcdStore:
             await self._apply(await self._read_log(meta["log"]))
 
     async def _read_meta(self) -> Any:
-        reply = await self._txn([], [self._get(self._meta_key)])
-        return _only(reply.responses[0])
+        return await self._read(self._meta_key)
 
     async def _all_records(self) -> Any:
         """Every key below records/ and its value, as of now."""
@@ -201,8 +200,7 @@ class EtcdStore:
     async def _read_log(self, pieces: int) -> list[RequestOp]:
         content = bytearray()
         for number in range(pieces):
-            reply = await self._txn([], [self._get(_log_key(self._log, number))])
-            piece = _only(reply.responses[0])
+            piece = await self._read(_log_key(self._log, number))
             if piece is None:
                 raise StorageError(
                     f"the store on etcd ({self._etcd.access}) misses a piece of a batch ({number + 1} of {pieces}): "
@@ -277,6 +275,21 @@ class EtcdStore:
                 raise _Overtaken("the state on etcd was changed meanwhile; it has to be read again")
             revision = found.mod_revision  # an attempt that got no answer had done it
         self._head = replace(self._head, revision=revision, clock=clock)
+
+    async def _read(self, key: bytes) -> Any:
+        """A key, as it was while the fence held: the leader key is read after it, and is never made twice.
+
+        Not one transaction: etcd 3.5.1 was seen to end with a panic when one that only reads is cancelled.
+        """
+        try:
+            found, leader = [
+                await self._fence.guard(self._etcd.get(name, within_s=PATIENCE_S))
+                for name in (key, self._fence.key)
+            ]
+        except EtcdAway as error:
+            raise EtcdAway(f"the state could not be stored or read: {error}") from error
+        self._require_fence(leader)
+        return found
 
     async def _txn(self, compare: list[Compare], operations: list[RequestOp]) -> Any:
         """A transaction that does not matter by itself, and may be repeated."""

@@ -1,4 +1,4 @@
-"""Who answers requests about groups at this server: always itself, or whoever was elected (leadership.py)."""
+"""One server as a replica: alone on its store, or one of several of which one leads (leadership.py)."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -7,8 +7,8 @@ from hetrdzv.service import Service
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What a server is among its peers.
+class ReplicaStatus:
+    """What a replica is among its peers.
 
     Attributes:
         role: `single` has no peers.
@@ -19,8 +19,8 @@ class Standing:
     leader: str | None = None
 
 
-class Office(Protocol):
-    """Where requests about groups go."""
+class Replica(Protocol):
+    """A server as those see it who want a request about groups answered."""
 
     def service(self) -> Service:
         """The service that answers here and now.
@@ -34,8 +34,8 @@ class Office(Protocol):
     def answers(self, service: Service) -> bool:
         """Whether what a service says may still be told; to be asked just before it is."""
 
-    def standing(self) -> Standing:
-        """What this server is, where requests to it lead somewhere.
+    def status(self) -> ReplicaStatus:
+        """What this server is, where requests about groups lead somewhere.
 
         Raises:
             ServerStopping, StorageError, NoLeader: what is in the way.
@@ -55,11 +55,11 @@ class Office(Protocol):
         """Stop, and let the store go."""
 
 
-class Alone:
-    """The office of a server that has its store to itself.
+class SingleReplica:
+    """A server that has its store to itself.
 
     Args:
-        service: started and closed by this office.
+        service: started and closed by this.
     """
 
     def __init__(self, service: Service) -> None:
@@ -71,9 +71,9 @@ class Alone:
     def answers(self, service: Service) -> bool:
         return True
 
-    def standing(self) -> Standing:
+    def status(self) -> ReplicaStatus:
         self._service.require_ready()
-        return Standing("single")
+        return ReplicaStatus("single")
 
     async def start(self) -> None:
         await self._service.start()

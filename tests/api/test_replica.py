@@ -10,7 +10,7 @@ import pytest
 from hetrdzv.api.app import create_app
 from hetrdzv.core.commands import Put
 from hetrdzv.errors import HetError, NoLeader, NotLeader, ServerStopping
-from hetrdzv.office import Standing
+from hetrdzv.replica import ReplicaStatus
 from hetrdzv.service import Service
 from tests.served import FaultyStore, serving, settled, two_nodes
 
@@ -18,8 +18,8 @@ LEADER = "http://leader:29400"
 POLL = "/v1/groups/g/nodes/a/directive?incarnation=1&wait=30"
 
 
-class FakeOffice:
-    """An office that does as it is told.
+class FakeReplica:
+    """A replica that does as it is told.
 
     Attributes:
         error: why nobody answers here; None: the service does.
@@ -39,11 +39,11 @@ class FakeOffice:
     def answers(self, service: Service) -> bool:
         return service is self.answering and not self.deposed
 
-    def standing(self) -> Standing:
+    def status(self) -> ReplicaStatus:
         if isinstance(self.error, NotLeader):
-            return Standing("follower", self.error.leader)
+            return ReplicaStatus("follower", self.error.leader)
         self.service().require_ready()
-        return Standing("leader", "http://me:1")
+        return ReplicaStatus("leader", "http://me:1")
 
     async def start(self) -> None: ...
 
@@ -53,11 +53,11 @@ class FakeOffice:
 
 
 @asynccontextmanager
-async def office(
+async def replica(
     token: str | None = None,
-) -> AsyncIterator[tuple[FakeOffice, httpx.AsyncClient, FaultyStore]]:
+) -> AsyncIterator[tuple[FakeReplica, httpx.AsyncClient, FaultyStore]]:
     async with serving() as (service, store):
-        fake = FakeOffice(service)
+        fake = FakeReplica(service)
         transport = httpx.ASGITransport(create_app(fake, token=token))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             yield fake, client, store
@@ -68,7 +68,7 @@ async def office(
     ["/v1/groups", "/v1/groups/g?x=1&y=%2F", "/v1/groups/g/nodes/n%2Fm/report", "/v1/groups/%0d%0aX-Evil:1"],
 )
 async def test_a_follower_points_to_the_leader(target: str) -> None:
-    async with office() as (fake, client, _):
+    async with replica() as (fake, client, _):
         fake.error = NotLeader(f"ask {LEADER}", LEADER)
         for method in ("GET", "PUT", "POST", "DELETE"):
             reply = await client.request(method, target, content=b"x" * 1000)
@@ -78,7 +78,7 @@ async def test_a_follower_points_to_the_leader(target: str) -> None:
 
 
 async def test_who_may_not_ask_is_not_told_who_leads() -> None:
-    async with office(token="secret") as (fake, client, _):
+    async with replica(token="secret") as (fake, client, _):
         fake.error = NotLeader(f"ask {LEADER}", LEADER)
         reply = await client.get("/v1/groups")
         assert reply.status_code == 401
@@ -89,7 +89,7 @@ async def test_who_may_not_ask_is_not_told_who_leads() -> None:
 
 @pytest.mark.parametrize("error", [NoLeader("none leads"), ServerStopping("it stops")])
 async def test_while_nobody_answers_it_says_when_to_ask_again(error: HetError) -> None:
-    async with office() as (fake, client, _):
+    async with replica() as (fake, client, _):
         fake.error = error
         for path in ("/v1/groups", "/readyz"):
             reply = await client.get(path)
@@ -99,7 +99,7 @@ async def test_while_nobody_answers_it_says_when_to_ask_again(error: HetError) -
 
 
 async def test_health_says_who_leads() -> None:
-    async with office() as (fake, client, _):
+    async with replica() as (fake, client, _):
         ready = (await client.get("/readyz")).json()
         assert (ready["role"], ready["leader"]) == ("leader", "http://me:1")
         fake.error = NotLeader(f"ask {LEADER}", LEADER)
@@ -113,7 +113,7 @@ async def test_health_says_who_leads() -> None:
 
 
 async def test_a_deposed_leader_does_not_say_what_it_had_to_say() -> None:
-    async with office() as (fake, client, store):
+    async with replica() as (fake, client, store):
         store.open.clear()
         put = asyncio.ensure_future(client.put("/v1/groups/g", json={}))
         await settled()
@@ -128,7 +128,7 @@ async def test_a_deposed_leader_does_not_say_what_it_had_to_say() -> None:
 
 
 async def test_an_open_poll_of_a_deposed_leader_is_refused_at_once() -> None:
-    async with office() as (fake, client, _):
+    async with replica() as (fake, client, _):
         await two_nodes(fake.answering)
         version = (await client.get(POLL.replace("wait=30", "wait=0"))).json()["version"]
         poll = asyncio.ensure_future(client.get(f"{POLL}&after={version}"))
@@ -142,7 +142,7 @@ async def test_an_open_poll_of_a_deposed_leader_is_refused_at_once() -> None:
 
 async def test_each_service_has_its_own_state() -> None:
     """After another term nothing of the former one is left."""
-    async with office() as (fake, client, _), serving() as (second, _):
+    async with replica() as (fake, client, _), serving() as (second, _):
         await client.put("/v1/groups/first", json={})
         fake.answering = second
         assert (await client.get("/v1/groups")).json()["groups"] == []

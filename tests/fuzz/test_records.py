@@ -1,0 +1,232 @@
+"""Records: whatever the core makes comes back; what former versions wrote is read; what is damaged is named."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant
+
+from hetrdzv import records
+from hetrdzv.api import views
+from hetrdzv.core.commands import Tick
+from hetrdzv.core.directive import directive
+from hetrdzv.core.group import step
+from hetrdzv.core.invariants import InvariantError, check
+from hetrdzv.core.model import Group
+from hetrdzv.errors import Refused, StorageError
+from hetrdzv.records import restore
+from tests.core.test_machine import GroupMachine
+from tests.fuzz.settings import BIG, COMMON, examples
+from tests.fuzz.stored import STORIES, records_of, told
+from tests.storage.test_records import NOW, Kept, as_restored, full
+
+FIXTURES = sorted(Path(__file__).parent.parent.glob("storage/fixtures/*/*.json"))
+
+
+class StoredMachine(GroupMachine):
+    """The random histories of the core's own test, with a store that takes every change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = Kept()
+        self.stored: Group | None = None
+
+    @invariant()
+    def the_store_has_it(self) -> None:
+        self.kept.take(self.stored, self.group)
+        self.stored = self.group
+        restored = self.kept.restored(self.group.group_id)
+        assert restored == as_restored(self.group)
+        assert told(restored, NOW) == told(as_restored(self.group), self.now)
+
+    def teardown(self) -> None:
+        """That jobs come to an end is the other test's business."""
+
+
+TestStoredMachine = StoredMachine.TestCase
+TestStoredMachine.settings = settings(
+    max_examples=1_000 if BIG else 50, stateful_step_count=30, derandomize=not BIG, **COMMON
+)
+
+
+# -- what former versions wrote ------------------------------------------------------------------------------
+
+
+def test_there_are_records_of_every_version() -> None:
+    versions = {path.parent.name for path in FIXTURES}
+    assert versions == {f"v{number}" for number in range(1, records.VERSION + 1)}, (
+        "write some: python -m tests.fuzz.stored tests/storage/fixtures/v…"
+    )
+
+
+def as_json(value: object) -> Any:
+    """A value of the core as JSON; what has no order is sorted."""
+    match value:
+        case dict():
+            return {name: as_json(each) for name, each in value.items()}
+        case list() | tuple():
+            return [as_json(each) for each in value]
+        case frozenset():
+            return sorted(as_json(each) for each in value)
+    return value
+
+
+def assert_holds(found: Any, wrote: Any, place: str) -> None:
+    """Everything that was written is found, at its place."""
+    if isinstance(wrote, dict):
+        for name, each in wrote.items():
+            assert name in found, (
+                f"{place}.{name} is gone: a removed field needs no fixture, a renamed one a version"
+            )
+            assert_holds(found[name], each, f"{place}.{name}")
+    elif isinstance(wrote, list) and found != wrote:
+        assert sorted(map(str, found)) == sorted(map(str, wrote)), place
+    else:
+        assert found == wrote, place
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_what_a_former_version_wrote_is_read(path: Path) -> None:
+    fixture = json.loads(path.read_text(encoding="utf-8"))
+    wrote = {key: json.dumps(record).encode() for key, record in fixture["records"].items()}
+    ((group_id, restored),) = restore(wrote, NOW).items()
+    group = restored.group
+    check(group)
+    assert told(group, NOW) == fixture["told"]
+    views.group_reply(group, NOW)
+    found = as_json(asdict(group))
+    for key, record in fixture["records"].items():
+        place = found
+        match key.split("/")[2:]:
+            case ["nodes", node_id]:
+                place = found["nodes"][node_id]
+            case ["round"]:
+                place = found["round"]
+            case ["events", number]:
+                place = as_json(asdict(restored.events[int(number) - 1]))
+        assert_holds(place, {name: each for name, each in record.items() if name != "v"}, f"{group_id}:{key}")
+
+
+@given(story=st.sampled_from(STORIES), version=st.integers(records.VERSION + 1, 2**70), data=st.data())
+@examples(30)
+def test_what_a_newer_version_wrote_is_refused(story: Any, version: int, data: st.DataObject) -> None:
+    stored = records_of(story().group, story().events)
+    key = data.draw(st.sampled_from(sorted(stored)))
+    stored[key] = json.dumps({**json.loads(stored[key]), "v": version}).encode()
+    with pytest.raises(StorageError, match="upgrade hetserver") as caught:
+        restore(stored, NOW)
+    assert f"record {key} has version {version}" in str(caught.value)
+
+
+# -- damage --------------------------------------------------------------------------------------------------
+
+
+def flipped(record: bytes, places: list[int]) -> bytes:
+    """A record in which some bits are other ones."""
+    damaged = bytearray(record)
+    for place in places:
+        damaged[place // 8 % len(damaged)] ^= 1 << place % 8
+    return bytes(damaged)
+
+
+def read(stored: dict[str, bytes], key: str) -> None:
+    """Read records of which one was damaged: it is named, or the group can be lived with."""
+    try:
+        found = restore(stored, NOW)
+    except StorageError as error:
+        said = str(error)
+        if not said.startswith((f"record {key} is malformed", f"record {key} has version")):
+            raise
+        return
+    for restored in found.values():
+        try:
+            check(restored.group)
+        except InvariantError:
+            continue  # the ledger refuses it
+        live_with(restored.group)
+
+
+def live_with(group: Group) -> None:
+    """What a server does with every group that it has read."""
+    views.group_reply(group, NOW)
+    for node in group.nodes.values():
+        views.directive_reply(group, directive(group, node, NOW))
+    for seconds in (0.0, 6.0, 1e6):
+        try:
+            group = step(group, Tick(), NOW + seconds).group
+        except Refused:
+            return
+
+
+RECORDS = [records_of(full(), []), *(records_of(story().group, story().events) for story in STORIES)]
+
+
+@given(
+    stored=st.sampled_from(RECORDS),
+    places=st.lists(st.integers(0, 2**20), min_size=1, max_size=3),
+    data=st.data(),
+)
+@examples(300)
+def test_flipped_bits_are_named_or_harmless(
+    stored: dict[str, bytes], places: list[int], data: st.DataObject
+) -> None:
+    key = data.draw(st.sampled_from(sorted(stored)))
+    read({**stored, key: flipped(stored[key], places)}, key)
+
+
+@given(stored=st.sampled_from(RECORDS), data=st.data())
+@examples(150)
+def test_a_truncated_record_is_named(stored: dict[str, bytes], data: st.DataObject) -> None:
+    key = data.draw(st.sampled_from(sorted(stored)))
+    length = data.draw(st.integers(0, len(stored[key]) - 1))
+    with pytest.raises(StorageError) as caught:
+        restore({**stored, key: stored[key][:length]}, NOW)
+    assert f"record {key} is malformed" in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(stored=st.sampled_from(RECORDS), value=JSON, data=st.data())
+@examples(200)
+def test_a_field_that_became_something_else_is_named_or_harmless(
+    stored: dict[str, bytes], value: Any, data: st.DataObject
+) -> None:
+    key = data.draw(st.sampled_from(sorted(stored)))
+    record = json.loads(stored[key])
+    place = record
+    while True:
+        name = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        if not isinstance(place[name], dict | list) or not place[name] or data.draw(st.booleans()):
+            break
+        place = place[name]
+    place[name] = value
+    read({**stored, key: json.dumps(record).encode()}, key)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [b"[" * 100_000, b'{"v":' * 100_000, b'{"v":1,"v":2}', b"\xef\xbb\xbf{}", b"1" * 10_000, b'"\\ud800"'],
+)
+def test_records_that_no_parser_takes_are_named(record: bytes) -> None:
+    for key in records_of(full(), []):
+        with pytest.raises(StorageError, match="record "):
+            restore({**records_of(full(), []), key: record}, NOW)
+
+
+@given(key=st.text(alphabet="grouspnde/%0AF.", max_size=20))
+@examples(200)
+def test_whatever_a_key_is_it_is_named_or_read(key: str) -> None:
+    try:
+        restore({**records_of(full(), []), key: b"{}"}, NOW)
+    except StorageError as error:
+        if f"record {key} is malformed" not in str(error):
+            raise

@@ -43,9 +43,11 @@ lint: $(STAMP)  ## check format, style and types
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## measure rendezvous and recovery from faults (an hour, on an idle machine)
+bench: $(STAMP)  ## measure rendezvous, recovery from faults, failover and retention (an hour, on an idle machine)
 	$(BIN)/python -m benchmarks.rendezvous
 	$(BIN)/python -m benchmarks.faults
+	$(BIN)/python -m benchmarks.failover
+	$(BIN)/python -m benchmarks.retention
 
 clean:  ## remove caches and build outputs
 	rm -rf build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache

@@ -101,7 +101,7 @@ async def measure(groups: int, keep_finished_s: float, store: str) -> bool:
     """Run against one store."""
     with tempfile.TemporaryDirectory() as folder:
         async with {"sqlite": sqlite, "etcd": etcd}[store](Path(folder)) as (opened, size):
-            service = Service(opened, keep_finished_s=keep_finished_s, limits=Limits(max_groups=2 * groups))
+            service = Service(opened, limits=Limits(keep_finished_s=keep_finished_s, max_groups=2 * groups))
             await service.start()
             try:
                 return await churn(service, groups, size)

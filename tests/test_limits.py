@@ -13,7 +13,14 @@ import psutil
 import pytest
 
 from hetrdzv import wire
-from hetrdzv.api.crowd import BODIES_BYTES, READS_PER_ADDRESS, SMALL_BODY_BYTES, Bodies, Crowd, neighbourhood
+from hetrdzv.api.admission import (
+    BODIES_BYTES,
+    READS_PER_ADDRESS,
+    SMALL_BODY_BYTES,
+    Admission,
+    Bodies,
+    neighbourhood,
+)
 from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Undrain
 from hetrdzv.errors import Busy, TooManyGroups, TooManyNodes, TooManyPolls
 from hetrdzv.settings import Limits
@@ -98,33 +105,34 @@ async def nothing() -> None:
     """What a request does that is done at once."""
 
 
-async def test_a_crowd_forgets_who_has_left() -> None:
-    crowd, done = Crowd(2), asyncio.Event()
+async def test_admission_forgets_who_has_left() -> None:
+    admission, done = Admission(2), asyncio.Event()
     poll, stream = "/v1/groups/g/nodes/n/directive", "text/event-stream"
 
     async def wait() -> None:
         await done.wait()
 
     waiting = [
-        asyncio.create_task(crowd.admit(scope(path), stream, wait)) for path in (poll, "/v1/groups/g/events")
+        asyncio.create_task(admission.admit(scope(path), stream, wait))
+        for path in (poll, "/v1/groups/g/events")
     ]
     await asyncio.sleep(0)
     for path, accept in ((poll, ""), ("/v1/groups/g/nodes/n", ""), ("/v1/groups/g/events", stream)):
         with pytest.raises(TooManyPolls, match=r"10\.0\.0\.1 has 2 polls .*--max-polls-per-address"):
-            await crowd.admit(scope(path), accept, nothing)
+            await admission.admit(scope(path), accept, nothing)
     for path in ("/healthz", "/readyz", "/v1/groups", "/v1/groups/g/events"):
-        await crowd.admit(scope(path), stream if path == "/v1/groups" else "", nothing)
+        await admission.admit(scope(path), stream if path == "/v1/groups" else "", nothing)
     for address in ("10.0.0.2", None):
-        await crowd.admit(scope(poll, address), "", nothing)
+        await admission.admit(scope(poll, address), "", nothing)
     waiting[0].cancel()
     done.set()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert not crowd._polls
-    assert not crowd._reads
+    assert not admission._polls
+    assert not admission._reads
 
 
 async def test_large_replies_to_one_address_take_turns() -> None:
-    crowd, done, inside, most = Crowd(1), asyncio.Event(), 0, 0
+    admission, done, inside, most = Admission(1), asyncio.Event(), 0, 0
 
     async def read() -> None:
         nonlocal inside, most
@@ -135,17 +143,17 @@ async def test_large_replies_to_one_address_take_turns() -> None:
 
     paths = ["/v1/groups", "/v1/groups/g", "/metrics", "/v1/groups/g/nodes/n/drain", "/openapi.json"]
     tasks = [
-        asyncio.create_task(crowd.admit(scope(paths[n % len(paths)]), "", read))
+        asyncio.create_task(admission.admit(scope(paths[n % len(paths)]), "", read))
         for n in range(READS_PER_ADDRESS + 9)
     ]
     await asyncio.sleep(0.01)
     assert inside == READS_PER_ADDRESS
-    await crowd.admit(scope("/v1/groups", "10.0.0.2"), "", nothing)
+    await admission.admit(scope("/v1/groups", "10.0.0.2"), "", nothing)
     tasks[-1].cancel()
     done.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert most == READS_PER_ADDRESS
-    assert not crowd._reads
+    assert not admission._reads
 
 
 def test_large_bodies_share_what_there_is() -> None:

@@ -26,6 +26,7 @@ from hetrdzv.errors import (
 )
 from hetrdzv.records import StoredEvent
 from hetrdzv.service import Service
+from hetrdzv.settings import Limits
 from hetrdzv.storage.base import Snapshot
 from tests.served import FaultyStore, HandClock, join, serving, settled, started, two_nodes
 
@@ -390,7 +391,7 @@ async def test_a_group_with_a_running_job_is_not_deleted() -> None:
 async def test_finished_groups_are_forgotten_when_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "HEARTBEAT_S", 0.001)
     clock = HandClock()
-    async with serving(clock=clock, keep_finished_s=100.0) as (service, store):
+    async with serving(clock=clock, limits=Limits(keep_finished_s=100.0)) as (service, store):
         for name in ("old", "used", "young", "running"):
             await two_nodes(service, name)
         for name in ("old", "used"):
@@ -416,7 +417,7 @@ async def test_finished_groups_are_forgotten_when_their_time_is_over(monkeypatch
 
 async def test_a_group_in_which_a_new_job_begins_as_it_is_swept_is_not_forgotten() -> None:
     clock = HandClock()
-    async with serving(clock=clock, keep_finished_s=1.0) as (service, _):
+    async with serving(clock=clock, limits=Limits(keep_finished_s=1.0)) as (service, _):
         await two_nodes(service)
         for node_id in ("a", "b"):
             await service.execute("g", replace(started(node_id), kind=ReportKind.SUCCEEDED))

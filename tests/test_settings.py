@@ -49,7 +49,7 @@ def test_each_limit_has_a_flag(name: str) -> None:
     ],
 )
 def test_a_duration(text: str, seconds: float) -> None:
-    assert settings_of("--keep-finished", text).keep_finished_s == seconds
+    assert settings_of("--keep-finished", text).limits.keep_finished_s == seconds
 
 
 @pytest.mark.parametrize("text", ["", "-1", "7w", "1d12h", "nan", "inf", "1e3", "3651d", "d", "7 d"])
@@ -65,7 +65,7 @@ def test_a_duration_is_shown_as_it_is_given(seconds: float) -> None:
 
 async def test_a_finished_group_is_kept_for_as_long_as_was_told() -> None:
     clock = HandClock()
-    async with serving(clock=clock, keep_finished_s=settings_of("--keep-finished", "2m").keep_finished_s) as (
+    async with serving(clock=clock, limits=settings_of("--keep-finished", "2m").limits) as (
         service,
         _,
     ):

@@ -32,7 +32,7 @@ from hetrdzv.errors import (
 from hetrdzv.ledger import RETRY_S, Ledger
 from hetrdzv.metrics import Metrics
 from hetrdzv.records import StoredEvent
-from hetrdzv.settings import Limits
+from hetrdzv.settings import DEFAULT_LIMITS, Limits
 from hetrdzv.storage.base import StateStore
 from hetrdzv.watchers import FOLLOWERS, Watchers
 
@@ -43,11 +43,6 @@ HEARTBEAT_S = 0.25
 
 TICK_MARGIN_S = 0.002
 """How long past a deadline the tick comes: boundaries belong to the state before them."""
-
-KEEP_FINISHED_S = 7 * 86_400.0
-"""How long a finished group is remembered unless told otherwise (seconds)."""
-
-DEFAULT_LIMITS = Limits()
 
 SWEEP_S, SWEEP_MOST = 5.0, 500
 """How often finished groups are looked for that nobody needs any more (seconds), and how many go at once."""
@@ -63,9 +58,8 @@ class Service:
         store: where state is kept; owned by the service from here on.
         make_clock: makes the clock from the store's high-water mark.
         wall: wall-clock time for events, for people only.
-        keep_finished_s: how long a finished group is remembered (seconds).
         metrics: where things are counted; outlives this service.
-        limits: how many groups are kept, of how many nodes.
+        limits: how many groups are kept, of how many nodes, and for how long once they have finished.
     """
 
     def __init__(
@@ -73,7 +67,6 @@ class Service:
         store: StateStore,
         make_clock: Callable[[float], ServedClock] = ServedClock,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
-        keep_finished_s: float = KEEP_FINISHED_S,
         metrics: Metrics | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
@@ -81,7 +74,6 @@ class Service:
         self._clock = make_clock(0.0)
         self._stalls_seen = 0
         self._forgave_at = -STALE_CUTS_S
-        self._keep_finished_s = keep_finished_s
         self._metrics = metrics or Metrics()
         self._limits = limits
         self._ledger = Ledger(store, self, wall, self._metrics)
@@ -343,7 +335,7 @@ class Service:
         return (
             group.state.terminal
             and finished_at is not None
-            and now > finished_at + self._keep_finished_s
+            and now > finished_at + self._limits.keep_finished_s
             and not group.live
         )
 

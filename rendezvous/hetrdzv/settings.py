@@ -67,6 +67,12 @@ class Limits:
     max_groups: int = _flag(
         10_000, "Groups that are kept, finished ones included.", type=click.IntRange(1, 1_000_000)
     )
+    keep_finished_s: float = _flag(
+        7 * 86_400.0,
+        "How long a finished group is remembered: 90s, 15m, 12h, 7d.",
+        flag="keep-finished",
+        type=Duration(0, 3_650 * 86_400),
+    )
     max_nodes_per_group: int = _flag(4_096, "Live nodes of a group.", type=click.IntRange(1, 100_000))
     max_connections: int = _flag(16_384, "Connections in all.", type=click.IntRange(16, 1_000_000))
     max_polls_per_address: int = _flag(
@@ -88,6 +94,9 @@ class Limits:
     )
 
 
+DEFAULT_LIMITS = Limits()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """hetserver's command line; `limits` has more of it."""
@@ -98,12 +107,6 @@ class Settings:
         None,
         "sqlite:PATH, memory, or etcd://HOST:PORT,...[/PREFIX] for several servers.  "
         "[default: sqlite:$XDG_STATE_HOME/hetrdzv/state.db]",
-    )
-    keep_finished_s: float = _flag(
-        7 * 86_400.0,
-        "How long a finished group is remembered: 90s, 15m, 12h, 7d.",
-        flag="keep-finished",
-        type=Duration(0, 3_650 * 86_400),
     )
     advertise: str | None = _flag(
         None,
@@ -146,7 +149,7 @@ class Settings:
     )
     stop_at_eof: bool = _flag(False, "Stop when standard input ends (for a parent program).", is_flag=True)
     log_level: str = _flag("info", "What is told.", type=click.Choice(["debug", "info", "warning", "error"]))
-    limits: Limits = Limits()
+    limits: Limits = DEFAULT_LIMITS
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:

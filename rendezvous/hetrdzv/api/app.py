@@ -5,16 +5,14 @@ from starlette.types import ASGIApp
 
 from hetrdzv import __version__
 from hetrdzv.api import docs, groups, health, nodes, openapi, problems
-from hetrdzv.api.crowd import Crowd
+from hetrdzv.api.admission import Admission
 from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.gate import Gate
 from hetrdzv.metrics import Metrics
 from hetrdzv.replica import Replica, SingleReplica
 from hetrdzv.service import Service
-from hetrdzv.settings import Limits
+from hetrdzv.settings import DEFAULT_LIMITS, Limits
 from hetrdzv.tokens import EVERYTHING, Tokens
-
-DEFAULT_LIMITS = Limits()
 
 
 def create_app(
@@ -47,5 +45,7 @@ def create_app(
         app.include_router(router)
     if token is not None:
         tokens = Tokens({token: EVERYTHING})
-    crowd = Crowd(limits.max_polls_per_address)
-    return Gate(app, Dispatcher(replica), tokens=tokens, crowd=crowd, any_host=any_host, certified=certified)
+    admission = Admission(limits.max_polls_per_address)
+    return Gate(
+        app, Dispatcher(replica), tokens=tokens, admission=admission, any_host=any_host, certified=certified
+    )

@@ -11,9 +11,9 @@ from urllib.parse import quote, urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrdzv import access
-from hetrdzv.api.crowd import Bodies, Crowd
+from hetrdzv.api.admission import Admission, Bodies
 from hetrdzv.api.dispatch import Dispatcher
-from hetrdzv.api.permits import OPEN_PATHS, Pass
+from hetrdzv.api.permits import OPEN_PATHS, Permit
 from hetrdzv.api.problems import bug_report, problem_body
 from hetrdzv.errors import (
     BodyTooLarge,
@@ -45,7 +45,7 @@ BODY_TIMEOUT_S = 10.0
 """How long a body may take to come (seconds); none is larger than `MAX_BODY_BYTES`."""
 
 
-EVERYBODY = Pass(EVERYTHING)
+EVERYBODY = Permit(EVERYTHING)
 """Without tokens."""
 
 
@@ -55,7 +55,7 @@ class Gate:
     Args:
         dispatcher: where requests about groups are answered.
         tokens: of which every request must bear one; None: no token is asked for.
-        crowd: what is under way.
+        admission: what is under way.
         any_host: whether a server without a token answers to every host name (`--insecure`).
         certified: whether clients have to show a certificate.
     """
@@ -66,14 +66,14 @@ class Gate:
         dispatcher: Dispatcher,
         *,
         tokens: Tokens | None,
-        crowd: Crowd,
+        admission: Admission,
         any_host: bool,
         certified: bool,
     ) -> None:
         self._app = app
         self._dispatcher = dispatcher
         self._tokens = tokens
-        self._crowd = crowd
+        self._admission = admission
         self._any_host = any_host
         self._certified = certified
 
@@ -92,7 +92,7 @@ class Gate:
             elif scope["method"] == "HEAD":
                 scope, answer.without_body = {**scope, "method": "GET"}, True
             go_on = partial(self._pass_on, scope, headers, receive, answer)
-            await self._crowd.admit(scope, headers.get("accept", ""), go_on)
+            await self._admission.admit(scope, headers.get("accept", ""), go_on)
         except HetError as error:
             await _refuse(answer, error, scope)
         except asyncio.CancelledError:  # the server stops, and waits no longer for the rest of this request
@@ -107,7 +107,7 @@ class Gate:
     async def _pass_on(
         self, scope: Scope, headers: dict[str, str], receive: Receive, answer: "_Answer"
     ) -> None:
-        with _Body(headers, receive, self._crowd.bodies) as body:
+        with _Body(headers, receive, self._admission.bodies) as body:
             if not await body.came():
                 return
             if scope["path"].startswith(GROUP_PATHS):
@@ -117,7 +117,7 @@ class Gate:
         if answer.withheld:
             raise LeaderLost("this server ceased to lead while it worked on this; ask the others")
 
-    def _enter(self, scope: Scope, headers: dict[str, str]) -> Pass:
+    def _enter(self, scope: Scope, headers: dict[str, str]) -> Permit:
         """What a request may do.
 
         Raises:
@@ -179,7 +179,7 @@ class _Answer:
         await self._send(message)
 
 
-def _check_token(authorization: str, tokens: Tokens) -> Pass:
+def _check_token(authorization: str, tokens: Tokens) -> Permit:
     scheme, _, given = authorization.partition(" ")
     given = given.strip()
     if scheme.lower() != "bearer" or not given:
@@ -187,7 +187,7 @@ def _check_token(authorization: str, tokens: Tokens) -> Pass:
     grant = tokens.find(given)
     if grant is None:
         raise Unauthorized("the token is not this server's: compare it with the file that hetserver uses")
-    return Pass(grant, given, tokens)
+    return Permit(grant, given, tokens)
 
 
 def _netloc(origin: str) -> str | None:

@@ -9,7 +9,7 @@ from fastapi.responses import Response, StreamingResponse
 from hetrdzv import wire
 from hetrdzv.api import problems, views
 from hetrdzv.api.dispatch import service_of
-from hetrdzv.api.permits import Pass, pass_of
+from hetrdzv.api.permits import Permit, permit_of
 from hetrdzv.core.commands import Cancel, Put, Restart
 from hetrdzv.service import Service
 
@@ -27,7 +27,7 @@ KEEPALIVE_S = 15.0
 @router.get("", response_model=wire.GroupsReply)
 async def list_groups(request: Request) -> Response:
     """All groups that the token is for, one line each."""
-    service, grant = service_of(request), pass_of(request).grant
+    service, grant = service_of(request), permit_of(request).grant
     now = service.now()
     shown = [views.group_summary(group, now) for group in service.groups() if grant.covers(group.group_id)]
     return views.json_response(wire.GroupsReply(groups=shown))
@@ -85,7 +85,7 @@ async def get_events(
     news, last = service.history(group_id, after)
     if "text/event-stream" in accept:
         after = after if last_event_id is None else last_event_id
-        stream = _stream(service, group_id, after, pass_of(request))
+        stream = _stream(service, group_id, after, permit_of(request))
         return StreamingResponse(
             stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
         )
@@ -94,7 +94,7 @@ async def get_events(
     )
 
 
-async def _stream(service: Service, group_id: str, after: int, entry: Pass) -> AsyncIterator[str]:
+async def _stream(service: Service, group_id: str, after: int, entry: Permit) -> AsyncIterator[str]:
     """Server-sent events: one per line of the history, a comment when nothing happens.
 
     It ends when the token that it was asked for with is none any more.

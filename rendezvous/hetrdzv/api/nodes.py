@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from hetrdzv import wire
 from hetrdzv.api import problems, views
 from hetrdzv.api.dispatch import polls_of, service_of
-from hetrdzv.api.permits import pass_of
+from hetrdzv.api.permits import permit_of
 from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, Undrain
 from hetrdzv.core.model import Failure
 from hetrdzv.errors import StaleRound
@@ -73,7 +73,7 @@ async def join(
 ) -> Response:
     """Join, or ready for the next round. Answers with the directive; with `wait` it may wait for one."""
     if "command" in body.spec.model_fields_set:
-        pass_of(request).check_command(group_id)
+        permit_of(request).check_command(group_id)
     return await _answer_poll(request, group_id, join_command(node_id, body), None, wait)
 
 

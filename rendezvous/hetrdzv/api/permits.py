@@ -41,7 +41,7 @@ ROLES: Mapping[str, Role] = {
 SCOPED = frozenset({"GET /v1/groups"})
 """Routes that name no group, but show only those in the scope."""
 
-_KEY = "hetrdzv.pass"
+_KEY = "hetrdzv.permit"
 
 
 class Row(NamedTuple):
@@ -61,7 +61,7 @@ def _row(route: str, role: Role) -> Row:
 _ROWS = [_row(route, role) for route, role in ROLES.items()]
 
 
-class Pass:
+class Permit:
     """What a request may do.
 
     Args:
@@ -81,7 +81,7 @@ class Pass:
         return self._tokens is None or self._tokens.find(self._token or "") == self.grant
 
     def put_into(self, scope: Scope) -> Scope:
-        """A request's scope with this pass in it."""
+        """A request's scope with this permit in it."""
         return {**scope, _KEY: self}
 
     def check(self, method: str, path: str) -> None:
@@ -119,10 +119,10 @@ class Pass:
             raise _forbidden(self.grant, what, "needs the role admin, since other nodes would run it")
 
 
-def pass_of(request: Request) -> Pass:
-    """The pass of a request."""
+def permit_of(request: Request) -> Permit:
+    """The permit of a request."""
     found: Any = request.scope[_KEY]
-    assert isinstance(found, Pass)
+    assert isinstance(found, Permit)
     return found
 
 

@@ -18,12 +18,12 @@ import click
 from hetrdzv import __version__, access
 from hetrdzv import settings as all_settings
 from hetrdzv.api.app import create_app
+from hetrdzv.api.http_server import HttpServer
 from hetrdzv.cli.sockets import CannotServe, inherited, listen
 from hetrdzv.errors import HetError
 from hetrdzv.metrics import Metrics
 from hetrdzv.replica import Replica, SingleReplica
 from hetrdzv.service import Service
-from hetrdzv.serving import HttpServer
 from hetrdzv.settings import Limits, Settings
 from hetrdzv.storage import open_store
 from hetrdzv.storage.base import StateStore
@@ -60,9 +60,7 @@ def _serve_on_socket(settings: Settings) -> None:
         url = settings.store or f"sqlite:{access.state_home() / 'state.db'}"
         on_etcd = url.startswith("etcd:")
         metrics = Metrics()
-        make_service = partial(
-            Service, metrics=metrics, limits=settings.limits, keep_finished_s=settings.keep_finished_s
-        )
+        make_service = partial(Service, metrics=metrics, limits=settings.limits)
         if on_etcd and settings.token_file is None and not settings.insecure and not _is_local(listener):
             raise CannotServe(
                 "servers on one etcd need the same token: make one (openssl rand -hex 32), "

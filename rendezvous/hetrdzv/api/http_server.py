@@ -22,7 +22,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from hetrdzv.api.crowd import neighbourhood
+from hetrdzv.api.admission import neighbourhood
 from hetrdzv.api.gate import CERTIFIED
 from hetrdzv.api.problems import MEDIA_TYPE, problem_body
 from hetrdzv.errors import Busy, HetError, Malformed, RequestTooSlow

@@ -41,7 +41,7 @@ def neighbourhood(address: str) -> str:
     return str(parsed.ipv4_mapped or ipaddress.IPv6Network((parsed, 64), strict=False))
 
 
-class Crowd:
+class Admission:
     """What is under way, by address.
 
     Args:

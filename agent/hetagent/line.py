@@ -12,13 +12,8 @@ from collections.abc import Callable
 
 from hetagent import preflight
 from hetagent.network import host_port
-from hetagent.session import (
-    DEFAULT_LEASE_S,
-    DEFAULT_MAX_DISCONNECT_S,
-    DEFAULT_STOP_TIMEOUT_S,
-    Request,
-    Session,
-)
+from hetagent.requests import Request
+from hetagent.session import DEFAULT_LEASE_S, DEFAULT_MAX_DISCONNECT_S, DEFAULT_STOP_TIMEOUT_S, Session
 from hetrdzv.client import Client
 from hetrdzv.errors import HetError, Unreachable
 from hetrdzv.wire import DirectiveKind, DirectiveReply, FailureFields

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol, TypedDict
 
 from pydantic import ValidationError
 
+from hetagent.requests import Answer, Head, Join, Leave, Poll, Report, Request
 from hetrdzv.errors import HetError, Problem
 from hetrdzv.wire import (
     DirectiveKind,
@@ -57,101 +57,6 @@ STRANGERS = frozenset(
     {"not_hetserver", "version_mismatch", "unauthorized", "forbidden", "certificate_required", "foreign_host"}
 )
 """Errors that tell a newcomer that its --server or token is wrong, but a member only that a proxy hiccups."""
-
-
-class Server(Protocol):
-    """What a request needs in order to be sent; `hetrdzv.client.Client` is one."""
-
-    async def join(self, group: str, node: str, request: JoinRequest) -> DirectiveReply:
-        """Join, or ready for the next round."""
-
-    async def directive(
-        self, group: str, node: str, incarnation: str, after: str | None, wait_s: float
-    ) -> DirectiveReply:
-        """Long poll for the directive."""
-
-    async def report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
-        """Report on a round's workers."""
-
-    async def leave(self, group: str, node: str, *, incarnation: str, reason: str) -> None:
-        """Say goodbye."""
-
-
-Answer = DirectiveReply | HetError | None
-"""What became of a request; None is the server's answer to a `Leave`."""
-
-
-class _Head(TypedDict):
-    """What every request has; see `_Request`."""
-
-    number: int
-    group: str
-    node_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    """A request of a session.
-
-    Attributes:
-        number: counts a session's requests, in the order of sending.
-        group, node_id: whom it is about.
-    """
-
-    number: int
-    group: str
-    node_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Join(_Request):
-    """Join, or ready for the next round."""
-
-    body: JoinRequest
-
-    async def send(self, server: Server) -> Answer:
-        """Put this request to a server."""
-        return await server.join(self.group, self.node_id, self.body)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Poll(_Request):
-    """Wait for a directive of another version than `after`, for `wait_s` seconds at most."""
-
-    incarnation: str
-    after: str | None
-    wait_s: float
-
-    async def send(self, server: Server) -> Answer:
-        """Put this request to a server."""
-        return await server.directive(self.group, self.node_id, self.incarnation, self.after, self.wait_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report(_Request):
-    """What became of a round's workers; the age in it is that at the time of sending."""
-
-    body: ReportRequest
-
-    async def send(self, server: Server) -> Answer:
-        """Put this request to a server."""
-        return await server.report(self.group, self.node_id, self.body)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leave(_Request):
-    """Goodbye: the agent goes away and its workers are gone."""
-
-    incarnation: str
-    reason: str
-
-    async def send(self, server: Server) -> Answer:
-        """Put this request to a server."""
-        await server.leave(self.group, self.node_id, incarnation=self.incarnation, reason=self.reason)
-        return None
-
-
-Request = Join | Poll | Report | Leave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,7 +327,7 @@ class Session:
             why = f"no server has answered for {self._max_disconnect_s:g} s (max_disconnect_s)"
             self._stop_workers("disconnected", why)
 
-    def _head(self) -> _Head:
+    def _head(self) -> Head:
         number, self._next_number = self._next_number, self._next_number + 1
         return {"number": number, "group": self.group, "node_id": self.node_id}
 

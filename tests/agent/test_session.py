@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hetagent import session as protocol
-from hetagent.session import Answer, Join, Leave, Offer, Poll, Report, Request, Session
+from hetagent.requests import Answer, Join, Leave, Poll, Report, Request
+from hetagent.session import Offer, Session
 from hetrdzv.client import Client
 from hetrdzv.core import commands
 from hetrdzv.core.directive import Directive, DirectiveKind, directive

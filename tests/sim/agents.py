@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hetagent.session import Answer, Offer, Request, Session
+from hetagent.requests import Answer, Request
+from hetagent.session import Offer, Session
 from hetrdzv.errors import HetError, Problem
 from hetrdzv.wire import DirectiveKind, DirectiveReply, FailureFields
 from tests.sim.store import GROUP

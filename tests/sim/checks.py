@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from hetagent.session import Answer, Join, Leave, Poll, Report, Request
+from hetagent.requests import Answer, Join, Leave, Poll, Report, Request
 from hetrdzv import service as service_module
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive, explain

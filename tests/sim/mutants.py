@@ -1,35 +1,16 @@
 # ruff: noqa: E501 (a mutant is one line)
-"""Breaks rules on purpose, one at a time, and shows which seed finds it: python tests/sim/mutants.py
+"""Breaks rules on purpose, one at a time, and shows which seed finds it: python -m tests.sim.mutants
 
-Each mutant is a line of the source changed in a temporary copy of the packages; the simulation runs against the
-copy. One that survives means that no check looks there: the exit status is 1 then.
+The simulation runs against the copy. One that survives means that no check looks there: the exit status is 1 then.
 """
 
-import argparse
-import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.mutants import CORE, Mutant, copied, environment, parser, report
 
-
-@dataclass(frozen=True)
-class Mutant:
-    """What is broken, and how: `old` becomes `new` in a file."""
-
-    what: str
-    file: str
-    old: str
-    new: str
-
-
-CORE = "rendezvous/hetrdzv/core"
 SESSION = "agent/hetagent/session.py"
 MUTANTS = (
     Mutant("a failure is judged at once", f"{CORE}/settle.py", "ended.end.judged or unresolved(work.group, work.now)", "ended.end.judged"),
@@ -60,13 +41,10 @@ MUTANTS = (
 
 def simulate(home: Path, seeds: int) -> tuple[int, str] | None:
     """Run seeds against a copy; the first that fails and the check that failed, or None."""
-    env = {
-        **os.environ,
-        "PYTHONPATH": f"{home / 'rendezvous'}:{home / 'agent'}",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
     command = [sys.executable, "-m", "tests.sim", "--seeds", str(seeds)]
-    done = subprocess.run(command, cwd=home, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=home, env=environment(home), capture_output=True, text=True, check=False
+    )
     if done.returncode == 0:
         return None
     found = re.search(r"^seed (\d+) fails: (.*)$", done.stdout, re.MULTILINE)
@@ -77,35 +55,20 @@ def simulate(home: Path, seeds: int) -> tuple[int, str] | None:
 
 def main() -> int:
     """Print a table: what was broken, the seed that found it, the check that failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=400, help="how many are tried on each (default: 400)")
-    parser.add_argument("--only", default=".", help="mutants whose name matches this pattern")
-    args = parser.parse_args()
-    survived = 0
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        ignored = shutil.ignore_patterns("__pycache__")
-        for part in ("rendezvous", "agent", "tests/sim"):
-            shutil.copytree(ROOT / part, home / part, ignore=ignored)
-        shutil.copy(ROOT / "tests/__init__.py", home / "tests/__init__.py")
-        if (broken := simulate(home, 50)) is not None:
-            print(f"the simulation fails without a mutant: {broken}")
+    made = parser(__doc__)
+    made.add_argument("--seeds", type=int, default=400, help="how many are tried on each (default: 400)")
+    args = made.parse_args()
+    with copied("rendezvous", "agent", "tests/sim", "tests/__init__.py") as home:
+        if (wrong := simulate(home, 50)) is not None:
+            print(f"the simulation fails without a mutant: {wrong}")
             return 2
-        print("| mutant | seed | check that failed | s |\n|---|---|---|---|")
-        for mutant in MUTANTS:
-            if not re.search(args.only, mutant.what):
-                continue
-            path, began = home / mutant.file, time.monotonic()
-            source = path.read_text()
-            assert mutant.old in source, f"{mutant.what}: {mutant.file} has no such line any more"
-            path.write_text(source.replace(mutant.old, mutant.new))
+
+        def seek() -> tuple[bool, str]:
             found = simulate(home, args.seeds)
-            path.write_text(source)
-            survived += found is None
             seed, check = found if found is not None else ("-", "SURVIVED")
-            took_s = time.monotonic() - began
-            print(f"| {mutant.what} | {seed} | {check} | {took_s:.1f} |", flush=True)
-    return 1 if survived else 0
+            return found is not None, f"{seed} | {check}"
+
+        return report(MUTANTS, args.only, home, "seed | check that failed", seek)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 
-from hetagent.session import Answer
+from hetagent.requests import Answer
 from hetrdzv.api import views
 from hetrdzv.api.nodes import join_command, report_command
 from hetrdzv.api.polls import Polls

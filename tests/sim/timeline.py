@@ -32,9 +32,3 @@ class Timeline:
         moment, _, call, args = heapq.heappop(self._heap)
         self.now = max(self.now, moment)
         call(*args)
-
-    def run_until(self, moment: float) -> None:
-        """Let everything happen that is due by then."""
-        while self.next_at() <= moment:
-            self.step()
-        self.now = max(self.now, moment)

@@ -1,0 +1,102 @@
+"""What an agent asks of a server: each request knows how to be sent. Changes when a request does."""
+
+from dataclasses import dataclass
+from typing import Protocol, TypedDict
+
+from hetrdzv.errors import HetError
+from hetrdzv.wire import DirectiveReply, JoinRequest, ReportRequest
+
+
+class Server(Protocol):
+    """What a request needs in order to be sent; `hetrdzv.client.Client` is one."""
+
+    async def join(self, group: str, node: str, request: JoinRequest) -> DirectiveReply:
+        """Join, or ready for the next round."""
+
+    async def directive(
+        self, group: str, node: str, incarnation: str, after: str | None, wait_s: float
+    ) -> DirectiveReply:
+        """Long poll for the directive."""
+
+    async def report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
+        """Report on a round's workers."""
+
+    async def leave(self, group: str, node: str, *, incarnation: str, reason: str) -> None:
+        """Say goodbye."""
+
+
+Answer = DirectiveReply | HetError | None
+"""What became of a request; None is the server's answer to a `Leave`."""
+
+
+class Head(TypedDict):
+    """What every request has; see `BaseRequest`."""
+
+    number: int
+    group: str
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseRequest:
+    """A request of a session.
+
+    Attributes:
+        number: counts a session's requests, in the order of sending.
+        group, node_id: whom it is about.
+    """
+
+    number: int
+    group: str
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join(BaseRequest):
+    """Join, or ready for the next round."""
+
+    body: JoinRequest
+
+    async def send(self, server: Server) -> Answer:
+        """Put this request to a server."""
+        return await server.join(self.group, self.node_id, self.body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poll(BaseRequest):
+    """Wait for a directive of another version than `after`, for `wait_s` seconds at most."""
+
+    incarnation: str
+    after: str | None
+    wait_s: float
+
+    async def send(self, server: Server) -> Answer:
+        """Put this request to a server."""
+        return await server.directive(self.group, self.node_id, self.incarnation, self.after, self.wait_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(BaseRequest):
+    """What became of a round's workers; the age in it is that at the time of sending."""
+
+    body: ReportRequest
+
+    async def send(self, server: Server) -> Answer:
+        """Put this request to a server."""
+        return await server.report(self.group, self.node_id, self.body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave(BaseRequest):
+    """Goodbye: the agent goes away and its workers are gone."""
+
+    incarnation: str
+    reason: str
+
+    async def send(self, server: Server) -> Answer:
+        """Put this request to a server."""
+        await server.leave(self.group, self.node_id, incarnation=self.incarnation, reason=self.reason)
+        return None
+
+
+Request = Join | Poll | Report | Leave

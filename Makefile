@@ -4,9 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+HOROVOD := $(VENV)/.horovod
+ECOSYSTEM := .venv-ecosystem
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo tools test fuzz compose-test lint bench clean distclean
+.PHONY: help venv demo tools test test-slurm horovod test-horovod test-ecosystem fuzz compose-test lint bench clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -32,6 +34,30 @@ tools:  ## install what tests with several hosts need (as root, on Debian; the t
 test: $(STAMP) tools  ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+test-slurm: $(STAMP)  ## run jobs on a Slurm of two uneven nodes on this machine, installed as root on Debian (two minutes)
+	@command -v slurmctld >/dev/null && command -v munged >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || { \
+	  apt-get update -q && apt-get -o DPkg::Lock::Timeout=120 install -q -y --no-install-recommends slurm-wlm munge; } >&2 || \
+	  echo 'Slurm could not be installed: its tests are skipped' >&2
+	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/slurm
+
+horovod: $(HOROVOD)  ## build Horovod with gloo (three minutes, once; kept in .cache/wheels) and install it into .venv
+
+$(HOROVOD): $(STAMP) deploy/horovod/build.sh
+	wheel=$$(deploy/horovod/build.sh $(BIN)/python .cache/wheels) && \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "$$wheel"
+	@touch $@
+
+test-horovod: $(HOROVOD)  ## run jobs with Horovod on uneven nodes (a minute, and the build)
+	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/horovod
+
+$(ECOSYSTEM)/.installed: pyproject.toml constraints.txt | $(STAMP)
+	@test -x $(ECOSYSTEM)/bin/pip || $(PYTHON) -m venv $(ECOSYSTEM)
+	$(ECOSYSTEM)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[agent,ecosystem]'
+	@touch $@
+
+test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning Fabric, Accelerate, Transformers and FSDP on uneven nodes (four minutes)
+	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/ecosystem
+
 fuzz: $(STAMP)  ## ask the API and the records many more things than the tests do, others each time (ten minutes)
 	HET_FUZZ=big $(BIN)/python -m pytest --timeout 1800 tests/fuzz
 
@@ -53,5 +79,5 @@ clean:  ## remove caches and build outputs
 	rm -rf build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
-distclean: clean  ## remove .venv too
-	rm -rf $(VENV)
+distclean: clean  ## remove .venv and what was built for it, too
+	rm -rf $(VENV) $(ECOSYSTEM) .cache

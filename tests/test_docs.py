@@ -38,7 +38,7 @@ from hetrdzv.storage.memory import MemoryStore
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SOURCES = [*(ROOT / "rendezvous").rglob("*.py"), *(ROOT / "agent").rglob("*.py")]
-SCRIPTS = {"runner", "guardian_process"}
+SCRIPTS = {"runner", "guardian_process", "horovod_store"}
 """Modules that are started by their path and not meant to be imported."""
 
 
@@ -129,12 +129,25 @@ def test_every_flag_is_told(program: str) -> None:
 
 
 def check_mentions(text: str, there: AbstractSet[str]) -> list[str]:
-    """A flag that is mentioned in our own words is one of ours, or of torchrun's, whose parser we use."""
-    others = "curl|docker|docker-compose|etcd|kubectl|pip|python|sqlite3|ss|systemctl"
+    """A flag that is mentioned in our own words is one of ours, of torchrun's parser, or of an example."""
+    others = "curl|docker|docker-compose|etcd|kubectl|mpirun|pip|python|"
+    others += "sbatch|scancel|scontrol|sqlite3|srun|ss|systemctl"
     text = re.sub(rf"^ {{4}}({others}|hetagent|hetctl|hetserver) .*$", "", text, flags=re.MULTILINE)
     text = re.sub(rf"`({others}) [^`]*`", "", text)
     told = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*", text))
-    return [f"{flag} is no flag of anything here" for flag in sorted(told - there - {"--nproc"})]
+    return [
+        f"{flag} is no flag of anything here"
+        for flag in sorted(told - there - flags_of_examples() - {"--nproc"})
+    ]
+
+
+@cache
+def flags_of_examples() -> frozenset[str]:
+    """Every flag of the programs under examples/."""
+    programs = (ROOT / "examples").glob("*/*.py")
+    return frozenset(
+        flag for path in programs for flag in re.findall(r'"(--[a-z-]+)"', path.read_text("utf-8"))
+    )
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -174,7 +187,7 @@ def check_example(line: str) -> list[str]:
     try:
         match program:
             case "make":
-                targets = re.findall(r"^([a-z]+):", page("Makefile"), re.MULTILINE)
+                targets = re.findall(r"^([a-z-]+):", page("Makefile"), re.MULTILINE)
                 assert args[0] in targets, f"there is no target {args[0]}"
             case "hetagent":
                 hetagent.flags.parse(args, {})

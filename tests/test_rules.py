@@ -33,6 +33,7 @@ FILE = "".join(
 RANK = ["read", "agent", "admin"]
 OFFER = {"incarnation": "i", "slots": 1, "address": "10.0.0.1", "port": 4000}
 REPORT = {"incarnation": "i", "round": 1, "kind": "started"}
+DAEMON = {"master": "m", "incarnation": "i", "round": 1, "words": ["orted"]}
 
 
 class Answer(NamedTuple):
@@ -104,9 +105,8 @@ def request_of(route: str, group: str) -> tuple[str, str, object]:
     path = path.replace("{group_id}", group).replace("{node_id}", "n")
     if path.endswith("/directive") or (method == "DELETE" and "/nodes/" in path):
         path += "?incarnation=i"
-    body = {"PUT": OFFER if "/nodes/" in path else {}, "POST": REPORT if "report" in path else None}.get(
-        method
-    )
+    posted = REPORT if "report" in path else DAEMON if "daemon" in path else None
+    body = {"PUT": OFFER if "/nodes/" in path else {}, "POST": posted}.get(method)
     return method, path, body
 
 
@@ -171,6 +171,7 @@ RULES = [
     Rule(
         "... says goodbye for no node", "read", "DELETE", f"{B}/nodes/n?incarnation=i", None, 403, "forbidden"
     ),
+    Rule("... has no node run a daemon", "read", "POST", f"{B}/nodes/n/daemon", DAEMON, 403, "forbidden"),
     Rule("... reads all groups", "read", "GET", B, None, 200, ""),
     Rule("an agent makes groups by joining", "agent", "PUT", f"{B}-new/nodes/n", OFFER, 200, ""),
     Rule(
@@ -193,6 +194,10 @@ RULES = [
         "forbidden",
     ),
     Rule("... which an admin may", "admin", "PUT", f"{A}-cmd/nodes/n", COMMAND, 200, ""),
+    Rule(
+        "only members have a daemon run", "agent", "POST", f"{B}/nodes/n/daemon", DAEMON, 404, "unknown_node"
+    ),
+    Rule("... in their own groups", AGENT, "POST", f"{B}/nodes/n/daemon", DAEMON, 403, "forbidden"),
     Rule("... drains nobody", "agent", "POST", f"{B}/nodes/n/drain", None, 403, "forbidden"),
     Rule("... forgets no group", "agent", "DELETE", B, None, 403, "forbidden"),
     Rule("a scope holds", ADMIN, "GET", B, None, 403, "forbidden"),

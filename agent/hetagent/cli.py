@@ -23,7 +23,10 @@ from hetagent.elastic import AgentError, HetElasticAgent, Identity
 from hetagent.flags import Options, UsageError, parse
 from hetagent.guardian import Guardian, GuardianError
 from hetagent.handler import HetRendezvousHandler
-from hetagent.launch.per_gpu import CommandError, WorkerCommand, group_command, worker_command
+from hetagent.launch.base import Launch
+from hetagent.launch.command import CommandError, WorkerCommand, worker_command
+from hetagent.launch.kinds import launch_of
+from hetagent.launch.kinds import notes as launch_notes
 from hetagent.line import Line
 from hetagent.logs import RoundLogsSpecs
 from hetagent.place import Place, patiently
@@ -100,19 +103,20 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     def tell(text: str) -> None:
         say("\n".join(f"hetagent[{options.node_id}]: {line}" for line in text.splitlines()))
 
-    for note in options.notes:
-        tell(note)
     command = _command(options)
+    for note in (*options.notes, *launch_notes(options, command)):
+        tell(note)
     chosen, slots = _slots(options)
     fixed = options.local_addr is not None
     place = patiently(
         lambda: Place(lambda: _address(options, servers), fixed=fixed), options.connect_timeout_s, tell
     )
     os.environ.update(devices.narrow(chosen, os.environ) if chosen is not None else {})
+    launch = launch_of(options, command, slots, os.environ)
     identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
     _sweep(identity, tell)
 
-    offer = _offer(options, slots, place.address, chosen, wants_command=command is None)
+    offer = _offer(options, slots, place.address, chosen, launch, wants_command=command is None)
     session = Session(
         options.group,
         options.node_id,
@@ -128,12 +132,6 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     )
     logs_specs = _logs_specs(options, command)
     spec = _worker_spec(options, slots, handler, command)
-
-    def adopt(words: list[str]) -> None:
-        adopted = group_command(words)
-        spec.entrypoint, spec.args = adopted.entrypoint, adopted.args
-        if isinstance(logs_specs, RoundLogsSpecs):
-            logs_specs.capture_stderr = not adopted.is_python
 
     worker_env = network.socket_env(place.interface, os.environ)
 
@@ -169,10 +167,12 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
             group=options.group,
             node_id=options.node_id,
         ),
-        hold_script_port=lambda: network.hold_port(place.address, options.port_range, listen=False),
+        hold_script_port=lambda: network.hold_port(
+            place.address, options.port_range, listen=launch.script_port_listens
+        ),
         worker_env=worker_env,
         moved=moved,
-        adopt_command=adopt,
+        launch=launch,
         stop_timeout_s=options.shutdown_timeout_s,
         tell=tell,
         signals=options.signals,
@@ -204,7 +204,13 @@ def _status(agent: HetElasticAgent) -> int:
 
 
 def _offer(
-    options: Options, slots: int, address: str, chosen: devices.Devices | None, *, wants_command: bool
+    options: Options,
+    slots: int,
+    address: str,
+    chosen: devices.Devices | None,
+    launch: Launch,
+    *,
+    wants_command: bool,
 ) -> Offer:
     """What this node brings.
 
@@ -218,6 +224,8 @@ def _offer(
         "labels": options.labels,
         "device": chosen.facts if chosen is not None else {},
         "wants_command": wants_command,
+        "wants_members": launch.wants_members,
+        "wants_daemon": launch.wants_daemon,
     }
     try:
         spec = SpecFields(**options.spec)  # type: ignore[arg-type]

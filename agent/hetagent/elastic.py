@@ -26,8 +26,10 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs
 from hetagent.failures import MAX_CHARACTERS, failure_message
 from hetagent.guardian import Guardian, GuardianError
 from hetagent.handler import HetRendezvousHandler
-from hetagent.launch.per_gpu import CommandError
+from hetagent.launch.base import Assignment, Launch
+from hetagent.launch.command import CommandError
 from hetagent.line import Line
+from hetagent.logs import RoundLogsSpecs
 from hetagent.network import NetworkError, host_port
 from hetagent.workers import Exit, Workers, kill_all_of
 from hetrdzv.wire import DirectiveKind, DirectiveReply, FailureFields
@@ -61,6 +63,14 @@ class _Stopping:
     kill_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a round ended here: the first failure, if any, and when that is to be told (monotonic seconds)."""
+
+    failure: Exit | None
+    due_at: float
+
+
 class HetElasticAgent(LocalElasticAgent):
     """An elastic agent whose every round is decided by a hetserver.
 
@@ -72,7 +82,7 @@ class HetElasticAgent(LocalElasticAgent):
         guardian: ends the workers should this process die, not started yet.
         hold_script_port: reserves the port that a script of its own may use; returns the held socket.
         worker_env: what every worker gets beside torchrun's environment.
-        adopt_command: takes the group's command where the agent was started without a script.
+        launch: how this node's part of a round becomes processes.
         stop_timeout_s: seconds between SIGTERM and SIGKILL; None: the group's.
         tell: shows one line to the person at the terminal.
         moved: asked before each `ready`: whether this node now offers another address.
@@ -88,7 +98,7 @@ class HetElasticAgent(LocalElasticAgent):
         guardian: Guardian,
         hold_script_port: Callable[[], socket.socket],
         worker_env: Mapping[str, str],
-        adopt_command: Callable[[list[str]], None],
+        launch: Launch,
         stop_timeout_s: float | None,
         tell: Callable[[str], None],
         moved: Callable[[], bool] = lambda: False,
@@ -104,7 +114,11 @@ class HetElasticAgent(LocalElasticAgent):
         self._hold_script_port = hold_script_port
         self._script_port: socket.socket | None = None
         self._worker_env = worker_env
-        self._adopt_command = adopt_command
+        self._launch = launch
+        self._assignment: Assignment | None = None  # of the newest round
+        self._begun = False  # whether the newest round's processes were started, or could not be
+        self._end: _End | None = None  # of its processes, and not told yet
+        self._look_at: float | None = None  # when the launch looks at its processes (monotonic seconds)
         self._stop_timeout_s = stop_timeout_s
         self._tell = tell
         self._moved = moved
@@ -139,6 +153,7 @@ class HetElasticAgent(LocalElasticAgent):
                             self._replace_guardian()
                     self._on_signals()
                     self._on_exits()
+                    self._on_time()
                     for directive in self._line.take():
                         self._obey(directive)
                     self._on_stopped()
@@ -167,7 +182,8 @@ class HetElasticAgent(LocalElasticAgent):
     def _timeout_s(self) -> float | None:
         if self._stopping is not None:
             return max(0.0, self._stopping.kill_at - time.monotonic())
-        return None
+        moments = [self._look_at, self._end.due_at if self._end is not None else None]
+        return min((max(0.0, at - time.monotonic()) for at in moments if at is not None), default=None)
 
     def _goodbye(self) -> str:
         if self.signum is not None:
@@ -244,11 +260,20 @@ class HetElasticAgent(LocalElasticAgent):
         if self._workers is None:
             return
         ended = self._workers.collect()
+        if self._stopping is not None:
+            return
         failed = [one for one in ended if not one.succeeded]
-        if failed and self._stopping is None:
-            self._report_failure(self._workers.first(failed))
+        if self._end is None and (failed or not self._workers.running):
+            assert self._assignment is not None
+            patience_s = self._launch.patience_s(self._assignment, failed=bool(failed))
+            first = self._workers.first(failed) if failed else None
+            self._end = _End(first, time.monotonic() + patience_s)
+        if self._end is None or time.monotonic() < self._end.due_at:
+            return
+        if self._end.failure is not None:
+            self._report_failure(self._end.failure)
             self._stop(signal.SIGTERM, self._grace_s())
-        elif not self._workers.running and self._stopping is None:
+        else:
             self._tell(f"round {self._round}: all local workers succeeded; waiting for the others")
             self._line.succeeded(self._round)
             self._finish_workers()
@@ -260,17 +285,25 @@ class HetElasticAgent(LocalElasticAgent):
             self._workers.stderr_files.get(ended.local_rank, ""),
             ended.status,
         )
-        rank = self._handler.start.rank_offset + ended.local_rank
+        local_rank, rank, who = ended.local_rank, self._handler.start.rank_offset + ended.local_rank, ""
+        if self._launch.one_per_node:
+            local_rank, rank, who = -1, -1, "the program of this node"
         failure = FailureFields(
-            local_rank=ended.local_rank,
-            rank=rank,
-            exit_code=ended.exit_code,
-            signal=ended.signal,
-            message=message,
+            local_rank=local_rank, rank=rank, exit_code=ended.exit_code, signal=ended.signal, message=message
         )
         self._line.failed(self._round, failure, ended.seen_at)
         how = f"was killed by {ended.signal}" if ended.signal else f"exited with code {ended.exit_code}"
-        self._tell(f"round {self._round}: rank {rank} (local rank {ended.local_rank}) {how}")
+        self._tell(f"round {self._round}: {who or f'rank {rank} (local rank {local_rank})'} {how}")
+
+    def _on_time(self) -> None:
+        """Have the launch look at its processes once, some time after their start."""
+        if self._look_at is None or time.monotonic() < self._look_at:
+            return
+        self._look_at = None
+        if self._workers is not None and self._pcontext is not None and self._assignment is not None:
+            warning = self._launch.look(self._assignment, next(iter(self._pcontext.pids().values())))
+            if warning is not None:
+                self._tell(warning)
 
     def _obey(self, directive: DirectiveReply) -> None:
         self._group_stop_timeout_s = directive.stop_timeout_s
@@ -327,6 +360,8 @@ class HetElasticAgent(LocalElasticAgent):
         elif self._pcontext is not None:
             self._pcontext.close(signal.SIGKILL, 0)
         self._workers, self._stopping, self._pcontext = None, None, None
+        self._look_at = self._end = None
+        self._launch.end()
         super()._shutdown()  # what torch starts beside the workers if asked to: watchdog, health check
 
     def _tell_stuck(self, stuck: Sequence[int]) -> None:
@@ -354,11 +389,22 @@ class HetElasticAgent(LocalElasticAgent):
         self._line.ready(self._round, port, self._script_port.getsockname()[1])
 
     def _start_round(self, directive: DirectiveReply) -> None:
-        if self._workers is not None or directive.round <= self._round:
+        if self._workers is not None or directive.round < self._round:
+            return
+        if directive.round == self._round:
+            self._go_on_with(directive)
             return
         start = self._handler.accept(directive)
         spec = self._worker_group.spec
         self._round = directive.round
+        self._assignment = Assignment(
+            group=self._identity.group,
+            node_id=self._identity.node_id,
+            round=directive.round,
+            start=start,
+            script_port=self._script_port,
+            start_daemon=self._line.start_daemon,
+        )
         spec.max_restarts = start.max_restarts
         self._remaining_restarts = start.max_restarts - start.restart_count
         last = start.rank_offset + start.slots - 1
@@ -368,16 +414,45 @@ class HetElasticAgent(LocalElasticAgent):
             f"round {directive.round}: {ranks} of {start.world_size}, node {start.group_rank} "
             f"of {start.nnodes}, master {master}, restart {start.restart_count}"
         )
+        self._launch_workers(self._assignment)
+
+    def _go_on_with(self, directive: DirectiveReply) -> None:
+        """Another start of the newest round: it has what the launch could not do without."""
+        if not self._begun and self._assignment is not None and not self._ready_after_stop:
+            assert directive.start is not None
+            self._assignment.start = directive.start
+            self._launch_workers(self._assignment)
+
+    def _launch_workers(self, assignment: Assignment) -> None:
         try:
-            if start.command is not None:
-                self._adopt_command(start.command)
-            self._initialize_workers(self._worker_group)
+            self._begun = self._try_to_launch(assignment)
         except (
             Exception
         ) as error:  # whatever keeps workers from starting is the round's failure, not the agent's
+            self._begun = True
             self._start_failed(error)
             return
-        self._line.started(self._round)
+        if self._begun:
+            self._line.started(self._round)
+
+    def _try_to_launch(self, assignment: Assignment) -> bool:
+        """Returns whether the launch had all that it needs."""
+        spec = self._worker_group.spec
+        try:
+            command = self._launch.begin(assignment)
+        finally:
+            self._script_port = assignment.script_port
+        for note in assignment.notes:
+            self._tell(note)
+        if command is None:
+            return False
+        spec.entrypoint, spec.args = command.entrypoint, command.args
+        if isinstance(self._logs_specs, RoundLogsSpecs):
+            self._logs_specs.capture_stderr = not command.is_python
+        self._initialize_workers(self._worker_group)
+        if self._launch.look_after_s is not None:
+            self._look_at = time.monotonic() + self._launch.look_after_s
+        return True
 
     def _start_failed(self, error: Exception) -> None:
         """Report it, and take away what was started before it: torch forgets these processes."""
@@ -404,7 +479,7 @@ class HetElasticAgent(LocalElasticAgent):
                 world_size=start.world_size,
                 role_world_size=start.role_world_size,
             )
-            for local_rank in range(start.slots)
+            for local_rank in range(1 if self._launch.one_per_node else start.slots)
         ]
 
     def _set_local_rank_env(
@@ -420,6 +495,13 @@ class HetElasticAgent(LocalElasticAgent):
             HET_AGENT_PID=str(os.getpid()),
             TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(signum.name for signum in self._signals),
         )
+        assert self._assignment is not None
+        for name, value in self._launch.environ(self._assignment, local_rank).items():
+            if value is None:  # a process inherits this agent's environment, too
+                worker_env.pop(name, None)
+                os.environ.pop(name, None)
+            else:
+                worker_env[name] = value
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         with _torch_handling(UNUSED_SIGNAL):

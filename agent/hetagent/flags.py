@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes
 
+from hetagent import slurm
 from hetagent.network import parse_port_range
 from hetrdzv import __version__
 from hetrdzv.client import servers_from
@@ -20,7 +21,7 @@ REFUSED: Mapping[str, str] = {
     "--master-addr": "the server chooses the master of every round",
     "--master-port": "the master's agent holds a free port; --port-range bounds it",
     "--node-rank": "the server gives the ranks",
-    "--rdzv-backend": "hetagent always uses hetserver: give --server URL",
+    "--rdzv-backend": "hetagent always uses hetserver: give --server URL (torchrun itself takes hetrdzv there)",
     "--rdzv-endpoint": "give --server URL",
     "--rdzv-conf": "the settings of a group are flags of their own, such as --last-call-s",
     "--start-method": "workers are always started as programs of their own",
@@ -71,6 +72,18 @@ SPEC_FLAGS: Mapping[str, tuple[Callable[[str], object], str]] = {
 """Fields of the group's spec with a flag of their own name; --nnodes and --max-restarts are torchrun's."""
 
 
+TORCHRUNS_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""torchrun's default for --signals-to-handle."""
+
+LAUNCHES: Mapping[str, str] = {
+    "gpu": "a process per GPU, as torchrun does (default)",
+    "node": "a process per node, with {rank_offset}, {world_size}, ... filled in",
+    "horovod": "a process per GPU that calls hvd.init(), without mpirun and ssh",
+    "mpi": "a process per GPU by mpirun (Open MPI 4), without ssh",
+}
+"""Values of --launch."""
+
+
 class UsageError(ValueError):
     """A command line that makes no sense; the text says what to change."""
 
@@ -98,6 +111,9 @@ class Options:
     connect_timeout_s: float
     spec: Mapping[str, object]
     signals: tuple[signal.Signals, ...]
+    launch: str
+    init_file: Path | None
+    isolate_gpus: bool
     shutdown_timeout_s: float | None
     script: str | None
     script_args: tuple[str, ...]
@@ -142,8 +158,22 @@ def parser() -> ArgumentParser:
     ours.add_argument(
         "--device", choices=("auto", "cuda", "cpu"), default="auto", help="cpu: start N CPU workers."
     )
+    ours.add_argument(
+        "--launch", choices=LAUNCHES, default="gpu", help=_list("How to start workers:", LAUNCHES)
+    )
+    ours.add_argument(
+        "--init-file",
+        type=Path,
+        metavar="DIR",
+        help="With --launch node: {init_method} is a new file:// name per round in this shared directory.",
+    )
+    ours.add_argument(
+        "--isolate-gpus", action="store_true", help="Each worker sees its own GPU only; LOCAL_RANK stays."
+    )
     ours.add_argument("--server", metavar="URL[,URL...]", help="Where hetserver is (or HET_SERVER).")
-    ours.add_argument("--group", metavar="ID", help="Which job (or HET_GROUP, --rdzv-id; default: default).")
+    ours.add_argument(
+        "--group", metavar="ID", help="Which job (or HET_GROUP, --rdzv-id; default: default, or Slurm's job)."
+    )
     ours.add_argument("--node-id", metavar="ID", help="This node's stable name (default: the host name).")
     ours.add_argument(
         "--token-file", type=Path, metavar="FILE", help="File with a token of the server (or HET_TOKEN)."
@@ -210,6 +240,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     if args.local_addr is not None and args.interface is not None:
         raise UsageError("--local-addr and --interface say the same: give one of them")
     _id("--role", args.role)
+    from_slurm = _fill_from_slurm(args, environ)
     if args.training_script is None and (args.module or args.no_python or args.run_path):
         flag = "--module" if args.module else "--no-python" if args.no_python else "--run-path"
         raise UsageError(f"{flag} says how to start a script, but none was given: add it behind the flags")
@@ -232,17 +263,49 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         labels=dict(args.label or ()),
         connect_timeout_s=args.connect_timeout_s,
         spec=_spec(args),
-        signals=_signals(args.signals_to_handle),
+        signals=tuple(dict.fromkeys((*_signals(args.signals_to_handle), *from_slurm.signals))),
+        launch=args.launch,
+        init_file=args.init_file,
+        isolate_gpus=args.isolate_gpus,
         shutdown_timeout_s=_shutdown_timeout_s(args, environ),
         script=args.training_script,
         script_args=tuple(args.training_script_args),
-        notes=tuple(
-            f"PET_{_dest(flag).upper()} is not obeyed: {reason}"
-            for flag, reason in REFUSED.items()
-            if environ.get(f"PET_{_dest(flag).upper()}")
+        notes=(
+            *from_slurm.notes,
+            *(
+                f"PET_{_dest(flag).upper()} is not obeyed: {reason}"
+                for flag, reason in REFUSED.items()
+                if environ.get(f"PET_{_dest(flag).upper()}")
+            ),
         ),
         torchrun=args,
     )
+
+
+def _list(text: str, values: Mapping[str, str]) -> str:
+    return f"{text} {'; '.join(f'{name}: {what}' for name, what in values.items())}."
+
+
+def _fill_from_slurm(args: Namespace, environ: Mapping[str, str]) -> slurm.Defaults:
+    """Fill in what a job step of Slurm knows and nobody gave."""
+    given = slurm.Given(
+        group=args.group or args.rdzv_id or environ.get("HET_GROUP") or None,
+        node_id=args.node_id,
+        gpus=args.gpus,
+        workers=args.nproc_per_node,
+        cpu=args.device == "cpu",
+        nnodes=_nnodes(args),
+        signals=None if args.signals_to_handle == TORCHRUNS_SIGNALS else _signals(args.signals_to_handle),
+        standalone=bool(args.standalone),
+    )
+    try:
+        found = slurm.defaults(environ, given)
+    except slurm.SlurmError as error:
+        raise UsageError(str(error)) from None
+    for name in ("group", "node_id", "gpus", "nnodes"):
+        if (value := getattr(found, name)) is not None:
+            setattr(args, name, str(value))
+    return found
 
 
 def _dest(flag: str) -> str:
@@ -270,7 +333,7 @@ def _node_id(args: Namespace) -> str:
     if args.node_id is not None:
         return _id("--node-id", args.node_id)
     name = socket.gethostname()
-    if not _is_id(name):
+    if not is_id(name):
         raise UsageError(f"the name of this host, {name!r}, cannot be a node id: give --node-id")
     return name
 
@@ -284,14 +347,15 @@ def _group(args: Namespace, environ: Mapping[str, str]) -> str:
 
 
 def _id(flag: str, value: str) -> str:
-    if not _is_id(value):
+    if not is_id(value):
         raise UsageError(
             f"{flag} {value!r} must be 1 to 128 letters, digits, '.', '_' or '-' (not only dots)"
         )
     return value
 
 
-def _is_id(value: str) -> bool:
+def is_id(value: str) -> bool:
+    """Whether it can be the id of a group or a node."""
     return re.fullmatch(r"[A-Za-z0-9._-]{1,128}", value) is not None and value.strip(".") != ""
 
 
@@ -302,13 +366,8 @@ def _spec(args: Namespace) -> dict[str, object]:
     }
     if args.max_restarts is not None:
         spec["max_restarts"] = int(args.max_restarts)
-    if args.nnodes is not None:
-        try:
-            spec["min_nodes"], spec["max_nodes"] = parse_min_max_nnodes(args.nnodes)
-        except (ValueError, RuntimeError):
-            raise UsageError(f"--nnodes {args.nnodes!r} must be N or MIN:MAX, for example 2 or 2:4") from None
-        if not 0 < spec["min_nodes"] <= spec["max_nodes"]:  # type: ignore[operator]
-            raise UsageError(f"--nnodes {args.nnodes}: MIN must be at least 1, and MAX not below MIN")
+    if (nnodes := _nnodes(args)) is not None:
+        spec["min_nodes"], spec["max_nodes"] = nnodes
     if args.standalone:
         if spec.get("min_nodes", 1) != 1 or spec.get("max_nodes", 1) != 1:
             raise UsageError(
@@ -316,6 +375,18 @@ def _spec(args: Namespace) -> dict[str, object]:
             )
         spec["min_nodes"] = spec["max_nodes"] = 1
     return spec
+
+
+def _nnodes(args: Namespace) -> tuple[int, int] | None:
+    if args.nnodes is None:
+        return None
+    try:
+        fewest, most = parse_min_max_nnodes(args.nnodes)
+    except (ValueError, RuntimeError):
+        raise UsageError(f"--nnodes {args.nnodes!r} must be N or MIN:MAX, for example 2 or 2:4") from None
+    if not 0 < fewest <= most:
+        raise UsageError(f"--nnodes {args.nnodes}: MIN must be at least 1, and MAX not below MIN")
+    return fewest, most
 
 
 def _signals(names: str) -> tuple[signal.Signals, ...]:

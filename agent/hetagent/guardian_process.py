@@ -22,6 +22,9 @@ GOODBYE_TIMEOUT_S = 8.0
 GOODBYE_LIMIT_S = 10
 """Whole seconds after which the guardian ends anyway: imports and resolvers know no time-out."""
 
+IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What Slurm, or whoever signals all processes of a job, means for the agent: it leaves in good order."""
+
 REASON = "its agent died; its guardian stopped the workers"
 
 
@@ -59,7 +62,7 @@ class AgentPipe:
 
 def main() -> int:
     """Watch over one agent; returns the exit status."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     pipe = AgentPipe(sys.stdin.fileno(), os.getppid())
     first = pipe.readline()

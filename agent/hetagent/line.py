@@ -8,7 +8,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from hetagent import preflight
 from hetagent.network import host_port
@@ -54,6 +55,8 @@ class Line:
         self._answered = False  # some server has
         self._hopeless = False  # none will hear our goodbye
         self._error: Exception | None = None  # what broke the thread, or is about to
+        self._handed_round = 0  # of the newest start that was handed over
+        self._daemons: dict[tuple[int, str], Future[str | None]] = {}
         self._told_wait = ("", 0.0)
         self._stop_timeout_s = DEFAULT_STOP_TIMEOUT_S
 
@@ -97,6 +100,25 @@ class Line:
         """A local worker failed; `seen_at` is when that was seen (monotonic seconds)."""
         self._say(lambda now: self._session.failed(round_number, failure, seen_at))
 
+    def start_daemon(self, round_number: int, node_id: str, words: Sequence[str]) -> "Future[str | None]":
+        """This node is the round's master, and another member is to run a daemon.
+
+        Returns:
+            why it is not run, None when the server has taken it on; cancelled when there is no server any more.
+        """
+        answer: Future[str | None] = Future()
+
+        def say(now: float) -> None:
+            former = self._daemons.setdefault((round_number, node_id), answer)
+            if former is not answer:
+                answer.set_result(f"{node_id} was given a daemon in round {round_number} already")
+                return
+            self._session.start_daemon(round_number, node_id, words, now)
+
+        if not self._say(say):
+            answer.cancel()
+        return answer
+
     def leaving(self, why: str) -> None:
         """This node is going away, its workers may still run."""
         self._say(lambda now: self._session.leaving(why, now))
@@ -127,7 +149,9 @@ class Line:
         self._hopeless = True
         self._exit("no server", why)
 
-    def _say(self, what: Callable[[float], None], *, last: bool = False) -> None:
+    def _say(self, what: Callable[[float], None], *, last: bool = False) -> bool:
+        """Have the thread do it; returns whether there still is one."""
+
         def run() -> None:
             try:
                 what(time.monotonic())
@@ -136,10 +160,11 @@ class Line:
             self._closing = self._closing or last
             self._kick.set()
 
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the loop is closed: the agent has left already, or the thread broke
+        try:
             self._loop.call_soon_threadsafe(run)
+        except RuntimeError:  # the loop is closed: the agent has left already, or the thread broke
+            return False
+        return True
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -149,6 +174,9 @@ class Line:
                 runner.run(self._talk())
         except Exception as error:
             self._break(error)
+        finally:
+            for answer in self._daemons.values():
+                answer.cancel()
 
     def _break(self, error: Exception) -> None:
         """Make the agent exit, since it would wait for ever."""
@@ -187,6 +215,8 @@ class Line:
                     requests.add(task)
                     task.add_done_callback(requests.discard)
                 self._pass_on()
+                if self._closing and self._session.finished:
+                    break  # its goodbye's time was over just now
                 wakeup = self._session.wakeup()
                 timeout_s = None if wakeup is None else max(0.0, wakeup - time.monotonic())
                 with contextlib.suppress(TimeoutError):
@@ -221,6 +251,8 @@ class Line:
         for directive in self._session.directives():
             self._fresh.append(directive)
             self._fresh_came.set()
+        for answer in self._session.daemon_answers():
+            self._daemons.pop((answer.round, answer.node_id)).set_result(answer.refusal)
 
     def _tell_wait(self, answer: DirectiveReply) -> None:
         """Say what the group waits for, when that has changed by more than its seconds."""
@@ -245,7 +277,7 @@ class Line:
     async def _is_due(self, directive: DirectiveReply) -> bool:
         """Whether to hand it over: not a start whose master is out of reach, or that is over already."""
         start = directive.start
-        if start is None or start.master.node_id == self._node_id:
+        if start is None or start.master.node_id == self._node_id or directive.round == self._handed_round:
             return True
         if self._fresh:
             return False
@@ -265,6 +297,8 @@ class Line:
         return reason is None
 
     def _hand_over(self, directive: DirectiveReply) -> None:
+        if directive.start is not None:
+            self._handed_round = directive.round
         self._news.append(directive)
         with contextlib.suppress(BlockingIOError):
             if self._write_fd >= 0:

@@ -94,6 +94,15 @@ def interface_of(address: str) -> str | None:
     return next((name for name, ip, _ in _interface_addresses() if ip == wanted), None)
 
 
+def network_of(address: str) -> ipaddress.IPv4Network | None:
+    """The network that an IPv4 address of this node is in; None where it is none of this node's."""
+    for addresses in psutil.net_if_addrs().values():
+        for one in addresses:
+            if one.family == socket.AF_INET and one.address == address and one.netmask is not None:
+                return ipaddress.IPv4Network(f"{address}/{one.netmask}", strict=False)
+    return None
+
+
 def address_of(interface: str, family: socket.AddressFamily = socket.AF_INET) -> str:
     """An IP address of an interface.
 

@@ -75,6 +75,22 @@ def environment(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
 
 
+def leaves_with(library: str, root: int) -> int:
+    """How many of a process and its descendants have a shared library loaded, and no child that has.
+
+    A program that starts workers, and its workers, load the same: only who starts nothing more is counted. What
+    a worker itself starts (for its data) counts in its place, so there may be fewer workers, never more.
+
+    Args:
+        library: a part of its file's name.
+        root: the first process.
+    """
+    alive = living()
+    family = _closure({root}, set(), alive)
+    having = {pid for pid in family if _has_loaded(pid, library)}
+    return len(having - {alive[pid].parent for pid in having if pid in alive})
+
+
 def kill_all(find: Callable[[], Collection[int]], timeout_s: float = KILL_TIMEOUT_S) -> list[int]:
     """SIGKILL whatever `find` returns until two scans in a row find nothing: no fork gets away.
 
@@ -179,6 +195,14 @@ def _read(pid: int) -> Process | None:
     if state in (b"Z", b"X") and threads <= 1:
         return None
     return Process(pid, parent, session)
+
+
+def _has_loaded(pid: int, library: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            return library.encode() in file.read()
+    except OSError:
+        return False
 
 
 def _pid_namespace(pid: str) -> str | None:

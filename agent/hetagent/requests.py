@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
 from hetrdzv.errors import HetError
-from hetrdzv.wire import DirectiveReply, JoinRequest, ReportRequest
+from hetrdzv.wire import DaemonRequest, DirectiveReply, JoinRequest, ReportRequest
 
 
 class Server(Protocol):
@@ -20,6 +20,9 @@ class Server(Protocol):
 
     async def report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
         """Report on a round's workers."""
+
+    async def start_daemon(self, group: str, node: str, request: DaemonRequest) -> DirectiveReply:
+        """Have another member of a round run a daemon."""
 
     async def leave(self, group: str, node: str, *, incarnation: str, reason: str) -> None:
         """Say goodbye."""
@@ -87,6 +90,18 @@ class Report(BaseRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartDaemon(BaseRequest):
+    """This node, the master of a round, has member `target` run a daemon."""
+
+    target: str
+    body: DaemonRequest
+
+    async def send(self, server: Server) -> Answer:
+        """Put this request to a server."""
+        return await server.start_daemon(self.group, self.target, self.body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leave(BaseRequest):
     """Goodbye: the agent goes away and its workers are gone."""
 
@@ -99,4 +114,4 @@ class Leave(BaseRequest):
         return None
 
 
-Request = Join | Poll | Report | Leave
+Request = Join | Poll | Report | StartDaemon | Leave

@@ -11,15 +11,16 @@ after the newest reply that counted.
 
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from pydantic import ValidationError
 
-from hetagent.requests import Answer, Head, Join, Leave, Poll, Report, Request
+from hetagent.requests import Answer, Head, Join, Leave, Poll, Report, Request, StartDaemon
 from hetrdzv.errors import HetError, Problem
 from hetrdzv.wire import (
+    DaemonRequest,
     DirectiveKind,
     DirectiveReply,
     FailureFields,
@@ -69,15 +70,27 @@ class Offer:
     labels: Mapping[str, str] = field(default_factory=dict)
     device: Mapping[str, str] = field(default_factory=dict)
     wants_command: bool = False
+    wants_members: bool = False
+    wants_daemon: bool = False
     spec: SpecFields = field(default_factory=SpecFields)
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
-    """A report that has not been answered yet, and when what it tells was seen."""
+class DaemonAnswer:
+    """What became of a daemon that another member was to run; `refusal` says why it does not."""
 
-    body: ReportRequest
+    round: int
+    node_id: str
+    refusal: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A report, or a daemon for `target`, that has not been answered yet, and since when there is something to tell."""
+
+    body: ReportRequest | DaemonRequest
     seen_at: float
+    target: str = ""
 
 
 class Session:
@@ -109,6 +122,7 @@ class Session:
         # what comes out
         self._directives: deque[DirectiveReply] = deque()
         self._notices: deque[str] = deque()
+        self._daemon_answers: deque[DaemonAnswer] = deque()
         self._delivered = ""  # version of the newest directive handed out
         # rounds: workers may run while the newest round is newer than the newest one that is over
         self._newest_round = 0
@@ -121,7 +135,7 @@ class Session:
         self._heard_from = 1  # requests before this one were sent before the server was last heard
         self._poll: Poll | None = None
         self._poll_sent_at = 0.0
-        self._talk: Join | Report | Leave | None = None
+        self._talk: Join | Report | StartDaemon | Leave | None = None
         self._talk_sent_at = 0.0
         self._reports: deque[_Pending] = deque()
         self._sent_report: _Pending | None = None
@@ -186,6 +200,20 @@ class Session:
         """The round's master does not answer where the server said; no worker was started."""
         self._report(ReportKind.MASTER_UNREACHABLE, round_number, now, message=message)
 
+    def start_daemon(self, round_number: int, node_id: str, words: Sequence[str], now: float) -> None:
+        """This node is the round's master, and another member is to run a daemon; see `daemon_answers`."""
+        try:
+            body = DaemonRequest(
+                master=self.node_id, incarnation=self.incarnation, round=round_number, words=list(words)
+            )
+        except ValidationError:
+            self._answer_daemon(round_number, node_id, "its command line is longer than a server takes")
+            return
+        if self._finished or self._exit_told:
+            self._answer_daemon(round_number, node_id, "this agent is on its way out")
+        else:
+            self._reports.append(_Pending(body, now, node_id))
+
     def leaving(self, why: str, now: float) -> None:
         """This node is going away, although its workers may still run: it joins no more."""
         self._leaving, self._join_due = True, None
@@ -220,7 +248,7 @@ class Session:
                 self._in_use_until, self._finishing_told = None, False
                 if request.body == self._join_due:
                     self._join_due = None
-            case Report():
+            case Report() | StartDaemon():
                 self._settle_report()
             case Leave():
                 self._finished = True
@@ -267,6 +295,11 @@ class Session:
         taken, self._notices = list(self._notices), deque()
         return taken
 
+    def daemon_answers(self) -> list[DaemonAnswer]:
+        """What became of the daemons of this master, since the last call; each is answered once."""
+        taken, self._daemon_answers = list(self._daemon_answers), deque()
+        return taken
+
     @property
     def finished(self) -> bool:
         """Whether the server took the goodbye, or gave no answer to it in time."""
@@ -289,9 +322,11 @@ class Session:
             return max(self._join_at, self._retry_at)
         return None
 
-    def _next_talk(self, now: float) -> Join | Report | Leave:
+    def _next_talk(self, now: float) -> Join | Report | StartDaemon | Leave:
         if self._reports:
             self._sent_report = pending = self._reports[0]
+            if isinstance(pending.body, DaemonRequest):
+                return StartDaemon(**self._head(), target=pending.target, body=pending.body)
             age_s = max(0.0, now - pending.seen_at)
             return Report(**self._head(), body=pending.body.model_copy(update={"age_s": age_s}))
         if self._goodbye is not None:
@@ -345,11 +380,23 @@ class Session:
         if not self._finished:
             self._reports.append(_Pending(body, now))
 
-    def _settle_report(self) -> None:
-        """The report that was sent is delivered, or moot."""
+    def _settle_report(self, refusal: str | None = None) -> None:
+        """The report that was sent is delivered, or moot; a daemon's is answered."""
         if self._reports and self._reports[0] is self._sent_report:
-            self._reports.popleft()
+            pending = self._reports.popleft()
+            if isinstance(pending.body, DaemonRequest):
+                self._answer_daemon(pending.body.round, pending.target, refusal)
         self._sent_report = None
+
+    def _drop_reports(self, why: str) -> None:
+        """Nobody takes them any more."""
+        for pending in self._reports:
+            if isinstance(pending.body, DaemonRequest):
+                self._answer_daemon(pending.body.round, pending.target, why)
+        self._reports.clear()
+
+    def _answer_daemon(self, round_number: int, node_id: str, refusal: str | None) -> None:
+        self._daemon_answers.append(DaemonAnswer(round_number, node_id, refusal))
 
     def _join(self, at: float) -> None:
         """Have a join sent, unless this node is on its way out."""
@@ -364,6 +411,8 @@ class Session:
             labels=dict(self.offer.labels),
             device=dict(self.offer.device),
             wants_command=self.offer.wants_command,
+            wants_members=self.offer.wants_members,
+            wants_daemon=self.offer.wants_daemon,
             spec=self.offer.spec,
         )
         if not self._leaving and not self._exit_told:
@@ -416,6 +465,8 @@ class Session:
                 pass
             case DirectiveKind.START if running and directive.round == self._newest_round:
                 self._count(directive)
+                if directive.start is not None and directive.start.daemon and not self._stop_told:
+                    self._hand_out(directive)  # it came after the round's first start
             case _ if running:
                 self._count(directive, doubtful=True)
                 self._doubt(directive, now)
@@ -471,7 +522,7 @@ class Session:
         if gone:
             self._known = self._maybe_known = False
             self._finished = self._finished or self._goodbye is not None
-        self._reports.clear()
+        self._drop_reports(why)
         self._exit(self._own_directive(DirectiveKind.EXIT, "refused", why, exit_code=1))
 
     def _own_directive(
@@ -500,12 +551,15 @@ class Session:
             case _, "stale_incarnation":
                 self._hear(request, now)
                 self._give_up(str(error))
-            case Report(), "stale_round":
+            case Report() | StartDaemon(), "stale_round":
                 self._hear(request, now)
-                self._settle_report()
+                self._settle_report(str(error))
                 directive = _directive_of(error)
                 if directive is not None:
                     self._take(request.number, directive, now)
+            case StartDaemon(), code if answered and code not in STRANGERS:
+                self._hear(request, now)
+                self._settle_report(str(error))
             case Poll() | Report(), "unknown_group" | "unknown_node":
                 self._hear(request, now)
                 if request.number >= self._counts_from:
@@ -574,7 +628,7 @@ class Session:
     def _forgotten(self, error: HetError, now: float) -> None:
         """The server does not have this node any more, nor the round that it may be in."""
         self._known = self._maybe_known = False
-        self._reports.clear()
+        self._drop_reports(str(error))
         if self._goodbye is not None:
             self._finished = True
         elif self.workers_may_run:

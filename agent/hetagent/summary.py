@@ -34,9 +34,11 @@ def _root_cause(cause: RootCauseReply) -> list[str]:
     failure = cause.failure
     if failure is None:
         return lines
-    if failure.rank < 0:  # no worker's: the message says it all
+    if failure.signal is None and failure.exit_code is None:  # nothing was started: the message says it all
         return [*lines, f"  node {cause.node_id}, round {cause.round}"]
-    who = f"node {cause.node_id}, rank {failure.rank} (local rank {failure.local_rank})"
+    who = f"node {cause.node_id}"
+    if failure.rank >= 0:
+        who += f", rank {failure.rank} (local rank {failure.local_rank})"
     how = f"killed by {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
     lines.append(f"  {who}, {how}, round {cause.round}")
     if failure.message:

@@ -35,6 +35,7 @@ from hetrdzv.tls import ClientTls, explain_tls
 from hetrdzv.wire import (
     API_VERSION,
     VERSION_HEADER,
+    DaemonRequest,
     DirectiveReply,
     EventReply,
     EventsReply,
@@ -217,6 +218,10 @@ class Client:
     async def report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
         """Say what became of a round's workers on a node."""
         return await self._ask(DirectiveReply, "POST", f"{_node(group, node)}/report", body=request)
+
+    async def start_daemon(self, group: str, node: str, request: DaemonRequest) -> DirectiveReply:
+        """Have another member of the round run a launcher's daemon; answers with the master's own directive."""
+        return await self._ask(DirectiveReply, "POST", f"{_node(group, node)}/daemon", body=request)
 
     async def leave(self, group: str, node: str, *, incarnation: str, reason: str = "") -> None:
         """Say that the agent goes away and its workers are gone."""

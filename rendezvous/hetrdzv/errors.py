@@ -55,6 +55,18 @@ class NodeIdInUse(Refused):
     code = "node_id_in_use"
 
 
+class NotMaster(Refused):
+    """Who asks what only the master of a round may ask."""
+
+    code = "not_master"
+
+
+class DaemonRefused(Refused):
+    """A daemon that is no orted, or for a node whose agent runs none, or another one in this round."""
+
+    code = "daemon_refused"
+
+
 class GroupFinished(Refused):
     """The group is over; what was asked makes no sense any more."""
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints
 
 from hetrdzv.core.commands import ReportKind as ReportKind  # part of the wire, for clients
+from hetrdzv.core.daemons import MAX_WORDS
 from hetrdzv.core.directive import DirectiveKind as DirectiveKind
 from hetrdzv.core.model import SPEC_BOUNDS, GroupState, OnJoin
 
@@ -85,6 +86,8 @@ class JoinRequest(Wire):
     labels: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
     device: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
     wants_command: Flag = False
+    wants_members: Flag = False
+    wants_daemon: Flag = False
     spec: SpecFields = SpecFields()
 
 
@@ -107,6 +110,20 @@ class ReportRequest(Wire):
     age_s: Annotated[Seconds, Field(ge=0, le=1e9)] = 0.0
     failure: FailureFields | None = None
     message: Text = ""
+
+
+class DaemonRequest(Wire):
+    """`POST /v1/groups/{g}/nodes/{n}/daemon`: what the master of a round has node `n` run.
+
+    Attributes:
+        master, incarnation: who speaks.
+        words: the program, which is orted, and its arguments.
+    """
+
+    master: Id
+    incarnation: Id
+    round: Annotated[Whole, Field(ge=0)]
+    words: Annotated[list[Text], Field(min_length=1, max_length=MAX_WORDS)]
 
 
 class FailureReply(Reply):
@@ -138,8 +155,24 @@ class MasterReply(Reply):
     script_port: int
 
 
+class MemberReply(Reply):
+    """A node's place in a round."""
+
+    node_id: str
+    group_rank: int
+    rank_offset: int
+    slots: int
+    address: str
+
+
 class StartReply(Reply):
-    """A member's own place in its round; its size does not grow with the round's."""
+    """A member's own place in its round.
+
+    Attributes:
+        members: all of the round in rank order, for a node that joined with `wants_members`: only then does the
+            size of a `start` grow with the round.
+        daemon: what the master has this node run, once it has; for a node that joined with `wants_daemon`.
+    """
 
     group_rank: int
     rank_offset: int
@@ -152,6 +185,8 @@ class StartReply(Reply):
     max_restarts: int
     master: MasterReply
     command: list[str] | None = None
+    members: list[MemberReply] | None = None
+    daemon: list[str] | None = None
 
 
 class DirectiveReply(Reply):
@@ -178,16 +213,6 @@ class DirectiveReply(Reply):
     outcome: GroupState | None = None
     exit_code: int | None = None
     root_cause: RootCauseReply | None = None
-
-
-class MemberReply(Reply):
-    """A node's place in a round."""
-
-    node_id: str
-    group_rank: int
-    rank_offset: int
-    slots: int
-    address: str
 
 
 class RoundReply(Reply):

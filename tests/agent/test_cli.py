@@ -18,7 +18,8 @@ from torch.distributed.elastic.multiprocessing import Std
 from hetagent import cli, devices, network
 from hetagent.devices import Gpu
 from hetagent.flags import Options, UsageError, parse
-from hetagent.launch.per_gpu import CommandError, WorkerCommand, group_command, worker_command
+from hetagent.launch.base import Launch
+from hetagent.launch.command import CommandError, WorkerCommand, group_command, worker_command
 from hetagent.logs import RoundLogsSpecs
 from hetagent.standalone import own_server
 
@@ -80,10 +81,10 @@ def test_a_number_of_workers_that_no_node_has(count: str) -> None:
 def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
     found = options("--label", f"rack={'x' * 300}")
     with pytest.raises(UsageError, match=r"--label 'x+' is nothing that a server takes: .*at most 256"):
-        cli._offer(found, 1, "127.0.0.1", None, wants_command=False)
+        cli._offer(found, 1, "127.0.0.1", None, Launch(None), wants_command=False)
     many = options("--max-restarts", str(2**60))
     with pytest.raises(UsageError, match=f"--max-restarts {2**60} is nothing that a server takes"):
-        cli._offer(many, 1, "127.0.0.1", None, wants_command=False)
+        cli._offer(many, 1, "127.0.0.1", None, Launch(None), wants_command=False)
 
 
 def test_the_address() -> None:

@@ -25,7 +25,8 @@ from hetagent import guardian
 from hetagent.elastic import AgentError, HetElasticAgent, Identity
 from hetagent.guardian import Guardian, GuardianError
 from hetagent.handler import HetRendezvousHandler
-from hetagent.launch.per_gpu import group_command
+from hetagent.launch.base import Launch
+from hetagent.launch.command import WorkerCommand
 from hetagent.line import Line
 from hetagent.logs import RoundLogsSpecs
 from hetagent.network import hold_port
@@ -80,14 +81,11 @@ class Rig:
         self.spec = WorkerSpec(
             role="default",
             local_world_size=slots,
-            entrypoint="/bin/sh",
-            args=(
-                "-c",
-                f"cd {folder}; {command}".replace("$$", "$$$$"),
-            ),  # torch replaces macros in arguments
+            entrypoint="none yet",
             rdzv_handler=handler,
             event_log_handler="null",
         )
+        words = ("-c", f"cd {folder}; {command}".replace("$$", "$$$$"))  # torch replaces macros in arguments
         self.line = Line(session, lambda: Client([url]), self.said.append)
         self.guardian = Guardian(
             incarnation=self.identity.incarnation, servers=[url], token=None, group=self.group_id, node_id="a"
@@ -100,17 +98,13 @@ class Rig:
             guardian=self.guardian,
             hold_script_port=lambda: hold_port("127.0.0.1", ports, listen=False),
             worker_env={"MINE": "1"},
-            adopt_command=self.adopt,
+            launch=Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=True)),
             stop_timeout_s=None,
             tell=self.said.append,
             signals=SIGNALS,
         )
         self._threads: list[threading.Thread] = []
         self._errors: list[BaseException] = []
-
-    def adopt(self, words: list[str]) -> None:
-        found = group_command(words)
-        self.spec.entrypoint, self.spec.args = found.entrypoint, found.args
 
     def run(self, *acts: Callable[[], Any]) -> int | None:
         """Run the agent, and beside it some acts one after the other; the exit code that the server gave."""

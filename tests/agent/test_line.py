@@ -78,6 +78,9 @@ class FakeClient:
     async def report(self, group: str, node: str, request: Any) -> DirectiveReply:
         return await self._answer("report", request)
 
+    async def start_daemon(self, group: str, node: str, request: Any) -> DirectiveReply:
+        return await self._answer("daemon", (node, request.round, request.words))
+
     async def leave(self, group: str, node: str, *, incarnation: str, reason: str) -> None:
         await self._answer("leave", reason)
 
@@ -297,3 +300,90 @@ def test_what_is_waited_for_is_told_once_however_the_seconds_change(talk: Talk) 
 
 def test_one_that_was_never_started_can_be_left_and_closed(talk: Talk) -> None:
     assert talk.line.leave("x", 5.0)
+
+
+# -- a launcher's daemon -----------------------------------------------------------------------------------
+
+
+def with_daemon(found: DirectiveReply, words: list[str]) -> DirectiveReply:
+    assert found.start is not None
+    head = {"version": f"{found.version}.daemon", "reason": "daemon"}
+    return found.model_copy(update={"start": found.start.model_copy(update={"daemon": words}), **head})
+
+
+def test_a_daemon_that_follows_the_start_is_handed_over_without_another_preflight(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    async def reachable(address: str, port: int) -> str | None:
+        tried.append(port)
+        return None
+
+    monkeypatch.setattr(preflight, "reachable", reachable)
+    talk.client.says = start(1, master="b", port=7)
+    talk.begin()
+    assert talk.next().reason == "start"
+    talk.client.says = with_daemon(talk.client.says, ["orted"])
+    found = talk.next()
+    assert found.start is not None
+    assert (found.round, found.start.daemon) == (1, ["orted"])
+    assert tried == [7]
+
+
+def test_a_daemon_that_comes_during_the_preflight_waits_for_one(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    go_on = threading.Event()
+
+    async def reachable(address: str, port: int) -> str | None:
+        tried.append(port)
+        while len(tried) < 2 and not go_on.is_set():  # noqa: ASYNC110 (set from another thread)
+            await asyncio.sleep(0.01)
+        return None
+
+    monkeypatch.setattr(preflight, "reachable", reachable)
+    talk.client.says = start(1, master="b", port=7)
+    talk.begin()
+    soon(lambda: tried == [7])
+    talk.client.says = with_daemon(talk.client.says, ["orted"])
+    found = talk.next()
+    go_on.set()
+    assert found.start is not None
+    assert found.start.daemon == ["orted"]
+    assert tried == [7, 7]
+    assert talk.news(0.3) == []
+
+
+def test_a_daemon_is_answered(talk: Talk) -> None:
+    talk.client.says = start(1)
+    talk.begin()
+    talk.next()
+    assert talk.line.start_daemon(1, "b", ["orted", "x"]).result(10) is None
+    assert talk.client.heard("daemon") == [("b", 1, ["orted", "x"])]
+
+
+def test_a_daemon_that_is_given_twice_while_the_server_thinks_is_refused(talk: Talk) -> None:
+    talk.client.says = start(1)
+    talk.begin()
+    talk.next()
+    talk.client.hangs = True
+    first = talk.line.start_daemon(1, "b", ["orted"])
+    assert "was given a daemon in round 1 already" in str(
+        talk.line.start_daemon(1, "b", ["other"]).result(10)
+    )
+    talk.client.hangs = False
+    assert first.result(10) is None
+
+
+def test_a_daemon_without_a_server_is_cancelled_with_the_line(talk: Talk) -> None:
+    talk.client.says = start(1)
+    talk.begin()
+    talk.next()
+    talk.client.fails = Unreachable("no server answers")
+    waiting = talk.line.start_daemon(1, "b", ["orted"])
+    assert talk.line.leave("over", 10.0)
+    assert waiting.cancelled()
+    talk.line.close()
+    assert talk.line.start_daemon(1, "b", ["orted"]).cancelled()

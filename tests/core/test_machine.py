@@ -23,6 +23,7 @@ from hetrdzv.core.commands import (
     Report,
     ReportKind,
     Restart,
+    StartDaemon,
     Tick,
     Undrain,
 )
@@ -74,6 +75,7 @@ class Agent:
             address="10.0.0.1",
             port=4000 + self.acked,
             after_round=self.acked,
+            wants_daemon=self.slots % 2 == 0,
         )
 
     def report(self, kind: ReportKind, age_s: float = 0.0) -> Report:
@@ -313,6 +315,35 @@ class GroupMachine(RuleBasedStateMachine):
         if busy:
             agent = busy[number % len(busy)]
             self.send(agent, agent.report(kind, age_s))
+
+    @rule(
+        number=st.integers(0, 3),
+        node_id=NODES,
+        words=st.sampled_from([("orted", "1"), ("orted", "2"), ("sh",)]),
+    )
+    def agent_asks_for_a_daemon(self, number: int, node_id: str, words: tuple[str, ...]) -> None:
+        busy = [agent for agent in self.living() if agent.at_work]
+        if busy:
+            agent = busy[number % len(busy)]
+            command = StartDaemon(
+                node_id=node_id,
+                master=agent.node_id,
+                incarnation=agent.incarnation,
+                round=agent.round,
+                words=words,
+            )
+            active = self.group.active_round
+            if self.send(agent, command):
+                assert active is not None
+                assert active.number == agent.round
+                assert active.master.incarnation == agent.incarnation, (
+                    "another than the master had a daemon run"
+                )
+                told = directive(self.group, self.group.nodes[node_id], self.now)
+                if self.group.active_round is not None:
+                    assert told.start is not None
+                    assert told.start.daemon == words
+                    assert words[0] == "orted"
 
     @rule(which=st.lists(st.integers(0, 3), min_size=1, max_size=3), stop=st.booleans(), cut=st.booleans())
     def workers_fail_in_turn(self, which: list[int], stop: bool, cut: bool) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -114,12 +114,13 @@ class Cluster:
         gpus: int,
         *flags: str,
         script: str | None = None,
+        args: Sequence[str] = (),
         do: str = "",
         steps: int = 0,
         checkpoint_every: int = 0,
     ) -> Agent:
         """Start an agent with CPU workers; its script is the workload unless another one is named."""
-        words = [script] if script is not None else [str(WORKLOAD), "--into", str(self.log.folder)]
+        words = [script, *args] if script is not None else [str(WORKLOAD), "--into", str(self.log.folder)]
         if do:
             words += ["--do", do]
         if steps:
@@ -196,8 +197,12 @@ class Cluster:
             )
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{self.report()}") from None
-        assert not (wrong := complaints(self.log.lines())), wrong
+        assert not (wrong := self.complaints()), wrong
         return found.round
+
+    def complaints(self) -> list[str]:
+        """What is wrong with what workers logged."""
+        return complaints(self.log.lines())
 
     def finish(self) -> None:
         """Tell the workload to end well."""

@@ -63,6 +63,10 @@ def narrowed(document: dict[str, Any]) -> dict[str, Any]:
         ("JoinRequest", "spec", {"enum": [{}, {}, SPEC]}),
         ("ReportRequest", "incarnation", {"enum": INCARNATIONS}),
         ("ReportRequest", "round", {"enum": [1, 2, 3]}),
+        ("DaemonRequest", "incarnation", {"enum": INCARNATIONS}),
+        ("DaemonRequest", "master", {"enum": NODES}),
+        ("DaemonRequest", "round", {"enum": [1, 2, 3]}),
+        ("DaemonRequest", "words", {"enum": [["orted"], ["orted", "-mca", "plm", "rsh"], ["sh"]]}),
         ("ReportRequest", "age_s", {"enum": [0, 0.5, 1e9]}),
     ):
         schemas[name]["properties"][field] = narrow

@@ -18,7 +18,7 @@ from hetrdzv.core.commands import Command, Leave, Renew
 from hetrdzv.core.model import Group
 from hetrdzv.errors import HetError, Problem, StaleRound, StorageError, Unreachable
 from hetrdzv.service import Service
-from hetrdzv.wire import DirectiveReply, JoinRequest, ReportRequest
+from hetrdzv.wire import DaemonRequest, DirectiveReply, JoinRequest, ReportRequest
 from tests.sim.checks import Checks
 from tests.sim.loop import ServerLoop
 from tests.sim.network import Exchange, Network
@@ -77,6 +77,10 @@ class Connection:
             body = problem_body(error, directive=told)
             raise Problem(error.status, error.code, str(error), body) from None
         return views.directive_reply(*self._service.directive(group, node, request.incarnation))
+
+    async def start_daemon(self, group: str, node: str, request: DaemonRequest) -> DirectiveReply:
+        """No agent of the simulation has a launcher."""
+        raise NotImplementedError
 
     async def leave(self, group: str, node: str, *, incarnation: str, reason: str) -> None:
         """As `DELETE /v1/groups/{g}/nodes/{n}`."""

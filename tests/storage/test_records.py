@@ -22,6 +22,7 @@ from hetrdzv.core.commands import (
     Report,
     ReportKind,
     Restart,
+    StartDaemon,
     Tick,
     Undrain,
 )
@@ -121,6 +122,8 @@ joins = st.builds(
     labels=st.dictionaries(texts, texts, max_size=2),
     device=st.dictionaries(texts, texts, max_size=2),
     wants_command=st.booleans(),
+    wants_members=st.booleans(),
+    wants_daemon=st.booleans(),
     spec=specs,
 )
 reports = st.builds(
@@ -132,6 +135,14 @@ reports = st.builds(
     age_s=st.floats(0, 10),
     failure=st.none() | failures,
     message=texts,
+)
+daemons = st.builds(
+    StartDaemon,
+    node_id=node_ids,
+    master=node_ids,
+    incarnation=incarnations,
+    round=st.integers(1, 4),
+    words=st.lists(texts, max_size=2).map(lambda words: ("orted", *words)),
 )
 commands: st.SearchStrategy[Command] = st.one_of(
     joins,
@@ -147,6 +158,7 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.just(Restart()),
     st.just(Cancel()),
     st.just(Tick()),
+    daemons,
 )
 pauses = st.sampled_from([0.0, 0.1, 1.0, 1.1, 3.0, 6.0, 50.0])
 
@@ -212,6 +224,9 @@ def full() -> Group:
         labels={"rack": "r1"},
         device={"gpu": "H200"},
         wants_command=True,
+        wants_members=True,
+        wants_daemon=True,
+        daemon=("orted", "-mca", "é"),
         job=2,
         phase=NodePhase.LOST,
         joined_at=1.5,

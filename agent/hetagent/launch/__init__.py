@@ -1,1 +1,1 @@
-"""How workers are started."""
+"""How workers are started: one module per way; kinds.py chooses."""

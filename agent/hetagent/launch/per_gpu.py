@@ -1,75 +1,48 @@
-"""One process per GPU, as torchrun does it: from a script and its arguments to the command of a worker."""
+"""One process per GPU, as torchrun does it; each sees all of the node's GPUs, or only its own."""
 
-import os
-import shutil
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 
-from hetagent import runner
-
-RUNNER = Path(runner.__file__).resolve()
+from hetagent.devices import VISIBLE
+from hetagent.launch.base import Assignment, Launch
+from hetagent.launch.command import CommandError, WorkerCommand
 
 
-class CommandError(ValueError):
-    """A script that is not there, or flags that contradict each other."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerCommand:
-    """What every worker of a node runs.
-
-    Attributes:
-        entrypoint: the program.
-        args: its arguments.
-        is_python: whether the runner is there to record an exception; else the end of stderr has to do.
-    """
-
-    entrypoint: str
-    args: tuple[str, ...]
-    is_python: bool
-
-
-def worker_command(
-    script: str, args: Sequence[str], *, module: bool = False, no_python: bool = False, run_path: bool = False
-) -> WorkerCommand:
-    """The command of a worker; the flags mean what they mean to torchrun.
+class PerGpu(Launch):
+    """One process per GPU.
 
     Args:
-        script: a Python file, a module with `module`, or a program with `no_python`.
-        run_path: torchrun runs the script by `runpy` then; our runner always does the like.
+        command: see `Launch`.
+        isolated: the entries of CUDA_VISIBLE_DEVICES, one per slot, of which each worker sees its own only;
+            empty: every worker sees them all.
+    """
+
+    def __init__(self, command: WorkerCommand | None, isolated: tuple[str, ...] = ()) -> None:
+        super().__init__(command)
+        self._isolated = isolated
+
+    def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
+        """With isolation: the one GPU; LOCAL_RANK stays, for logs and for whatever counts workers."""
+        return {VISIBLE: self._isolated[local_rank]} if self._isolated else {}
+
+
+def entries(visible: str | None, slots: int) -> tuple[str, ...]:
+    """The entry of CUDA_VISIBLE_DEVICES for each worker of a node.
+
+    Args:
+        visible: the node's CUDA_VISIBLE_DEVICES; None: all GPUs are visible, under their numbers.
+        slots: how many workers.
 
     Raises:
-        CommandError: the script does not exist, or `module` and `no_python` were both given.
+        CommandError: there are fewer GPUs than workers.
     """
-    if module and no_python:
-        raise CommandError("--module and --no-python contradict each other: give one of them")
-    if no_python and not run_path:
-        program = shutil.which(script)
-        if program is None:
-            raise CommandError(f"program '{script}' is not found: give its path, or install it on this node")
-        return WorkerCommand(program, tuple(args), is_python=False)
-    if not module and not os.path.exists(script):
-        raise CommandError(f"script '{script}' does not exist (looked from {os.getcwd()})")
-    flags = ("-m",) if module else ()
-    return WorkerCommand(_python(), ("-u", str(RUNNER), *flags, script, *args), is_python=True)
-
-
-def group_command(words: Sequence[str]) -> WorkerCommand:
-    """The command of a worker from a group's `command`: a script with its arguments.
-
-    In front of the script stand `-m` or `--no-python` where it is a module or a program.
-    """
-    rest = list(words)
-    module = no_python = False
-    while rest and rest[0] in ("-m", "--module", "--no-python"):
-        flag = rest.pop(0)
-        module, no_python = module or flag != "--no-python", no_python or flag == "--no-python"
-    if not rest:
-        raise CommandError(f"the group's command {' '.join(words)!r} names no script")
-    return worker_command(rest[0], rest[1:], module=module, no_python=no_python)
-
-
-def _python() -> str:
-    return os.environ.get("PYTHON_EXEC", sys.executable)
+    if visible is None:
+        return tuple(map(str, range(slots)))
+    found = tuple(entry.strip() for entry in visible.split(",") if entry.strip())
+    if not found:  # CPU workers: each sees none, with isolation as without
+        return ()
+    if len(found) < slots:
+        raise CommandError(
+            f"--isolate-gpus gives each of {slots} workers a GPU of its own, but {VISIBLE}={visible} "
+            f"names {len(found)}: start fewer workers, or leave --isolate-gpus out"
+        )
+    return found[:slots]

@@ -9,7 +9,7 @@ from hetrdzv import wire
 from hetrdzv.api import problems, views
 from hetrdzv.api.dispatch import polls_of, service_of
 from hetrdzv.api.permits import permit_of
-from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, Undrain
+from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, StartDaemon, Undrain
 from hetrdzv.core.model import Failure
 from hetrdzv.errors import StaleRound
 
@@ -37,6 +37,8 @@ def join_command(node_id: str, body: wire.JoinRequest) -> Join:
         labels=body.labels,
         device=body.device,
         wants_command=body.wants_command,
+        wants_members=body.wants_members,
+        wants_daemon=body.wants_daemon,
         spec=body.spec.given(),
     )
 
@@ -51,6 +53,17 @@ def report_command(node_id: str, body: wire.ReportRequest) -> Report:
         age_s=body.age_s,
         failure=Failure(**body.failure.model_dump()) if body.failure is not None else None,
         message=body.message,
+    )
+
+
+def daemon_command(node_id: str, body: wire.DaemonRequest) -> StartDaemon:
+    """What a daemon for a node means to the core."""
+    return StartDaemon(
+        node_id=node_id,
+        master=body.master,
+        incarnation=body.incarnation,
+        round=body.round,
+        words=tuple(body.words),
     )
 
 
@@ -93,14 +106,31 @@ async def get_directive(
 @router.post("/report", response_model=wire.DirectiveReply)
 async def report(request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.ReportRequest) -> Response:
     """What became of a member's workers. A report of an older round gets 409 and the current directive."""
+    return await _answer_member(request, group_id, node_id, body.incarnation, report_command(node_id, body))
+
+
+@router.post("/daemon", response_model=wire.DirectiveReply)
+async def start_daemon(
+    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.DaemonRequest
+) -> Response:
+    """The master of a round has this node run the daemon of its launcher; answers with the master's directive."""
+    return await _answer_member(
+        request, group_id, body.master, body.incarnation, daemon_command(node_id, body)
+    )
+
+
+async def _answer_member(
+    request: Request, group_id: str, speaker: str, incarnation: str, command: Report | StartDaemon
+) -> Response:
+    """Do what a member of a round says and answer with its directive, also where that round is over."""
     service = service_of(request)
     try:
-        await service.execute(group_id, report_command(node_id, body))
+        await service.execute(group_id, command)
     except StaleRound:
-        current = service.directive(group_id, node_id, body.incarnation)
+        current = service.directive(group_id, speaker, incarnation)
         request.state.directive = views.directive_reply(*current)
         raise
-    return views.directive_response(*service.directive(group_id, node_id, body.incarnation))
+    return views.directive_response(*service.directive(group_id, speaker, incarnation))
 
 
 @router.delete("", status_code=204)

@@ -32,6 +32,7 @@ ROLES: Mapping[str, Role] = {
     f"PUT {_NODE}": Role.AGENT,
     f"GET {_NODE}/directive": Role.AGENT,
     f"POST {_NODE}/report": Role.AGENT,
+    f"POST {_NODE}/daemon": Role.AGENT,
     f"DELETE {_NODE}": Role.AGENT,
     f"POST {_NODE}/drain": Role.ADMIN,
     f"POST {_NODE}/undrain": Role.ADMIN,

@@ -66,6 +66,18 @@ def _start(start: Start) -> wire.StartReply:
         max_restarts=start.max_restarts,
         master=_master(start.master),
         command=list(start.command) if start.command is not None else None,
+        members=[_member(member) for member in start.members] if start.members is not None else None,
+        daemon=list(start.daemon) if start.daemon is not None else None,
+    )
+
+
+def _member(member: Member) -> wire.MemberReply:
+    return wire.MemberReply(
+        node_id=member.node_id,
+        group_rank=member.group_rank,
+        rank_offset=member.rank_offset,
+        slots=member.slots,
+        address=member.address,
     )
 
 
@@ -160,16 +172,7 @@ def _round(current: Round) -> wire.RoundReply:
         world_size=current.world_size,
         restart_count=current.restart_count,
         master=_master(current.master),
-        members=[
-            wire.MemberReply(
-                node_id=member.node_id,
-                group_rank=member.group_rank,
-                rank_offset=member.rank_offset,
-                slots=member.slots,
-                address=member.address,
-            )
-            for member in current.members
-        ],
+        members=[_member(member) for member in current.members],
         ended=current.end.why if current.end is not None else None,
     )
 

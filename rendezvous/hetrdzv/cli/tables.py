@@ -248,10 +248,10 @@ def _node_why(node: NodeReply) -> str:
 
 
 def _failure(failure: FailureReply) -> str:
-    if failure.rank < 0:
+    if failure.signal is None and failure.exit_code is None:
         return "its workers could not be started"
     how = f"killed by {plain(failure.signal)}" if failure.signal else f"exit code {failure.exit_code}"
-    return f"rank {failure.rank}: {how}"
+    return f"{f'rank {failure.rank}' if failure.rank >= 0 else 'its program'}: {how}"
 
 
 def _root_cause(cause: RootCauseReply) -> Iterator[RenderableType]:

@@ -27,6 +27,8 @@ class Join:
     labels: Mapping[str, str] = field(default_factory=dict)
     device: Mapping[str, str] = field(default_factory=dict)
     wants_command: bool = False
+    wants_members: bool = False
+    wants_daemon: bool = False
     spec: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -76,6 +78,24 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartDaemon:
+    """The master of a round hands another member the daemon of its launcher (mpirun's `orted`) to run.
+
+    Attributes:
+        node_id: the member that runs it.
+        master: who speaks, the master of the round.
+        incarnation: of the master's agent.
+        words: the program and its arguments; see core/daemons.py.
+    """
+
+    node_id: str
+    master: str
+    incarnation: str
+    round: int
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
     """An agent goes away and its workers are gone."""
 
@@ -120,4 +140,6 @@ class Tick:
     """Time has passed."""
 
 
-Command = Join | Renew | Disconnect | Report | Leave | Drain | Undrain | Restart | Cancel | Put | Tick
+Command = (
+    Join | Renew | Disconnect | Report | StartDaemon | Leave | Drain | Undrain | Restart | Cancel | Put | Tick
+)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from hetrdzv.core.daemons import PROGRAM
 from hetrdzv.core.model import Group, GroupState, Member, Node, NodePhase, OnJoin, RootCause, Round
 from hetrdzv.core.outlook import (
     DRAINED,
@@ -36,7 +37,13 @@ class DirectiveKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What a member needs to start its workers; its size does not grow with the round's."""
+    """What a member needs to start its workers.
+
+    Attributes:
+        members: all of the round, in rank order, for a node that asked for them: only then does the size of a
+            `start` grow with the round.
+        daemon: what the master has this node run, once it has (core/daemons.py).
+    """
 
     member: Member
     master: Member
@@ -45,6 +52,8 @@ class Start:
     restart_count: int
     max_restarts: int
     command: tuple[str, ...] | None
+    members: tuple[Member, ...] | None
+    daemon: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +139,10 @@ def directive(group: Group, node: Node, now: float) -> Directive:
             return tell(DirectiveKind.STOP, "round_ended", group.round.end.why, group.round.number)
         start = _start(group, group.round, node)
         if start is not None:
-            text = f"round {group.round.number} formed"
-            return tell(DirectiveKind.START, "round_formed", text, group.round.number, start=start)
+            reason, text = "round_formed", f"round {group.round.number} formed"
+            if node.daemon:
+                reason, text = "daemon", f"{start.master.node_id}, the master, has this node run {PROGRAM}"
+            return tell(DirectiveKind.START, reason, text, group.round.number, start=start)
     if not node.stopped:
         text = f"round {node.member_of} is over"
         return tell(DirectiveKind.STOP, "round_over", text, node.member_of)
@@ -161,6 +172,8 @@ def _start(group: Group, current: Round, node: Node) -> Start | None:
         restart_count=current.restart_count,
         max_restarts=group.spec.max_restarts,
         command=group.spec.command if node.wants_command else None,
+        members=current.members if node.wants_members else None,
+        daemon=node.daemon or None,
     )
 
 

@@ -17,16 +17,27 @@ from hetrdzv.core.commands import (
     Report,
     ReportKind,
     Restart,
+    StartDaemon,
     Tick,
     Undrain,
 )
+from hetrdzv.core.daemons import PROGRAM, wrong_words
 from hetrdzv.core.model import EndKind, Event, Failure, Group, GroupSpec, GroupState, Node, NodePhase, Round
 from hetrdzv.core.outlook import DRAINED, deadline, hears_stop, part_done
 from hetrdzv.core.settle import settle
 from hetrdzv.core.specs import fix_spec
 from hetrdzv.core.words import count, describe_failure
 from hetrdzv.core.work import Work, begin_job, end_round, expire, finish, set_leaving, take_out, withdraw
-from hetrdzv.errors import GroupFinished, NodeIdInUse, Refused, StaleIncarnation, StaleRound, UnknownNode
+from hetrdzv.errors import (
+    DaemonRefused,
+    GroupFinished,
+    NodeIdInUse,
+    NotMaster,
+    Refused,
+    StaleIncarnation,
+    StaleRound,
+    UnknownNode,
+)
 
 __all__ = ["DRAINED", "Transition", "deadline", "empty", "step"]
 
@@ -70,6 +81,8 @@ def step(group: Group, command: Command, now: float) -> Transition:
             _disconnect(work, command)
         case Report():
             _report(work, command)
+        case StartDaemon():
+            _start_daemon(work, command)
         case Leave():
             _leave(work, command)
         case Drain():
@@ -131,6 +144,8 @@ def _join(work: Work, command: Join) -> None:
             labels=dict(command.labels),
             device=dict(command.device),
             wants_command=command.wants_command,
+            wants_members=command.wants_members,
+            wants_daemon=command.wants_daemon,
             job=group.job,
             joined_at=work.now,
             acked_round=command.after_round,
@@ -204,6 +219,7 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         address=command.address,
         port=command.port,
         script_port=command.script_port,
+        daemon=(),
         gone_at=None,
         gone_why="",
     )
@@ -296,6 +312,40 @@ def _worker_failed(work: Work, node: Node, current: Round, command: Report) -> N
     text = describe_failure(node.node_id, failure)
     work.say("worker_failed", text, node.node_id)
     end_round(work, EndKind.FAILED, node.node_id, text)
+
+
+def _start_daemon(work: Work, command: StartDaemon) -> None:
+    """Keep what the master has a member run, until that member has stopped it with the round."""
+    master = _heard(work, _speaker(work.group, command.master, command.incarnation))
+    group, name, number = work.group, work.group.group_id, command.round
+    current = group.active_round
+    if current is None or group.state.terminal or not group.in_round(master) or number != current.number:
+        raise StaleRound(f"round {number} of group '{name}' is over for node '{master.node_id}'")
+    if current.master.node_id != master.node_id:
+        raise NotMaster(
+            f"node '{master.node_id}' is not the master of round {number} of group '{name}', which is "
+            f"'{current.master.node_id}': only the master's agent may have another node run a daemon"
+        )
+    member = current.member(command.node_id)
+    node = group.speaker(member) if member is not None else None
+    if node is None or node.gone or node.node_id == master.node_id:
+        raise UnknownNode(f"'{command.node_id}' is no other member of round {number} of group '{name}'")
+    if not node.wants_daemon:
+        raise DaemonRefused(
+            f"the agent of node '{node.node_id}' runs nothing for the master '{master.node_id}', since it was "
+            f"started without --launch mpi: start hetagent with the same --launch on every node of group '{name}'"
+        )
+    if (why := wrong_words(command.words)) is not None:
+        raise DaemonRefused(f"node '{node.node_id}' cannot be asked to run this: {why}")
+    if node.daemon == command.words:
+        return  # idempotent: its answer was lost
+    if node.daemon:
+        raise DaemonRefused(
+            f"node '{node.node_id}' runs another daemon in round {number} already: it is given one in a round"
+        )
+    work.change_node(node, daemon=command.words)
+    text = f"{node.node_id} runs {PROGRAM} for the master {master.node_id}"
+    work.say("daemon_started", text, node.node_id)
 
 
 _AT_WORK = (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED)

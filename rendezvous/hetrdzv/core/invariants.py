@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from hetrdzv.core import daemons
 from hetrdzv.core.model import Group, GroupState, NodePhase, Round
 
 
@@ -50,6 +51,7 @@ def violations(group: Group) -> Iterator[str]:
             yield f"{node_id} is ready, but has not stopped its workers of round {node.member_of}"
         if node.cut_at is not None and node.gone:
             yield f"{node_id} is suspect and {node.phase}"
+        yield from daemons.violations(group, node)
         if node.incarnation in node.former:
             yield f"{node_id} is spoken for by '{node.incarnation}', whose place was taken before"
 

@@ -125,7 +125,8 @@ class Failure:
     """Why a worker of a node ended badly.
 
     Attributes:
-        local_rank, rank: of the worker (-1: the node's workers could not be started at all).
+        local_rank, rank: of the worker (-1: of no worker, but of the node's one program, or, with neither exit code
+            nor signal, its workers could not be started at all).
         exit_code: its exit status, or None where a signal ended it.
         signal: the name of the signal that ended it (`SIGKILL`), or None.
         message: the end of its traceback or of its stderr.
@@ -167,6 +168,9 @@ class Node:
         leaving: why the node is going away although its workers may still run (drained, SIGTERM), or None.
         rejected: why the group cannot use this node (its agent must exit), or None.
         wants_command: the agent was started without a script and takes the group's command.
+        wants_members: its `start` names all members of the round.
+        wants_daemon: it runs the daemon of a launcher that the master of its round hands it (core/daemons.py).
+        daemon: the words of that daemon, for the round that the node is a member of; empty for none.
         gone_at, gone_why: when and why the node became lost or left.
         heard_at: when the server last heard the agent (memory only).
         cut_at: when an open poll of the agent was cut, None once it is heard again (memory only).
@@ -184,6 +188,9 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     device: Mapping[str, str] = field(default_factory=dict)
     wants_command: bool = False
+    wants_members: bool = False
+    wants_daemon: bool = False
+    daemon: tuple[str, ...] = ()
     job: int = 1
     phase: NodePhase = NodePhase.READY
     joined_at: float = 0.0

@@ -157,6 +157,7 @@ def _start_round(work: Work, placement: Placement) -> None:
             nodes[member.node_id],
             phase=NodePhase.STARTING,
             member_of=number,
+            daemon=(),
             failure=None,
             stop_told_at=None,
         )

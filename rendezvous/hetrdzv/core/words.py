@@ -26,11 +26,11 @@ def ranks(member: Member) -> str:
 
 def describe_failure(node_id: str, failure: Failure) -> str:
     """One sentence: which worker of which node ended how."""
-    who = node_id
+    who = f"the program of {node_id}"
     if failure.rank >= 0:
         who = f"rank {failure.rank} (local rank {failure.local_rank}) on {node_id}"
     if failure.signal is not None:
         return f"{who} was killed by {failure.signal}"
     if failure.exit_code is not None:
         return f"{who} exited with code {failure.exit_code}"
-    return f"{who} could not start its workers: {failure.message}"
+    return f"{node_id} could not start its workers: {failure.message}"

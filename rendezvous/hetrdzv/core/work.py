@@ -64,7 +64,7 @@ def expire(work: Work) -> None:
 def take_out(work: Work, node: Node, phase: NodePhase, why: str) -> None:
     """Take a node out of the group's live ones; ends its round unless its part in it is done."""
     was_gone, done = node.gone, part_done(work.group, node)
-    work.change_node(node, phase=phase, gone_at=work.now, gone_why=why, cut_at=None)
+    work.change_node(node, phase=phase, daemon=(), gone_at=work.now, gone_why=why, cut_at=None)
     word = "is lost" if phase is NodePhase.LOST else "left"
     work.say(f"node_{phase}", f"{node.node_id} {word}: {why}", node.node_id)
     if was_gone:

@@ -1,0 +1,134 @@
+"""Programs that call `hvd.init()`: what Horovod's gloo controller needs in place of horovodrun or mpirun."""
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hetagent import network
+from hetagent.launch.base import Assignment
+from hetagent.launch.command import CommandError, WorkerCommand, python
+from hetagent.launch.per_gpu import PerGpu
+from hetrdzv.wire import MemberReply
+
+STORE = Path(__file__).with_name("horovod_store.py")
+
+CHECK_TIMEOUT_S = 60.0
+"""How long the workers' Python may take to find Horovod (seconds); mostly 0.1, on a cold file server much more."""
+
+
+class Horovod(PerGpu):
+    """One process per GPU; they meet at Horovod's own rendezvous server, which the master's agent starts for the round.
+
+    A new process for every round, so that no key of an old one is left to be found. It listens on the script's port.
+
+    Args:
+        command, isolated: see `PerGpu`.
+
+    Raises:
+        CommandError: the workers' Python has no Horovod.
+    """
+
+    wants_members = True
+    script_port_listens = True
+
+    def __init__(self, command: WorkerCommand | None, isolated: tuple[str, ...] = ()) -> None:
+        super().__init__(command, isolated)
+        self._store: subprocess.Popen[bytes] | None = None
+        _check(python())
+
+    def begin(self, assignment: Assignment) -> WorkerCommand:
+        """Start the server, on the master."""
+        master = assignment.start.master
+        if ":" in master.address:
+            raise CommandError(
+                f"Horovod's workers reach each other's rendezvous by IPv4 only, but the master '{master.node_id}' "
+                f"offers {master.address}: start its hetagent with an IPv4 --local-addr, or with --interface"
+            )
+        command = self.command_of(assignment)
+        if assignment.is_master:
+            with assignment.take_script_port() as listener:
+                self._store = subprocess.Popen(
+                    [python(), str(STORE), str(listener.fileno())],
+                    stdin=subprocess.PIPE,  # it ends with this pipe, so with the agent
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=(listener.fileno(),),
+                    process_group=0,  # a Ctrl-C is the agent's business
+                )
+        return command
+
+    def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
+        """What horovodrun would give this worker."""
+        start, members = assignment.start, _members(assignment)
+        address = next(member.address for member in members if member.node_id == assignment.node_id)
+        interface = os.environ.get("HOROVOD_GLOO_IFACE") or network.interface_of(address)
+        return {
+            **super().environ(assignment, local_rank),
+            **ranks(members, assignment.node_id, local_rank),
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": start.master.address,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(start.master.script_port),
+            # Without one (NAT), gloo takes the address of the host's name.
+            "HOROVOD_GLOO_IFACE": interface,
+        }
+
+    def end(self) -> None:
+        """End the server."""
+        store, self._store = self._store, None
+        if store is not None:
+            assert store.stdin is not None
+            store.kill()
+            store.wait()
+            store.stdin.close()
+
+
+def ranks(members: Sequence[MemberReply], node_id: str, local_rank: int) -> dict[str, str]:
+    """A worker's place in the job, as Horovod names it.
+
+    The cross communicator of a local rank joins the workers with that local rank on all nodes that have one: with
+    slots 2, 1, 3 it has 3 members for local rank 0, two for 1 and one for 2.
+
+    Args:
+        members: the round's, in rank order.
+    """
+    me = next(member for member in members if member.node_id == node_id)
+    cross = [member.node_id for member in members if member.slots > local_rank]
+    return {
+        "HOROVOD_HOSTNAME": node_id,  # tells nodes apart, no more: several may be on one host
+        "HOROVOD_RANK": str(me.rank_offset + local_rank),
+        "HOROVOD_SIZE": str(sum(member.slots for member in members)),
+        "HOROVOD_LOCAL_RANK": str(local_rank),
+        "HOROVOD_LOCAL_SIZE": str(me.slots),
+        "HOROVOD_CROSS_RANK": str(cross.index(node_id)),
+        "HOROVOD_CROSS_SIZE": str(len(cross)),
+    }
+
+
+def _members(assignment: Assignment) -> list[MemberReply]:
+    assert assignment.start.members is not None, "this node joined with wants_members"
+    return assignment.start.members
+
+
+def _check(interpreter: str) -> None:
+    """Whether Horovod is there; a Horovod that does not fit its torch shows when a worker imports it."""
+    try:
+        done = subprocess.run(
+            [interpreter, str(STORE)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=CHECK_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = str(error)
+    else:
+        if done.returncode == 0:
+            return
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        why = said[-1] if said else f"it ended with status {done.returncode}"
+    raise CommandError(
+        f"--launch horovod needs Horovod in the workers' Python, {interpreter}, which cannot import it ({why}): "
+        "run `make horovod` in a checkout of hetrdzv, or build it as deploy/horovod/build.sh does and install the "
+        "wheel with pip; if another Python has it, name that one in PYTHON_EXEC"
+    )

@@ -1,0 +1,81 @@
+"""Names for `file://` in a directory that all nodes share: changes when how nodes meet in a file does."""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from hetagent.launch.base import Assignment
+from hetagent.launch.command import CommandError
+
+PATIENCE_S = 10.0
+"""How long a node waits for what the master wrote to show up in the directory (seconds); NFS takes a moment."""
+
+PAUSE_S = 0.05
+
+
+class InitFile:
+    """A fresh file name for each round, the same on all its nodes, in a directory that they share.
+
+    Nothing is computed from what a node finds in the directory: the name follows from the round and from the
+    ports of its master, so that no file of another job, or of a server that began anew, is taken for this one's.
+
+    Args:
+        folder: the directory.
+
+    Raises:
+        CommandError: it is not a directory in which this node can write, or a URL cannot name it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+        self._mine: list[Path] = []
+        if not self._folder.is_dir():
+            raise CommandError(f"--init-file {folder} is no directory: name one that all nodes share")
+        if not os.access(self._folder, os.W_OK | os.X_OK):
+            raise CommandError(f"--init-file {folder}: this user cannot write there")
+        if set("?#;") & set(str(self._folder)):
+            raise CommandError(
+                f"--init-file {folder}: torch reads no file:// name with '?', '#' or ';' in it"
+            )
+
+    def begin(self, assignment: Assignment) -> str:
+        """The round's `file://` name; the master leaves a mark, which the others must come to see.
+
+        Raises:
+            CommandError: the mark does not show up within `PATIENCE_S`, or cannot be written.
+        """
+        master = assignment.start.master
+        name = f"{assignment.group}.round{assignment.round}.{master.port}.{master.script_port}"
+        path, mark = self._folder / name, self._folder / f"{name}.master"
+        if assignment.is_master:
+            self._mine = [path, mark]
+            try:
+                mark.touch()
+            except OSError as error:
+                raise CommandError(f"--init-file {self._folder}: {error.strerror or error}") from None
+        elif not self._shows_up(mark.name):
+            raise CommandError(
+                f"node '{assignment.node_id}' does not find in --init-file {self._folder} what the master "
+                f"'{master.node_id}' wrote there: it must be a directory that all nodes share (NFS and the like); "
+                "without --init-file the processes meet over TCP and need none"
+            )
+        return f"file://{path}"
+
+    def end(self) -> None:
+        """Remove what the master's node left in the directory."""
+        for path in self._mine:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        self._mine = []
+
+    def _shows_up(self, name: str) -> bool:
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            # Listing it asks a file server anew, where a look for one name may be answered from a cache.
+            with contextlib.suppress(OSError):
+                if name in os.listdir(self._folder):
+                    return True
+            if time.monotonic() >= until:
+                return False
+            time.sleep(PAUSE_S)

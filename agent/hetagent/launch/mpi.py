@@ -1,0 +1,221 @@
+"""Programs for mpirun (Open MPI 4): the master's agent runs it, and the agents take the place of ssh."""
+
+import ipaddress
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+
+from hetagent import network
+from hetagent.launch import orted
+from hetagent.launch.base import Assignment, Launch
+from hetagent.launch.command import RUNNER, CommandError, WorkerCommand
+from hetagent.launch.relay import Relay
+from hetrdzv.wire import MemberReply
+
+CHECK_TIMEOUT_S = 20.0
+"""How long mpirun may take to say its version (seconds)."""
+
+PATIENCE_S, DOUBT_S = 5.0, 1.0
+"""How long a node waits for the master's word after its orted has ended badly, or well (seconds).
+
+mpirun ends last, and it alone knows why all end: an orted that it has told to go ends well after a failure, too.
+"""
+
+SHARED_MEMORY = Path("/dev/shm")
+
+INSTALL = (
+    "install Open MPI 4 on every node (Debian: apt-get install openmpi-bin), or add its bin folder to PATH"
+)
+
+
+class Mpi(Launch):
+    """One mpirun on the master, one orted on every other node; the ranks are theirs to start and to watch.
+
+    Args:
+        command: see `Launch`; only the master's counts.
+        port_range: where Open MPI's own connections go, if not to any port.
+
+    Raises:
+        CommandError: Open MPI is not installed, or is none that works this way.
+    """
+
+    one_per_node = True
+    wants_members = True
+    wants_daemon = True
+
+    def __init__(self, command: WorkerCommand | None, port_range: tuple[int, int] | None = None) -> None:
+        super().__init__(command)
+        self._port_range = port_range
+        self._folders: list[Path] = []
+        self._relay: Relay | None = None
+        self._orted = _check()
+
+    def begin(self, assignment: Assignment) -> WorkerCommand | None:
+        """On the master mpirun; elsewhere orted, as soon as mpirun has asked for it."""
+        if not assignment.is_master:
+            if assignment.start.daemon is None:
+                return None
+            words = orted.arguments(assignment.start.daemon)
+            self._make_folders()
+            return WorkerCommand(self._orted, tuple(words), is_python=False)
+        program = _plain(self.command_of(assignment))
+        members = assignment.start.members
+        assert members is not None, "this node joined with wants_members"
+        folder = self._make_folders()
+        assignment.take_script_port().close()
+        if len(members) > 1:
+            self._relay = Relay(folder, partial(_pass_on, assignment, members))
+        agent = self._relay.command if self._relay is not None else None
+        words = mpirun_words(members, program, agent, self._port_range)
+        return WorkerCommand(
+            "mpirun", tuple(words), is_python=False
+        )  # with a path it would ask for the same one
+
+    def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
+        """The node's, which its ranks get from mpirun or orted; Open MPI says to each which one it is."""
+        return {
+            "RANK": None,
+            "LOCAL_RANK": None,
+            "ROLE_RANK": None,
+            "MASTER_PORT": str(assignment.start.master.script_port),
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            # Beside the default ones, where a killed daemon or rank would leave its files.
+            "OMPI_MCA_orte_tmpdir_base": str(self._folders[0]),
+            "OMPI_MCA_btl_vader_backing_directory": str(self._folders[-1]),
+        }
+
+    def patience_s(self, assignment: Assignment, *, failed: bool) -> float:
+        """None on the master; see `PATIENCE_S`."""
+        return 0.0 if assignment.is_master else PATIENCE_S if failed else DOUBT_S
+
+    def end(self) -> None:
+        """Take no more requests of mpirun's, and remove what it left in its folder."""
+        if self._relay is not None:
+            self._relay.close()
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._relay, self._folders = None, []
+
+    def _make_folders(self) -> Path:
+        """Private folders for the round: the first for sockets and the like, the last in memory, if there is such.
+
+        Their names are short: those of sockets must be.
+        """
+        self._folders = [Path(tempfile.mkdtemp(prefix="het_"))]
+        if set(" :") & set(str(self._folders[0])):
+            raise CommandError(f"mpirun takes no folder like {self._folders[0]}: set TMPDIR to a plain name")
+        if os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
+            self._folders.append(Path(tempfile.mkdtemp(prefix="het_", dir=SHARED_MEMORY)))
+        return self._folders[0]
+
+
+def mpirun_words(
+    members: Sequence[MemberReply],
+    program: Sequence[str],
+    agent: str | None,
+    port_range: tuple[int, int] | None = None,
+) -> list[str]:
+    """mpirun's arguments: the ranks in the round's order, each node with its slots.
+
+    Args:
+        program: what every rank runs.
+        agent: what it calls in place of ssh; None where there is one node only.
+        port_range: first and last port for Open MPI's connections.
+    """
+    ours = {
+        "plm": "rsh",  # hetagent may run inside a job of Slurm: mpirun would use that instead
+        "ras": "^slurm,tm,lsf,gridengine",
+        "plm_rsh_no_tree_spawn": "1",
+        "plm_rsh_pass_environ_mca_params": "0",  # each node's are in its agent's environment
+        "orte_do_not_resolve": "1",
+    }
+    if agent is not None:
+        ours["plm_rsh_agent"] = agent
+    wishes: dict[str, str] = {}
+    if (networks := _networks(members)) is not None:
+        wishes = {f"{kind}_tcp_if_include": networks for kind in ("oob", "btl")}
+    if port_range is not None:
+        first, last = port_range
+        wishes |= {
+            "oob_tcp_dynamic_ipv4_ports": f"{first}-{last}",
+            "btl_tcp_port_min_v4": str(first),
+            "btl_tcp_port_range_v4": str(last - first + 1),
+        }
+    settings = ours | {name: value for name, value in wishes.items() if not _is_set(name)}
+    return [
+        *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
+        *(word for name, value in settings.items() for word in ("--mca", name, value)),
+        *("--stdin", "none", "--bind-to", "none", "--map-by", "slot", "--rank-by", "slot"),
+        *("-np", str(sum(member.slots for member in members))),
+        *("-H", ",".join(f"{orted.host_name(member)}:{member.slots}" for member in members)),
+        *program,
+    ]
+
+
+def _is_set(name: str) -> bool:
+    """Whether the person has said it, or the opposite."""
+    names = (name, name.replace("_include", "_exclude"))
+    return any(os.environ.get(f"OMPI_MCA_{one}") for one in names)
+
+
+def _networks(members: Sequence[MemberReply]) -> str | None:
+    """The networks that the members' addresses are in, as Open MPI takes them; None: leave it to Open MPI."""
+    try:
+        addresses = [ipaddress.IPv4Address(member.address) for member in members]
+    except ValueError:
+        return None  # names, or IPv6, which has no such setting
+    own = network.network_of(members[0].address)
+    if own is not None and own.prefixlen < 32 and all(address in own for address in addresses):
+        return str(own)
+    # Open MPI 4 takes /32 for every network there is; /31 is two addresses.
+    return ",".join(dict.fromkeys(f"{ipaddress.ip_network((int(one) & ~1, 31))}" for one in addresses))
+
+
+def _pass_on(
+    assignment: Assignment, members: Sequence[MemberReply], host: str, words: Sequence[str]
+) -> "Future[str | None]":
+    """Have a member run mpirun's daemon."""
+    assert assignment.start_daemon is not None
+    target = next((one.node_id for one in members[1:] if orted.host_name(one) == host), None)
+    try:
+        if target is None:
+            raise CommandError(f"there is no host '{host}' in round {assignment.round}")
+        daemon = orted.command_line(words)
+        orted.arguments(daemon)  # so that it is this terminal that says what is wrong with it
+    except CommandError as error:
+        refused: Future[str | None] = Future()
+        refused.set_result(str(error))
+        return refused
+    return assignment.start_daemon(assignment.round, target, daemon)
+
+
+def _plain(command: WorkerCommand) -> list[str]:
+    """A command without our runner: its record of an exception would be one of several ranks'."""
+    return [command.entrypoint, *(word for word in command.args if word != str(RUNNER))]
+
+
+def _check() -> str:
+    """Where orted is; both programs are looked for before this node joins."""
+    found = {name: shutil.which(name) for name in ("mpirun", orted.PROGRAM)}
+    missing = [name for name, path in found.items() if path is None]
+    if missing:
+        raise CommandError(f"--launch mpi needs {' and '.join(missing)}, not found in PATH: {INSTALL}")
+    try:
+        done = subprocess.run(
+            ["mpirun", "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=CHECK_TIMEOUT_S,
+            check=False,
+        )
+        said = done.stdout.decode(errors="replace").strip().partition("\n")[0]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    if "(Open MPI) 4." not in said:
+        raise CommandError(f"--launch mpi works with Open MPI 4, but mpirun here says {said!r}: {INSTALL}")
+    return str(found[orted.PROGRAM])

@@ -1,0 +1,34 @@
+"""What mpirun calls in place of ssh: hands one host's command line to this node's agent, which passes it on.
+
+    python -I -S rsh.py SOCKET HOST WORD...
+
+Ends with 0 when the server has taken it on, else with 255, as ssh does, and the reason on stderr. It knows no
+token and no server: the agent that listens at SOCKET does. Imports nothing but the standard library.
+"""
+
+import json
+import socket
+import sys
+
+FAILED = 255
+
+
+def main() -> None:
+    """Ask the agent, and wait for its answer."""
+    path, host, *words = sys.argv[1:]
+    try:
+        with socket.socket(socket.AF_UNIX) as agent:
+            agent.connect(path)
+            agent.sendall(json.dumps({"host": host, "words": words}).encode())
+            agent.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: agent.recv(65_536), b""))
+        refusal = json.loads(answer)["refusal"]
+    except (OSError, ValueError, LookupError) as error:
+        refusal = f"the agent of this node does not answer ({error}): its round is over"
+    if refusal is not None:
+        sys.stderr.write(f"hetagent: {host} does not start: {refusal}\n")
+        sys.exit(FAILED)
+
+
+if __name__ == "__main__":
+    main()

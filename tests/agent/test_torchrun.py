@@ -1,0 +1,286 @@
+"""The torchrun plug-in's parts: found by torch, options understood, the server's word in torch's terms."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agent.test_handler import start
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousParameters,
+)
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
+from torch.distributed.launcher.api import LaunchConfig
+from torch.distributed.run import config_from_args, parse_args
+
+from hetagent import torchrun_conf
+from hetagent.torchrun import create_handler
+from hetagent.torchrun_conf import ENDLESS_RESTARTS, OPTIONS, ConfError, conf_of, take_token
+from hetagent.torchrun_handler import TorchrunHandler, _exit_error, _failure_of_callers
+from hetrdzv.access import AccessError
+from hetrdzv.wire import DirectiveReply
+
+
+def params(
+    endpoint: str = "host:29400", run_id: str = "job", local_addr: str | None = None, **conf: Any
+) -> Any:
+    return RendezvousParameters("hetrdzv", endpoint, run_id, 1, 3, local_addr, **conf)
+
+
+def directive(kind: str, round_number: int = 1, **fields: Any) -> DirectiveReply:
+    return start("a", 1).model_copy(
+        update={"kind": kind, "round": round_number, "start": None, "why": "for a reason"} | fields
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HET_TOKEN", raising=False)
+    monkeypatch.setattr(torchrun_conf, "_taken_token", [])
+
+
+# -- how torch finds it --------------------------------------------------------------------------------------
+
+
+def test_torch_has_it_in_its_registry() -> None:
+    made = registry.create_handler(params())
+    assert isinstance(made, TorchrunHandler)
+    assert (made.get_backend(), made.get_run_id(), made.num_nodes_waiting()) == ("hetrdzv", "job", 0)
+    assert made.use_agent_store
+    made.set_closed()
+    assert not made.is_closed()
+    assert made.shutdown()
+    assert made.is_closed()
+    with pytest.raises(RendezvousClosedError, match="make another handler"):
+        made.next_rendezvous()
+
+
+def test_who_uses_another_backend_pays_nothing_for_it() -> None:
+    """Every torchrun of the machine loads the entry point."""
+    code = "import sys; before = set(sys.modules); import hetagent.torchrun; print(*sorted(set(sys.modules) - before))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    ours = {name for name in said.split() if name.startswith("het")}
+    assert ours == {"hetagent", "hetagent.torchrun"}
+    assert "torch" not in said.split()
+
+
+# -- what it is told -----------------------------------------------------------------------------------------
+
+
+def test_what_torchrun_passes_is_understood() -> None:
+    """Real command line, torchrun's own parser: whatever it adds to the options has to be accepted."""
+    words = [
+        "--nnodes",
+        "2:4",
+        "--rdzv-backend",
+        "hetrdzv",
+        "--rdzv-endpoint",
+        "http://h1:1,h2",
+        "--rdzv-id",
+        "G",
+    ]
+    words += [
+        "--rdzv-conf",
+        "slots=4,node_id=gpu1,lease_s=7.5,on_join=spare,port_range=29500-29510",
+        "train.py",
+    ]
+    config, _, _ = config_from_args(parse_args(words))
+    conf = conf_of(
+        RendezvousParameters(
+            config.rdzv_backend,
+            config.rdzv_endpoint,
+            config.run_id,
+            config.min_nodes,
+            config.max_nodes,
+            config.local_addr,
+            **config.rdzv_configs,
+        )
+    )
+    assert conf.servers == ("http://h1:1", "http://h2:29400")
+    assert (conf.group, conf.node_id, conf.slots, conf.port_range) == ("G", "gpu1", 4, (29500, 29510))
+    assert conf.spec.given() == {
+        "min_nodes": 2,
+        "max_nodes": 4,
+        "max_restarts": ENDLESS_RESTARTS,
+        "lease_s": 7.5,
+        "on_join": "spare",
+    }
+
+
+def test_what_torch_adds_is_all_that_is_passed_over() -> None:
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1)
+    assert set(config.rdzv_configs) == torchrun_conf.TORCHS_OWN
+
+
+def test_a_program_may_pass_numbers() -> None:
+    conf = conf_of(params(slots=3, max_restarts=2, last_call_s=1.5, connect_timeout_s=9, node_id=None))
+    assert (conf.slots, conf.spec.max_restarts, conf.spec.last_call_s, conf.connect_timeout_s) == (
+        3,
+        2,
+        1.5,
+        9.0,
+    )
+    assert conf.node_id == os.uname().nodename
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"endpoint": " "}, "no server: give --rdzv-endpoint"),
+        ({"endpoint": "ftp://host"}, "--rdzv-endpoint: 'ftp://host' as a server: the scheme is 'ftp'"),
+        ({"run_id": "my job"}, "--rdzv-id 'my job' must be 1 to 128 letters"),
+        ({"token": "secret"}, "no option 'token' with hetrdzv; known are ca_cert, .*, token_file"),
+        ({"join_timeout": "3"}, "no option 'join_timeout'"),
+        ({"slots": "two"}, "slots=two: 'two' is not a whole number"),
+        ({"slots": "0"}, "slots=0: .* greater than or equal to 1"),
+        ({"node_id": "a b"}, "node_id=a b: 'a b' must be"),
+        ({"lease_s": "-1"}, "lease_s=-1: -1 is not a number of seconds"),
+        ({"on_join": "wait"}, "on_join=wait: "),
+        ({"port_range": "9-1"}, "port_range=9-1: .* ends before it begins"),
+        ({"local_addr": "10.0.0.1", "interface": "eth0"}, "local_addr and interface say the same"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(how: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfError, match=told) as refusal:
+        create_handler(params(**how))
+    assert "secret" not in str(refusal.value)
+
+
+def test_the_address_may_come_from_torchrun() -> None:
+    assert conf_of(params(local_addr="10.0.0.1")).local_addr == "10.0.0.1"
+    assert conf_of(RendezvousParameters("hetrdzv", "h", "job", 1, 1, "10.0.0.1")).local_addr == "10.0.0.1"
+    both = RendezvousParameters("hetrdzv", "h", "job", 1, 1, "10.0.0.1")
+    both.config["local_addr"] = "10.0.0.2"
+    with pytest.raises(ConfError, match="say different things"):
+        conf_of(both)
+
+
+def test_every_field_of_a_spec_has_an_option() -> None:
+    told_otherwise = {"min_nodes", "max_nodes", "command"}  # --nnodes; the script
+    assert torchrun_conf.SpecFields.model_fields.keys() - told_otherwise <= OPTIONS.keys()
+
+
+# -- the token -----------------------------------------------------------------------------------------------
+
+
+def test_the_token_leaves_the_environment_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HET_TOKEN", "secret")
+    assert take_token(None) == "secret"
+    assert "HET_TOKEN" not in os.environ
+    assert take_token(None) == "secret"
+
+
+def test_a_token_file_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HET_TOKEN", "secret")
+    file = tmp_path / "token"
+    file.write_text("other\n")
+    assert take_token(file) == "other"
+    assert "HET_TOKEN" not in os.environ
+    with pytest.raises(AccessError, match="cannot be read"):
+        take_token(tmp_path / "none")
+
+
+def test_a_bad_token_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HET_TOKEN", "sec ret")
+    with pytest.raises(ConfError, match="must hold one token") as refusal:
+        create_handler(params())
+    assert "sec" not in str(refusal.value)
+
+
+# -- the server's word ---------------------------------------------------------------------------------------
+
+
+class ScriptedLine:
+    """A line whose directives a test writes."""
+
+    handed_at = 0.0
+
+    def __init__(self) -> None:
+        self.news: list[DirectiveReply] = []
+        self.said: list[tuple[Any, ...]] = []
+
+    def take(self) -> list[DirectiveReply]:
+        taken, self.news = self.news, []
+        return taken
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *words: self.said.append((name, *words))
+
+
+@pytest.fixture
+def in_round_2() -> Iterator[tuple[TorchrunHandler, ScriptedLine]]:
+    handler, line = TorchrunHandler(conf_of(params()), None), ScriptedLine()
+    handler._line, handler._round, handler._in_round = line, 2, True  # type: ignore[assignment]
+    yield handler, line
+    handler._line = None
+
+
+@pytest.mark.parametrize(
+    ("news", "waiting"),
+    [
+        ([], 0),
+        ([directive("wait", 0)], 0),
+        ([directive("stop", 1)], 0),
+        ([directive("stop", 2)], 1),
+        ([directive("exit", 0, exit_code=3)], 1),
+    ],
+)
+def test_nodes_wait_exactly_when_the_round_is_over(
+    in_round_2: tuple[TorchrunHandler, ScriptedLine], news: list[DirectiveReply], waiting: int
+) -> None:
+    handler, line = in_round_2
+    assert handler.num_nodes_waiting() == 0
+    line.news = news
+    assert handler.num_nodes_waiting() == waiting
+    assert handler.num_nodes_waiting() == waiting
+    assert line.said == []
+
+
+def test_a_failure_is_told_only_in_a_round_that_nobody_ended(
+    in_round_2: tuple[TorchrunHandler, ScriptedLine],
+) -> None:
+    handler, line = in_round_2
+    handler._tell_failure(line)  # type: ignore[arg-type]
+    ((what, round_number, *_),) = line.said
+    assert (what, round_number) == ("failed", 2)
+    line.news = [directive("stop", 2)]
+    handler._heed(line)  # type: ignore[arg-type]
+    handler._tell_failure(line)  # type: ignore[arg-type]
+    assert len(line.said) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"exit_code": 1, "round": 0}, RendezvousConnectionError),  # what a session says of itself
+        ({"exit_code": 1, "round": 2}, RendezvousClosedError),
+        ({"exit_code": 3, "round": 0, "outcome": "cancelled"}, RendezvousClosedError),
+        ({"exit_code": 0, "round": 2}, RendezvousGracefulExitError),
+        ({"exit_code": 4, "round": 0}, RendezvousGracefulExitError),
+    ],
+)
+def test_how_torchs_agent_is_sent_away(fields: dict[str, Any], error: type[Exception]) -> None:
+    raised = _exit_error(directive("exit", **{"round_number": fields.pop("round"), **fields}))
+    assert type(raised) is error
+    assert str(raised) == "for a reason"
+
+
+def test_the_failure_is_read_off_torchs_agent() -> None:
+    def agent(failed: dict[int, ProcessFailure]) -> Any:
+        result = RunResult(WorkerState.FAILED, failures=failed)
+        return _failure_of_callers(), result
+
+    killed, _ = agent({7: ProcessFailure(local_rank=1, pid=1, exitcode=-9, error_file="<N/A>")})
+    assert (killed.rank, killed.local_rank, killed.signal, killed.exit_code) == (7, 1, "SIGKILL", None)
+    failed, _ = agent({3: ProcessFailure(local_rank=0, pid=1, exitcode=5, error_file="<N/A>")})
+    assert (failed.rank, failed.exit_code, failed.signal, failed.message) == (3, 5, None, "exit code 5")
+    unknown, _ = agent({})
+    assert (unknown.rank, unknown.local_rank) == (-1, -1)

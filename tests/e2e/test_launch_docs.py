@@ -1,0 +1,69 @@
+"""docs/launch.md, last column: each command is run as it stands there, on two nodes that are not alike."""
+
+import itertools
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import Cluster, cluster
+from tests.needs import needs_set_up, show
+
+PAGE = Path(__file__).parents[2] / "docs" / "launch.md"
+NEEDS = {"Horovod": "horovod", "Open MPI": "mpi"}
+"""Rows that need minutes of set-up, and the make target test-... that makes it."""
+
+ELSEWHERE = {"Slurm": "tests/slurm", "torchrun itself": "tests/e2e/test_torchrun.py"}
+"""Rows that are no command of hetagent alone, and who runs them."""
+
+
+def rows() -> Iterator[tuple[str, str, str]]:
+    """Of each row: what it is about, which nodes it is for, the command of the last column."""
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        cells = line.strip("|").split(" | ")
+        if len(cells) == 4 and (command := re.match(r"\s*`([^`]+)`", cells[3])):
+            yield cells[0].strip(), cells[1].strip(), command[1]
+
+
+ROWS = list(rows())
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Cluster]:
+    with cluster(tmp_path) as made:
+        yield made
+
+
+def test_the_rows_are_found() -> None:
+    assert len(ROWS) >= 11
+    assert {what for what, _, _ in ROWS} > {*NEEDS, *ELSEWHERE}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "nodes", "command"),
+    [pytest.param(*row, id=row[0].replace(" ", "-")) for row in ROWS if row[0] not in ELSEWHERE],
+)
+def test_the_command_runs_on_two_nodes(what: str, nodes: str, command: str, job: Cluster) -> None:
+    if what in NEEDS:
+        needs_set_up(NEEDS[what])
+    slots = {"a": 2, "b": 1} if nodes == "any" else {"a": 1, "b": 1}
+    program, *words = shlex.split(command.replace("/shared", str(job.folder)))
+    assert program == "hetagent"
+    flags = dict(itertools.pairwise(words))
+    given = [flags["--gpus"], flags["--server"]]
+    assert given == ["2", "http://host:29400"], "the test has these two of its own"
+    for flag in ("--gpus", "--server"):
+        del words[words.index(flag) : words.index(flag) + 2]
+    script = next(word for word in words if word.startswith("examples/"))
+    own, args = words[: words.index(script)], words[words.index(script) + 1 :]
+    for name, gpus in slots.items():
+        job.agent(name, gpus, *own, script=str(PAGE.parents[1] / script), args=args)
+    assert {name: job.agents[name].wait(110) for name in slots} == {"a": 0, "b": 0}, job.report()
+    group = job.group()
+    assert group["state"] == "succeeded"
+    assert group["world_size"] == sum(slots.values())
+    assert group["restarts"] == 0, job.report()
+    show(f"{what}, slots {', '.join(map(str, slots.values()))}: $ {command}")

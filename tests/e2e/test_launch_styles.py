@@ -1,0 +1,242 @@
+"""The ways people start training, end to end: the programs of examples/, unchanged, as real jobs on unlike nodes.
+
+None of these programs knows of us. They say on their output which rank they are, and after every epoch the sum of
+the ranks + 1 over all ranks: for W ranks from 0 on that is W(W+1)/2, and no other set of W ranks has it.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.cluster import RUN, Agent, Cluster, cluster, leftovers, wait_for
+from tests.servers import ROOT
+
+HETSEQ = ROOT / "examples" / "hetseq_style" / "train.py"
+MP_SPAWN = ROOT / "examples" / "mp_spawn_ddp" / "mnist.py"
+ENV = ROOT / "examples" / "env_style" / "train.py"
+
+EPOCHS = 10
+REST_S = 0.2
+"""After every epoch (seconds): the job must still run when the worker is killed, which takes until it is seen to."""
+
+WAIT_S = 100.0
+"""Each rank imports torch at each start, and so does the program that spawns it: a busy machine takes its time."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * WAIT_S + 40)]
+
+STARTED = re.compile(
+    r"rank (\d+) of (\d+): local index (\d+), device cpu, (\d+) epochs done before$", re.MULTILINE
+)
+EPOCH = re.compile(r"rank (\d+): epoch (\d+)/\d+, sum (\d+), ", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """How a program is started.
+
+    Attributes:
+        script, args: what a person types, with placeholders.
+        flags: hetagent's.
+        nodes: slots by name.
+        ranks: what must come of it: the program's own (rank, local index), by node.
+        epochs_flag: how the program calls its number of epochs.
+        victim: whom to kill: a child that the program spawned, or what hetagent itself started; None: nobody.
+    """
+
+    script: Path
+    args: str
+    flags: tuple[str, ...] = ("--launch", "node")
+    nodes: Mapping[str, int]
+    ranks: Mapping[str, set[tuple[int, int]]]
+    epochs_flag: str = "--max-epoch"
+    victim: str | None = "child"
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return sum(self.nodes.values())
+
+    @property
+    def right_sum(self) -> int:
+        """1 + 2 + ... + the world size."""
+        return self.world_size * (self.world_size + 1) // 2
+
+    def words(self, save_dir: Path, epochs: int, rest_s: float) -> list[str]:
+        """The program's arguments."""
+        own = [self.epochs_flag, str(epochs), "--save-dir", str(save_dir), "--epoch-sleep", str(rest_s)]
+        return [*self.args.split(), *own]
+
+
+UNEVEN = {"a": 2, "b": 1}
+UNEVEN_RANKS = {"a": {(0, 0), (1, 1)}, "b": {(2, 0)}}
+HETSEQ_ARGS = (
+    "--distributed-init-method {init_method} --distributed-world-size {world_size} "
+    "--distributed-gpus {gpus} --distributed-rank {rank_offset}"
+)
+ENV_ARGS = (
+    "--distributed-init-method {init_method} --distributed-world-size {world_size} "
+    "--distributed-rank {rank_offset} --cpu-workers {gpus}"
+)
+MP_SPAWN_ARGS = "-n {nnodes} -g {gpus} -nr {node_rank}"
+
+STYLES = {
+    "hetseq over tcp": Style(script=HETSEQ, args=HETSEQ_ARGS, nodes=UNEVEN, ranks=UNEVEN_RANKS),
+    "hetseq over a file": Style(
+        script=HETSEQ,
+        args=HETSEQ_ARGS,
+        flags=("--launch", "node", "--init-file", "{folder}"),
+        nodes=UNEVEN,
+        ranks=UNEVEN_RANKS,
+        victim="program",
+    ),
+    "mp.spawn on even nodes": Style(
+        script=MP_SPAWN,
+        args=MP_SPAWN_ARGS,
+        nodes={"a": 1, "b": 1},
+        ranks={"a": {(0, 0)}, "b": {(1, 0)}},
+        epochs_flag="--epochs",
+        victim=None,
+    ),
+    "mp.spawn on uneven nodes": Style(
+        script=MP_SPAWN,
+        args="-g {gpus} --world-size {world_size} --rank-offset {rank_offset}",
+        nodes=UNEVEN,
+        ranks=UNEVEN_RANKS,
+        epochs_flag="--epochs",
+    ),
+    "fairseq that spawns": Style(script=ENV, args=ENV_ARGS, nodes=UNEVEN, ranks=UNEVEN_RANKS),
+    # RANK % visible is 0 where each worker sees one
+    "fairseq per GPU": Style(
+        script=ENV,
+        args="--distributed-no-spawn",
+        flags=("--isolate-gpus",),
+        nodes=UNEVEN,
+        ranks={"a": {(0, 0), (1, 0)}, "b": {(2, 0)}},
+        victim="program",
+    ),
+}
+
+
+def seen(output: str) -> list[tuple[int, int, int, int]]:
+    """Rank, world size, local index and epochs done before, of every process that said so, in order."""
+    return [(int(a), int(b), int(c), int(d)) for a, b, c, d in STARTED.findall(output)]
+
+
+def sums(output: str) -> dict[int, list[int]]:
+    """What each rank's all-reduces gave, epoch by epoch."""
+    found: dict[int, list[int]] = {}
+    for rank, _, total in EPOCH.findall(output):
+        found.setdefault(int(rank), []).append(int(total))
+    return found
+
+
+def victim(agent: Agent, whom: str) -> psutil.Process:
+    """The newest process of an agent that the program has spawned, or the newest that hetagent has started."""
+    found = [
+        process
+        for process in psutil.Process(agent.pid).children(recursive=True)
+        if process.environ().get("HET_NODE_ID") == agent.name
+        and ("spawn_main" in " ".join(process.cmdline()) if whom == "child" else process.ppid() == agent.pid)
+    ]
+    return max(found, key=lambda process: process.pid)
+
+
+def start(job: Cluster, style: Style) -> None:
+    """Start the program on its nodes."""
+    rest_s = REST_S if style.victim is not None else 0.0
+    for name, slots in style.nodes.items():
+        words = style.words(job.folder / "saved", EPOCHS, rest_s)
+        job.agent(name, slots, script=str(style.script), args=words)
+
+
+def kill_one(job: Cluster, whom: str) -> None:
+    """Kill a process of node a, once all ranks have made two epochs of a round."""
+
+    def ended() -> bool:
+        return any(agent.process.poll() is not None for agent in job.agents.values())
+
+    def all_ranks_made_two_epochs() -> bool:
+        made = [len(of_rank) for agent in job.agents.values() for of_rank in sums(agent.stderr).values()]
+        return ended() or (len(made) == 3 and min(made) >= 2)
+
+    try:
+        wait_for(all_ranks_made_two_epochs, "two epochs of all ranks", WAIT_S)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}\n{job.report()}") from None
+    assert not ended(), job.report()
+    victim(job.agents["a"], whom).kill()
+
+
+def check_output(said: str, style: Style, node: str, lives: int) -> None:
+    """A node's processes had the right ranks in each of their lives, and went on where the last one ended."""
+    ranks, processes = style.ranks[node], seen(said)
+    assert len(processes) == lives * len(ranks), said
+    for life in range(lives):
+        living = processes[life * len(ranks) : (life + 1) * len(ranks)]
+        assert {(rank, index) for rank, _, index, _ in living} == ranks, said
+        assert {world_size for _, world_size, _, _ in living} == {style.world_size}
+        before = {done for *_, done in living}
+        assert min(before) >= 2 if life else before == {0}, said
+    found = sums(said)
+    assert found.keys() == {rank for rank, _ in ranks}, said
+    for of_rank in found.values():
+        assert set(of_rank) == {style.right_sum}, said
+        assert len(of_rank) >= EPOCHS, said
+
+
+@pytest.mark.parametrize("style", STYLES.values(), ids=STYLES.keys())
+def test_a_program_of_this_style_gets_its_ranks_and_survives_a_kill(style: Style, tmp_path: Path) -> None:
+    flags = [flag.format(folder=tmp_path) for flag in style.flags]
+    with cluster(tmp_path, "--nnodes", str(len(style.nodes)), "--stop-timeout-s", "5", *flags) as job:
+        start(job, style)
+        if style.victim is not None:
+            kill_one(job, style.victim)
+        statuses = {name: agent.wait(WAIT_S) for name, agent in job.agents.items()}
+        assert statuses == {"a": 0, "b": 0}, job.report()
+        restarts = 0 if style.victim is None else 1
+        group = job.group()
+        assert (group["state"], group["restarts"]) == ("succeeded", restarts), job.report()
+        for name, agent in job.agents.items():
+            check_output(agent.stderr, style, name, lives=1 + restarts)
+            assert "are not alike" not in agent.stderr, "nothing is to be warned of"
+            assert leftovers(name) == []
+    assert [path.name for path in tmp_path.iterdir() if ".round" in path.name] == []
+
+
+ALONE = {
+    "one GPU": Style(script=HETSEQ, args=HETSEQ_ARGS, nodes={"a": 1}, ranks={"a": {(0, 0)}}),
+    "several GPUs": Style(
+        script=MP_SPAWN,
+        args=MP_SPAWN_ARGS,
+        nodes={"a": 2},
+        ranks={"a": {(0, 0), (1, 1)}},
+        epochs_flag="--epochs",
+    ),
+}
+
+
+@pytest.mark.parametrize("style", ALONE.values(), ids=ALONE.keys())
+def test_the_same_command_does_for_one_node_alone(style: Style, tmp_path: Path) -> None:
+    own = ["--standalone", "--gpus", str(style.nodes["a"]), "--device", "cpu", "--node-id", "a", *style.flags]
+    words = style.words(tmp_path / "saved", 2, 0.0)
+    done = subprocess.run(
+        [sys.executable, "-m", "hetagent.cli", *own, str(style.script), *words],
+        env=os.environ | {"HET_TEST_RUN": RUN},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert {(rank, index) for rank, _, index, _ in seen(done.stdout)} == style.ranks["a"], done.stdout
+    assert sums(done.stdout) == {rank: [style.right_sum] * 2 for rank, _ in style.ranks["a"]}
+    assert leftovers("a") == []

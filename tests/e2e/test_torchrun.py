@@ -1,0 +1,323 @@
+"""Plain torchrun with `--rdzv-backend=hetrdzv`: torch's own agent, our server, one kind of trouble per test."""
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.cluster import wait_for
+from tests.e2e.torchruns import Torchruns
+
+CONF = "last_call_s=60,stop_timeout_s=5"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Torchruns]:
+    """Two or three nodes."""
+    with Torchruns(tmp_path, "--nnodes", "2:3", "--max-restarts", "5", conf=CONF) as made:
+        yield made
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Torchruns]:
+    """Two nodes, neither more nor less."""
+    with Torchruns(tmp_path, "--nnodes", "2", "--max-restarts", "5", conf=CONF) as made:
+        yield made
+
+
+def start_pair(pair: Torchruns) -> int:
+    """Start uneven nodes; the number of the first round once all its workers have all-reduced."""
+    pair.torchrun("a", 2)
+    pair.torchrun("b", 1)
+    return pair.world(3)
+
+
+def end_well(job: Torchruns, *names: str) -> None:
+    """Let the workload end; every named agent must exit with 0."""
+    job.finish()
+    statuses = {name: job.agents[name].wait() for name in names}
+    assert statuses == dict.fromkeys(names, 0), job.report()
+    wait_for(lambda: job.group()["state"] == "succeeded", f"success of the group\n{job.report()}", 5)
+
+
+def kill_machine(job: Torchruns, name: str) -> None:
+    """End an agent and its workers at once, as when their machine dies."""
+    process = psutil.Process(job.agents[name].pid)
+    for one in [process, *process.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    job.agents[name].wait()
+
+
+def test_uneven_nodes_succeed_together(pair: Torchruns) -> None:
+    start_pair(pair)
+    seen = {(line["node"], line["local_rank"]): line["rank"] for line in pair.lines()}
+    assert seen == {("a", 0): 0, ("a", 1): 1, ("b", 0): 2}
+    group = pair.group()
+    assert [(m["node_id"], m["rank_offset"]) for m in group["current_round"]["members"]] == [
+        ("a", 0),
+        ("b", 2),
+    ]
+    assert (group["state"], group["spec"]["max_restarts"]) == ("running", 1_000_000)
+    end_well(pair, "a", "b")
+    assert "Error waiting on exit barrier" not in pair.agents["a"].stderr + pair.agents["b"].stderr
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_killed_worker_brings_all_back(pair: Torchruns, name: str) -> None:
+    first = start_pair(pair)
+    pair.agents[name].workers()[-1].kill()
+    second = pair.world(3, round_above=first)
+    causes = [event["text"] for event in pair.events() if event["kind"] == "worker_failed"]
+    assert any(f"on {name} was killed by SIGKILL" in cause for cause in causes), causes
+    assert second == first + 1
+    end_well(pair, "a", "b")
+
+
+def test_a_new_node_is_admitted_and_costs_no_restart(tmp_path: Path) -> None:
+    with Torchruns(tmp_path, "--nnodes", "1:2", conf="last_call_s=0.5") as job:  # without --max-restarts
+        job.torchrun("a", 2)
+        first = job.world(2)
+        job.torchrun("b", 1)
+        second = job.world(3, round_above=first)
+        assert {line["restart"] for line in job.lines(round=second)} == {0}
+        end_well(job, "a", "b")
+
+
+def test_a_node_too_many_is_a_spare_that_disturbs_nobody(pair: Torchruns) -> None:
+    first = start_pair(pair)
+    spare = pair.torchrun("c", 1)
+    wait_for(
+        lambda: [n["state"] for n in pair.group()["nodes"] if n["node_id"] == "c"] == ["spare"],
+        "c as a spare",
+    )
+    kill_machine(pair, "b")
+    second = pair.world(3, round_above=first)
+    assert {line["node"] for line in pair.lines(round=second)} == {"a", "c"}
+    assert spare.process.poll() is None
+    end_well(pair, "a", "c")
+
+
+def test_the_first_nodes_machine_dies(job: Torchruns) -> None:
+    for name, slots in (("a", 2), ("b", 1), ("c", 1)):
+        job.torchrun(name, slots)
+    first = job.world(4)
+    assert job.group()["current_round"]["master"]["node_id"] == "a"
+    kill_machine(job, "a")
+    second = job.world(2, round_above=first)
+    assert {line["node"] for line in job.lines(round=second)} == {"b", "c"}
+    assert job.group()["current_round"]["master"]["node_id"] == "b"
+    end_well(job, "b", "c")
+
+
+def test_a_terminated_agent_leaves_the_rest(job: Torchruns) -> None:
+    for name, slots in (("a", 2), ("b", 1), ("c", 1)):
+        job.torchrun(name, slots)
+    first = job.world(4)
+    job.agents["a"].send(signal.SIGTERM)
+    job.agents["a"].wait()
+    job.world(2, round_above=first)
+    end_well(job, "b", "c")
+
+
+def test_an_agent_that_gives_up_leaves_the_rest(job: Torchruns) -> None:
+    job.torchrun("a", 2)
+    job.torchrun("b", 1)
+    job.torchrun("c", 1, "--max-restarts", "0")
+    first = job.world(4)
+    job.agents["c"].workers()[0].kill()
+    assert job.agents["c"].wait() == 1
+    second = job.world(3, round_above=first)
+    assert {line["node"] for line in job.lines(round=second)} == {"a", "b"}
+    assert "rank 3 (local rank 0) on c was killed by SIGKILL" in str(job.events())
+    end_well(job, "a", "b")
+
+
+def test_too_few_are_left(pair: Torchruns) -> None:
+    pair.conf += ",join_timeout_s=3"
+    start_pair(pair)
+    kill_machine(pair, "b")
+    assert pair.agents["a"].wait() == 1
+    assert "RendezvousClosedError: the job failed: the nodes did not come together within 3 s" in (
+        pair.agents["a"].stderr
+    )
+
+
+def test_a_cancelled_job_ends_everywhere(pair: Torchruns) -> None:
+    start_pair(pair)
+    pair.post("cancel")
+    assert {name: pair.agents[name].wait() for name in "ab"} == {"a": 1, "b": 1}
+    assert "RendezvousClosedError: the job was cancelled" in pair.agents["b"].stderr
+
+
+def test_a_drained_node_goes_and_the_rest_go_on(job: Torchruns) -> None:
+    for name, slots in (("a", 2), ("b", 1), ("c", 1)):
+        job.torchrun(name, slots)
+    first = job.world(4)
+    job.post("nodes/a/drain")
+    job.agents["a"].wait()
+    second = job.world(2, round_above=first)
+    assert {line["restart"] for line in job.lines(round=second)} == {0}
+    end_well(job, "b", "c")
+
+
+def test_the_server_may_be_away(pair: Torchruns) -> None:
+    first = start_pair(pair)
+    pair.server.kill()
+    pair.agents["b"].workers()[0].kill()
+    wait_for(lambda: "no server" in pair.agents["a"].stderr, "a's notice that the server is away")
+    pair.server.start()
+    pair.world(3, round_above=first)
+    end_well(pair, "a", "b")
+
+
+STORES = """
+import argparse, json, os
+import torch, torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--into")
+into = parser.parse_args().into
+dist.init_process_group("gloo")
+store = dist.distributed_c10d._get_default_store()
+seen = {"port": os.environ["MASTER_PORT"], "agents_store": os.environ["TORCHELASTIC_USE_AGENT_STORE"],
+        "old": store.check(["left behind"]), "token": "HET_TOKEN" in os.environ}
+dist.barrier()
+if dist.get_rank() == 0:
+    store.set("left behind", "by round 1")
+    assert store.check(["left behind"])
+    with open(into + "/stores.jsonl", "a") as file:
+        file.write(json.dumps(seen) + "\\n")
+dist.barrier()
+dist.destroy_process_group()
+if os.environ["HET_ROUND"] == "1":
+    raise SystemExit(7)
+"""
+
+
+def test_every_round_has_a_fresh_store_and_no_token(pair: Torchruns, tmp_path: Path) -> None:
+    script = tmp_path / "stores.py"
+    script.write_text(STORES)
+    for name, slots in (("a", 2), ("b", 1)):
+        pair.torchrun(name, slots, script=script, env={"HET_TOKEN": "secret"})
+    assert {name: pair.agents[name].wait() for name in "ab"} == {"a": 0, "b": 0}, pair.report()
+    first, second = map(json.loads, (pair.log.folder / "stores.jsonl").read_text().splitlines())
+    assert first["port"] != second["port"]
+    assert [one["old"] for one in (first, second)] == [False, False]
+    assert [one["agents_store"] for one in (first, second)] == ["True", "True"]
+    assert [one["token"] for one in (first, second)] == [False, False]
+    wait_for(lambda: pair.group()["state"] == "succeeded", "success of the group", 5)
+
+
+LATE = """
+import argparse, os, time
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--into", type=Path)
+into = parser.parse_args().into
+if os.environ["HET_NODE_ID"] == "b" and os.environ["HET_ROUND"] == "1":
+    while not (into / "fail").exists():
+        time.sleep(0.05)
+    raise SystemExit(9)
+"""
+
+
+def test_who_has_succeeded_is_not_held_by_another_nodes_failure(tmp_path: Path) -> None:
+    """torch's agent cannot run again once it is in its exit barrier: it must go, so that the rest can."""
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    with Torchruns(tmp_path, "--nnodes", "1:2", "--max-restarts", "2", conf=CONF) as job:
+        for name in "ab":
+            job.torchrun(name, 1, script=script)
+        wait_for(
+            lambda: {n["state"] for n in job.group().get("nodes", [])} == {"succeeded", "running"},
+            "a's success",
+        )
+        (job.log.folder / "fail").touch()
+        assert {name: job.agents[name].wait() for name in "ab"} == {"a": 0, "b": 0}, job.report()
+        wait_for(lambda: job.group()["state"] == "succeeded", "success of the group", 5)
+
+
+LAUNCH = """
+import os, sys
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+
+def work(word):
+    dist.init_process_group("gloo")
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, f"{word}{os.environ['HET_NODE_ID']}")
+    dist.destroy_process_group()
+    return int(os.environ["RANK"]), everyone
+
+
+if __name__ == "__main__":
+    endpoint, node, slots = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    for job in ("first", "second"):
+        config = LaunchConfig(2, 2, slots, run_id=job, rdzv_backend="hetrdzv", rdzv_endpoint=endpoint,
+                              rdzv_configs={"node_id": node, "slots": slots, "last_call_s": 60.0}, max_restarts=0)
+        print(sorted(elastic_launch(config, work)("on ").items()), flush=True)
+"""
+
+
+def test_functions_return_their_values(pair: Torchruns, tmp_path: Path) -> None:
+    """Two jobs one after the other in one program, whose handler has to be gone between them."""
+    import subprocess
+    import sys
+
+    script = tmp_path / "launch.py"
+    script.write_text(LAUNCH)
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, str(script), pair.server.url, name, str(slots)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for name, slots in (("a", 2), ("b", 1))
+    ]
+    said = [node.communicate(timeout=60)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    everyone = ["on a", "on a", "on b"]
+    assert said[0].count(str([(0, (0, everyone)), (1, (1, everyone))])) == 2, said[0]
+    assert said[1].count(str([(2, (2, everyone))])) == 2, said[1]
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"conf": "join_timeout=3,colour=red"}, "no option 'colour', 'join_timeout' with hetrdzv; known are"),
+        ({"endpoint": ""}, "ConfError: no server: give --rdzv-endpoint host:29400"),
+        ({"endpoint": "http://127.0.0.1:9", "conf": "connect_timeout_s=0.5"}, "start hetserver there"),
+        ({"conf": "token_file=/nowhere"}, "AccessError: token file /nowhere cannot be read"),
+    ],
+)
+def test_bad_input_is_told(pair: Torchruns, how: dict[str, str], told: str) -> None:
+    agent = pair.torchrun("a", 1, **how)  # type: ignore[arg-type]
+    assert agent.wait() == 1
+    assert told in agent.stderr
+    assert "red" not in agent.stderr.split("no option")[-1].splitlines()[0].replace("secret", "")
+
+
+def test_a_wrong_token_is_told_and_not_shown(tmp_path: Path) -> None:
+    from tests.servers import Hetserver
+
+    token_file = tmp_path / "token"
+    token_file.write_text("right-token")
+    token_file.chmod(0o600)
+    with Torchruns(tmp_path, "--nnodes", "1") as job, Hetserver("memory", 0, token_file) as server:
+        agent = job.torchrun("a", 1, endpoint=server.url, env={"HET_TOKEN": "wrong-token"})
+        assert agent.wait() == 1
+        assert "RendezvousConnectionError" in agent.stderr
+        assert "401" in agent.stderr or "token" in agent.stderr
+        assert "wrong-token" not in agent.stderr
+        agent = job.torchrun("b", 1, conf=f"token_file={token_file}", endpoint=server.url)
+        job.finish()
+        assert agent.wait() == 0, agent.stderr

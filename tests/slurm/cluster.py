@@ -1,0 +1,277 @@
+"""A Slurm cluster of two nodes on this machine, with its own configuration, key and ports; nothing is left of it.
+
+The nodes have two and one GPUs, which are any character devices: Slurm counts them and tells their number.
+"""
+
+import contextlib
+import getpass
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import psutil
+
+from tests.servers import free_port
+
+T = TypeVar("T")
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+PACKAGES = "slurm-wlm munge"
+KILL_WAIT_S = 20
+WAIT_S = 90.0
+
+CONFIGURATION = """
+ClusterName=het
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={control_port}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+CredType=cred/munge
+SlurmUser={user}
+SlurmdUser={user}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+SwitchType=switch/none
+MpiDefault=none
+MailProg=/bin/true
+ReturnToService=2
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0
+KillWait={kill_wait_s}
+GresTypes=gpu
+NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={port_1} CPUs=2 RealMemory=2000 Gres=gpu:2 State=UNKNOWN
+NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={port_2} CPUs=2 RealMemory=2000 Gres=gpu:1 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+# cred_expire: a requeued job waits for so long; the least that Slurm takes
+
+GPUS = """
+NodeName=n1 Name=gpu File=/dev/null
+NodeName=n1 Name=gpu File=/dev/zero
+NodeName=n2 Name=gpu File=/dev/full
+"""
+
+
+def missing() -> list[str]:
+    """The programs of Slurm that are not here."""
+    return [name for name in PROGRAMS if shutil.which(name) is None]
+
+
+class Job:
+    """A batch job, with its output.
+
+    Args:
+        slurm: the cluster that it was submitted to.
+        job_id: what sbatch said.
+        output: file into which it writes.
+    """
+
+    def __init__(self, slurm: "Slurm", job_id: str, output: Path) -> None:
+        self.id = job_id
+        self._slurm = slurm
+        self._output = output
+
+    @property
+    def said(self) -> str:
+        """What it and its steps wrote so far."""
+        return self._output.read_text(errors="replace") if self._output.exists() else ""
+
+    def facts(self) -> dict[str, str]:
+        """What scontrol shows of it; of a heterogeneous job's first component."""
+        shown = self._slurm.call("scontrol", "--oneliner", "show", "job", self.id).splitlines()[0]
+        return dict(word.split("=", 1) for word in shown.split() if "=" in word)
+
+    def until(self, state: str, timeout_s: float = WAIT_S) -> dict[str, str]:
+        """What scontrol shows once the job is in a state."""
+        return self.wait_for(
+            lambda: facts if (facts := self.facts())["JobState"] == state else None, f"job {state}", timeout_s
+        )
+
+    def wait_for(self, found: Callable[[], T | None], what: str, timeout_s: float = WAIT_S) -> T:
+        """What `found` returns, as soon as it is true.
+
+        Raises:
+            TimeoutError: it was not within `timeout_s` seconds; has the job's output.
+        """
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            if result := found():
+                return result
+            time.sleep(0.1)
+        raise TimeoutError(f"{what}: not within {timeout_s:g} s; {self.facts()}\n{self.said}")
+
+
+class Slurm:
+    """slurmctld and two slurmd, n1 with two GPUs and n2 with one; there on `with`, gone after it."""
+
+    def __init__(self) -> None:
+        # Not pytest's: the path of munge's socket must be short.
+        self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        self.environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLURM", "SBATCH", "HET_", "PET_"))
+        } | {
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        }
+
+    def __enter__(self) -> Self:
+        try:
+            self._configure()
+            self._start("munged", *self._munge(), ready=(self.folder / "munge.socket").exists)
+            self._start("slurmctld", "-D", "-c", ready=self._controls)
+            for node in ("n1", "n2"):
+                self._start("slurmd", "-D", "-N", node, ready=lambda node=node: self._idle(node))  # type: ignore[misc]
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _configure(self) -> None:
+        self.folder.chmod(0o755)
+        for name in ("state", "n1", "n2", "log"):
+            (self.folder / name).mkdir()
+        key = self.folder / "munge.key"
+        key.touch(0o600)
+        key.write_bytes(os.urandom(128))
+        text = CONFIGURATION.format(
+            folder=self.folder,
+            user=getpass.getuser(),
+            control_port=free_port(),
+            port_1=free_port(),
+            port_2=free_port(),
+            kill_wait_s=KILL_WAIT_S,
+        )
+        (self.folder / "slurm.conf").write_text(text)
+        (self.folder / "gres.conf").write_text(GPUS)
+
+    def _munge(self) -> list[str]:
+        """munged's arguments; --force, since it does not like folders below /tmp."""
+        files = {
+            "key-file": "key",
+            "socket": "socket",
+            "pid-file": "pid",
+            "log-file": "log",
+            "seed-file": "seed",
+        }
+        return [
+            "--foreground",
+            "--force",
+            "--num-threads=2",
+            *(f"--{flag}={self.folder}/munge.{end}" for flag, end in files.items()),
+        ]
+
+    def _start(self, *command: str, ready: Callable[[], bool]) -> None:
+        """Start a daemon, which ends with this process however that ends."""
+        name = "-".join([command[0], *command[3:4]]) if command[0] == "slurmd" else command[0]
+        log = self.folder / "log" / name
+        with log.open("wb") as out:
+            daemon = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "TERM", *command],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self._daemons.append(daemon)
+        until = time.monotonic() + 30.0
+        while not ready():
+            if daemon.poll() is not None or time.monotonic() > until:
+                raise AssertionError(f"{name} did not get ready:\n{log.read_text(errors='replace')}")
+            time.sleep(0.1)
+
+    def _controls(self) -> bool:
+        done = subprocess.run(
+            ["scontrol", "ping"], env=self.environment, capture_output=True, text=True, check=False
+        )
+        return " is UP" in done.stdout
+
+    def _idle(self, node: str) -> bool:
+        return self.call("sinfo", "--noheader", "--nodes", node, "--format", "%t").strip() == "idle"
+
+    def call(self, *command: str, environment: dict[str, str] | None = None) -> str:
+        """What one of Slurm's programs prints.
+
+        Raises:
+            AssertionError: it failed; has what it said.
+        """
+        done = subprocess.run(
+            list(command),
+            env=self.environment | (environment or {}),
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}: status {done.returncode}\n{done.stdout}{done.stderr}"
+        return str(done.stdout)
+
+    def submit(self, folder: Path, *words: str, **environment: str) -> Job:
+        """Submit a job that writes into a folder, which is its home and working directory, too.
+
+        Args:
+            folder: is made.
+            words: sbatch's arguments.
+            environment: more of it.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        output = folder / "job.out"
+        said = self.call(
+            "sbatch",
+            "--parsable",
+            f"--chdir={folder}",
+            f"--output={output}",
+            *words,
+            environment={"HOME": str(folder), **environment},
+        )
+        return Job(self, said.strip(), output)
+
+    def processes(self) -> list[psutil.Process]:
+        """All that was started by this cluster and still lives."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]:
+                    found.append(process)
+        return found
+
+    def close(self) -> None:
+        """End everything, and remove what it wrote."""
+        with contextlib.suppress(AssertionError, subprocess.TimeoutExpired, OSError):
+            self.call("scancel", f"--user={getpass.getuser()}")
+        for daemon in reversed(self._daemons):
+            daemon.send_signal(signal.SIGTERM)
+        for daemon in self._daemons:
+            try:
+                daemon.wait(5.0)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)

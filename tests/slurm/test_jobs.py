@@ -1,0 +1,248 @@
+"""The scripts of deploy/slurm on a real Slurm with two uneven nodes: n1 has two slots, n2 one. CPU workers train.
+
+`make test-slurm` installs Slurm and runs them.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.needs import needs_set_up, show
+from tests.servers import Hetserver
+from tests.slurm.cluster import PACKAGES, Job, Slurm, missing
+from tests.worklog import CHECKPOINT, WorkLog, World, complaints
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "deploy" / "slurm"
+WORKLOAD = ROOT / "tests" / "workload.py"
+SAVING = Path(__file__).parent / "saving.py"
+TOKEN = "a-token-of-the-tests-0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    needs_set_up("slurm")
+    if absent := missing():
+        pytest.skip(
+            f"no {', '.join(absent)} here; get it with: apt-get install --no-install-recommends {PACKAGES}"
+        )
+    with Slurm() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.touch(0o600)
+    file.write_text(TOKEN)
+    return file
+
+
+@pytest.fixture
+def server(token_file: Path) -> Iterator[Hetserver]:
+    with Hetserver("memory", 0, token_file) as started:
+        yield started
+
+
+def world(job: Job, log: WorkLog, *, round_above: int = 0) -> World:
+    """The newest round in which three ranks all-reduced, once there is one after a round."""
+    found = job.wait_for(lambda: log.world(3, round_above=round_above), f"a world of 3 after {round_above}")
+    assert complaints(log.lines()) == []
+    return found
+
+
+def ranks(seen: World) -> list[tuple[str, int]]:
+    """Node and local rank of every rank."""
+    return [(line["node"], line["local_rank"]) for line in seen.lines]
+
+
+def group_of(server: Hetserver, job: Job) -> dict[str, Any]:
+    reply = httpx.get(
+        f"{server.url}/v1/groups/{job.id}", headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False
+    )
+    body: dict[str, Any] = reply.json()
+    return body
+
+
+def test_a_job_with_its_own_server_on_uneven_nodes(slurm: Slurm, tmp_path: Path) -> None:
+    """--gpus counts those of all nodes, whose slots are SLURM_GPUS_ON_NODE; a killed worker: all come back."""
+    log = WorkLog(tmp_path / "work")
+    words = ["--device", "cpu", str(WORKLOAD), "--into", str(log.folder)]
+    job = slurm.submit(tmp_path / "job", "--nodes=2", "--gpus=3", str(SCRIPTS / "train.sbatch"), *words)
+    first = world(job, log)
+    assert ranks(first) == [("n1", 0), ("n1", 1), ("n2", 0)]
+    for node, taken in {"n1": "2 CPU workers", "n2": "1 CPU worker"}.items():
+        note = f"from Slurm's job step {job.id}.0: group {job.id}, node id {node}, {taken}, 2 nodes"
+        assert f"hetagent[{node}]: {note}" in job.said
+    token = (tmp_path / "job" / ".hetrdzv" / job.id / "token").read_text()
+    assert len(token) == 64
+
+    killed_at = time.monotonic()
+    os.kill(first.lines[2]["pid"], signal.SIGKILL)
+    second = world(job, log, round_above=first.round)
+    assert (ranks(second), second.restart) == (ranks(first), 1)
+    show(f"train.sbatch: ranks {ranks(first)}, sums {[line['sum'] for line in first.lines]}")
+    show(f"train.sbatch: rank 2 killed; {second.at - killed_at:.2f} s later all three all-reduced again")
+
+    log.finish()
+    facts = job.until("COMPLETED")
+    assert facts["ExitCode"] == "0:0"
+    assert not (tmp_path / "job" / ".hetrdzv" / job.id).exists()
+    assert token not in job.said
+
+
+def test_a_requeued_job_is_the_same_group(
+    slurm: Slurm, server: Hetserver, token_file: Path, tmp_path: Path
+) -> None:
+    """Warned by its signal it saves, leaves and requeues itself; scontrol requeue does the same by SIGTERM."""
+    log = WorkLog(tmp_path / "work")
+    work = [str(SAVING), "--into", str(log.folder), "--checkpoint-every", "10"]
+    job = slurm.submit(
+        tmp_path / "job",
+        *("--nodes=2", "--gpus=3", str(SCRIPTS / "requeue.sbatch"), "--device", "cpu", *work),
+        HET_SERVER=server.url,
+        HET_TOKEN_FILE=str(token_file),
+    )
+    first = world(job, log)
+    job.wait_for((log.folder / CHECKPOINT).exists, "a checkpoint")
+
+    warned_at = time.monotonic()
+    slurm.call("scancel", "--signal=USR1", job.id)
+    second = world(job, log, round_above=first.round)
+    saved = sorted(path.name for path in log.folder.glob("saved.*"))
+    assert saved == [f"saved.{rank}.{first.round}" for rank in range(3)]
+    assert "got SIGUSR1: the workers get it too" in job.said
+    assert f"from Slurm's job step {job.id}.0: group {job.id}, node id n2" in job.said
+    assert "guardian died" not in job.said
+    assert job.facts()["Restarts"] == "1"
+    assert (ranks(second), second.restart) == (ranks(first), 0)
+    assert second.resumed_from >= 10
+    show(f"requeue.sbatch: SIGUSR1 in round {first.round}, all ranks saved, job {job.id} requeued itself;")
+    show(
+        f"  {second.at - warned_at:.1f} s later round {second.round} of group {job.id} goes on after step "
+        f"{second.resumed_from}, restart count {second.restart}"
+    )
+
+    asked_at = time.monotonic()
+    slurm.call("scontrol", "requeue", job.id)
+    third = world(job, log, round_above=second.round)
+    assert job.facts()["Restarts"] == "2"
+    assert (ranks(third), third.restart) == (ranks(first), 0)
+    assert third.resumed_from >= second.resumed_from
+    show(
+        f"scontrol requeue: {third.at - asked_at:.1f} s later round {third.round} goes on after step "
+        f"{third.resumed_from}, restart count {third.restart}"
+    )
+
+    log.finish()
+    assert job.until("COMPLETED")["ExitCode"] == "0:0"
+    group = group_of(server, job)
+    assert (group["state"], group["restarts"], group["spec"]["min_nodes"]) == ("succeeded", 0, 2)
+    assert TOKEN not in job.said
+
+
+def test_a_heterogeneous_job_is_one_group(
+    slurm: Slurm, server: Hetserver, token_file: Path, tmp_path: Path
+) -> None:
+    log = WorkLog(tmp_path / "work")
+    words = ["--device", "cpu", str(WORKLOAD), "--into", str(log.folder)]
+    job = slurm.submit(
+        tmp_path / "job",
+        *(str(SCRIPTS / "heterogeneous.sbatch"), *words),
+        HET_SERVER=server.url,
+        HET_TOKEN_FILE=str(token_file),
+    )
+    seen = world(job, log)
+    assert ranks(seen) == [("n1", 0), ("n1", 1), ("n2", 0)]
+    assert group_of(server, job)["spec"]["min_nodes"] == 2
+    show(f"heterogeneous.sbatch: ranks {ranks(seen)}, sums {[line['sum'] for line in seen.lines]}")
+    log.finish()
+    job.until("COMPLETED")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words", "text"),
+    [
+        (
+            ["--ntasks-per-node=2"],
+            [],
+            "hetagent: srun starts 2 tasks on node n1, hetagent wants one: add --ntasks=2 --ntasks-per-node=1 to srun",
+        ),
+        ([], ["--gpus", "8"], "hetagent: --gpus 8, but Slurm gave this job step 1 GPU on node n2"),
+        ([], ["--nnodes", "3"], "has 2 nodes: ask Slurm for 3"),
+    ],
+    ids=["two tasks per node", "more GPUs", "more nodes"],
+)
+def test_what_cannot_work_ends_the_job_at_once(
+    slurm: Slurm, tmp_path: Path, flags: list[str], words: list[str], text: str
+) -> None:
+    """The job fails with hetagent's own status for wrong use, and its output says what to change."""
+    script = tmp_path / "never.py"
+    script.write_text("raise SystemExit('this must not run')")
+    job = slurm.submit(
+        tmp_path / "job",
+        *("--nodes=2", "--gpus=3", *flags, str(SCRIPTS / "train.sbatch"), *words, str(script)),
+    )
+    assert job.until("FAILED")["ExitCode"] == "2:0"
+    assert text in job.said
+    assert "must not run" not in job.said
+    show(f"{' '.join([*flags, *words])}: exit status 2; {text}")
+
+
+PROBE = f"""{sys.executable} -c '
+import os
+from hetagent.slurm import step_of
+step = step_of(os.environ)
+print("IT IS", None if step is None else (step.node, step.nodes, step.job_nodes, step.tasks, step.gpus))
+'"""
+
+
+def test_who_is_a_task_of_a_step(slurm: Slurm, tmp_path: Path) -> None:
+    """The batch script is none, also not one that a step submitted; salloc's shell is none."""
+    probe = tmp_path / "probe"
+    probe.write_text(f"#!/bin/bash\n{PROBE}")
+    probe.chmod(0o755)
+
+    def said(text: str) -> list[str]:
+        return sorted(line for line in text.splitlines() if "IT IS" in line)
+
+    assert said(slurm.call("salloc", "--nodes=2", str(probe))) == ["IT IS None"]
+    assert said(slurm.call("srun", "--nodes=2", "--gpus=3", str(probe))) == [
+        "IT IS ('n1', 2, 2, 1, 2)",
+        "IT IS ('n2', 2, 2, 1, 1)",
+    ]
+    script = tmp_path / "script"
+    script.write_text(
+        f"#!/bin/bash\n{probe}\nsrun {probe}\nsrun --ntasks=2 --ntasks-per-node=1 {probe}\n"
+        f"srun --nodes=1 --ntasks=1 --nodelist=n2 {probe}\n"
+    )
+    job = slurm.submit(tmp_path / "job", "--wait", "--nodes=2", "--ntasks-per-node=2", str(script))
+    assert [line for line in said(job.said) if "None)" not in line] == ["IT IS None"]
+    assert said(job.said)[:-1] == [
+        "IT IS ('n1', 2, 2, 1, None)",
+        *["IT IS ('n1', 2, 2, 2, None)"] * 2,
+        "IT IS ('n2', 1, 2, 1, None)",
+        "IT IS ('n2', 2, 2, 1, None)",
+        *["IT IS ('n2', 2, 2, 2, None)"] * 2,
+    ]
+    output = tmp_path / "inner.out"
+    slurm.call(
+        *("srun", "--nodes=1", "bash", "-c"),
+        f"sbatch --wait --nodes=2 --output={output} {probe}",
+    )
+    assert said(output.read_text()) == ["IT IS None"]
+
+
+def test_nothing_is_left_when_a_job_is_over(slurm: Slurm) -> None:
+    """After the tests above: no worker, agent, guardian or server of a job is there any more."""
+    left = [process.cmdline() for process in slurm.processes() if process.ppid() != os.getpid()]
+    assert [line for line in left if any("het" in word or "workload" in word for word in line)] == []

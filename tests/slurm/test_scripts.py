@@ -1,0 +1,96 @@
+"""The scripts of deploy/slurm without Slurm: our programs take their command lines, and sbatch would read them.
+
+shellcheck reads them in tests/deploy.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hetagent.flags import Options, parse
+from hetrdzv.cli import hetserver
+
+SCRIPTS = sorted((Path(__file__).parents[2] / "deploy" / "slurm").glob("*.sbatch"))
+STEP = {
+    "HET_SERVER": "http://login1:29400",
+    "SLURMD_NODENAME": "n1",
+    "SLURM_GPUS_ON_NODE": "2",
+    "SLURM_GTIDS": "0",
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_NNODES": "2",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_TASKS_PER_NODE": "1(x2)",
+}
+
+
+def text_of(path: Path) -> str:
+    """A script with its lines joined that a backslash continues."""
+    return path.read_text(encoding="utf-8").replace("\\\n", " ")
+
+
+def command(path: Path, program: str) -> list[str]:
+    """The arguments that a script gives to a program, with values for the shell's."""
+    found = re.search(rf"\b{program} (--.*)$", text_of(path), re.MULTILINE)
+    assert found is not None, f"{path.name} does not start {program}"
+    line = found[1].removesuffix(" &").replace('"$@"', "train.py --epochs 10")
+    line = re.sub(r'"http://\$\(hostname\):\$port"', "http://n1:29417", line)
+    line = re.sub(r'"\$port"', "29417", line)
+    line = re.sub(r'"\$(\{HET_TOKEN_FILE:-\$HOME/\.hetrdzv/token\}|private/token)"', "/home/me/token", line)
+    assert "$" not in line, line
+    return shlex.split(line)
+
+
+def options(path: Path) -> Options:
+    return parse(command(path, "hetagent"), STEP)
+
+
+def test_the_scripts_are_there() -> None:
+    assert [path.name for path in SCRIPTS] == ["heterogeneous.sbatch", "requeue.sbatch", "train.sbatch"]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_hetagent_takes_what_a_script_gives_it(path: Path) -> None:
+    found = options(path)
+    assert (found.group, found.node_id, found.gpus) == ("17", "n1", "2")
+    assert (found.script, found.script_args) == ("train.py", ("--epochs", "10"))
+    assert found.token_file == Path("/home/me/token")
+
+
+def test_the_server_of_train_is_the_one_that_its_agents_look_for() -> None:
+    (path,) = [path for path in SCRIPTS if path.name == "train.sbatch"]
+    with hetserver.main.make_context("hetserver", command(path, "hetserver")) as context:
+        server = context.params
+    assert options(path).servers == (f"http://n1:{server['port']}",)
+    assert (server["host"], str(server["token_file"])) == ("0.0.0.0", "/home/me/token")
+
+
+def test_agents_that_leave_have_time_before_srun_ends_the_others() -> None:
+    """srun waits from the first task's end on: at least as long as workers may take to save, and a margin."""
+    for path in SCRIPTS:
+        found = re.search(r"srun .*--kill-on-bad-exit=0 --wait=(\d+) ", text_of(path))
+        assert found is not None, path.name
+        assert int(found[1]) >= float(str(options(path).spec.get("stop_timeout_s", 30))) + 30, path.name
+
+
+def test_requeue_begins_in_time_and_knows_its_signal() -> None:
+    (path,) = [path for path in SCRIPTS if path.name == "requeue.sbatch"]
+    warned = re.search(r"^#SBATCH --signal=(\w+)@(\d+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert warned is not None
+    assert f"kill -l {warned[1]}" in path.read_text(encoding="utf-8")
+    assert f"SIG{warned[1]}" in [one.name for one in options(path).signals]
+    assert float(str(options(path).spec["stop_timeout_s"])) <= int(warned[2]) - 30
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_sbatch_finds_its_lines(path: Path) -> None:
+    """It stops to look at the first line that is neither empty nor a comment."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "#!/bin/bash"
+    head = next(index for index, line in enumerate(lines) if line and not line.startswith("#"))
+    assert all(index < head for index, line in enumerate(lines) if line.startswith("#SBATCH"))
+    assert any(re.match(r"#SBATCH .*--ntasks-per-node=1\b", line) for line in lines)

@@ -1,4 +1,5 @@
-"""Faults against torchrun with the c10d backend, in both of its settings: the peer's side of the table."""
+"""Faults against torchrun: with the c10d backend, in both of its settings, which is the peer's side of the table, and
+with our plug-in."""
 
 import contextlib
 import os
@@ -7,11 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 from tests.e2e.cluster import WORKLOAD, wait_for
+from tests.servers import Hetserver
 from tests.worklog import WorkLog
 
 from benchmarks.floor import Floor, free_port
@@ -101,25 +103,54 @@ class Torchrun:
     def _running(self, log: WorkLog) -> Iterator[Agents]:
         """The agents of a job; ended with the block, workers and all."""
         port = free_port()
-        own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": str(int(self._unshared)), "OMP_NUM_THREADS": "1"}
-        flags = f"--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-id job --local-addr 127.0.0.1"
-        flags += f" --nnodes 2:{len(self._nodes)} --max-restarts 1000"
-        command = [sys.executable, "-m", "torch.distributed.run", *flags.split(), "--nproc-per-node"]
-        script = [str(WORKLOAD), "--into", str(log.folder)]
-        quiet = subprocess.DEVNULL
-        agents: Agents = []
-        try:
+        own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": str(int(self._unshared))}
+        flags = f"--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --local-addr 127.0.0.1"
+        with _ending() as agents:
             for slots in self._nodes:
-                words = [*command, str(slots), *script]
-                agents.append(subprocess.Popen(words, env=os.environ | own, stdout=quiet, stderr=quiet))
+                agents.append(self._agent(log, slots, flags, own))
                 wait_for(lambda: _hosts(agents[0], port), "torchrun's store", START_LIMIT_S)
             yield agents
-        finally:
-            for agent in agents:
-                for process in _family(agent):
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        process.kill()
-                agent.wait()
+
+    def _agent(
+        self, log: WorkLog, slots: int, flags: str, own: Mapping[str, str]
+    ) -> "subprocess.Popen[bytes]":
+        flags += f" --rdzv-id job --nnodes 2:{len(self._nodes)} --max-restarts 1000 --nproc-per-node {slots}"
+        command = [sys.executable, "-m", "torch.distributed.run", *flags.split()]
+        command += [str(WORKLOAD), "--into", str(log.folder)]
+        environment, quiet = os.environ | {"OMP_NUM_THREADS": "1"} | own, subprocess.DEVNULL
+        return subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)
+
+
+class Plugin(Torchrun):
+    """The same jobs with `--rdzv-backend hetrdzv`; the arguments are those of `Torchrun`, but for `unshared`."""
+
+    def __init__(self, nodes: Sequence[int], floor: Floor, rng: random.Random) -> None:
+        super().__init__(nodes, False, floor, rng)
+        self._name = "torchrun hetrdzv"
+
+    @contextlib.contextmanager
+    def _running(self, log: WorkLog) -> Iterator[Agents]:
+        with Hetserver() as server, _ending() as agents:
+            flags = (
+                f"--rdzv-backend hetrdzv --rdzv-endpoint {server.url} --rdzv-conf lease_s=2,last_call_s=60"
+            )
+            for number, slots in enumerate(self._nodes):
+                agents.append(self._agent(log, slots, f"{flags},slots={slots},node_id=node{number}", {}))
+            yield agents
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[Agents]:
+    """A list of agents; what is in it at the end of the block is ended, workers and all."""
+    agents: Agents = []
+    try:
+        yield agents
+    finally:
+        for agent in agents:
+            for process in _family(agent):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            agent.wait()
 
 
 def _hosts(agent: "subprocess.Popen[bytes]", port: int) -> bool:

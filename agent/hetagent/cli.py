@@ -128,7 +128,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     handler = HetRendezvousHandler(
         options.group,
         options.node_id,
-        lambda: network.hold_port(place.address, options.port_range, listen=True),
+        lambda: network.hold_port(place.address, options.port_range),
     )
     logs_specs = _logs_specs(options, command)
     spec = _worker_spec(options, slots, handler, command)
@@ -167,9 +167,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
             group=options.group,
             node_id=options.node_id,
         ),
-        hold_script_port=lambda: network.hold_port(
-            place.address, options.port_range, listen=launch.script_port_listens
-        ),
+        hold_script_port=lambda: network.hold_port(place.address, options.port_range),
         worker_env=worker_env,
         moved=moved,
         launch=launch,

@@ -161,7 +161,7 @@ def parse_port_range(text: str) -> tuple[int, int]:
     return first, last
 
 
-def hold_port(address: str, port_range: tuple[int, int] | None, listen: bool) -> socket.socket:
+def hold_port(address: str, port_range: tuple[int, int] | None) -> socket.socket:
     """Take a free port and keep it until the socket is closed or passed on.
 
     Args:
@@ -169,13 +169,11 @@ def hold_port(address: str, port_range: tuple[int, int] | None, listen: bool) ->
             resolve) to the wildcard address.
         port_range: first and last port, tried in random order so that nodes on one host do not race; None:
             the kernel's.
-        listen: accept connections already, so that peers can try the port; one that a script binds later must
-            not.
 
     Returns:
-        A bound socket that no child inherits, and whose port no other program can bind as well: that listens,
-        or else is without SO_REUSEADDR. One that listens has it, or a small range would be used up by the
-        connections of earlier rounds, which the kernel remembers for a minute.
+        A listening socket that no child inherits: peers can try the port, and no other program can bind it as well.
+        It has SO_REUSEADDR, or a small range would be used up by the connections of earlier rounds, which the kernel
+        remembers for a minute.
 
     Raises:
         NetworkError: no port of the range is free, or the address cannot be bound.
@@ -192,11 +190,9 @@ def hold_port(address: str, port_range: tuple[int, int] | None, listen: bool) ->
         try:
             if family == socket.AF_INET6 and host == WILDCARDS[family]:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            if listen:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((host, port))
-            if listen:
-                sock.listen(socket.SOMAXCONN)
+            sock.listen(socket.SOMAXCONN)
         except OSError as error:
             sock.close()
             failures[error.errno or 0] = error.strerror or str(error)

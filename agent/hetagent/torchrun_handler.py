@@ -8,6 +8,7 @@ import os
 import queue
 import random
 import select
+import socket
 import sys
 import threading
 import time
@@ -15,13 +16,12 @@ import uuid
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from types import FrameType
 from typing import Any, cast
 
-from torch.distributed import Store, TCPStore
-from torch.distributed.elastic.agent.server.api import _TERMINAL_STATE_SYNC_ID, RunResult
+from torch.distributed import Store
+from torch.distributed.elastic.agent.server.api import RunResult
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -29,7 +29,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousInfo,
     RendezvousStoreInfo,
 )
-from torch.distributed.elastic.utils.store import _LAST_MEMBER_CHECKIN, _NUM_MEMBERS
 
 from hetagent import network
 from hetagent.console import say
@@ -39,9 +38,10 @@ from hetagent.line import Line
 from hetagent.place import Place, patiently
 from hetagent.session import Offer, Session
 from hetagent.torchrun_conf import Conf
+from hetagent.torchrun_store import PASSED, PAUSE_S, RoundOverError, RoundStore, look_for, visit
 from hetrdzv.access import token_again
 from hetrdzv.client import Client
-from hetrdzv.wire import DirectiveKind, DirectiveReply, FailureFields, StartReply
+from hetrdzv.wire import DirectiveKind, DirectiveReply, FailureFields
 
 LEAVE_S = 4.0
 """How long the goodbye to the server may take (seconds)."""
@@ -49,65 +49,11 @@ LEAVE_S = 4.0
 OUTCOME_S = 15.0
 """How long an agent whose barrier is passed waits for the server to have heard so of all (seconds)."""
 
-PAUSE_S = 0.02
-"""Between two looks at a round's store (seconds)."""
-
 LONGEST_INTERVAL_S = 1.0
 """Other agents are given so long to ask, at most, before the workers of a round that is over end (seconds)."""
 
-ENTERED, PASSED = (_TERMINAL_STATE_SYNC_ID + end for end in (_NUM_MEMBERS, _LAST_MEMBER_CHECKIN))
-"""Keys of torch's exit barrier: counted up by every agent whose workers succeeded; set by the last one."""
-
 GRACEFUL = frozenset({0, 4})
 """What hetagent would exit with where nothing went wrong: the job succeeded without us, or we were drained."""
-
-
-class RoundOverError(RuntimeError):
-    """The server ended the round before what was to be done in it."""
-
-
-class RoundStore:
-    """The store of one round as torch's agent sees it: its own, but we notice when it enters its exit barrier.
-
-    Unlike torch's it can be closed, although the agent keeps it until it has the next one.
-
-    Args:
-        entered: called when the workers of this node have succeeded.
-        wait: waits until a key is there, or the round is over.
-    """
-
-    def __init__(
-        self, store: Store, entered: Callable[[], None], wait: Callable[[Store, float], None]
-    ) -> None:
-        self._store: Store | None = store
-        self._entered = entered
-        self._wait = wait
-
-    def __getattr__(self, name: str) -> Any:
-        if self._store is None:
-            raise RoundOverError("the round of this store is over")
-        return getattr(self._store, name)
-
-    def add(self, key: str, amount: int) -> int:
-        """As torch's; the first key of the exit barrier says that this node's workers have succeeded."""
-        if key == ENTERED:
-            self._entered()
-        return int(self.__getattr__("add")(key, amount))
-
-    def wait(self, keys: list[str], *timeout: timedelta) -> None:
-        """As torch's, but the exit barrier also ends with the round.
-
-        Raises:
-            RoundOverError: another node failed, or the job was ended.
-        """
-        if keys == [PASSED] and self._store is not None:
-            self._wait(self._store, cast("Any", self._store).timeout.total_seconds())
-        else:
-            self.__getattr__("wait")(keys, *timeout)
-
-    def close(self) -> None:
-        """Let go of the store; its port is free with that."""
-        self._store = None
 
 
 class _TimedLine(Line):
@@ -255,9 +201,9 @@ class TorchrunHandler(HetRendezvousHandler):
         tell(f"group '{conf.group}' at {', '.join(conf.servers)}: offering {self._place.address}")
         return line
 
-    def _hold_port(self) -> Any:
+    def _hold_port(self) -> socket.socket:
         assert self._place is not None, "connected before"
-        return network.hold_port(self._place.address, self._conf.port_range, listen=True)
+        return network.hold_port(self._place.address, self._conf.port_range)
 
     def _offered_port(self) -> int:
         """Hold a port on the address that this node has now.
@@ -305,10 +251,14 @@ class TorchrunHandler(HetRendezvousHandler):
                     self._tell(f"round {directive.round} is over: {directive.why}")
                 case DirectiveKind.EXIT:
                     self._exit, self._next = directive, None
+                    self._tell(directive.why)
 
     def _listen(self, line: Line, *fds: int, timeout_s: float | None = None) -> None:
         """Wait for the server to say something, or one of other descriptors to become readable."""
-        select.select([line.fileno(), *fds], [], [], timeout_s)
+        poll = select.poll()
+        for fd in (line.fileno(), *fds):
+            poll.register(fd, select.POLLIN)
+        poll.poll(None if timeout_s is None else 1000 * timeout_s)
         self._heed(line)
 
     def _next_start(self, line: Line) -> DirectiveReply | None:
@@ -342,6 +292,7 @@ class TorchrunHandler(HetRendezvousHandler):
         """
         start = self.accept(directive)
         self._round, self._in_round, self._succeeded, self._passed = directive.round, True, False, False
+        self._asked_at = time.monotonic()
         master = f"{start.master.node_id} ({network.host_port(start.master.address, start.master.port)})"
         self._tell(
             f"round {directive.round}: node {start.group_rank} of {start.nnodes}, master {master}, "
@@ -351,10 +302,10 @@ class TorchrunHandler(HetRendezvousHandler):
         hosted = self._host(start) if start.master.node_id == self._node_id else None
 
         def meet(over: threading.Event) -> Store:
-            store = hosted or _visit(start)
+            store = hosted or visit(start)
             if not over.is_set():
                 store.set(f"{here}{start.group_rank}", start.master.node_id)
-            _look_for(
+            look_for(
                 store, [f"{here}{rank}" for rank in range(start.nnodes)], over, STORE_TIMEOUT.total_seconds()
             )
             return store
@@ -383,7 +334,7 @@ class TorchrunHandler(HetRendezvousHandler):
         """torch's exit barrier, which ends early when the round does."""
         assert self._line is not None
         try:
-            self._while_it_lasts(self._line, lambda over: _look_for(store, [PASSED], over, timeout_s))
+            self._while_it_lasts(self._line, lambda over: look_for(store, [PASSED], over, timeout_s))
         except RuntimeError as error:
             self._await_word(self._line)
             outcome = self._exit.outcome if self._exit is not None else None
@@ -438,28 +389,6 @@ class TorchrunHandler(HetRendezvousHandler):
 def _tell(node_id: str, text: str) -> None:
     """Show it to the person at the terminal."""
     say("\n".join(f"hetrdzv[{node_id}]: {line}" for line in text.splitlines()))
-
-
-def _visit(start: StartReply) -> Store:
-    """The store of the round's master."""
-    return TCPStore(
-        host_name=start.master.address, port=start.master.port, is_master=False, timeout=STORE_TIMEOUT
-    )
-
-
-def _look_for(store: Store, keys: list[str], over: threading.Event, timeout_s: float) -> None:
-    """Wait until keys are in a store.
-
-    Raises:
-        TimeoutError: they were not in time.
-        RoundOverError: nobody waits for them any more.
-    """
-    until = time.monotonic() + timeout_s
-    while not store.check(keys):
-        if over.wait(PAUSE_S):
-            raise RoundOverError
-        if time.monotonic() >= until:
-            raise TimeoutError(f"not all were there within {timeout_s:g} s")
 
 
 def _address(conf: Conf) -> tuple[str, str | None]:

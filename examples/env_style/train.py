@@ -5,11 +5,12 @@ Where the processes meet, how many there are and which one this is comes from th
 1. the options, on every node, with the global rank of the node's first GPU; it spawns one process per visible GPU:
        first$  python train.py --distributed-init-method tcp://first:29501 --distributed-world-size 3 \\
                    --distributed-rank 0
-2. MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK, as torchrun sets them: this process is one of them
+2. MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK, as torchrun sets them: this is one of them, on GPU RANK % visible
 3. Slurm's variables, with --distributed-port
 4. nothing: one node, one process per GPU; and without a second GPU, just this process
 
-The rules are those of fairseq (github.com/facebookresearch/fairseq); the model is a small classifier.
+The rules are those of fairseq (github.com/facebookresearch/fairseq), but for the GPU in the second: see README.md. The
+model is a small classifier.
 """
 
 import argparse

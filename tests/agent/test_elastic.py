@@ -77,7 +77,7 @@ class Rig:
         fields = SpecFields(**({"min_nodes": 1, "max_nodes": 1, "stop_timeout_s": 5.0} | spec))
         offer = Offer(slots=slots, address="127.0.0.1", wants_command=command is None, spec=fields)
         session = Session(self.group_id, "a", self.identity.incarnation, offer, random.Random())
-        handler = HetRendezvousHandler(self.group_id, "a", lambda: hold_port("127.0.0.1", ports, listen=True))
+        handler = HetRendezvousHandler(self.group_id, "a", lambda: hold_port("127.0.0.1", ports))
         self.spec = WorkerSpec(
             role="default",
             local_world_size=slots,
@@ -96,7 +96,7 @@ class Rig:
             identity=self.identity,
             line=self.line,
             guardian=self.guardian,
-            hold_script_port=lambda: hold_port("127.0.0.1", ports, listen=False),
+            hold_script_port=lambda: hold_port("127.0.0.1", ports),
             worker_env={"MINE": "1"},
             launch=Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=True)),
             stop_timeout_s=None,
@@ -309,7 +309,7 @@ def test_a_guardian_that_died_is_replaced_and_one_that_cannot_be_is_done_without
 
 
 def test_no_port_to_offer_is_told(rig: Make) -> None:
-    with hold_port("127.0.0.1", None, listen=True) as taken:
+    with hold_port("127.0.0.1", None) as taken:
         port = taken.getsockname()[1]
         made = rig("exit 0", ports=(port, port))
         with pytest.raises(
@@ -327,8 +327,8 @@ def test_a_node_that_got_another_address_holds_its_ports_there(
     agent, session = made.agent, made.line._session
     held: list[socket.socket] = []
 
-    def hold(*, listen: bool) -> socket.socket:
-        held.append(hold_port(session.offer.address, None, listen=listen))
+    def hold() -> socket.socket:
+        held.append(hold_port(session.offer.address, None))
         return held[-1]
 
     def moved() -> bool:
@@ -338,8 +338,8 @@ def test_a_node_that_got_another_address_holds_its_ports_there(
         return True
 
     monkeypatch.setattr(agent, "_moved", moved)
-    monkeypatch.setattr(agent, "_hold_script_port", lambda: hold(listen=False))
-    monkeypatch.setattr(agent._handler, "_hold", lambda: hold(listen=True))
+    monkeypatch.setattr(agent, "_hold_script_port", hold)
+    monkeypatch.setattr(agent._handler, "_hold", hold)
     assert made.run() == 0
     assert [(made.folder / f"master.{n}").read_text() for n in (0, 1)] == ["127.0.0.1\n", "127.0.0.2\n"]
     assert len(held) == 4, "both ports, each time"
@@ -357,7 +357,7 @@ def test_two_ports_are_enough_for_any_number_of_rounds(rig: Make) -> None:
 
 
 def free_port_pair(port: int) -> int | None:
-    with contextlib.suppress(OSError), hold_port("127.0.0.1", (port + 1, port + 1), listen=False):
+    with contextlib.suppress(OSError), hold_port("127.0.0.1", (port + 1, port + 1)):
         return port
     return None
 

@@ -94,7 +94,7 @@ def test_variables_for_refused_flags_are_passed_over_with_a_note(monkeypatch: py
     assert options("train.py", environ=environ).notes == (
         "PET_MASTER_ADDR is not obeyed: the server chooses the master of every round",
         "PET_NODE_RANK is not obeyed: the server gives the ranks",
-        "PET_RDZV_BACKEND is not obeyed: hetagent always uses hetserver: give --server URL",
+        f"PET_RDZV_BACKEND is not obeyed: {REFUSED['--rdzv-backend']}",
     )
 
 

@@ -26,7 +26,7 @@ def start(node_id: str, port: int, address: str = "127.0.0.1", **fields: Any) ->
 
 @pytest.fixture
 def handler() -> Iterator[HetRendezvousHandler]:
-    made = HetRendezvousHandler("job", "a", lambda: hold_port("127.0.0.1", None, listen=True))
+    made = HetRendezvousHandler("job", "a", lambda: hold_port("127.0.0.1", None))
     yield made
     made.shutdown()
 
@@ -86,9 +86,9 @@ def test_every_round_has_a_store_of_its_own(handler: HetRendezvousHandler) -> No
 
 def test_a_range_of_one_port_serves_round_after_round() -> None:
     """The kernel remembers a store's connections for a minute: its port must be free for us all the same."""
-    with hold_port("127.0.0.1", None, listen=True) as probe:
+    with hold_port("127.0.0.1", None) as probe:
         port = probe.getsockname()[1]
-    handler = HetRendezvousHandler("job", "a", lambda: hold_port("127.0.0.1", (port, port), listen=True))
+    handler = HetRendezvousHandler("job", "a", lambda: hold_port("127.0.0.1", (port, port)))
     for _ in range(3):
         assert handler.offer() == port
         handler.accept(start("a", port))
@@ -102,7 +102,7 @@ def test_a_range_of_one_port_serves_round_after_round() -> None:
 
 def test_a_master_behind_a_router_finds_its_own_store() -> None:
     """Its address leads nowhere from here (TEST-NET-1), so the socket is on all addresses."""
-    handler = HetRendezvousHandler("job", "a", lambda: hold_port("192.0.2.7", None, listen=True))
+    handler = HetRendezvousHandler("job", "a", lambda: hold_port("192.0.2.7", None))
     port = handler.offer()
     handler.accept(start("a", port, address="192.0.2.7"))
     info = handler.next_rendezvous()

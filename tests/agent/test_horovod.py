@@ -107,7 +107,7 @@ def test_isolation_is_that_of_a_process_per_gpu(monkeypatch: pytest.MonkeyPatch)
 def test_only_the_master_gives_its_script_port_away(launch: Horovod) -> None:
     for node, given in (("a", True), ("b", False)):
         part = assignment(node, 2, 1)
-        with network.hold_port("127.0.0.1", None, listen=launch.script_port_listens) as held:
+        with network.hold_port("127.0.0.1", None) as held:
             part.script_port = held
             assert launch.begin(part) == COMMAND
             launch.end()

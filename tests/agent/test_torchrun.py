@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.agent.test_handler import start
+from tests.test_docs import differences, page, quoted, rows, section
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import (
@@ -22,10 +23,12 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, parse_args
 
 from hetagent import torchrun_conf
+from hetagent.flags import SPEC_FLAGS
 from hetagent.torchrun import create_handler
 from hetagent.torchrun_conf import ENDLESS_RESTARTS, OPTIONS, ConfError, conf_of, take_token
 from hetagent.torchrun_handler import TorchrunHandler, _exit_error, _failure_of_callers
 from hetrdzv.access import AccessError
+from hetrdzv.core.model import GroupSpec
 from hetrdzv.wire import DirectiveReply
 
 
@@ -166,6 +169,25 @@ def test_the_address_may_come_from_torchrun() -> None:
 def test_every_field_of_a_spec_has_an_option() -> None:
     told_otherwise = {"min_nodes", "max_nodes", "command"}  # --nnodes; the script
     assert torchrun_conf.SpecFields.model_fields.keys() - told_otherwise <= OPTIONS.keys()
+
+
+def options_told() -> dict[str, str]:
+    """The options in docs/torchrun.md, each with its default."""
+    table = rows(section(page("docs/torchrun.md"), "Options"))
+    return {name: row[1] for row in table for name in quoted(row[:1])}
+
+
+def test_every_option_is_told() -> None:
+    assert differences("option", "docs/torchrun.md", set(options_told()), set(OPTIONS)) == []
+    assert differences("option", "docs/torchrun.md", set(), {"slots"}) != []
+
+
+def test_defaults_are_told() -> None:
+    there = {name: f"{getattr(GroupSpec(), name):g}" for name in SPEC_FLAGS if name != "on_join"}
+    there |= {"max_restarts": str(ENDLESS_RESTARTS), "on_join": str(GroupSpec().on_join), "slots": "1"}
+    there |= {"connect_timeout_s": f"{conf_of(params()).connect_timeout_s:g}"}
+    told = options_told()
+    assert {name: told[name] for name in there} == there
 
 
 # -- the token -----------------------------------------------------------------------------------------------

@@ -23,9 +23,6 @@ MP_SPAWN = ROOT / "examples" / "mp_spawn_ddp" / "mnist.py"
 ENV = ROOT / "examples" / "env_style" / "train.py"
 
 EPOCHS = 10
-REST_S = 0.2
-"""After every epoch (seconds): the job must still run when the worker is killed, which takes until it is seen to."""
-
 WAIT_S = 100.0
 """Each rank imports torch at each start, and so does the program that spawns it: a busy machine takes its time."""
 
@@ -47,6 +44,8 @@ class Style:
         nodes: slots by name.
         ranks: what must come of it: the program's own (rank, local index), by node.
         epochs_flag: how the program calls its number of epochs.
+        rest: seconds of rest after every epoch: long at first, so that the job still runs when the worker is killed,
+            which takes until it is seen to run; then short.
         victim: whom to kill: a child that the program spawned, or what hetagent itself started; None: nobody.
     """
 
@@ -56,6 +55,7 @@ class Style:
     nodes: Mapping[str, int]
     ranks: Mapping[str, set[tuple[int, int]]]
     epochs_flag: str = "--max-epoch"
+    rest: str = "1e-{restart_count}"
     victim: str | None = "child"
 
     @property
@@ -68,9 +68,9 @@ class Style:
         """1 + 2 + ... + the world size."""
         return self.world_size * (self.world_size + 1) // 2
 
-    def words(self, save_dir: Path, epochs: int, rest_s: float) -> list[str]:
+    def words(self, save_dir: Path, epochs: int) -> list[str]:
         """The program's arguments."""
-        own = [self.epochs_flag, str(epochs), "--save-dir", str(save_dir), "--epoch-sleep", str(rest_s)]
+        own = [self.epochs_flag, str(epochs), "--save-dir", str(save_dir), "--epoch-sleep", self.rest]
         return [*self.args.split(), *own]
 
 
@@ -102,6 +102,7 @@ STYLES = {
         nodes={"a": 1, "b": 1},
         ranks={"a": {(0, 0)}, "b": {(1, 0)}},
         epochs_flag="--epochs",
+        rest="0",
         victim=None,
     ),
     "mp.spawn on uneven nodes": Style(
@@ -119,6 +120,7 @@ STYLES = {
         flags=("--isolate-gpus",),
         nodes=UNEVEN,
         ranks={"a": {(0, 0), (1, 0)}, "b": {(2, 0)}},
+        rest="0.4",
         victim="program",
     ),
 }
@@ -150,9 +152,8 @@ def victim(agent: Agent, whom: str) -> psutil.Process:
 
 def start(job: Cluster, style: Style) -> None:
     """Start the program on its nodes."""
-    rest_s = REST_S if style.victim is not None else 0.0
     for name, slots in style.nodes.items():
-        words = style.words(job.folder / "saved", EPOCHS, rest_s)
+        words = style.words(job.folder / "saved", EPOCHS)
         job.agent(name, slots, script=str(style.script), args=words)
 
 
@@ -211,13 +212,14 @@ def test_a_program_of_this_style_gets_its_ranks_and_survives_a_kill(style: Style
 
 
 ALONE = {
-    "one GPU": Style(script=HETSEQ, args=HETSEQ_ARGS, nodes={"a": 1}, ranks={"a": {(0, 0)}}),
+    "one GPU": Style(script=HETSEQ, args=HETSEQ_ARGS, nodes={"a": 1}, ranks={"a": {(0, 0)}}, rest="0"),
     "several GPUs": Style(
         script=MP_SPAWN,
         args=MP_SPAWN_ARGS,
         nodes={"a": 2},
         ranks={"a": {(0, 0), (1, 1)}},
         epochs_flag="--epochs",
+        rest="0",
     ),
 }
 
@@ -225,7 +227,7 @@ ALONE = {
 @pytest.mark.parametrize("style", ALONE.values(), ids=ALONE.keys())
 def test_the_same_command_does_for_one_node_alone(style: Style, tmp_path: Path) -> None:
     own = ["--standalone", "--gpus", str(style.nodes["a"]), "--device", "cpu", "--node-id", "a", *style.flags]
-    words = style.words(tmp_path / "saved", 2, 0.0)
+    words = style.words(tmp_path / "saved", 2)
     done = subprocess.run(
         [sys.executable, "-m", "hetagent.cli", *own, str(style.script), *words],
         env=os.environ | {"HET_TEST_RUN": RUN},

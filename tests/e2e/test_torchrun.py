@@ -1,16 +1,22 @@
 """Plain torchrun with `--rdzv-backend=hetrdzv`: torch's own agent, our server, one kind of trouble per test."""
 
 import contextlib
+import gc
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from hetagent.torchrun import create_handler
 from tests.e2e.cluster import wait_for
 from tests.e2e.torchruns import Torchruns
+from tests.servers import Hetserver, free_port
 
 CONF = "last_call_s=60,stop_timeout_s=5"
 
@@ -69,7 +75,10 @@ def test_uneven_nodes_succeed_together(pair: Torchruns) -> None:
 
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_a_killed_worker_brings_all_back(pair: Torchruns, name: str) -> None:
-    first = start_pair(pair)
+    port = free_port()
+    pair.torchrun("a", 2, conf=f"port_range={port}-{port}")  # one is enough for round after round
+    pair.torchrun("b", 1)
+    first = pair.world(3)
     pair.agents[name].workers()[-1].kill()
     second = pair.world(3, round_above=first)
     causes = [event["text"] for event in pair.events() if event["kind"] == "worker_failed"]
@@ -246,7 +255,6 @@ def test_who_has_succeeded_is_not_held_by_another_nodes_failure(tmp_path: Path) 
 LAUNCH = """
 import os, sys
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 
@@ -269,9 +277,6 @@ if __name__ == "__main__":
 
 def test_functions_return_their_values(pair: Torchruns, tmp_path: Path) -> None:
     """Two jobs one after the other in one program, whose handler has to be gone between them."""
-    import subprocess
-    import sys
-
     script = tmp_path / "launch.py"
     script.write_text(LAUNCH)
     nodes = [
@@ -288,6 +293,17 @@ def test_functions_return_their_values(pair: Torchruns, tmp_path: Path) -> None:
     everyone = ["on a", "on a", "on b"]
     assert said[0].count(str([(0, (0, everyone)), (1, (1, everyone))])) == 2, said[0]
     assert said[1].count(str([(2, (2, everyone))])) == 2, said[1]
+
+
+def test_a_handler_that_is_dropped_leaves(pair: Torchruns) -> None:
+    """After a signal torch does not call shutdown(), and a program may go on."""
+    params = RendezvousParameters("hetrdzv", pair.server.url, "job", 1, 1, node_id="a")
+    handler = create_handler(params)
+    handler.next_rendezvous()
+    wait_for(lambda: [node["state"] for node in pair.group()["nodes"]] == ["running"], "its start")
+    del handler
+    gc.collect()
+    wait_for(lambda: [node["state"] for node in pair.group()["nodes"]] == ["left"], "a's leave")
 
 
 @pytest.mark.parametrize(
@@ -307,8 +323,6 @@ def test_bad_input_is_told(pair: Torchruns, how: dict[str, str], told: str) -> N
 
 
 def test_a_wrong_token_is_told_and_not_shown(tmp_path: Path) -> None:
-    from tests.servers import Hetserver
-
     token_file = tmp_path / "token"
     token_file.write_text("right-token")
     token_file.chmod(0o600)

@@ -298,11 +298,11 @@ def test_no_free_port(hetagent: Run, server: Hetserver) -> None:
     while True:
         first = free_port()
         try:
-            one = hold_port("127.0.0.1", (first, first), listen=True)
+            one = hold_port("127.0.0.1", (first, first))
         except OSError:
             continue
         try:
-            two = hold_port("127.0.0.1", (first + 1, first + 1), listen=True)
+            two = hold_port("127.0.0.1", (first + 1, first + 1))
         except OSError:
             one.close()
             continue

@@ -4,7 +4,7 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt, MaxLen
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from hypothesis import strategies as st
 from pydantic import BaseModel, StringConstraints
 from pydantic.fields import FieldInfo
@@ -39,8 +39,13 @@ def _values(kind: Any, about: list[Any]) -> Strategy:
         return st.sampled_from(get_args(kind))
     if origin in (list, dict):
         parts = [_values(each, []) for each in get_args(kind)]
-        size = min(3, _about(about).get("max_length", 3))
-        return st.lists(*parts, max_size=size) if origin is list else st.dictionaries(*parts, max_size=size)
+        limits = _about(about)
+        size = min(3, limits.get("max_length", 3))
+        return (
+            st.lists(*parts, min_size=limits.get("min_length", 0), max_size=size)
+            if origin is list
+            else st.dictionaries(*parts, max_size=size)
+        )
     if kind is Any:
         return st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5)
     if kind is NoneType:
@@ -87,6 +92,8 @@ def _about(about: list[Any]) -> dict[str, Any]:
                 limits["lt"] = lt
             case Gt():
                 raise NotImplementedError
+            case MinLen(min_length):
+                limits["min_length"] = min_length
             case MaxLen(max_length):
                 limits["max_length"] = max_length
     return limits

@@ -150,7 +150,7 @@ def test_a_round_finds_no_key_of_the_last_and_takes_the_same_port(monkeypatch: p
         2
     ):  # the second within the minute for which the kernel remembers the first one's connections
         part = assignment("a", 2, 1)
-        part.script_port = network.hold_port("127.0.0.1", (port, port), listen=launch.script_port_listens)
+        part.script_port = network.hold_port("127.0.0.1", (port, port))
         launch.begin(part)
         try:
             key = f"http://127.0.0.1:{port}/global/0"

@@ -26,6 +26,11 @@ T = TypeVar("T")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 PACKAGES = "slurm-wlm munge"
 KILL_WAIT_S = 20
+"""What Slurm leaves between SIGTERM and SIGKILL (seconds)."""
+
+GRACE_S = 20
+"""How long a job that is preempted goes on after SIGTERM (seconds)."""
+
 WAIT_S = 90.0
 
 CONFIGURATION = """
@@ -56,7 +61,10 @@ KillWait={kill_wait_s}
 GresTypes=gpu
 NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={port_1} CPUs=2 RealMemory=2000 Gres=gpu:2 State=UNKNOWN
 NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={port_2} CPUs=2 RealMemory=2000 Gres=gpu:1 State=UNKNOWN
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime={grace_s}
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 """
 # cred_expire: a requeued job waits for so long; the least that Slurm takes
 
@@ -163,6 +171,7 @@ class Slurm:
             port_1=free_port(),
             port_2=free_port(),
             kill_wait_s=KILL_WAIT_S,
+            grace_s=GRACE_S,
         )
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "gres.conf").write_text(GPUS)

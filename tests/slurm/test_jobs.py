@@ -103,7 +103,7 @@ def test_a_job_with_its_own_server_on_uneven_nodes(slurm: Slurm, tmp_path: Path)
 def test_a_requeued_job_is_the_same_group(
     slurm: Slurm, server: Hetserver, token_file: Path, tmp_path: Path
 ) -> None:
-    """Warned by its signal it saves, leaves and requeues itself; scontrol requeue does the same by SIGTERM."""
+    """Warned by its signal it saves, leaves and requeues itself; so it does when preempted; an admin may, too."""
     log = WorkLog(tmp_path / "work")
     work = [str(SAVING), "--into", str(log.folder), "--checkpoint-every", "10"]
     job = slurm.submit(
@@ -143,11 +143,49 @@ def test_a_requeued_job_is_the_same_group(
         f"{third.resumed_from}, restart count {third.restart}"
     )
 
+    preempted_at = time.monotonic()
+    urgent = slurm.submit(
+        tmp_path / "urgent", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true"
+    )
+    urgent.until("COMPLETED")
+    fourth = world(job, log, round_above=third.round)
+    assert job.facts()["Restarts"] == "3"
+    assert (ranks(fourth), fourth.restart) == (ranks(first), 0)
+    assert fourth.resumed_from >= third.resumed_from
+    show(
+        f"preempted: {fourth.at - preempted_at:.1f} s later, another job run in between, round {fourth.round} goes "
+        f"on after step {fourth.resumed_from}, restart count {fourth.restart}"
+    )
+
     log.finish()
     assert job.until("COMPLETED")["ExitCode"] == "0:0"
     group = group_of(server, job)
     assert (group["state"], group["restarts"], group["spec"]["min_nodes"]) == ("succeeded", 0, 2)
     assert TOKEN not in job.said
+
+
+def test_a_job_that_is_cancelled_does_not_come_back(
+    slurm: Slurm, server: Hetserver, token_file: Path, tmp_path: Path
+) -> None:
+    log = WorkLog(tmp_path / "work")
+    job = slurm.submit(
+        tmp_path / "job",
+        *("--nodes=2", "--gpus=3", str(SCRIPTS / "requeue.sbatch"), "--device", "cpu"),
+        *(str(WORKLOAD), "--into", str(log.folder)),
+        HET_SERVER=server.url,
+        HET_TOKEN_FILE=str(token_file),
+    )
+    world(job, log)
+    slurm.call("scancel", job.id)
+    assert job.until("CANCELLED")["Restarts"] == "0"
+    job.wait_for(lambda: "n1" in job.said and not job_processes(slurm), "no process of the job")
+    assert job.facts()["JobState"] == "CANCELLED"
+
+
+def job_processes(slurm: Slurm) -> list[list[str]]:
+    """Command lines of what jobs have started: agents, workers, guardians, servers."""
+    lines = [process.cmdline() for process in slurm.processes() if process.ppid() != os.getpid()]
+    return [line for line in lines if any("het" in word or "work" in word for word in line)]
 
 
 def test_a_heterogeneous_job_is_one_group(
@@ -244,5 +282,4 @@ def test_who_is_a_task_of_a_step(slurm: Slurm, tmp_path: Path) -> None:
 
 def test_nothing_is_left_when_a_job_is_over(slurm: Slurm) -> None:
     """After the tests above: no worker, agent, guardian or server of a job is there any more."""
-    left = [process.cmdline() for process in slurm.processes() if process.ppid() != os.getpid()]
-    assert [line for line in left if any("het" in word or "workload" in word for word in line)] == []
+    assert job_processes(slurm) == []

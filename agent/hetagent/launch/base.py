@@ -17,8 +17,8 @@ class Assignment:
         group, node_id: whose.
         round: its number.
         start: what the server decided.
-        script_port: the socket that holds this node's own `script_port` (see `Launch.script_port_listens`); on the master
-            it is the port that the round's members know as `start.master.script_port`.
+        script_port: the socket that holds this node's own `script_port`, listening; on the master it is
+            the port that the round's members know as `start.master.script_port`.
         start_daemon: on the master: has another member run something in this round, see `Line.start_daemon`.
         notes: what the person at the terminal should know; a launch adds to it.
     """
@@ -53,15 +53,12 @@ class Launch:
         one_per_node: a single process stands for all slots of the node, so that a failure has no rank.
         wants_members: its rounds have to list all members (`start.members`).
         wants_daemon: the master of its rounds may have this node run its launcher's daemon (`start.daemon`).
-        script_port_listens: the script's port is held listening, for a server that takes the socket over; else
-            bound only, for a script that opens the port anew.
         look_after_s: when `look` is to be called, seconds after the start; None: never.
     """
 
     one_per_node = False
     wants_members = False
     wants_daemon = False
-    script_port_listens = False
     look_after_s: float | None = None
 
     def __init__(self, command: WorkerCommand | None) -> None:

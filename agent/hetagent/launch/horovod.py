@@ -30,7 +30,6 @@ class Horovod(PerGpu):
     """
 
     wants_members = True
-    script_port_listens = True
 
     def __init__(self, command: WorkerCommand | None, isolated: tuple[str, ...] = ()) -> None:
         super().__init__(command, isolated)

@@ -4,17 +4,16 @@ import ipaddress
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 
 from hetagent import network
 from hetagent.launch import orted
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import RUNNER, CommandError, WorkerCommand
 from hetagent.launch.relay import Relay
+from hetagent.launch.scratch import Scratch, sweep
 from hetrdzv.wire import MemberReply
 
 CHECK_TIMEOUT_S = 20.0
@@ -26,7 +25,13 @@ PATIENCE_S, DOUBT_S = 5.0, 1.0
 mpirun ends last, and it alone knows why all end: an orted that it has told to go ends well after a failure, too.
 """
 
-SHARED_MEMORY = Path("/dev/shm")
+MEMORY = "HET_MPI_MEMORY"
+"""In the environment of a node's mpirun or orted: where its ranks share memory."""
+
+SHELL = "".join(
+    f'export OMPI_MCA_{name}_backing_directory="${MEMORY}"; ' for name in ("btl_vader", "osc_sm", "osc_rdma")
+)
+"""Before every rank's program. Such settings cannot come from the node's environment: mpirun gives its own to all."""
 
 INSTALL = (
     "install Open MPI 4 on every node (Debian: apt-get install openmpi-bin), or add its bin folder to PATH"
@@ -51,9 +56,10 @@ class Mpi(Launch):
     def __init__(self, command: WorkerCommand | None, port_range: tuple[int, int] | None = None) -> None:
         super().__init__(command)
         self._port_range = port_range
-        self._folders: list[Path] = []
+        self._scratch: Scratch | None = None
         self._relay: Relay | None = None
         self._orted = _check()
+        sweep()
 
     def begin(self, assignment: Assignment) -> WorkerCommand | None:
         """On the master mpirun; elsewhere orted, as soon as mpirun has asked for it."""
@@ -61,12 +67,12 @@ class Mpi(Launch):
             if assignment.start.daemon is None:
                 return None
             words = orted.arguments(assignment.start.daemon)
-            self._make_folders()
+            self._make_scratch()
             return WorkerCommand(self._orted, tuple(words), is_python=False)
         program = _plain(self.command_of(assignment))
         members = assignment.start.members
         assert members is not None, "this node joined with wants_members"
-        folder = self._make_folders()
+        folder = self._make_scratch().files
         assignment.take_script_port().close()
         if len(members) > 1:
             self._relay = Relay(folder, partial(_pass_on, assignment, members))
@@ -78,15 +84,17 @@ class Mpi(Launch):
 
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """The node's, which its ranks get from mpirun or orted; Open MPI says to each which one it is."""
+        assert self._scratch is not None
         return {
             "RANK": None,
             "LOCAL_RANK": None,
             "ROLE_RANK": None,
             "MASTER_PORT": str(assignment.start.master.script_port),
             "TORCHELASTIC_USE_AGENT_STORE": "False",
-            # Beside the default ones, where a killed daemon or rank would leave its files.
-            "OMPI_MCA_orte_tmpdir_base": str(self._folders[0]),
-            "OMPI_MCA_btl_vader_backing_directory": str(self._folders[-1]),
+            # Not the default ones, where a killed daemon or rank would leave its files, and where the ranks of
+            # another node on this machine would take theirs for their own.
+            "OMPI_MCA_orte_tmpdir_base": str(self._scratch.files),
+            MEMORY: str(self._scratch.memory),
         }
 
     def patience_s(self, assignment: Assignment, *, failed: bool) -> float:
@@ -97,21 +105,17 @@ class Mpi(Launch):
         """Take no more requests of mpirun's, and remove what it left in its folder."""
         if self._relay is not None:
             self._relay.close()
-        for folder in self._folders:
-            shutil.rmtree(folder, ignore_errors=True)
-        self._relay, self._folders = None, []
+        if self._scratch is not None:
+            self._scratch.close()
+        self._relay = self._scratch = None
 
-    def _make_folders(self) -> Path:
-        """Private folders for the round: the first for sockets and the like, the last in memory, if there is such.
-
-        Their names are short: those of sockets must be.
-        """
-        self._folders = [Path(tempfile.mkdtemp(prefix="het_"))]
-        if set(" :") & set(str(self._folders[0])):
-            raise CommandError(f"mpirun takes no folder like {self._folders[0]}: set TMPDIR to a plain name")
-        if os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
-            self._folders.append(Path(tempfile.mkdtemp(prefix="het_", dir=SHARED_MEMORY)))
-        return self._folders[0]
+    def _make_scratch(self) -> Scratch:
+        self._scratch = Scratch()
+        if set(" :") & set(str(self._scratch.files)):
+            raise CommandError(
+                f"mpirun takes no folder like {self._scratch.files}: set TMPDIR to a plain name"
+            )
+        return self._scratch
 
 
 def mpirun_words(
@@ -153,6 +157,7 @@ def mpirun_words(
         *("--stdin", "none", "--bind-to", "none", "--map-by", "slot", "--rank-by", "slot"),
         *("-np", str(sum(member.slots for member in members))),
         *("-H", ",".join(f"{orted.host_name(member)}:{member.slots}" for member in members)),
+        *("/bin/sh", "-c", f'{SHELL}exec "$@"', "sh"),
         *program,
     ]
 

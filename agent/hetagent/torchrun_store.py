@@ -1,0 +1,93 @@
+"""The store of one round, seen from torch's agent: what it does there tells how its workers fared.
+
+Changes when torch's agent does other things with its store.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, cast
+
+from torch.distributed import Store, TCPStore
+from torch.distributed.elastic.agent.server.api import _TERMINAL_STATE_SYNC_ID
+from torch.distributed.elastic.utils.store import _LAST_MEMBER_CHECKIN, _NUM_MEMBERS
+
+from hetagent.handler import STORE_TIMEOUT
+from hetrdzv.wire import StartReply
+
+ENTERED, PASSED = (_TERMINAL_STATE_SYNC_ID + end for end in (_NUM_MEMBERS, _LAST_MEMBER_CHECKIN))
+"""Keys of torch's exit barrier: counted up by every agent whose workers succeeded; set by the last one."""
+
+PAUSE_S = 0.02
+"""Between two looks at a round's store (seconds)."""
+
+
+class RoundOverError(RuntimeError):
+    """The server ended the round before what was to be done in it."""
+
+
+class RoundStore:
+    """The store of one round as torch's agent sees it: its own, but we notice when it enters its exit barrier.
+
+    Unlike torch's it can be closed, although the agent keeps it until it has the next one.
+
+    Args:
+        entered: called when the workers of this node have succeeded.
+        wait: waits until a key is there, or the round is over.
+    """
+
+    def __init__(
+        self, store: Store, entered: Callable[[], None], wait: Callable[[Store, float], None]
+    ) -> None:
+        self._store: Store | None = store
+        self._entered = entered
+        self._wait = wait
+
+    def __getattr__(self, name: str) -> Any:
+        if self._store is None:
+            raise RoundOverError("the round of this store is over")
+        return getattr(self._store, name)
+
+    def add(self, key: str, amount: int) -> int:
+        """As torch's; the first key of the exit barrier says that this node's workers have succeeded."""
+        if key == ENTERED:
+            self._entered()
+        return int(self.__getattr__("add")(key, amount))
+
+    def wait(self, keys: list[str], *timeout: timedelta) -> None:
+        """As torch's, but the exit barrier also ends with the round.
+
+        Raises:
+            RoundOverError: another node failed, or the job was ended.
+        """
+        if keys == [PASSED] and self._store is not None:
+            self._wait(self._store, cast("Any", self._store).timeout.total_seconds())
+        else:
+            self.__getattr__("wait")(keys, *timeout)
+
+    def close(self) -> None:
+        """Let go of the store; its port is free with that."""
+        self._store = None
+
+
+def visit(start: StartReply) -> Store:
+    """The store of the round's master."""
+    return TCPStore(
+        host_name=start.master.address, port=start.master.port, is_master=False, timeout=STORE_TIMEOUT
+    )
+
+
+def look_for(store: Store, keys: list[str], over: threading.Event, timeout_s: float) -> None:
+    """Wait until keys are in a store.
+
+    Raises:
+        TimeoutError: they were not in time.
+        RoundOverError: nobody waits for them any more.
+    """
+    until = time.monotonic() + timeout_s
+    while not store.check(keys):
+        if over.wait(PAUSE_S):
+            raise RoundOverError
+        if time.monotonic() >= until:
+            raise TimeoutError(f"not all were there within {timeout_s:g} s")

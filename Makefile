@@ -8,7 +8,7 @@ HOROVOD := $(VENV)/.horovod
 ECOSYSTEM := .venv-ecosystem
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo tools test test-slurm horovod test-horovod test-ecosystem fuzz compose-test lint bench clean distclean
+.PHONY: help venv demo tools test test-mpi test-slurm horovod test-horovod test-ecosystem fuzz compose-test lint bench clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -34,7 +34,14 @@ tools:  ## install what tests with several hosts need (as root, on Debian; the t
 test: $(STAMP) tools  ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-slurm: $(STAMP)  ## run jobs on a Slurm of two uneven nodes on this machine, installed as root on Debian (two minutes)
+test-mpi: $(STAMP)  ## run jobs with Open MPI on uneven nodes, installed as root on Debian (six minutes)
+	@command -v mpirun >/dev/null && command -v orted >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || { \
+	  apt-get update -q && apt-get -o DPkg::Lock::Timeout=120 install -q -y --no-install-recommends openmpi-bin; } >&2 || \
+	  echo 'Open MPI could not be installed: its tests are skipped' >&2
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[mpi]'
+	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/mpi
+
+test-slurm: $(STAMP)  ## run jobs on a Slurm of two uneven nodes on this machine, installed as root on Debian (four minutes)
 	@command -v slurmctld >/dev/null && command -v munged >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || { \
 	  apt-get update -q && apt-get -o DPkg::Lock::Timeout=120 install -q -y --no-install-recommends slurm-wlm munge; } >&2 || \
 	  echo 'Slurm could not be installed: its tests are skipped' >&2

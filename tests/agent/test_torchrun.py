@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,17 @@ def test_nodes_wait_exactly_when_the_round_is_over(
     assert handler.num_nodes_waiting() == waiting
     assert handler.num_nodes_waiting() == waiting
     assert line.said == []
+
+
+def test_all_agents_stop_their_workers_at_once(in_round_2: tuple[TorchrunHandler, ScriptedLine]) -> None:
+    """Whichever asks first waits as long as the others may take to ask."""
+    handler, line = in_round_2
+    handler._asked_at = time.monotonic() - 0.3  # torch's monitor_interval, as it was seen
+    assert handler.num_nodes_waiting() == 0
+    line.handed_at = time.monotonic()
+    line.news = [directive("stop", 2)]
+    assert handler.num_nodes_waiting() == 1
+    assert time.monotonic() >= line.handed_at + 0.3
 
 
 def test_a_failure_is_told_only_in_a_round_that_nobody_ended(

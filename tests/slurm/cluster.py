@@ -266,12 +266,23 @@ class Slurm:
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]:
                     found.append(process)
+                elif process.name().startswith("slurmstepd"):  # writes its title over its environment
+                    sockets = process.net_connections(kind="unix")
+                    if any(str(self.folder) in str(one.laddr) for one in sockets):
+                        found.append(process)
         return found
+
+    def _cancel_all(self) -> None:
+        """Have the jobs end; Slurm kills what does not."""
+        self.call("scancel", f"--user={getpass.getuser()}")
+        until = time.monotonic() + KILL_WAIT_S + 10
+        while self.call("squeue", "--noheader") and time.monotonic() < until:
+            time.sleep(0.2)
 
     def close(self) -> None:
         """End everything, and remove what it wrote."""
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired, OSError):
-            self.call("scancel", f"--user={getpass.getuser()}")
+            self._cancel_all()
         for daemon in reversed(self._daemons):
             daemon.send_signal(signal.SIGTERM)
         for daemon in self._daemons:

@@ -322,6 +322,13 @@ def test_flags_that_contradict_the_launch_are_refused(flags: tuple[str, ...], sa
         launch_of(parse([*SERVER, *flags, "train.py"], {}), command("x"), 2, {})
 
 
+def test_virtual_local_ranks_need_gpus() -> None:
+    options = parse([*SERVER, "--virtual-local-rank", "train.py"], {})
+    launch_of(options, command("x"), 2, {"CUDA_VISIBLE_DEVICES": "0,1"})
+    with pytest.raises(UsageError, match="but CPU workers see none"):
+        launch_of(options, command("x"), 2, {"CUDA_VISIBLE_DEVICES": ""})
+
+
 def test_a_command_with_placeholders_that_nothing_fills_in_is_noted() -> None:
     asked = command("--distributed-rank", "{rank_offset}", "{x}")
     (note,) = notes(parse([*SERVER, "train.py"], {}), asked)

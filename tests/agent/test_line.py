@@ -321,13 +321,13 @@ def test_a_daemon_that_follows_the_start_is_handed_over_without_another_prefligh
         return None
 
     monkeypatch.setattr(preflight, "reachable", reachable)
-    talk.client.says = start(1, master="b", port=7)
+    talk.client.says = start(3, master="b", port=7)
     talk.begin()
     assert talk.next().reason == "start"
     talk.client.says = with_daemon(talk.client.says, ["orted"])
     found = talk.next()
     assert found.start is not None
-    assert (found.round, found.start.daemon) == (1, ["orted"])
+    assert (found.round, found.start.daemon) == (3, ["orted"])
     assert tried == [7]
 
 

@@ -1499,6 +1499,16 @@ def test_a_daemon_that_comes_after_a_stop_is_not_handed_out(member: Bench) -> No
     assert member.kinds == [("start", 1), ("stop", 1)]
 
 
+def test_a_daemon_that_comes_after_a_stop_of_our_own_is_not_handed_out(member: Bench) -> None:
+    member.away()
+    member.run(61)
+    assert member.kinds == [("start", 1), ("stop", 1)]
+    member.server.do(from_master(), member.now)
+    member.away(None)
+    member.run(5)
+    assert member.kinds == [("start", 1), ("stop", 1)]
+
+
 def test_every_round_has_a_daemon_of_its_own(member: Bench) -> None:
     member.do(from_master())
     member.run(1)

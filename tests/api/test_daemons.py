@@ -1,26 +1,25 @@
 """The master's agent has another node run orted: over the API, committed, and after another server took over."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from hetrdzv.service import Service
 from hetrdzv.storage.base import Snapshot
-from tests.served import FaultyStore, api, join, serving, settled
+from tests.served import FaultyStore, api, serving, settled
 
 NODES = "/v1/groups/g/nodes"
 ORTED = ["orted", "-mca", "orte_hnp_uri", "1.0;tcp://10.0.0.1:5000"]
 ASKED = {"master": "a", "incarnation": "1", "round": 1, "words": ORTED}
 
 
-async def begin(service: Service, **wants: bool) -> None:
+async def begin(client: httpx.AsyncClient, **wants: bool) -> None:
     """Round 1 on nodes a, the master, and b."""
-    wants = {"wants_members": True, "wants_daemon": True} | wants
-    await service.execute("g", replace(join("a", min_nodes=2, max_nodes=2), **wants))
-    await service.execute("g", replace(join("b"), **wants))
+    offer: dict[str, Any] = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 4000}
+    offer |= {"wants_members": True, "wants_daemon": True, "spec": {"min_nodes": 2, "max_nodes": 2}} | wants
+    for node_id in "ab":
+        assert (await client.put(f"{NODES}/{node_id}", json=offer)).status_code == 200
 
 
 async def polled(client: httpx.AsyncClient, node_id: str, after: str | None = None) -> dict[str, Any]:
@@ -31,7 +30,7 @@ async def polled(client: httpx.AsyncClient, node_id: str, after: str | None = No
 
 async def test_the_open_poll_of_the_member_is_answered_with_its_daemon() -> None:
     async with serving() as (service, _), api(service) as client:
-        await begin(service)
+        await begin(client)
         before = {node_id: await polled(client, node_id) for node_id in "ab"}
         assert before["b"]["start"]["members"] == [
             {"node_id": "a", "group_rank": 0, "rank_offset": 0, "slots": 1, "address": "10.0.0.1"},
@@ -56,7 +55,7 @@ async def test_the_open_poll_of_the_member_is_answered_with_its_daemon() -> None
 async def test_it_costs_one_small_record_and_outlives_the_server() -> None:
     store = FaultyStore()
     async with serving(store) as (service, _), api(service) as client:
-        await begin(service)
+        await begin(client)
         store.commits.clear()
         assert (await client.post(f"{NODES}/b/daemon", json=ASKED)).status_code == 200
         puts = {key: value for batch in store.commits for key, value in batch.puts.items()}
@@ -73,7 +72,7 @@ async def test_it_costs_one_small_record_and_outlives_the_server() -> None:
 
 async def test_nobody_hears_of_it_before_it_is_committed() -> None:
     async with serving() as (service, store), api(service) as client:
-        await begin(service)
+        await begin(client)
         store.open.clear()
         asked = asyncio.create_task(client.post(f"{NODES}/b/daemon", json=ASKED))
         await settled(50)
@@ -104,7 +103,7 @@ async def test_nobody_hears_of_it_before_it_is_committed() -> None:
 )
 async def test_what_is_refused(node_id: str, change: dict[str, Any], status: int, code: str) -> None:
     async with serving() as (service, _), api(service) as client:
-        await begin(service)
+        await begin(client)
         reply = await client.post(f"{NODES}/{node_id}/daemon", json=ASKED | change)
         assert (reply.status_code, reply.json()["code"]) == (status, code)
         assert ("directive" in reply.json()) is (code == "stale_round")
@@ -113,7 +112,7 @@ async def test_what_is_refused(node_id: str, change: dict[str, Any], status: int
 
 async def test_an_agent_that_was_started_another_way_is_never_given_one() -> None:
     async with serving() as (service, _), api(service) as client:
-        await begin(service, wants_daemon=False)
+        await begin(client, wants_daemon=False)
         reply = await client.post(f"{NODES}/b/daemon", json=ASKED)
         assert (reply.status_code, reply.json()["code"]) == (409, "daemon_refused")
         assert "started without --launch mpi" in reply.json()["detail"]

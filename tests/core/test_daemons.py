@@ -150,7 +150,9 @@ def test_after_the_end_of_the_round_there_is_none() -> None:
     assert (told.kind, told.start) == ("stop", None)
     with pytest.raises(StaleRound):
         ask(story)
-    story.joins("a", "b")
+    story.join("b")
+    assert story.node("b").daemon == ()
+    story.join("a")
     told = story.told("b")
     assert (told.kind, told.round, told.reason) == ("start", 2, "round_formed")
     assert told.start is not None

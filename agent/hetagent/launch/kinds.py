@@ -36,6 +36,10 @@ def launch_of(
         raise UsageError(f"--isolate-gpus is for one process per GPU, which --launch {options.launch} is not")
     if options.isolate_gpus and options.torchrun.virtual_local_rank:
         raise UsageError("--isolate-gpus and --virtual-local-rank both narrow the GPUs: give one of them")
+    if options.torchrun.virtual_local_rank and environ.get(VISIBLE) == "":
+        raise UsageError(
+            "--virtual-local-rank gives each worker a GPU of its own, but CPU workers see none: leave it out"
+        )
     isolated = entries(environ.get(VISIBLE), slots) if options.isolate_gpus else ()
     match options.launch:
         case "node":

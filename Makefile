@@ -8,7 +8,7 @@ HOROVOD := $(VENV)/.horovod
 ECOSYSTEM := .venv-ecosystem
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo tools test test-mpi test-slurm horovod test-horovod test-ecosystem fuzz compose-test lint bench clean distclean
+.PHONY: help venv demo tools test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-all fuzz compose-test lint bench clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -64,6 +64,12 @@ $(ECOSYSTEM)/.installed: pyproject.toml constraints.txt | $(STAMP)
 
 test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning Fabric, Accelerate, Transformers and FSDP on uneven nodes (four minutes)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/ecosystem
+
+test-launch: $(HOROVOD)  ## run every command of docs/launch.md on uneven nodes (three minutes; wants what test-mpi installs)
+	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/e2e/test_launch_docs.py
+
+test-all: $(STAMP) tools  ## run all tests, also those that take minutes to set up, and write docs/test-all.md (half an hour)
+	$(BIN)/python -m tests.everything
 
 fuzz: $(STAMP)  ## ask the API and the records many more things than the tests do, others each time (ten minutes)
 	HET_FUZZ=big $(BIN)/python -m pytest --timeout 1800 tests/fuzz

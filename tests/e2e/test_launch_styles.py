@@ -6,6 +6,7 @@ the ranks + 1 over all ranks: for W ranks from 0 on that is W(W+1)/2, and no oth
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from tests.e2e.cluster import RUN, Agent, Cluster, cluster, leftovers, wait_for
+from tests.needs import show
 from tests.servers import ROOT
 
 HETSEQ = ROOT / "examples" / "hetseq_style" / "train.py"
@@ -209,6 +211,10 @@ def test_a_program_of_this_style_gets_its_ranks_and_survives_a_kill(style: Style
             assert "are not alike" not in agent.stderr, "nothing is to be warned of"
             assert leftovers(name) == []
     assert [path.name for path in tmp_path.iterdir() if ".round" in path.name] == []
+    words = shlex.join([*style.flags, style.script.name, *style.args.split()])
+    killed = f"a {style.victim} killed, one restart, the same again" if style.victim else "nobody killed"
+    ranks = {name: sorted(rank for rank, _ in style.ranks[name]) for name in style.nodes}
+    show(f"hetagent {words}: slots {style.nodes}, ranks {ranks}, sums {style.right_sum}; {killed}")
 
 
 ALONE = {

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.cluster import cluster, leftovers, wait_for
+from tests.needs import show
 from tests.servers import ROOT
 
 VENV = ROOT / ".venv-ecosystem"
@@ -143,6 +144,9 @@ def test_a_framework_finds_its_ranks_and_trains_on_after_a_kill(program: Program
             check_epochs(epochs)
             assert len(epochs) == NODES[name] * EPOCHS
             assert leftovers(name) == []
+    show(
+        f"{program.script}: slots {NODES}, (rank, local rank) {RANKS}, sums right; {program.victim} killed, again right"
+    )
 
 
 def test_a_framework_under_torchrun_with_our_rendezvous(tmp_path: Path) -> None:

@@ -101,3 +101,14 @@ class Launch:
         if words is None:
             raise CommandError("the group has no command, and this agent was started without a script")
         return group_command(words)
+
+
+def environ_of_node(assignment: Assignment) -> dict[str, str | None]:
+    """What a process that stands for all of a node gets: no ranks, and the port on which its script opens a store."""
+    return {
+        "RANK": None,
+        "LOCAL_RANK": None,
+        "ROLE_RANK": None,
+        "MASTER_PORT": str(assignment.start.master.script_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }

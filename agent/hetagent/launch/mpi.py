@@ -10,7 +10,7 @@ from functools import partial
 
 from hetagent import network
 from hetagent.launch import orted
-from hetagent.launch.base import Assignment, Launch
+from hetagent.launch.base import Assignment, Launch, environ_of_node
 from hetagent.launch.command import RUNNER, CommandError, WorkerCommand
 from hetagent.launch.relay import Relay
 from hetagent.launch.scratch import Scratch, sweep
@@ -86,11 +86,7 @@ class Mpi(Launch):
         """The node's, which its ranks get from mpirun or orted; Open MPI says to each which one it is."""
         assert self._scratch is not None
         return {
-            "RANK": None,
-            "LOCAL_RANK": None,
-            "ROLE_RANK": None,
-            "MASTER_PORT": str(assignment.start.master.script_port),
-            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            **environ_of_node(assignment),
             # Not the default ones, where a killed daemon or rank would leave its files, and where the ranks of
             # another node on this machine would take theirs for their own.
             "OMPI_MCA_orte_tmpdir_base": str(self._scratch.files),

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hetagent import processes
 from hetagent.launch import placeholders
-from hetagent.launch.base import Assignment, Launch
+from hetagent.launch.base import Assignment, Launch, environ_of_node
 from hetagent.launch.command import CommandError, WorkerCommand
 from hetagent.launch.init_file import InitFile
 
@@ -59,14 +59,8 @@ class PerNode(Launch):
         return replace(command, args=tuple(placeholders.fill(command.args, values)))
 
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
-        """The node's, not a worker's: no ranks; MASTER_PORT is the script's own, on which no agent has a store."""
-        return {
-            "RANK": None,
-            "LOCAL_RANK": None,
-            "ROLE_RANK": None,
-            "MASTER_PORT": str(assignment.start.master.script_port),
-            "TORCHELASTIC_USE_AGENT_STORE": "False",
-        }
+        """The node's, not a worker's."""
+        return environ_of_node(assignment)
 
     def look(self, assignment: Assignment, pid: int) -> str | None:
         """Whether the process has started as many workers as the node has slots; the others wait for them all."""

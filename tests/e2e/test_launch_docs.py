@@ -12,9 +12,6 @@ from tests.e2e.cluster import Cluster, cluster
 from tests.needs import needs_set_up, show
 
 PAGE = Path(__file__).parents[2] / "docs" / "launch.md"
-NEEDS = {"Horovod": "horovod", "Open MPI": "mpi"}
-"""Rows that need minutes of set-up, and the make target test-... that makes it."""
-
 ELSEWHERE = {"Slurm": "tests/slurm", "torchrun itself": "tests/e2e/test_torchrun.py"}
 """Rows that are no command of hetagent alone, and who runs them."""
 
@@ -38,7 +35,7 @@ def job(tmp_path: Path) -> Iterator[Cluster]:
 
 def test_the_rows_are_found() -> None:
     assert len(ROWS) >= 11
-    assert {what for what, _, _ in ROWS} > {*NEEDS, *ELSEWHERE}
+    assert {what for what, _, _ in ROWS} > ELSEWHERE.keys()
 
 
 @pytest.mark.slow
@@ -47,8 +44,7 @@ def test_the_rows_are_found() -> None:
     [pytest.param(*row, id=row[0].replace(" ", "-")) for row in ROWS if row[0] not in ELSEWHERE],
 )
 def test_the_command_runs_on_two_nodes(what: str, nodes: str, command: str, job: Cluster) -> None:
-    if what in NEEDS:
-        needs_set_up(NEEDS[what])
+    needs_set_up("launch")
     slots = {"a": 2, "b": 1} if nodes == "any" else {"a": 1, "b": 1}
     program, *words = shlex.split(command.replace("/shared", str(job.folder)))
     assert program == "hetagent"

@@ -275,13 +275,12 @@ if __name__ == "__main__":
 """
 
 
-def test_functions_return_their_values(pair: Torchruns, tmp_path: Path) -> None:
-    """Two jobs one after the other in one program, whose handler has to be gone between them."""
-    script = tmp_path / "launch.py"
-    script.write_text(LAUNCH)
+def run_programs(pair: Torchruns, path: Path, program: str) -> list[str]:
+    """Run a program on nodes a and b with 2 and 1 workers; what each said."""
+    path.write_text(program)
     nodes = [
         subprocess.Popen(
-            [sys.executable, str(script), pair.server.url, name, str(slots)],
+            [sys.executable, str(path), pair.server.url, name, str(slots)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -290,9 +289,59 @@ def test_functions_return_their_values(pair: Torchruns, tmp_path: Path) -> None:
     ]
     said = [node.communicate(timeout=60)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
+    return said
+
+
+def test_functions_return_their_values(pair: Torchruns, tmp_path: Path) -> None:
+    """Two jobs one after the other in one program, whose handler has to be gone between them."""
+    said = run_programs(pair, tmp_path / "launch.py", LAUNCH)
     everyone = ["on a", "on a", "on b"]
     assert said[0].count(str([(0, (0, everyone)), (1, (1, everyone))])) == 2, said[0]
     assert said[1].count(str([(2, (2, everyone))])) == 2, said[1]
+
+
+AGENT = """
+import os, sys
+import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+
+def work(word):
+    if os.environ["RANK"] == "2" and os.environ["HET_ROUND"] == "1":
+        os._exit(9)
+    dist.init_process_group("gloo")
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, f"{word}{os.environ['HET_NODE_ID']}")
+    dist.destroy_process_group()
+    return int(os.environ["HET_ROUND"]), everyone
+
+
+if __name__ == "__main__":
+    endpoint, node, slots = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    conf = {"node_id": node, "slots": slots, "last_call_s": 60.0}
+    handler = get_rendezvous_handler(RendezvousParameters("hetrdzv", endpoint, "job", 2, 2, **conf))
+    spec = WorkerSpec(role="default", local_world_size=slots, entrypoint=work, args=("on ",), rdzv_handler=handler,
+                      max_restarts=3, monitor_interval=0.1)
+    try:
+        result = LocalElasticAgent(spec, DefaultLogsSpecs()).run()
+    finally:
+        handler.shutdown()
+    print(sorted(result.return_values.items()), flush=True)
+"""
+
+
+def test_a_local_elastic_agent_of_ones_own_restarts_and_returns_values(
+    pair: Torchruns, tmp_path: Path
+) -> None:
+    said = run_programs(pair, tmp_path / "agent.py", AGENT)
+    everyone = ["on a", "on a", "on b"]
+    assert str([(0, (2, everyone)), (1, (2, everyone))]) in said[0], said
+    assert str([(2, (2, everyone))]) in said[1], said
+    wait_for(lambda: pair.group()["state"] == "succeeded", "success of the group", 5)
 
 
 def test_a_handler_that_is_dropped_leaves(pair: Torchruns) -> None:

@@ -1,14 +1,12 @@
 """The agent's run loop: torch's LocalElasticAgent, told what to do by the server instead of by its own poll."""
 
-import contextlib
 import os
 import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -23,6 +21,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
+from hetagent import signals
 from hetagent.failures import MAX_CHARACTERS, failure_message
 from hetagent.guardian import Guardian, GuardianError
 from hetagent.handler import HetRendezvousHandler
@@ -138,7 +137,7 @@ class HetElasticAgent(LocalElasticAgent):
     # -- the loop --------------------------------------------------------------------------------------------
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        with self._noting_signals() as wake_read:
+        with signals.noted(self._signals, self._got_signals) as wake_read:
             try:
                 self._selector.register(wake_read, selectors.EVENT_READ, wake_read)
                 self._selector.register(self._line, selectors.EVENT_READ, self._line)
@@ -208,38 +207,11 @@ class HetElasticAgent(LocalElasticAgent):
         except (GuardianError, OSError) as error:
             self._tell(f"{error}; going on without one")
 
-    @contextlib.contextmanager
-    def _noting_signals(self) -> Iterator[socket.socket]:
-        """Note signals instead of obeying them; yields a socket that is readable when one came.
-
-        One that is ignored stays so: `nohup` means that the job outlives the terminal.
-        """
-
-        def note(signum: int, frame: FrameType | None) -> None:
-            self._got_signals.append(signum)
-
-        wake_read, wake_write = socket.socketpair()
-        with wake_read, wake_write:
-            wake_read.setblocking(False)
-            wake_write.setblocking(False)
-            before = {signum: signal.getsignal(signum) for signum in self._signals}
-            # None: a handler that is not Python's, which could not be put back
-            ours = [signum for signum, handler in before.items() if handler not in (signal.SIG_IGN, None)]
-            old_fd = signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
-            for signum in ours:
-                signal.signal(signum, note)
-            try:
-                yield wake_read
-            finally:
-                for signum in ours:
-                    signal.signal(signum, before[signum])
-                signal.set_wakeup_fd(old_fd)
-
     # -- what happens ----------------------------------------------------------------------------------------
 
     def _on_signals(self) -> None:
-        signums, self._got_signals = self._got_signals, []
-        for signum in signums:
+        while self._got_signals:
+            signum = self._got_signals.pop(0)
             name = signal.Signals(signum).name
             if self.signum is not None:
                 self._tell(f"got {name} again: the workers are killed")
@@ -444,6 +416,7 @@ class HetElasticAgent(LocalElasticAgent):
             self._script_port = assignment.script_port
         for note in assignment.notes:
             self._tell(note)
+        assignment.notes.clear()
         if command is None:
             return False
         spec.entrypoint, spec.args = command.entrypoint, command.args
@@ -504,7 +477,7 @@ class HetElasticAgent(LocalElasticAgent):
                 worker_env[name] = value
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        with _torch_handling(UNUSED_SIGNAL):
+        with signals.torch_handling(UNUSED_SIGNAL):
             pids = super()._start_workers(worker_group)
         self._workers = Workers(self._pcontext, self._selector, self._identity.incarnation)
         self._guardian.watch(pids.values())
@@ -530,18 +503,3 @@ class HetElasticAgent(LocalElasticAgent):
         if self._worker_group.spec.event_log_handler == "null":
             return Event(f"torchelastic.worker.status.{state}", source=source)
         return super()._construct_event(state, source, worker, raw_error, duration_ms, exit_code, worker_pid)
-
-
-@contextlib.contextmanager
-def _torch_handling(signum: signal.Signals) -> Iterator[None]:
-    """Have torch handle this signal only, and only for the length of a block."""
-    name = "TORCHELASTIC_SIGNALS_TO_HANDLE"
-    before, handler = os.environ.get(name), signal.getsignal(signum)
-    os.environ[name] = signum.name
-    try:
-        yield
-    finally:
-        signal.signal(signum, handler)
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before

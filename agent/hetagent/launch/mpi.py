@@ -65,6 +65,10 @@ class Mpi(Launch):
         """On the master mpirun; elsewhere orted, as soon as mpirun has asked for it."""
         if not assignment.is_master:
             if assignment.start.daemon is None:
+                master = assignment.start.master.node_id
+                assignment.notes.append(
+                    f"waiting until mpirun on {master} asks for this node; there, too, hetagent needs --launch mpi"
+                )
                 return None
             words = orted.arguments(assignment.start.daemon)
             self._make_scratch()

@@ -38,6 +38,8 @@ from hetrdzv.storage.memory import MemoryStore
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SOURCES = [*(ROOT / "rendezvous").rglob("*.py"), *(ROOT / "agent").rglob("*.py")]
+OTHERS = {"--nproc", "--eval-bleu-args", "--distributed-port"}
+"""What torchrun takes for --nproc-per-node, and options of fairseq."""
 SCRIPTS = {"runner", "guardian_process", "horovod_store"}
 """Modules that are started by their path and not meant to be imported."""
 
@@ -136,8 +138,7 @@ def check_mentions(text: str, there: AbstractSet[str]) -> list[str]:
     text = re.sub(rf"`({others}) [^`]*`", "", text)
     told = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*", text))
     return [
-        f"{flag} is no flag of anything here"
-        for flag in sorted(told - there - flags_of_examples() - {"--nproc"})
+        f"{flag} is no flag of anything here" for flag in sorted(told - there - flags_of_examples() - OTHERS)
     ]
 
 
@@ -431,8 +432,17 @@ def check_variables(told: str, anywhere: str, there: AbstractSet[str]) -> list[s
     """docs/flags.md has every variable in a table; every one of ours that is mentioned anywhere exists."""
     table = quoted(row[0] for row in rows(told))
     wrong = [f"variable {name} is missing in docs/flags.md" for name in sorted(there - table)]
-    mentioned = set(re.findall(r"\bHET_[A-Z_]*[A-Z]\b", anywhere))
+    mentioned = set(re.findall(r"\bHET_[A-Z_]*[A-Z]\b", anywhere)) - deployed()
     return [*wrong, *(f"there is no variable {name}" for name in sorted(mentioned - there))]
+
+
+@cache
+def deployed() -> frozenset[str]:
+    """Variables that the examples of deployment take themselves."""
+    files = (path for path in (ROOT / "deploy").rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return frozenset(
+        name for path in files for name in re.findall(r"\$\{(HET_[A-Z_]*[A-Z])\b", path.read_text("utf-8"))
+    )
 
 
 def test_every_environment_variable_is_told() -> None:

@@ -32,8 +32,9 @@ Their PET_ variables are not obeyed, but no error: what starts containers for to
 """
 
 OWN_HELP: Mapping[str, str] = {
-    "nnodes": "How many nodes, N or MIN:MAX (default: whoever is there after the last call).",
-    "nproc_per_node": "torchrun's way to say --gpus: N workers, whatever they run on; gpu, cpu, auto.",
+    "nnodes": "How many nodes, N or MIN:MAX (default: Slurm's, or whoever is there after the last call).",
+    "nproc_per_node": "torchrun's way to say --gpus: N workers, whatever they run on; gpu, cpu, xpu, auto.",
+    "run_path": "Accepted: scripts are run that way anyhow. Wins over --no-python.",
     "rdzv_id": "torchrun's way to say --group.",
     "standalone": "Bring a hetserver along, for a job on this node only.",
     "max_restarts": "How often failures may restart the group (default 3).",
@@ -153,10 +154,15 @@ def parser() -> ArgumentParser:
         action.help = OWN_HELP.get(action.dest, action.help)
     ours = made.add_argument_group("hetrdzv")
     ours.add_argument(
-        "--gpus", metavar="N|auto|LIST", help="How many GPUs, all of them, or which: 4, auto, 0,2,3."
+        "--gpus",
+        metavar="N|auto|LIST",
+        help="How many GPUs, all of them, or which: 4, auto, 0,2,3 (default: Slurm's, or all).",
     )
     ours.add_argument(
-        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="cpu: start N CPU workers."
+        "--device",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help="auto, cuda: GPUs (default); cpu: start N CPU workers.",
     )
     ours.add_argument(
         "--launch", choices=LAUNCHES, default="gpu", help=_list("How to start workers:", LAUNCHES)
@@ -174,7 +180,9 @@ def parser() -> ArgumentParser:
     ours.add_argument(
         "--group", metavar="ID", help="Which job (or HET_GROUP, --rdzv-id; default: default, or Slurm's job)."
     )
-    ours.add_argument("--node-id", metavar="ID", help="This node's stable name (default: the host name).")
+    ours.add_argument(
+        "--node-id", metavar="ID", help="This node's stable name (default: Slurm's, or the host name)."
+    )
     ours.add_argument(
         "--token-file", type=Path, metavar="FILE", help="File with a token of the server (or HET_TOKEN)."
     )

@@ -30,7 +30,7 @@ def parse_args() -> argparse.Namespace:
     add(
         "--save-dir",
         type=Path,
-        help="where rank 0 keeps its checkpoint; only its node sees it [no checkpoints]",
+        help="where rank 0 keeps its checkpoint; every node sees it [no checkpoints]",
     )
     add("--epoch-sleep", type=float, default=0.0, metavar="SECONDS", help="rest after every epoch [0]")
     return parser.parse_args()

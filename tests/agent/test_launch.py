@@ -315,6 +315,7 @@ def test_the_launch_is_the_one_asked_for(flags: tuple[str, ...], kind: type[Laun
         (("--init-file", "/tmp"), "--launch gpu does not: use node"),
         (("--launch", "node", "--isolate-gpus"), "--isolate-gpus is for one process per GPU"),
         (("--virtual-local-rank", "--isolate-gpus"), "both narrow the GPUs"),
+        (("--launch", "node", "--virtual-local-rank"), "is for --launch gpu, not for node"),
     ],
 )
 def test_flags_that_contradict_the_launch_are_refused(flags: tuple[str, ...], said: str) -> None:

@@ -34,6 +34,8 @@ def launch_of(
         )
     if options.isolate_gpus and options.launch not in ("gpu", "horovod"):
         raise UsageError(f"--isolate-gpus is for one process per GPU, which --launch {options.launch} is not")
+    if options.torchrun.virtual_local_rank and options.launch != "gpu":
+        raise UsageError(f"--virtual-local-rank is for --launch gpu, not for {options.launch}: leave it out")
     if options.isolate_gpus and options.torchrun.virtual_local_rank:
         raise UsageError("--isolate-gpus and --virtual-local-rank both narrow the GPUs: give one of them")
     if options.torchrun.virtual_local_rank and environ.get(VISIBLE) == "":

@@ -33,9 +33,7 @@ SHELL = "".join(
 )
 """Before every rank's program. Such settings cannot come from the node's environment: mpirun gives its own to all."""
 
-INSTALL = (
-    "install Open MPI 4 on every node (Debian: apt-get install openmpi-bin), or add its bin folder to PATH"
-)
+INSTALL = "install Open MPI 4, not 5, on every node (Debian 12: apt-get install openmpi-bin), or add its folder to PATH"
 
 
 class Mpi(Launch):

@@ -1,6 +1,7 @@
 """The agent's run loop: torch's LocalElasticAgent, told what to do by the server instead of by its own poll."""
 
 import os
+import select
 import selectors
 import signal
 import socket
@@ -333,7 +334,6 @@ class HetElasticAgent(LocalElasticAgent):
             self._pcontext.close(signal.SIGKILL, 0)
         self._workers, self._stopping, self._pcontext = None, None, None
         self._look_at = self._end = None
-        self._launch.end()
         super()._shutdown()  # what torch starts beside the workers if asked to: watchdog, health check
 
     def _tell_stuck(self, stuck: Sequence[int]) -> None:
@@ -343,6 +343,7 @@ class HetElasticAgent(LocalElasticAgent):
 
     def _be_ready(self) -> None:
         self._ready_after_stop = False
+        self._launch.end()
         self._handler.release()
         self._store = self._worker_group.store = None  # torch's references to it, which keep its port taken
         if self._moved():  # what is held is bound to an address that is gone
@@ -376,6 +377,7 @@ class HetElasticAgent(LocalElasticAgent):
             start=start,
             script_port=self._script_port,
             start_daemon=self._line.start_daemon,
+            interrupted=self._is_wanted,
         )
         spec.max_restarts = start.max_restarts
         self._remaining_restarts = start.max_restarts - start.restart_count
@@ -387,6 +389,11 @@ class HetElasticAgent(LocalElasticAgent):
             f"of {start.nnodes}, master {master}, restart {start.restart_count}"
         )
         self._launch_workers(self._assignment)
+
+    def _is_wanted(self) -> bool:
+        """Whether a signal came, or the server said something, that the loop has not taken yet."""
+        readable, _, _ = select.select([self._line], [], [], 0)
+        return bool(self._got_signals or readable)
 
     def _go_on_with(self, directive: DirectiveReply) -> None:
         """Another start of the newest round: it has what the launch could not do without."""
@@ -488,6 +495,7 @@ class HetElasticAgent(LocalElasticAgent):
         if self._workers is not None:
             self._workers.send(death_sig)
         self._finish_workers()
+        self._launch.end()
 
     def _construct_event(
         self,

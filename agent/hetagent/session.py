@@ -207,7 +207,11 @@ class Session:
                 master=self.node_id, incarnation=self.incarnation, round=round_number, words=list(words)
             )
         except ValidationError:
-            self._answer_daemon(round_number, node_id, "its command line is longer than a server takes")
+            self._answer_daemon(
+                round_number,
+                node_id,
+                "its command line is longer than a server takes; it names all nodes, so give them shorter ids",
+            )
             return
         if self._finished or self._exit_told:
             self._answer_daemon(round_number, node_id, "this agent is on its way out")
@@ -557,7 +561,7 @@ class Session:
                 directive = _directive_of(error)
                 if directive is not None:
                     self._take(request.number, directive, now)
-            case StartDaemon(), code if answered and code not in STRANGERS:
+            case StartDaemon(), code if _is_for_good(error) and code not in STRANGERS:
                 self._hear(request, now)
                 self._settle_report(str(error))
             case Poll() | Report(), "unknown_group" | "unknown_node":
@@ -584,7 +588,7 @@ class Session:
         """Whether a join that was refused so makes no sense to repeat."""
         if error.code in STRANGERS:
             return not self._ever_joined
-        return isinstance(error, Problem) and 400 <= error.status < 500 and error.status not in (408, 429)
+        return _is_for_good(error)
 
     def _hear(self, request: Request, now: float) -> None:
         """A server answered.
@@ -649,6 +653,11 @@ class Session:
                 f"{error}; in case that was this node's last agent and is dead, trying for {patience_s:g} s"
             )
         self._join_at = min(now + IN_USE_RETRY_S, self._in_use_until)
+
+
+def _is_for_good(error: HetError) -> bool:
+    """Whether a server refused, and would again."""
+    return isinstance(error, Problem) and 400 <= error.status < 500 and error.status not in (408, 429)
 
 
 def _or(value: float | None, default: float) -> float:

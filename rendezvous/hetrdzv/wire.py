@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints
 
 from hetrdzv.core.commands import ReportKind as ReportKind  # part of the wire, for clients
-from hetrdzv.core.daemons import MAX_WORDS
+from hetrdzv.core.daemons import MAX_CHARACTERS, MAX_WORDS, PROGRAM
 from hetrdzv.core.directive import DirectiveKind as DirectiveKind
 from hetrdzv.core.model import SPEC_BOUNDS, GroupState, OnJoin
 
@@ -18,9 +18,11 @@ API_VERSION = 1
 VERSION_HEADER = "Het-Api-Version"
 MAX_BODY_BYTES = 1 << 20
 MAX_SLOTS = 1024
+DAEMON = PROGRAM
 
 Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 Text = Annotated[str, StringConstraints(max_length=16_384)]
+Word = Annotated[str, StringConstraints(max_length=MAX_CHARACTERS)]
 ShortText = Annotated[str, StringConstraints(max_length=256)]
 Whole = Annotated[int, Strict(), Field(ge=-(2**53), le=2**53)]
 """A JSON number that every reader takes for the same one; neither a string nor true or false."""
@@ -123,7 +125,7 @@ class DaemonRequest(Wire):
     master: Id
     incarnation: Id
     round: Annotated[Whole, Field(ge=0)]
-    words: Annotated[list[Text], Field(min_length=1, max_length=MAX_WORDS)]
+    words: Annotated[list[Word], Field(min_length=1, max_length=MAX_WORDS)]
 
 
 class FailureReply(Reply):

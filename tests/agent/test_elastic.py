@@ -308,6 +308,21 @@ def test_a_guardian_that_died_is_replaced_and_one_that_cannot_be_is_done_without
     assert status == 0
 
 
+def test_a_launch_keeps_what_the_round_needs_until_all_have_succeeded(rig: Make) -> None:
+    made = rig("exit 0")
+    outcomes: list[Any] = []
+    begin = made.agent._launch.begin
+
+    def note(assignment: Any) -> Any:
+        made.agent._launch.end = lambda: outcomes.append(made.agent.outcome)  # type: ignore[method-assign]
+        return begin(assignment)
+
+    made.agent._launch.begin = note  # type: ignore[method-assign]
+    assert made.run() == 0
+    assert outcomes
+    assert None not in outcomes
+
+
 def test_no_port_to_offer_is_told(rig: Make) -> None:
     with hold_port("127.0.0.1", None) as taken:
         port = taken.getsockname()[1]

@@ -222,13 +222,24 @@ def test_all_nodes_of_a_round_get_the_same_new_name(tmp_path: Path) -> None:
     master, member = InitFile(tmp_path), InitFile(tmp_path)
     name = master.begin(assignment("a"))
     assert member.begin(assignment("b")) == name
-    assert name == f"file://{tmp_path}/job.round7.1111.2222"
-    assert not Path(name.removeprefix("file://")).exists(), "torch makes it"
-    Path(name.removeprefix("file://")).touch()
+    path = Path(name.removeprefix("file://"))
+    assert path.parent == tmp_path
+    assert path.name.startswith("job.round7.")
+    assert not path.exists(), "torch makes it"
+    path.touch()
     master.end()
     assert list(tmp_path.iterdir()) == []
     member.end()
     master.end()
+
+
+def test_no_file_of_another_job_is_used(tmp_path: Path) -> None:
+    first, second = InitFile(tmp_path), InitFile(tmp_path)
+    left = Path(first.begin(assignment("a")).removeprefix("file://"))
+    left.touch()  # and its agent is killed
+    assert second.begin(assignment("a", master="10.0.0.2")) != f"file://{left}"
+    assert second.begin(assignment("a")) == f"file://{left}"
+    assert not left.exists()
 
 
 def test_a_directory_that_is_not_shared_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,6 +251,13 @@ def test_a_directory_that_is_not_shared_is_named(tmp_path: Path, monkeypatch: py
         CommandError, match=r"node 'b' does not find in --init-file .*there what the master 'a'"
     ):
         InitFile(tmp_path / "there").begin(assignment("b"))
+
+
+def test_waiting_for_the_master_ends_when_the_server_has_news(tmp_path: Path) -> None:
+    member, looks = assignment("b"), iter([False, False, True, True])
+    member.interrupted = lambda: next(looks)
+    with pytest.raises(CommandError, match="interrupted"):
+        InitFile(tmp_path).begin(member)
 
 
 def test_a_name_must_be_a_directory_that_a_url_can_name(tmp_path: Path) -> None:

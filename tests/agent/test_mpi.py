@@ -357,14 +357,16 @@ def test_folders_of_a_killed_agent_are_swept_and_those_of_a_living_one_are_not(
     monkeypatch.setattr(scratch, "MEMORY", memory)
     living = scratch.Scratch()
     for parent in (files, memory):
-        dead = parent / f"{scratch.PREFIX}dead"
+        dead = parent / f"{scratch._prefix()}dead"
         dead.mkdir()
         (dead / "segment").write_text("x")
         (parent / "other").mkdir()
-    (files / f"{scratch.PREFIX}link").symlink_to(files / "other")
+    elsewhere = files / f"{scratch.PREFIX}0badb007_of-another-host"
+    elsewhere.mkdir()
+    (files / f"{scratch._prefix()}link").symlink_to(files / "other")
     scratch.sweep()
     assert sorted(path.name for path in files.iterdir()) == sorted(
-        [living.files.name, "other", f"{scratch.PREFIX}link"]
+        [living.files.name, elsewhere.name, "other", f"{scratch._prefix()}link"]
     )
     assert sorted(path.name for path in memory.iterdir()) == sorted([living.memory.name, "other"])
     living.close()

@@ -1555,9 +1555,18 @@ def test_the_master_hears_why_it_was_refused() -> None:
 
 
 def test_a_daemon_that_no_server_could_take_is_refused_at_once(master: Bench) -> None:
-    master.session.start_daemon(1, "b", ["orted", "x" * 20_000], master.now)
+    master.session.start_daemon(1, "b", ["orted", "x" * 40_000], master.now)
     assert "longer than a server takes" in str(master.session.daemon_answers())
     assert not [request for request in master.send() if isinstance(request, StartDaemon)]
+
+
+def test_a_daemon_is_sent_again_when_the_server_was_only_busy(master: Bench) -> None:
+    master.session.start_daemon(1, "b", ORTED, master.now)
+    (sent,) = [request for request in master.send() if isinstance(request, StartDaemon)]
+    master.receive(sent, problem(408, "request_too_slow"))
+    assert master.session.daemon_answers() == []
+    master.run(3)
+    assert [answer.refusal for answer in master.session.daemon_answers()] == [None]
 
 
 def test_a_daemon_is_sent_again_while_the_server_is_away(master: Bench) -> None:

@@ -48,7 +48,7 @@ async def test_the_open_poll_of_the_member_is_answered_with_its_daemon() -> None
         polls[1].cancel()
         events = (await client.get("/v1/groups/g/events")).json()["events"]
         assert [(one["kind"], one["text"], one["node_id"], one["round"]) for one in events[-1:]] == [
-            ("daemon_started", "b runs orted for the master a", "b", 1)
+            ("daemon_started", "a, the master, has the others run orted", "a", 1)
         ]
 
 
@@ -97,7 +97,7 @@ async def test_nobody_hears_of_it_before_it_is_committed() -> None:
         ("b", {"words": ["orted", *["x" * 16_000] * 3]}, 409, "daemon_refused"),
         ("b", {"words": []}, 422, "invalid_request"),
         ("b", {"words": "orted"}, 422, "invalid_request"),
-        ("b", {"words": ["orted", "x" * 16_385]}, 422, "invalid_request"),
+        ("b", {"words": ["orted", "x" * 32_769]}, 422, "invalid_request"),
         ("b", {"words": ["orted"] * 1025}, 422, "invalid_request"),
     ],
 )

@@ -20,6 +20,7 @@ class Assignment:
         script_port: the socket that holds this node's own `script_port`, listening; on the master it is
             the port that the round's members know as `start.master.script_port`.
         start_daemon: on the master: has another member run something in this round, see `Line.start_daemon`.
+        interrupted: whether a signal or the server wants the agent's attention: a `begin` that waits gives up then.
         notes: what the person at the terminal should know; a launch adds to it.
     """
 
@@ -29,6 +30,7 @@ class Assignment:
     start: StartReply
     script_port: socket.socket | None = None
     start_daemon: Callable[[int, str, Sequence[str]], "Future[str | None]"] | None = None
+    interrupted: Callable[[], bool] = lambda: False
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -44,7 +46,7 @@ class Assignment:
 
 
 class Launch:
-    """One worker process per slot, with torchrun's environment and nothing else; the others differ from it.
+    """A way to start workers; by itself a process per slot, with torchrun's environment and nothing else.
 
     Args:
         command: what the workers run; None: the group's command, which comes with each round.
@@ -87,7 +89,7 @@ class Launch:
         return 0.0
 
     def end(self) -> None:
-        """The round's processes are gone: give back what `begin` took. Called after each `begin`, at least once."""
+        """Nobody needs the round any more: give back what `begin` took. Called after each `begin`, at least once."""
 
     def command_of(self, assignment: Assignment) -> WorkerCommand:
         """The command, which may be the group's.

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any
 
 if __name__ == "__main__":
-    del sys.path[0]  # this folder: its horovod.py is another
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if path != here]  # its horovod.py is another
 
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 

@@ -1,6 +1,7 @@
 """Names for `file://` in a directory that all nodes share: changes when how nodes meet in a file does."""
 
 import contextlib
+import hashlib
 import os
 import time
 from pathlib import Path
@@ -17,8 +18,8 @@ PAUSE_S = 0.05
 class InitFile:
     """A fresh file name for each round, the same on all its nodes, in a directory that they share.
 
-    Nothing is computed from what a node finds in the directory: the name follows from the round and from the
-    ports of its master, so that no file of another job, or of a server that began anew, is taken for this one's.
+    Nothing is computed from what a node finds in the directory: the name follows from the round and from who its
+    master is, so that no file of another job, or of a server that began anew, is taken for this one's.
 
     Args:
         folder: the directory.
@@ -46,15 +47,20 @@ class InitFile:
             CommandError: the mark does not show up within `PATIENCE_S`, or cannot be written.
         """
         master = assignment.start.master
-        name = f"{assignment.group}.round{assignment.round}.{master.port}.{master.script_port}"
+        whose = f"{assignment.group} {master.node_id} {master.address} {master.port} {master.script_port}"
+        digest = hashlib.sha256(whose.encode()).hexdigest()[:12]
+        name = f"{assignment.group[:64]}.round{assignment.round}.{digest}"
         path, mark = self._folder / name, self._folder / f"{name}.master"
         if assignment.is_master:
             self._mine = [path, mark]
             try:
+                path.unlink(missing_ok=True)
                 mark.touch()
             except OSError as error:
                 raise CommandError(f"--init-file {self._folder}: {error.strerror or error}") from None
-        elif not self._shows_up(mark.name):
+        elif not self._shows_up(mark.name, assignment):
+            if assignment.interrupted():
+                raise CommandError("it was interrupted while it waited for the master's mark in --init-file")
             raise CommandError(
                 f"node '{assignment.node_id}' does not find in --init-file {self._folder} what the master "
                 f"'{master.node_id}' wrote there: it must be a directory that all nodes share (NFS and the like); "
@@ -69,13 +75,14 @@ class InitFile:
                 path.unlink()
         self._mine = []
 
-    def _shows_up(self, name: str) -> bool:
+    def _shows_up(self, name: str, assignment: Assignment) -> bool:
         until = time.monotonic() + PATIENCE_S
-        while True:
+        while not assignment.interrupted():
             # Listing it asks a file server anew, where a look for one name may be answered from a cache.
             with contextlib.suppress(OSError):
                 if name in os.listdir(self._folder):
                     return True
             if time.monotonic() >= until:
-                return False
+                break
             time.sleep(PAUSE_S)
+        return False

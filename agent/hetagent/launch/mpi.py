@@ -4,6 +4,7 @@ import ipaddress
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -24,6 +25,9 @@ PATIENCE_S, DOUBT_S = 5.0, 1.0
 
 mpirun ends last, and it alone knows why all end: an orted that it has told to go ends well after a failure, too.
 """
+
+MAX_FOLDER = 60
+"""Characters of TMPDIR: names of sockets have at most 107, and Open MPI makes long ones."""
 
 MEMORY = "HET_MPI_MEMORY"
 """In the environment of a node's mpirun or orted: where its ranks share memory."""
@@ -109,10 +113,6 @@ class Mpi(Launch):
 
     def _make_scratch(self) -> Scratch:
         self._scratch = Scratch()
-        if set(" :") & set(str(self._scratch.files)):
-            raise CommandError(
-                f"mpirun takes no folder like {self._scratch.files}: set TMPDIR to a plain name"
-            )
         return self._scratch
 
 
@@ -208,6 +208,12 @@ def _check() -> str:
     missing = [name for name, path in found.items() if path is None]
     if missing:
         raise CommandError(f"--launch mpi needs {' and '.join(missing)}, not found in PATH: {INSTALL}")
+    folder = tempfile.gettempdir()
+    if set(" :") & set(folder) or len(folder) > MAX_FOLDER:
+        raise CommandError(
+            f"--launch mpi keeps sockets in {folder}, which is too long or has a space or colon: set TMPDIR to "
+            f"another folder, of at most {MAX_FOLDER} characters"
+        )
     try:
         done = subprocess.run(
             ["mpirun", "--version"],

@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Sequence
 
 from hetagent.launch.command import CommandError
-from hetrdzv.wire import MemberReply
+from hetrdzv.wire import DAEMON, MemberReply
 
-PROGRAM = "orted"
+PROGRAM = DAEMON
 
 MCA_FLAGS = frozenset({"-mca", "--mca", "-gmca", "--gmca"})
 
@@ -78,7 +78,7 @@ def arguments(words: Sequence[str]) -> list[str]:
     Raises:
         CommandError: it has anything beside the settings that mpirun needs.
     """
-    program, *rest = words
+    program, *rest = words or [""]
     if program.rpartition("/")[2] != PROGRAM:
         raise CommandError(f"the master would have this node run {program!r}: only {PROGRAM} is run")
     found: list[str] = []

@@ -5,6 +5,7 @@ import json
 import shlex
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -14,6 +15,7 @@ from hetagent.launch.command import python
 
 MAX_BYTES = 1 << 20
 READ_TIMEOUT_S = 10.0
+PAUSE_S = 0.1
 
 Ask = Callable[[str, Sequence[str]], "Future[str | None]"]
 """Has a host run some words; what comes of it is why it does not, or None."""
@@ -32,6 +34,7 @@ class Relay:
         self._path = folder / "agent"
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
+        self._closed = False
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self._path))
         self._listener.listen(socket.SOMAXCONN)
@@ -44,6 +47,7 @@ class Relay:
 
     def close(self) -> None:
         """Take no more requests, and leave those without an answer that have none."""
+        self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._listener.close()
@@ -58,7 +62,10 @@ class Relay:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                return
+                if self._closed:
+                    return
+                time.sleep(PAUSE_S)  # no descriptor is left for now
+                continue
             with self._lock:
                 self._open.add(connection)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()

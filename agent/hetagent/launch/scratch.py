@@ -8,6 +8,9 @@ import tempfile
 from pathlib import Path
 
 PREFIX = "hetmpi_"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+"""Another one on every host, and after every start of it: where TMPDIR is shared, locks may not be."""
+
 MEMORY = Path("/dev/shm")
 
 
@@ -22,8 +25,9 @@ class Scratch:
 
     def __init__(self) -> None:
         self._locks: list[int] = []
-        self.files = self._make(Path(tempfile.gettempdir()))
-        self.memory = self._make(MEMORY) if os.access(MEMORY, os.W_OK | os.X_OK) else self.files
+        self.files = self.memory = self._make(Path(tempfile.gettempdir()))
+        with contextlib.suppress(OSError):  # it may be full, or not be there
+            self.memory = self._make(MEMORY)
 
     def close(self) -> None:
         """Remove them."""
@@ -35,7 +39,7 @@ class Scratch:
 
     def _make(self, parent: Path) -> Path:
         while True:
-            path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=parent))
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists():  # else another agent swept it away between the two
@@ -47,7 +51,7 @@ class Scratch:
 def sweep() -> None:
     """Remove what agents of this user that were killed left behind."""
     for parent in {Path(tempfile.gettempdir()), MEMORY}:
-        for path in parent.glob(f"{PREFIX}*"):
+        for path in parent.glob(f"{_prefix()}*"):
             with contextlib.suppress(OSError):
                 lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:
@@ -56,3 +60,7 @@ def sweep() -> None:
                         shutil.rmtree(path, ignore_errors=True)
                 finally:
                     os.close(lock)
+
+
+def _prefix() -> str:
+    return f"{PREFIX}{BOOT.read_text().strip()[:8]}_"

@@ -343,9 +343,12 @@ def _start_daemon(work: Work, command: StartDaemon) -> None:
         raise DaemonRefused(
             f"node '{node.node_id}' runs another daemon in round {number} already: it is given one in a round"
         )
+    first = not any(one.daemon for one in group.nodes.values())
     work.change_node(node, daemon=command.words)
-    text = f"{node.node_id} runs {PROGRAM} for the master {master.node_id}"
-    work.say("daemon_started", text, node.node_id)
+    if first:  # the history of a large group would consist of little else
+        work.say(
+            "daemon_started", f"{master.node_id}, the master, has the others run {PROGRAM}", master.node_id
+        )
 
 
 _AT_WORK = (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED)

@@ -1,6 +1,10 @@
-"""What holds for every test: signals do what they do by default."""
+"""What holds for every test: signals do what they do by default, and the environment is as it was before."""
 
+import os
 import signal
+from collections.abc import Iterator
+
+import pytest
 
 
 def pytest_configure() -> None:
@@ -10,3 +14,14 @@ def pytest_configure() -> None:
             signal.signal(signum, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """Put the environment back: what runs in this process may set variables for workers, and the next test's agents
+    would inherit them."""
+    before = dict(os.environ)
+    yield
+    if before != os.environ:
+        os.environ.clear()
+        os.environ.update(before)

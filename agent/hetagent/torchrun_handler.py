@@ -157,6 +157,7 @@ class TorchrunHandler(HetRendezvousHandler):
             line.leave("its agent has finished" if self._succeeded else "its agent gave up", LEAVE_S)
             line.close()
             self._leaver.detach()
+        self._take_back()
         return super().shutdown()
 
     def release(self) -> None:
@@ -217,8 +218,7 @@ class TorchrunHandler(HetRendezvousHandler):
         if self._place.moved():
             self._tell(f"this node has another address; offering {self._place.address} from now on")
             self._session.offer = replace(self._session.offer, address=self._place.address)
-        for name in self._worker_env:
-            os.environ.pop(name, None)
+        self._take_back()
         self._worker_env = network.socket_env(self._place.interface, os.environ)
         os.environ.update(self._worker_env)
         try:
@@ -227,6 +227,12 @@ class TorchrunHandler(HetRendezvousHandler):
             raise RendezvousConnectionError(
                 f"node '{self._node_id}' cannot offer a port for the next round: {error}"
             ) from None
+
+    def _take_back(self) -> None:
+        """Take what the workers were to inherit out of this process's environment."""
+        for name in self._worker_env:
+            os.environ.pop(name, None)
+        self._worker_env = {}
 
     def _tell_failure(self, line: Line) -> None:
         """Workers of this node failed, if it is in a round that nobody has ended."""
@@ -319,7 +325,9 @@ class TorchrunHandler(HetRendezvousHandler):
             self._tell(what)
             line.failed(self._round, FailureFields(local_rank=-1, rank=-1, message=what), time.monotonic())
             return None
-        os.environ.update(HET_ROUND=str(directive.round), HET_NODE_ID=self._node_id)
+        marks = {"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id}
+        self._worker_env |= marks
+        os.environ.update(marks)
         self._round_store = RoundStore(store, self._on_success, self._await_barrier)
         line.started(self._round)
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -350,9 +351,20 @@ def test_a_handler_that_is_dropped_leaves(pair: Torchruns) -> None:
     handler = create_handler(params)
     handler.next_rendezvous()
     wait_for(lambda: [node["state"] for node in pair.group()["nodes"]] == ["running"], "its start")
+    assert os.environ["HET_NODE_ID"] == "a"
     del handler
     gc.collect()
     wait_for(lambda: [node["state"] for node in pair.group()["nodes"]] == ["left"], "a's leave")
+
+
+def test_what_workers_inherit_is_taken_back(pair: Torchruns) -> None:
+    before = dict(os.environ)
+    params = RendezvousParameters("hetrdzv", pair.server.url, "job", 1, 1, node_id="a")
+    handler = create_handler(params)
+    handler.next_rendezvous()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    handler.shutdown()
+    assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,10 @@ $(ECOSYSTEM)/.installed: pyproject.toml constraints.txt | $(STAMP)
 test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning Fabric, Accelerate, Transformers and FSDP on uneven nodes (four minutes)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/ecosystem
 
-test-launch: $(HOROVOD)  ## run every command of docs/launch.md on uneven nodes (three minutes; wants what test-mpi installs)
-	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/e2e/test_launch_docs.py
+test-launch: $(HOROVOD)  ## run every command of docs/launch.md, and what make test leaves out of examples and torchrun (six minutes; wants what test-mpi installs)
+	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/e2e/test_launch_docs.py tests/e2e/test_launch_styles.py tests/e2e/test_torchrun.py
 
-test-all: $(STAMP) tools  ## run all tests, also those that take minutes to set up, and write docs/test-all.md (half an hour)
+test-all: $(STAMP) tools  ## run .ci/run and all tests that take minutes to set up, and write docs/test-all.md (half an hour)
 	$(BIN)/python -m tests.everything
 
 fuzz: $(STAMP)  ## ask the API and the records many more things than the tests do, others each time (ten minutes)

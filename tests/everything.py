@@ -1,6 +1,6 @@
 """`make test-all`: every test, also those that take minutes to set up; writes down what came of it.
 
-python -m tests.everything [TARGET...]     # default: all of them, and docs/test-all.md is written anew
+python -m tests.everything [TARGET...]     # default: all; docs/test-all.md keeps what it says of the others
 """
 
 import os
@@ -10,8 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,80 +17,78 @@ from tests.needs import ALL, SHOWN
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "test-all.md"
-TARGETS = ("test", "test-horovod", "test-mpi", "test-slurm", "test-ecosystem", "test-launch")
+COMMANDS = {
+    ".ci/run": [".ci/run"],
+    **{
+        f"make {name}": ["make", "--no-print-directory", name]
+        for name in ("test-horovod", "test-mpi", "test-slurm", "test-ecosystem", "test-launch")
+    },
+}
+HEAD = """# What `make test-all` said last
+
+Written by `python -m tests.everything`, a row for each command that it ran; below are the lines in which tests say
+what they saw.
+
+| command | when, on which commit | result | seconds |
+|---|---|---|---|
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What came of a make target: its exit status, seconds, pytest's last lines, and what tests had to show."""
-
-    target: str
-    status: int
-    seconds: float
-    summaries: list[str]
-    shown: list[str]
-
-
-def run(target: str) -> Result:
-    """Make a target; its output goes to the terminal as well."""
-    began = time.monotonic()
+def run(name: str) -> tuple[bool, str, str]:
+    """Run a command, its output on the terminal as well; whether it passed, its row, and what its tests had to show."""
+    began, when = time.monotonic(), f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    summaries = []
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as shown:
-        environment = os.environ | {SHOWN: shown.name}
-        if target == "test":
-            environment.pop(ALL, None)
-        process = subprocess.Popen(
-            ["make", "--no-print-directory", target],
+        environment = {key: value for key, value in os.environ.items() if key != ALL} | {SHOWN: shown.name}
+        with subprocess.Popen(
+            COMMANDS[name],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-        )
-        assert process.stdout is not None
-        summaries = []
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            plain = re.sub(r"\x1b\[[0-9;]*m", "", line).strip("= \n")
-            if re.search(r"\d+ (passed|failed|error|skipped).* in [\d.]+s", plain):
-                summaries.append(plain)
-        status = process.wait()
-        return Result(target, status, time.monotonic() - began, summaries, shown.read().splitlines())
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                plain = re.sub(r"\x1b\[[0-9;]*m", "", line).strip("= \n")
+                if re.search(r"\d+ (passed|failed|error|skipped).* in [\d.]+s|^all passed in", plain):
+                    summaries.append(plain)
+        said = shown.read()
+    failed = f"**exit status {process.returncode}** " if process.returncode else ""
+    row = f"| `{name}` | {when}, {_commit()} | {failed}{'; '.join(summaries)} | {time.monotonic() - began:.0f} |"
+    return process.returncode == 0, row, "".join(f"    {line}\n" for line in said.splitlines())
 
 
-def page(results: Sequence[Result]) -> str:
-    """docs/test-all.md."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def page(former: str, rows: dict[str, str], shown: dict[str, str]) -> str:
+    """docs/test-all.md with some rows and sections anew."""
+    rows = {found[1]: found[0] for found in re.finditer(r"^\| `(.+?)` \|.*$", former, re.MULTILINE)} | rows
+    old = {found[1]: found[2] for found in re.finditer(r"^## (.+)\n\n((?: {4}.*\n)+)", former, re.MULTILINE)}
     where = f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    lines = [
-        "# What `make test-all` said last",
-        "",
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, on top of commit {commit}; {where}.",
-        "",
-        "| target | result | seconds |",
-        "|---|---|---|",
-    ]
-    for one in results:
-        said = "; ".join(one.summaries) or "no tests"
-        failed = f"**exit status {one.status}**, " if one.status else ""
-        lines.append(f"| `make {one.target}` | {failed}{said} | {one.seconds:.0f} |")
-    for one in results:
-        if one.shown:
-            lines += ["", f"## {one.target}", "", *(f"    {text}" for text in one.shown)]
-    return "\n".join(lines) + "\n"
+    table = [f"{rows[name]}\n" for name in COMMANDS if name in rows]
+    sections = [f"\n## {name}\n\n{(old | shown)[name]}" for name in COMMANDS if (old | shown).get(name)]
+    return "".join([HEAD, *table, f"\nOn {where}.\n", *sections])
 
 
 def main() -> None:
-    """Make what was asked for; exits with 1 if any of it failed."""
-    asked = sys.argv[1:]
-    results = [run(target) for target in asked or TARGETS]
-    text = page(results)
-    print(text)
-    if not asked:
-        PAGE.write_text(text, encoding="utf-8")
-    sys.exit(any(one.status for one in results))
+    """Run what was asked for; exits with 1 if any of it failed."""
+    wanted = sys.argv[1:] or list(COMMANDS)
+    if unknown := set(wanted) - COMMANDS.keys():
+        sys.exit(f"no such command: {', '.join(sorted(unknown))}; there are {', '.join(COMMANDS)}")
+    passed, rows, shown = True, {}, {}
+    for name in wanted:
+        ok, rows[name], shown[name] = run(name)
+        passed = passed and ok
+        former = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+        PAGE.write_text(page(former, rows, shown), encoding="utf-8")
+    print(PAGE.read_text(encoding="utf-8"))
+    sys.exit(not passed)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.e2e.cluster import RUN, Agent, Cluster, cluster, leftovers, wait_for
-from tests.needs import show
+from tests.needs import needs_set_up, show
 from tests.servers import ROOT
 
 HETSEQ = ROOT / "examples" / "hetseq_style" / "train.py"
@@ -194,8 +194,16 @@ def check_output(said: str, style: Style, node: str, lives: int) -> None:
         assert len(of_rank) >= EPOCHS, said
 
 
+ALWAYS = {"hetseq over tcp", "hetseq over a file", "mp.spawn on uneven nodes", "fairseq per GPU"}
+"""One for each mechanism; the others take as long again, and run in `make test-launch`."""
+
+
 @pytest.mark.parametrize("style", STYLES.values(), ids=STYLES.keys())
-def test_a_program_of_this_style_gets_its_ranks_and_survives_a_kill(style: Style, tmp_path: Path) -> None:
+def test_a_program_of_this_style_gets_its_ranks_and_survives_a_kill(
+    style: Style, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if request.node.callspec.id not in ALWAYS:
+        needs_set_up("launch")
     flags = [flag.format(folder=tmp_path) for flag in style.flags]
     with cluster(tmp_path, "--nnodes", str(len(style.nodes)), "--stop-timeout-s", "5", *flags) as job:
         start(job, style)
@@ -232,6 +240,7 @@ ALONE = {
 
 @pytest.mark.parametrize("style", ALONE.values(), ids=ALONE.keys())
 def test_the_same_command_does_for_one_node_alone(style: Style, tmp_path: Path) -> None:
+    needs_set_up("launch")
     own = ["--standalone", "--gpus", str(style.nodes["a"]), "--device", "cpu", "--node-id", "a", *style.flags]
     words = style.words(tmp_path / "saved", 2)
     done = subprocess.run(

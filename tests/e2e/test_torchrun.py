@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from hetagent.torchrun import create_handler
 from tests.e2e.cluster import wait_for
 from tests.e2e.torchruns import Torchruns
+from tests.needs import needs_set_up
 from tests.servers import Hetserver, free_port
 
 CONF = "last_call_s=60,stop_timeout_s=5"
@@ -99,6 +100,7 @@ def test_a_new_node_is_admitted_and_costs_no_restart(tmp_path: Path) -> None:
 
 
 def test_a_node_too_many_is_a_spare_that_disturbs_nobody(pair: Torchruns) -> None:
+    needs_set_up("launch")
     first = start_pair(pair)
     spare = pair.torchrun("c", 1)
     wait_for(
@@ -148,6 +150,7 @@ def test_an_agent_that_gives_up_leaves_the_rest(job: Torchruns) -> None:
 
 
 def test_too_few_are_left(pair: Torchruns) -> None:
+    needs_set_up("launch")
     pair.conf += ",join_timeout_s=3"
     start_pair(pair)
     kill_machine(pair, "b")
@@ -158,6 +161,7 @@ def test_too_few_are_left(pair: Torchruns) -> None:
 
 
 def test_a_cancelled_job_ends_everywhere(pair: Torchruns) -> None:
+    needs_set_up("launch")
     start_pair(pair)
     pair.post("cancel")
     assert {name: pair.agents[name].wait() for name in "ab"} == {"a": 1, "b": 1}
@@ -165,6 +169,7 @@ def test_a_cancelled_job_ends_everywhere(pair: Torchruns) -> None:
 
 
 def test_a_drained_node_goes_and_the_rest_go_on(job: Torchruns) -> None:
+    needs_set_up("launch")
     for name, slots in (("a", 2), ("b", 1), ("c", 1)):
         job.torchrun(name, slots)
     first = job.world(4)

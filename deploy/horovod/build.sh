@@ -9,7 +9,8 @@ set -eu
 
 version=0.28.1
 sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
-python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")  # absolute, since the build is elsewhere
+python=$(command -v "$1")
+python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")  # absolute, since the build is elsewhere
 mkdir -p "$2"
 folder=$(cd "$2" && pwd)
 

@@ -36,7 +36,9 @@ from hetrdzv.service import Service
 from hetrdzv.storage.memory import MemoryStore
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+WRITTEN = ROOT / "docs" / "test-all.md"
+"""What tests said, no words of ours."""
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted({*(ROOT / "docs").glob("*.md")} - {WRITTEN})]
 SOURCES = [*(ROOT / "rendezvous").rglob("*.py"), *(ROOT / "agent").rglob("*.py")]
 OTHERS = {"--nproc", "--eval-bleu-args", "--distributed-port"}
 """What torchrun takes for --nproc-per-node, and options of fairseq."""

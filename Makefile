@@ -7,6 +7,12 @@ STAMP := $(VENV)/.installed
 HOROVOD := $(VENV)/.horovod
 ECOSYSTEM := .venv-ecosystem
 
+# $(call debian,PROGRAMS,PACKAGES,TESTS): as root on Debian, install packages unless the programs are there
+debian = @missing=; for program in $(1); do command -v $$program >/dev/null || missing=$$program; done; \
+	test -z "$$missing" || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || { \
+	apt-get update -q && apt-get -o DPkg::Lock::Timeout=120 install -q -y --no-install-recommends $(2); } >&2 || \
+	echo '$(2) could not be installed: $(3) are skipped' >&2
+
 .DEFAULT_GOAL := help
 .PHONY: help venv demo tools test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-all fuzz compose-test lint bench clean distclean
 
@@ -27,24 +33,18 @@ demo: $(STAMP)  ## train on unlike nodes on this machine, and lose one on the wa
 	$(BIN)/python examples/digits/demo.py
 
 tools:  ## install what tests with several hosts need (as root, on Debian; the tests are skipped without it)
-	@command -v ip >/dev/null && command -v nft >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || { \
-	  apt-get update -q && apt-get -o DPkg::Lock::Timeout=120 install -q -y --no-install-recommends iproute2 nftables; } >&2 || \
-	  echo 'iproute2 and nftables could not be installed: tests with several hosts are skipped' >&2
+	$(call debian,ip nft,iproute2 nftables,tests with several hosts)
 
 test: $(STAMP) tools  ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-mpi: $(STAMP)  ## run jobs with Open MPI on uneven nodes, installed as root on Debian (six minutes)
-	@command -v mpirun >/dev/null && command -v orted >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || { \
-	  apt-get update -q && apt-get -o DPkg::Lock::Timeout=120 install -q -y --no-install-recommends openmpi-bin; } >&2 || \
-	  echo 'Open MPI could not be installed: its tests are skipped' >&2
+	$(call debian,mpirun orted,openmpi-bin,its tests)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[mpi]'
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/mpi
 
 test-slurm: $(STAMP)  ## run jobs on a Slurm of two uneven nodes on this machine, installed as root on Debian (four minutes)
-	@command -v slurmctld >/dev/null && command -v munged >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || { \
-	  apt-get update -q && apt-get -o DPkg::Lock::Timeout=120 install -q -y --no-install-recommends slurm-wlm munge; } >&2 || \
-	  echo 'Slurm could not be installed: its tests are skipped' >&2
+	$(call debian,slurmctld munged,slurm-wlm munge,its tests)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/slurm
 
 horovod: $(HOROVOD)  ## build Horovod with gloo (three minutes, once; kept in .cache/wheels) and install it into .venv
@@ -87,6 +87,7 @@ bench: $(STAMP)  ## measure rendezvous, recovery from faults, failover and reten
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.failover
 	$(BIN)/python -m benchmarks.retention
+	$(BIN)/python -m benchmarks.torchrun_plugin
 
 clean:  ## remove caches and build outputs
 	rm -rf build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache

@@ -3,11 +3,10 @@
 import contextlib
 import os
 import random
-import re
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -74,8 +73,6 @@ def _token(options: Options) -> str | None:
     """The token for the server, which nobody else needs: neither the workers nor a server of our own."""
     token = client_token(options.token_file)
     os.environ.pop("HET_TOKEN", None)
-    if token is not None and not re.fullmatch(r"[!-~]+", token):
-        raise UsageError("HET_TOKEN must hold one token, a single word of ASCII characters")
     return None if options.standalone else token
 
 
@@ -109,7 +106,11 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     chosen, slots = _slots(options)
     fixed = options.local_addr is not None
     place = patiently(
-        lambda: Place(lambda: _address(options, servers), fixed=fixed), options.connect_timeout_s, tell
+        lambda: Place(
+            lambda: network.offered_address(options.local_addr, options.interface, servers), fixed=fixed
+        ),
+        options.connect_timeout_s,
+        tell,
     )
     os.environ.update(devices.narrow(chosen, os.environ) if chosen is not None else {})
     launch = launch_of(options, command, slots, os.environ)
@@ -273,17 +274,6 @@ def _slots(options: Options) -> tuple[devices.Devices | None, int]:
     if options.device == "auto":
         return None, slots
     return devices.choose(str(slots), options.device, os.environ), slots
-
-
-def _address(options: Options, servers: Sequence[str]) -> tuple[str, str | None]:
-    """The address that this node offers, and its interface where there is one."""
-    if options.local_addr is not None:
-        address = options.local_addr
-    elif options.interface is not None:
-        return network.address_of(options.interface), options.interface
-    else:
-        address = network.local_address_towards_any(servers)
-    return address, network.interface_of(address)
 
 
 def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:

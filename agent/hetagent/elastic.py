@@ -1,7 +1,6 @@
 """The agent's run loop: torch's LocalElasticAgent, told what to do by the server instead of by its own poll."""
 
 import os
-import select
 import selectors
 import signal
 import socket
@@ -391,9 +390,8 @@ class HetElasticAgent(LocalElasticAgent):
         self._launch_workers(self._assignment)
 
     def _is_wanted(self) -> bool:
-        """Whether a signal came, or the server said something, that the loop has not taken yet."""
-        readable, _, _ = select.select([self._line], [], [], 0)
-        return bool(self._got_signals or readable)
+        """Whether something has happened that the loop has not looked at yet."""
+        return bool(self._selector.select(0))
 
     def _go_on_with(self, directive: DirectiveReply) -> None:
         """Another start of the newest round: it has what the launch could not do without."""

@@ -2,9 +2,7 @@
 
 import math
 import os
-import re
 import signal
-import socket
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from pathlib import Path
 
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes
 
-from hetagent import slurm
+from hetagent import ids, slurm
 from hetagent.network import parse_port_range
 from hetrdzv import __version__
 from hetrdzv.client import servers_from
@@ -340,10 +338,10 @@ def _servers(args: Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
 def _node_id(args: Namespace) -> str:
     if args.node_id is not None:
         return _id("--node-id", args.node_id)
-    name = socket.gethostname()
-    if not is_id(name):
-        raise UsageError(f"the name of this host, {name!r}, cannot be a node id: give --node-id")
-    return name
+    try:
+        return ids.host_name()
+    except ValueError as error:
+        raise UsageError(f"{error}: give --node-id") from None
 
 
 def _group(args: Namespace, environ: Mapping[str, str]) -> str:
@@ -355,16 +353,10 @@ def _group(args: Namespace, environ: Mapping[str, str]) -> str:
 
 
 def _id(flag: str, value: str) -> str:
-    if not is_id(value):
-        raise UsageError(
-            f"{flag} {value!r} must be 1 to 128 letters, digits, '.', '_' or '-' (not only dots)"
-        )
-    return value
-
-
-def is_id(value: str) -> bool:
-    """Whether it can be the id of a group or a node."""
-    return re.fullmatch(r"[A-Za-z0-9._-]{1,128}", value) is not None and value.strip(".") != ""
+    try:
+        return ids.checked(value)
+    except ValueError as error:
+        raise UsageError(f"{flag} {error}") from None
 
 
 def _spec(args: Namespace) -> dict[str, object]:

@@ -30,6 +30,24 @@ class NamesAway(NetworkError):
 # -- addresses -----------------------------------------------------------------------------------------------
 
 
+def offered_address(
+    local_addr: str | None, interface: str | None, servers: Sequence[str]
+) -> tuple[str, str | None]:
+    """The address that this node offers, and its interface where there is one.
+
+    Args:
+        local_addr, interface: what the person said; at most one of them.
+        servers: URLs, which decide where nothing was said.
+
+    Raises:
+        NetworkError: there is none.
+    """
+    if interface is not None:
+        return address_of(interface), interface
+    address = local_addr or local_address_towards_any(servers)
+    return address, interface_of(address)
+
+
 def local_address_towards_any(urls: Sequence[str]) -> str:
     """`local_address_towards` the first of several servers for which there is one: others may be down, and their
     names with them.

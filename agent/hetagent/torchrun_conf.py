@@ -5,7 +5,6 @@ Changes when there is another option; docs/torchrun.md has them all.
 
 import os
 import re
-import socket
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,9 +14,10 @@ from typing import Any
 from pydantic import ValidationError
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from hetagent.flags import SPEC_FLAGS, is_id
+from hetagent import ids
+from hetagent.flags import SPEC_FLAGS
 from hetagent.network import parse_port_range
-from hetrdzv.access import read_token
+from hetrdzv.access import client_token
 from hetrdzv.client import servers_from
 from hetrdzv.tls import ClientTls
 from hetrdzv.wire import JoinRequest, SpecFields
@@ -45,14 +45,8 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _node_id(text: str) -> str:
-    if not is_id(text):
-        raise ValueError(f"{text!r} must be 1 to 128 letters, digits, '.', '_' or '-' (not only dots)")
-    return text
-
-
 OPTIONS: Mapping[str, Callable[[str], Any]] = {
-    "node_id": _node_id,
+    "node_id": ids.checked,
     "slots": _whole,
     "local_addr": str,
     "interface": str,
@@ -93,11 +87,10 @@ def conf_of(params: RendezvousParameters) -> Conf:
         TlsError: a certificate or key cannot be used.
     """
     options = _options(params.config)
-    if not is_id(params.run_id):
-        raise ConfError(
-            f"--rdzv-id {params.run_id!r} must be 1 to 128 letters, digits, '.', '_' or '-' (not only dots): "
-            f"it is the group's id on the server"
-        )
+    try:
+        group = ids.checked(params.run_id)
+    except ValueError as error:
+        raise ConfError(f"--rdzv-id {error}: it is the group's id on the server") from None
     local_addr = options.get("local_addr", params.local_addr)
     if params.local_addr not in (None, local_addr):
         raise ConfError("--local-addr and --rdzv-conf local_addr say different things: give one of them")
@@ -108,7 +101,7 @@ def conf_of(params: RendezvousParameters) -> Conf:
     slots = options.get("slots", 1)
     return Conf(
         servers=_servers(params.endpoint),
-        group=params.run_id,
+        group=group,
         node_id=options.get("node_id") or _host_name(),
         slots=slots,
         local_addr=local_addr,
@@ -153,12 +146,10 @@ def _servers(endpoint: str) -> tuple[str, ...]:
 
 
 def _host_name() -> str:
-    name = socket.gethostname()
-    if not is_id(name):
-        raise ConfError(
-            f"the name of this host, {name!r}, cannot be a node id: give --rdzv-conf node_id=NAME"
-        )
-    return name
+    try:
+        return ids.host_name()
+    except ValueError as error:
+        raise ConfError(f"{error}: give --rdzv-conf node_id=NAME") from None
 
 
 def _spec(fields: Mapping[str, Any], slots: int, local_addr: str | None) -> SpecFields:
@@ -180,15 +171,14 @@ def take_token(token_file: Path | None) -> str | None:
     """The token for the server, of a file or else of HET_TOKEN, which the workers do not need.
 
     Raises:
-        AccessError: the file cannot be used.
-        ConfError: HET_TOKEN cannot be a token.
+        AccessError: the file, or HET_TOKEN, cannot be used.
     """
-    given = os.environ.pop("HET_TOKEN", "").strip()
-    if given:
+    try:
+        given = client_token(None)
+    finally:
+        os.environ.pop("HET_TOKEN", None)
+    if given is not None:
         _taken_token[:] = [given]
     if token_file is not None:
-        return read_token(token_file)
-    token = _taken_token[0] if _taken_token else None
-    if token is not None and not re.fullmatch(r"[!-~]+", token):
-        raise ConfError("HET_TOKEN must hold one token, a single word of ASCII characters")
-    return token
+        return client_token(token_file)
+    return _taken_token[0] if _taken_token else None

@@ -181,7 +181,12 @@ class TorchrunHandler(HetRendezvousHandler):
         try:
             fixed = conf.local_addr is not None
             self._place = patiently(
-                lambda: Place(lambda: _address(conf), fixed=fixed), conf.connect_timeout_s, tell
+                lambda: Place(
+                    lambda: network.offered_address(conf.local_addr, conf.interface, conf.servers),
+                    fixed=fixed,
+                ),
+                conf.connect_timeout_s,
+                tell,
             )
         except network.NetworkError as error:
             raise RendezvousConnectionError(str(error)) from None
@@ -397,14 +402,6 @@ class TorchrunHandler(HetRendezvousHandler):
 def _tell(node_id: str, text: str) -> None:
     """Show it to the person at the terminal."""
     say("\n".join(f"hetrdzv[{node_id}]: {line}" for line in text.splitlines()))
-
-
-def _address(conf: Conf) -> tuple[str, str | None]:
-    """The address that this node offers, and its interface where there is one."""
-    if conf.interface is not None:
-        return network.address_of(conf.interface), conf.interface
-    address = conf.local_addr or network.local_address_towards_any(conf.servers)
-    return address, network.interface_of(address)
 
 
 def _exit_error(directive: DirectiveReply) -> Exception:

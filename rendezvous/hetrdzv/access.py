@@ -32,6 +32,11 @@ def state_home() -> Path:
     return base / "hetrdzv"
 
 
+def is_token(word: str) -> bool:
+    """Whether an HTTP header can carry it: one word of visible ASCII characters."""
+    return re.fullmatch(r"[!-~]+", word) is not None
+
+
 def read_token(path: Path) -> str:
     """The token in a file.
 
@@ -43,7 +48,7 @@ def read_token(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise AccessError(f"token file {path} cannot be read: {reason}") from None
-    if not re.fullmatch(r"[!-~]+", token):
+    if not is_token(token):
         what = "holds more than that" if token else "is empty"
         raise AccessError(
             f"token file {path} must hold one token, a single word of ASCII characters, but {what}: "
@@ -53,10 +58,17 @@ def read_token(path: Path) -> str:
 
 
 def client_token(token_file: Path | None) -> str | None:
-    """The token that an agent or hetctl uses: of `--token-file`, else of `HET_TOKEN`, else none."""
+    """The token that an agent or hetctl uses: of `--token-file`, else of `HET_TOKEN`, else none.
+
+    Raises:
+        AccessError: what is there cannot be a token.
+    """
     if token_file is not None:
         return read_token(token_file)
-    return os.environ.get("HET_TOKEN", "").strip() or None
+    token = os.environ.get("HET_TOKEN", "").strip()
+    if token and not is_token(token):
+        raise AccessError("HET_TOKEN must hold one token, a single word of ASCII characters")
+    return token or None
 
 
 def token_again(token_file: Path | None) -> str | None:

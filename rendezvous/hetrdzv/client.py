@@ -22,6 +22,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from hetrdzv.access import is_token
 from hetrdzv.errors import (
     HetError,
     LeaderLost,
@@ -511,7 +512,7 @@ class MaybeDone(Unreachable):
 
 
 def _bearer(token: str) -> str:
-    if not re.fullmatch(r"[!-~]+", token):
+    if not is_token(token):
         raise ValueError("the token is empty or has characters that an HTTP header cannot carry")
     return f"Bearer {token}"
 

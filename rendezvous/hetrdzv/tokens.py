@@ -209,7 +209,7 @@ def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _token(word: str) -> str:
-    if not re.fullmatch(r"[!-~]+", word):
+    if not access.is_token(word):
         raise ValueError("its token has other characters than ASCII's letters, digits and signs")
     if word in [str(role) for role in Role] or word.startswith("group="):
         raise ValueError("it does not begin with a token: TOKEN ROLE [group=PATTERN]")

@@ -88,11 +88,11 @@ def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
 
 
 def test_the_address() -> None:
-    assert cli._address(options("--local-addr", "10.9.8.7"), ["http://127.0.0.1:1"]) == ("10.9.8.7", None)
-    assert cli._address(options("--interface", "lo"), ["http://10.0.0.1:1"]) == ("127.0.0.1", "lo")
-    assert cli._address(options(), ["http://127.0.0.1:1"]) == ("127.0.0.1", "lo")
+    assert network.offered_address("10.9.8.7", None, ["http://127.0.0.1:1"]) == ("10.9.8.7", None)
+    assert network.offered_address(None, "lo", ["http://10.0.0.1:1"]) == ("127.0.0.1", "lo")
+    assert network.offered_address(None, None, ["http://127.0.0.1:1"]) == ("127.0.0.1", "lo")
     with pytest.raises(network.NetworkError, match="'nope' does not exist"):
-        cli._address(options("--interface", "nope"), ["http://127.0.0.1:1"])
+        network.offered_address(None, "nope", ["http://127.0.0.1:1"])
 
 
 # -- streams -------------------------------------------------------------------------------------------------

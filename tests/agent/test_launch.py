@@ -330,10 +330,16 @@ def test_the_launch_is_the_one_asked_for(flags: tuple[str, ...], kind: type[Laun
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--init-file", "/tmp"), "--launch gpu does not: use node"),
-        (("--launch", "node", "--isolate-gpus"), "--isolate-gpus is for one process per GPU"),
+        (("--init-file", "/tmp"), "--init-file goes with --launch node, not with gpu"),
+        (
+            ("--launch", "node", "--isolate-gpus"),
+            "--isolate-gpus goes with --launch gpu or horovod, not with node",
+        ),
         (("--virtual-local-rank", "--isolate-gpus"), "both narrow the GPUs"),
-        (("--launch", "node", "--virtual-local-rank"), "is for --launch gpu, not for node"),
+        (
+            ("--launch", "node", "--virtual-local-rank"),
+            "--virtual-local-rank goes with --launch gpu, not with node",
+        ),
     ],
 )
 def test_flags_that_contradict_the_launch_are_refused(flags: tuple[str, ...], said: str) -> None:

@@ -213,7 +213,7 @@ def test_a_token_file_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_a_bad_token_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HET_TOKEN", "sec ret")
-    with pytest.raises(ConfError, match="must hold one token") as refusal:
+    with pytest.raises(AccessError, match="must hold one token") as refusal:
         create_handler(params())
     assert "sec" not in str(refusal.value)
 

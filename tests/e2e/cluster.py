@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -149,7 +149,15 @@ class Cluster:
             *flags,
             *words,
         ]
-        environment = os.environ | {"HET_TEST_RUN": RUN}
+        return self.run(name, command)
+
+    def run(self, name: str, command: Sequence[str], env: Mapping[str, str] = {}) -> Agent:
+        """Start a node's program, whatever it is.
+
+        Args:
+            env: more of its environment.
+        """
+        environment = os.environ | {"HET_TEST_RUN": RUN} | env
         with (self.folder / f"{name}.err").open("ab") as err:
             process = subprocess.Popen(
                 command, stdout=err, stderr=err, stdin=subprocess.DEVNULL, env=environment
@@ -213,6 +221,22 @@ class Cluster:
         parts = [json.dumps(self.group(), indent=1)]
         parts += [f"--- {agent.name}\n{agent.stderr}" for agent in self._all]
         return "\n".join(parts)
+
+
+def standalone(*words: str) -> str:
+    """What `hetagent --standalone` and its workers say, as node a, of a job that must succeed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hetagent.cli", "--standalone", "--device", "cpu", "--node-id", "a", *words],
+        env=os.environ | {"HET_TEST_RUN": RUN},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 def marked() -> dict[int, str]:

@@ -4,11 +4,8 @@ None of these programs knows of us. They say on their output which rank they are
 the ranks + 1 over all ranks: for W ranks from 0 on that is W(W+1)/2, and no other set of W ranks has it.
 """
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.cluster import RUN, Agent, Cluster, cluster, leftovers, wait_for
+from tests.e2e.cluster import Agent, Cluster, cluster, leftovers, standalone, wait_for
 from tests.needs import needs_set_up, show
 from tests.servers import ROOT
 
@@ -241,19 +238,8 @@ ALONE = {
 @pytest.mark.parametrize("style", ALONE.values(), ids=ALONE.keys())
 def test_the_same_command_does_for_one_node_alone(style: Style, tmp_path: Path) -> None:
     needs_set_up("launch")
-    own = ["--standalone", "--gpus", str(style.nodes["a"]), "--device", "cpu", "--node-id", "a", *style.flags]
-    words = style.words(tmp_path / "saved", 2)
-    done = subprocess.run(
-        [sys.executable, "-m", "hetagent.cli", *own, str(style.script), *words],
-        env=os.environ | {"HET_TEST_RUN": RUN},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert {(rank, index) for rank, _, index, _ in seen(done.stdout)} == style.ranks["a"], done.stdout
-    assert sums(done.stdout) == {rank: [style.right_sum] * 2 for rank, _ in style.ranks["a"]}
+    words = [*style.flags, str(style.script), *style.words(tmp_path / "saved", 2)]
+    output = standalone("--gpus", str(style.nodes["a"]), *words)
+    assert {(rank, index) for rank, _, index, _ in seen(output)} == style.ranks["a"], output
+    assert sums(output) == {rank: [style.right_sum] * 2 for rank, _ in style.ranks["a"]}
     assert leftovers("a") == []

@@ -1,14 +1,12 @@
 """Jobs of plain torchrun with the hetrdzv plug-in: a real hetserver, real torchruns, the workload of the others."""
 
 import contextlib
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 
-from tests.e2e.cluster import RUN, WORKLOAD, Agent, Cluster, marked
+from tests.e2e.cluster import WORKLOAD, Agent, Cluster, marked
 from tests.worklog import complaints
 
 
@@ -59,12 +57,4 @@ class Torchruns(Cluster):
         words = [word for pair in rendezvous.items() for word in pair]
         command = [sys.executable, "-m", "torch.distributed.run", *words, *self.flags, *flags]
         command += [str(script), "--into", str(self.log.folder)]
-        environment = os.environ | {"HET_TEST_RUN": RUN, "OMP_NUM_THREADS": "1"} | (env or {})
-        with (self.folder / f"{name}.err").open("ab") as err:
-            process = subprocess.Popen(
-                command, stdout=err, stderr=err, stdin=subprocess.DEVNULL, env=environment
-            )
-        agent = Agent(name, process, self.folder)
-        self.agents[name] = agent
-        self._all.append(agent)
-        return agent
+        return self.run(name, command, {"OMP_NUM_THREADS": "1"} | (env or {}))

@@ -1,8 +1,6 @@
 """`--launch horovod` with Horovod itself: real server, real agents, and a program that calls `hvd.init()`."""
 
-import os
 import re
-import subprocess
 import sys
 import time
 from dataclasses import asdict
@@ -15,7 +13,7 @@ import pytest
 from hetagent import network
 from hetagent.launch.horovod import STORE, Horovod, ranks
 from tests.agent.test_horovod import COMMAND, assignment, members
-from tests.e2e.cluster import RUN, Cluster, cluster, leftovers, wait_for
+from tests.e2e.cluster import RUN, Cluster, cluster, leftovers, standalone, wait_for
 from tests.needs import needs_set_up, show
 from tests.servers import ROOT, free_port
 
@@ -115,19 +113,8 @@ def test_a_program_may_begin_anew_within_a_round(tmp_path: Path) -> None:
         "    print(f'turn {turn} rank {hvd.rank()} sum {total}\\n', end='', flush=True)\n"
         "    hvd.shutdown()\n"
     )
-    own = ["--standalone", "--gpus", "2", "--device", "cpu", "--node-id", "a", "--launch", "horovod"]
-    done = subprocess.run(
-        [sys.executable, "-m", "hetagent.cli", *own, str(script)],
-        env=os.environ | {"HET_TEST_RUN": RUN},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    said = [line for line in done.stdout.splitlines() if line.startswith("turn ")]
+    output = standalone("--gpus", "2", "--launch", "horovod", str(script))
+    said = [line for line in output.splitlines() if line.startswith("turn ")]
     assert sorted(said) == [f"turn {turn} rank {rank} sum 3" for turn in range(3) for rank in range(2)]
     assert stores() == []
 

@@ -5,8 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -16,7 +14,7 @@ import psutil
 import pytest
 
 from hetagent.launch import scratch
-from tests.e2e.cluster import RUN, Cluster, cluster, leftovers, wait_for
+from tests.e2e.cluster import Cluster, cluster, leftovers, standalone, wait_for
 from tests.needs import needs_set_up, show
 from tests.netns import hosts
 from tests.netns.cluster import HostCluster
@@ -220,19 +218,8 @@ def test_a_node_that_was_started_otherwise_is_given_nothing(tmp_path: Path) -> N
 
 
 def test_one_node_alone(tmp_path: Path) -> None:
-    own = ["--standalone", "--gpus", "2", "--device", "cpu", "--node-id", "a", "--launch", "mpi"]
-    done = subprocess.run(
-        [sys.executable, "-m", "hetagent.cli", *own, str(TRAIN), "--epochs", "2"],
-        env=os.environ | {"HET_TEST_RUN": RUN},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert sorted(one[0] for one in EPOCH.findall(done.stdout) if one[1:3] == ("2", "3")) == ["0", "1"]
+    output = standalone("--gpus", "2", "--launch", "mpi", str(TRAIN), "--epochs", "2")
+    assert sorted(one[0] for one in EPOCH.findall(output) if one[1:3] == ("2", "3")) == ["0", "1"]
 
 
 def test_ranks_know_the_master_and_nobody_knows_the_token(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Self, TypeVar
 
 import psutil
 
+from tests.e2e.cluster import wait_for
 from tests.servers import free_port
 
 T = TypeVar("T")
@@ -116,12 +117,10 @@ class Job:
         Raises:
             TimeoutError: it was not within `timeout_s` seconds; has the job's output.
         """
-        until = time.monotonic() + timeout_s
-        while time.monotonic() < until:
-            if result := found():
-                return result
-            time.sleep(0.1)
-        raise TimeoutError(f"{what}: not within {timeout_s:g} s; {self.facts()}\n{self.said}")
+        try:
+            return wait_for(found, what, timeout_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; {self.facts()}\n{self.said}") from None
 
 
 class Slurm:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.test_launch_docs import SLURM, rows
 from tests.needs import needs_set_up, show
 from tests.servers import Hetserver
 from tests.slurm.cluster import PACKAGES, Job, Slurm, missing
@@ -205,6 +206,24 @@ def test_a_heterogeneous_job_is_one_group(
     show(f"heterogeneous.sbatch: ranks {ranks(seen)}, sums {[line['sum'] for line in seen.lines]}")
     log.finish()
     job.until("COMPLETED")
+
+
+def test_the_command_of_the_docs_runs_in_a_job_step(
+    slurm: Slurm, server: Hetserver, token_file: Path, tmp_path: Path
+) -> None:
+    """docs/launch.md, last row, as it stands there; the token comes by the environment."""
+    (command,) = [command for what, _, command in rows() if what == SLURM]
+    script = "examples/digits/train.py"
+    step = command.replace("http://host:29400", f"{server.url} --device cpu").replace(
+        script, str(ROOT / script)
+    )
+    job = slurm.submit(
+        tmp_path / "job", "--nodes=2", "--gpus=3", f"--wrap={step}", HET_TOKEN=token_file.read_text().strip()
+    )
+    job.until("COMPLETED")
+    group = group_of(server, job)
+    assert (group["state"], group["world_size"]) == ("succeeded", 3), job.said
+    show(f"$ {command}")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,13 @@ from hetagent.launch.mpi import Mpi
 from hetagent.launch.per_gpu import PerGpu, entries
 from hetagent.launch.per_node import PerNode
 
+GO_WITH = {
+    "--init-file": ("node",),
+    "--isolate-gpus": ("gpu", "horovod"),
+    "--virtual-local-rank": ("gpu",),
+}
+"""Flags that mean something in some launches only."""
+
 
 def launch_of(
     options: Options, command: WorkerCommand | None, slots: int, environ: Mapping[str, str]
@@ -28,14 +35,14 @@ def launch_of(
         CommandError: the command, or what is installed here, cannot be started this way.
         UsageError: flags that contradict the launch.
     """
-    if options.init_file is not None and options.launch != "node":
-        raise UsageError(
-            f"--init-file fills in {{init_method}}, but --launch {options.launch} does not: use node"
-        )
-    if options.isolate_gpus and options.launch not in ("gpu", "horovod"):
-        raise UsageError(f"--isolate-gpus is for one process per GPU, which --launch {options.launch} is not")
-    if options.torchrun.virtual_local_rank and options.launch != "gpu":
-        raise UsageError(f"--virtual-local-rank is for --launch gpu, not for {options.launch}: leave it out")
+    given = {
+        "--init-file": options.init_file is not None,
+        "--isolate-gpus": options.isolate_gpus,
+        "--virtual-local-rank": bool(options.torchrun.virtual_local_rank),
+    }
+    for flag, launches in GO_WITH.items():
+        if given[flag] and options.launch not in launches:
+            raise UsageError(f"{flag} goes with --launch {' or '.join(launches)}, not with {options.launch}")
     if options.isolate_gpus and options.torchrun.virtual_local_rank:
         raise UsageError("--isolate-gpus and --virtual-local-rank both narrow the GPUs: give one of them")
     if options.torchrun.virtual_local_rank and environ.get(VISIBLE) == "":

@@ -24,9 +24,10 @@ async def reachable(address: str, port: int, timeout_s: float = 3.0) -> str | No
         timeout_s: seconds for all of it, names included.
 
     Returns:
-        None when it works, else why not: `connection refused`, `timed out after 3 s`, `cannot resolve 'x'`.
+        None when it works, else why not: `connection refused`, `timed out after 3 s`, `cannot resolve 'x'`. What
+        may pass is tried again: a host that is back is "no route to host" until its neighbours ask anew.
     """
-    refused = False
+    reason = f"timed out after {timeout_s:g} s"
     tries: set[asyncio.Task[None]] = set()
     try:
         async with asyncio.timeout(timeout_s):
@@ -37,17 +38,15 @@ async def reachable(address: str, port: int, timeout_s: float = 3.0) -> str | No
                     error = one.exception()
                     if error is None:
                         return None
-                    if not isinstance(error, ConnectionRefusedError):
+                    if not isinstance(error, OSError) or isinstance(error, socket.gaierror):
                         raise error
-                    refused = True
+                    reason = _reason(error)
                 if done:
                     await asyncio.sleep(RETRY_S)
     except TimeoutError:
-        return "connection refused" if refused else f"timed out after {timeout_s:g} s"
+        return reason
     except (socket.gaierror, UnicodeError):
         return f"cannot resolve '{address}'"
-    except OSError as error:
-        return _reason(error)
     finally:
         for one in tries:
             one.cancel()

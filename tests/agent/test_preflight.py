@@ -106,9 +106,27 @@ async def test_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await reachable("a" * 70 + ".example", 1) == f"cannot resolve '{'a' * 70}.example'"
 
 
-async def test_another_reason_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_reason_is_said_in_words_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = 0
+
     async def connect(*_: object) -> None:
+        nonlocal begun
+        begun += 1
         raise OSError(113, "No route to host")
 
     monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", connect)
-    assert await reachable("127.0.0.1", 1) == "no route to host"
+    assert await reachable("127.0.0.1", 1, timeout_s=0.25) == "no route to host"
+    assert begun > 1
+
+
+async def test_a_host_that_is_back_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = 0
+
+    async def connect(*_: object) -> None:
+        nonlocal begun
+        begun += 1
+        if begun == 1:
+            raise OSError(113, "No route to host")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", connect)
+    assert await reachable("127.0.0.1", 1) is None

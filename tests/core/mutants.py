@@ -50,6 +50,8 @@ _BROKEN = (
     ("replacements go last", "placement", "if node_id in vacated and node_id not in chosen and newcomers:", "if False:"),
     ("a closed store counts as unreachable", "group", "if current.end is not None and current.end.kind is not EndKind.MASTER_UNREACHABLE:", "if False:"),
     ("an unreachable master serves again", "settle", "group.seats, last, group.unreachable)", "group.seats, last)"),
+    ("a node that is back reaches nobody", "group", "        _try_again(work, node.node_id)\n", ""),
+    ("a joiner needs the master that there is", "outlook", "if len(taken) > len(members) else []", "if node not in out_of_reach(group, active)"),
     ("round numbers begin anew", "work", "last_round=group.last_round,", "last_round=0,"),
     ("restarts outlive the job", "work", "job=group.job + 1,", "job=group.job + 1, restarts=group.restarts,"),
     ("a new job does not wait for the old nodes", "work", "    if old:\n", "    if False:\n"),

@@ -275,6 +275,57 @@ def test_one_node_that_reaches_nobody_is_left_out_where_the_bounds_allow() -> No
     assert set(story.order) == {"a", "b", "c"}
 
 
+def test_a_joiner_that_cannot_reach_the_master_is_taken_in_under_another_one() -> None:
+    story = Story(min_nodes=2, max_nodes=4, last_call_s=1.0, stop_timeout_s=2.0)
+    story.joins("a", "b", "c")
+    story.wait(1.0)
+    story.unreachable("c")
+    story.joins("a", "b")
+    story.wait(10.0)
+    assert story.order == ["a", "b"]  # c did not stop in time
+    story.started("a", "b")
+    story.join("c")
+    assert "it restarts to take c in" in story.told("c").why
+    story.wait(1.0)
+    assert story.said("round_ended")[-1] == "round 2 ended: c joined"
+    story.joins("a", "b", "c")
+    assert story.order == ["b", "a", "c"]
+
+
+def test_a_joiner_whom_no_master_serves_keeps_no_other_out() -> None:
+    story = Story(min_nodes=2, max_nodes=4, last_call_s=1.0)
+    story.joins("a", "b", "c")
+    story.wait(1.0)
+    for speakers in ("c", "c", "ab"):
+        for name in speakers:
+            story.unreachable(name)
+        story.joins("a", "b", "c")
+    assert story.order == ["a", "b"]
+    story.started("a", "b")
+    story.join("d")
+    story.wait(1.0)
+    story.joins("a", "b")
+    assert story.order == ["d", "a", "b", "c"]
+    story.unreachable("c")
+    story.joins("a", "b", "c", "d")
+    assert story.order == ["a", "b", "d"]
+    story.started("a", "b", "d")
+    story.wait(30.0)
+    assert (story.group.state, story.ended) == ("running", None)
+
+
+def test_a_node_that_was_lost_and_is_back_may_reach_whom_it_could_not() -> None:
+    story = Story(min_nodes=2, max_nodes=3, last_call_s=1.0)
+    story.joins("a", "b", "c")
+    story.unreachable("c")
+    story.joins("a", "b", "c")
+    assert story.order == ["b", "a", "c"]
+    story.lose("c")
+    story.joins("a", "b")
+    story.join("c")
+    assert story.group.unreachable == frozenset()
+
+
 def test_several_may_report_the_same_master() -> None:
     story = Story(min_nodes=3, last_call_s=0)
     story.joins("a", "b", "c")

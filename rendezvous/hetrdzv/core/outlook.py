@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from math import inf
 
 from hetrdzv.core.model import End, Group, Member, Node, NodePhase, OnJoin, Round
-from hetrdzv.core.placement import is_loopback
+from hetrdzv.core.placement import is_loopback, place
 
 SUSPECT_GRACE_S = 1.0
 """How long a node whose poll was cut may take to be heard again (seconds)."""
@@ -173,8 +173,18 @@ def joiners_of(group: Group, active: Round) -> list[Node]:
     joiners = candidates(group)
     if not joiners or any(phase_of(group, member) is NodePhase.SUCCEEDED for member in active.members):
         return []
-    local, cut_off = is_loopback(active.master.address), out_of_reach(group, active)
-    return [node for node in joiners if is_loopback(node.address) is local and node not in cut_off]
+    local = is_loopback(active.master.address)
+    joiners = [node for node in joiners if is_loopback(node.address) is local]
+    return _as_placed(group, active, joiners) if out_of_reach(group, active) else joiners
+
+
+def _as_placed(group: Group, active: Round, joiners: list[Node]) -> list[Node]:
+    """Of joiners of whom some cannot reach the master, those that a larger round takes in, if need be under another."""
+    members = [member.node_id for member in active.members]
+    ready = [*(group.nodes[node_id] for node_id in members), *joiners]
+    placement = place(group.spec, ready, group.seats, members, group.unreachable)
+    taken = {member.node_id for member in placement.members}
+    return [node for node in joiners if node.node_id in taken] if len(taken) > len(members) else []
 
 
 def admits_at(group: Group, active: Round, joiners: list[Node]) -> float:

@@ -84,6 +84,9 @@ class Cluster:
         folder: where state and logs go.
         flags: given to every agent.
         server: where it is not one of its own on loopback.
+
+    Attributes:
+        mark: the number of an event; `told` leaves out what was before it.
     """
 
     def __init__(self, folder: Path, *flags: str, server: Hetserver | None = None) -> None:
@@ -94,6 +97,7 @@ class Cluster:
         self.agents: dict[str, Agent] = {}
         self._all: list[Agent] = []
         self._http = httpx.Client(trust_env=False)
+        self.mark = 0
 
     def __enter__(self) -> Self:
         self.server.__enter__()
@@ -167,6 +171,12 @@ class Cluster:
         self._all.append(agent)
         return agent
 
+    def start(self, slots: Mapping[str, int], do: str = "") -> int:
+        """Start agents by name; the number of the first round once all its workers have all-reduced."""
+        for name, gpus in slots.items():
+            self.agent(name, gpus, do=do)
+        return self.world(sum(slots.values()))
+
     def launcher(self, name: str) -> list[str]:
         """What the command line of a node's agent begins with; what it starts keeps its pid."""
         return []
@@ -192,21 +202,32 @@ class Cluster:
         events: list[dict[str, Any]] = body["events"]
         return events
 
+    def told(self, kind: str) -> list[str]:
+        """The texts of the group's events of one kind, after event number `mark`."""
+        return [event["text"] for event in self.events(self.mark) if event["kind"] == kind]
+
+    def pids(self, *names: str) -> set[int]:
+        """The workers of some agents, of all where none is named."""
+        agents = [self.agents[name] for name in names or self.agents]
+        return {worker.pid for agent in agents for worker in agent.workers()}
+
     def lines(self, **where: object) -> list[dict[str, Any]]:
         """What workers logged, restricted to lines with these values."""
         return [line for line in self.log.lines() if all(line[key] == value for key, value in where.items())]
 
     def world(self, size: int, *, round_above: int = 0) -> int:
         """Wait for a round newer than `round_above` in which all `size` ranks have all-reduced; its number."""
-        try:
-            found = wait_for(
-                lambda: self.log.world(size, round_above=round_above),
-                f"a world of {size} after round {round_above}",
-            )
-        except TimeoutError as error:
-            raise TimeoutError(f"{error}\n{self.report()}") from None
+        found = self.wait_for(
+            lambda: self.log.world(size, round_above=round_above),
+            f"a world of {size} after round {round_above}",
+        )
         assert not (wrong := self.complaints()), wrong
         return found.round
+
+    def progress(self, number: int) -> None:
+        """Wait until the workers of a round have gone on."""
+        steps = max(line["step"] for line in self.lines(round=number))
+        self.wait_for(lambda: max(line["step"] for line in self.lines(round=number)) > steps, "progress")
 
     def complaints(self) -> list[str]:
         """What is wrong with what workers logged."""
@@ -215,6 +236,20 @@ class Cluster:
     def finish(self) -> None:
         """Tell the workload to end well."""
         self.log.finish()
+
+    def end_well(self, *names: str) -> None:
+        """Let the workload end; every named agent must exit with 0, and the group succeed."""
+        self.finish()
+        statuses = {name: self.agents[name].wait() for name in names}
+        assert statuses == dict.fromkeys(names, 0), self.report()
+        self.wait_for(lambda: self.group()["state"] == "succeeded", "success of the group", 5)
+
+    def wait_for(self, found: Callable[[], T | None], what: str, timeout_s: float = WAIT_S) -> T:
+        """The same as the function, but an error says what goes on in the group."""
+        try:
+            return wait_for(found, what, timeout_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.report()}") from None
 
     def report(self) -> str:
         """Everything that explains a failed test."""

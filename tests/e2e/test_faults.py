@@ -13,6 +13,9 @@ from tests.e2e.disks import fill, small_disk
 SKEWED = Path(__file__).parent / "skewed"
 LEASE_S = 2
 
+THREE = {"a": 2, "b": 1, "c": 1}
+PAIR = {"a": 2, "b": 1}
+
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Cluster]:
@@ -21,29 +24,11 @@ def job(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-def start_three(job: Cluster, *slots: int, do: str = "") -> int:
-    """Start nodes a, b and c; the number of the first round once all its workers have all-reduced."""
-    slots = slots or (2, 1, 1)
-    for name, gpus in zip("abc", slots, strict=True):
-        job.agent(name, gpus, do=do)
-    return job.world(sum(slots))
-
-
-def end_well(job: Cluster, *names: str) -> None:
-    """Let the workload end; every named agent must exit with 0."""
-    job.finish()
-    statuses = {name: job.agents[name].wait() for name in names}
-    assert statuses == dict.fromkeys(names, 0), job.report()
-
-
-def pids(job: Cluster) -> set[int]:
-    """All workers of all agents."""
-    return {worker.pid for agent in job.agents.values() for worker in agent.workers()}
-
-
-def told(job: Cluster, kind: str) -> list[str]:
-    """The texts of the group's events of one kind."""
-    return [event["text"] for event in job.events() if event["kind"] == kind]
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Cluster]:
+    """Two nodes, neither more nor less."""
+    with cluster(tmp_path, "--nnodes", "2", "--stop-timeout-s", "5") as made:
+        yield made
 
 
 def stands_still(pid: int) -> bool:
@@ -72,36 +57,23 @@ def no_overlap(job: Cluster, node: str) -> None:
 
 def test_a_stopped_agent_is_lost_and_ends_its_old_workers_before_it_comes_back(job: Cluster) -> None:
     job.flags = (*job.flags, "--lease-s", str(LEASE_S))
-    first = start_three(job)
+    first = job.start(THREE)
     old = {worker.pid for worker in job.agents["c"].workers()}
     job.agents["c"].send(signal.SIGSTOP)
     second = job.world(3, round_above=first)
-    assert f"c is lost: not heard for {LEASE_S} s" in told(job, "node_lost")
+    assert f"c is lost: not heard for {LEASE_S} s" in job.told("node_lost")
     job.agents["c"].send(signal.SIGCONT)
     third = job.world(4, round_above=second)
-    assert not old & pids(job)
+    assert not old & job.pids()
     no_overlap(job, "c")
     assert {line["restart"] for line in job.lines(round=third)} == {0}
     assert {line["node"] for line in job.lines(round=third)} == set("abc")
-    end_well(job, "a", "b", "c")
-
-
-def test_a_short_stop_of_an_agent_is_no_loss(job: Cluster) -> None:
-    first = start_three(job)
-    before = pids(job)
-    job.agents["b"].send(signal.SIGSTOP)
-    time.sleep(0.8)  # less than the lease
-    job.agents["b"].send(signal.SIGCONT)
-    steps = max(line["step"] for line in job.lines(round=first))
-    wait_for(lambda: max(line["step"] for line in job.lines(round=first)) > steps, "progress")
-    assert pids(job) == before
-    end_well(job, "a", "b", "c")
-    assert job.group()["round"] == first
+    job.end_well("a", "b", "c")
 
 
 def test_an_agent_that_is_started_anew_at_once_takes_its_place_again(job: Cluster) -> None:
     job.flags = (*job.flags, "--replace-wait-s", "20")
-    first = start_three(job)
+    first = job.start(THREE)
     job.agents["b"].send(signal.SIGKILL)
     job.agent("b", 1)
     second = job.world(4, round_above=first)
@@ -109,58 +81,65 @@ def test_an_agent_that_is_started_anew_at_once_takes_its_place_again(job: Cluste
     assert [(m["node_id"], m["rank_offset"]) for m in members] == [("a", 0), ("b", 2), ("c", 3)]
     assert {line["restart"] for line in job.lines(round=second)} == {0}
     no_overlap(job, "b")
-    end_well(job, "a", "b", "c")
+    job.end_well("a", "b", "c")
 
 
-def test_a_second_agent_with_a_node_id_in_use_is_refused_and_harms_nobody(job: Cluster) -> None:
-    first = start_three(job)
-    before, rightful = pids(job), job.agents["b"]
-    intruder = job.agent("b", 1)
+def test_a_short_stop_is_no_loss_and_a_second_agent_with_a_node_id_in_use_is_refused(pair: Cluster) -> None:
+    """Neither harms anybody: the same workers go on, in the same round."""
+    first = pair.start(PAIR)
+    before, rightful = pair.pids(), pair.agents["b"]
+    rightful.send(signal.SIGSTOP)
+    time.sleep(0.8)  # less than the lease
+    rightful.send(signal.SIGCONT)
+    pair.progress(first)
+    assert pair.pids() == before
+
+    intruder = pair.agent("b", 1)
     assert intruder.wait() == 1
     assert "node id 'b' of group 'job' belongs to an agent at 127.0.0.1 that is alive" in intruder.stderr
     assert "--node-id" in intruder.stderr
-    job.agents["b"] = rightful
-    assert pids(job) == before
-    end_well(job, "a", "b", "c")
-    assert job.group()["round"] == first
+    pair.agents["b"] = rightful
+    assert pair.pids() == before
+    pair.end_well("a", "b")
+    assert pair.group()["round"] == first
 
 
 # -- the server is away --------------------------------------------------------------------------------------
 
 
 def test_without_any_server_for_too_long_workers_are_stopped_and_start_again_when_it_is_back(
-    job: Cluster,
+    pair: Cluster,
 ) -> None:
-    job.flags = (*job.flags, "--max-disconnect-s", "1")
-    first = start_three(job)
-    job.server.kill()
-    wait_for(lambda: not [pid for name in "abc" for pid in leftovers(name)], "the end of all workers")
-    for name in "abc":
-        assert job.agents[name].process.poll() is None
-        assert "no server has answered for 1 s (max_disconnect_s)" in job.agents[name].stderr
-    job.server.start()
-    second = job.world(4, round_above=first)
-    assert {line["restart"] for line in job.lines(round=second)} == {0}
-    end_well(job, "a", "b", "c")
+    pair.flags = (*pair.flags, "--max-disconnect-s", "1")
+    first = pair.start(PAIR)
+    pair.server.kill()
+    wait_for(lambda: not [pid for name in "ab" for pid in leftovers(name)], "the end of all workers")
+    for name in "ab":
+        assert pair.agents[name].process.poll() is None
+        assert "no server has answered for 1 s (max_disconnect_s)" in pair.agents[name].stderr
+    pair.server.start()
+    second = pair.world(3, round_above=first)
+    assert {line["restart"] for line in pair.lines(round=second)} == {0}
+    pair.end_well("a", "b")
 
 
-def test_a_failure_while_the_server_is_away_is_judged_when_it_is_back(job: Cluster) -> None:
-    first = start_three(job)
-    job.server.kill()
-    job.agents["b"].workers()[0].kill()
-    wait_for(lambda: "rank 2 (local rank 0) was killed by SIGKILL" in job.agents["b"].stderr, "b's notice")
-    job.server.start()
-    second = job.world(4, round_above=first)
-    assert {line["restart"] for line in job.lines(round=second)} == {1}
-    assert "rank 2 (local rank 0) on b was killed by SIGKILL" in told(job, "restart_spent")[0]
-    end_well(job, "a", "b", "c")
+def test_a_failure_while_the_server_is_away_is_judged_when_it_is_back(pair: Cluster) -> None:
+    first = pair.start(PAIR)
+    pair.server.kill()
+    pair.agents["b"].workers()[0].kill()
+    wait_for(lambda: "rank 2 (local rank 0) was killed by SIGKILL" in pair.agents["b"].stderr, "b's notice")
+    pair.server.start()
+    second = pair.world(3, round_above=first)
+    assert {line["restart"] for line in pair.lines(round=second)} == {1}
+    assert "rank 2 (local rank 0) on b was killed by SIGKILL" in pair.told("restart_spent")[0]
+    pair.end_well("a", "b")
 
 
 # -- workers and their SIGTERM -------------------------------------------------------------------------------
 
 
 def test_a_preempted_node_has_its_grace_and_the_others_are_told_why(job: Cluster) -> None:
-    first = start_three(job, do="checkpoint@2")
+    first = job.start(THREE, do="checkpoint@2")
     job.agents["b"].send(signal.SIGTERM)
     assert job.agents["b"].wait() == 128 + signal.SIGTERM
     saved_at = float((job.log.folder / "saved").read_text())
@@ -171,13 +150,13 @@ def test_a_preempted_node_has_its_grace_and_the_others_are_told_why(job: Cluster
         assert f"round {first} is over: b is leaving: SIGTERM" in job.agents[name].stderr
     kinds = [event["kind"] for event in job.events()]
     assert kinds.index("node_leaving") < kinds.index("round_ended") < kinds.index("node_left")
-    end_well(job, "a", "c")
+    job.end_well("a", "c")
 
 
 def test_workers_that_sit_in_a_collective_are_killed_after_the_grace_and_hold_nobody_up_before(
     job: Cluster,
 ) -> None:
-    first = start_three(job, 1, 1, 2, do="deadlock")
+    first = job.start({"a": 1, "b": 1, "c": 2}, do="deadlock")
     stuck = {worker.pid for worker in job.agents["c"].workers()}
     for pid in stuck:
         wait_for((job.log.folder / f"deadlocked.{pid}").exists, "the deadlock of c")
@@ -190,47 +169,47 @@ def test_workers_that_sit_in_a_collective_are_killed_after_the_grace_and_hold_no
     job.world(4, round_above=first)
     assert f"round {first}: workers still run 5 s after SIGTERM; they are killed" in job.agents["c"].stderr
     assert not (job.log.folder / "saved").exists(), "the handler ran, so this tests nothing"
-    end_well(job, "a", "b", "c")
+    job.end_well("a", "b", "c")
 
 
-def test_a_crashed_workers_data_loaders_are_gone_before_the_next_round(job: Cluster) -> None:
-    first = start_three(job, do="loader@3")
-    job.world(4, round_above=first)
-    assert set(leftovers("c")) == {worker.pid for worker in job.agents["c"].workers()}
-    assert "rank 3 (local rank 0) on c exited with code 6" in told(job, "restart_spent")[0]
-    end_well(job, "a", "b", "c")
+def test_a_crashed_workers_data_loaders_are_gone_before_the_next_round(pair: Cluster) -> None:
+    first = pair.start(PAIR, do="loader@2")
+    pair.world(3, round_above=first)
+    assert set(leftovers("b")) == {worker.pid for worker in pair.agents["b"].workers()}
+    assert "rank 2 (local rank 0) on b exited with code 6" in pair.told("restart_spent")[0]
+    pair.end_well("a", "b")
 
 
 # -- disks ---------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_under_the_state_loses_nothing(job: Cluster, tmp_path: Path) -> None:
+def test_a_full_disk_under_the_state_loses_nothing(pair: Cluster, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1024) as disk:
-        job.server.stop()
-        job.server.store = f"sqlite:{disk / 'state.db'}"
-        job.server.start()
-        first = start_three(job)
+        pair.server.stop()
+        pair.server.store = f"sqlite:{disk / 'state.db'}"
+        pair.server.start()
+        first = pair.start(PAIR)
         filler = fill(disk)
-        job.agents["b"].workers()[0].kill()
-        wait_for(lambda: "disk is full" in job.agents["b"].stderr, "b's notice of what the server says")
-        assert job.group()["state"] in ("running", "starting")
+        pair.agents["b"].workers()[0].kill()
+        wait_for(lambda: "disk is full" in pair.agents["b"].stderr, "b's notice of what the server says")
+        assert pair.group()["state"] in ("running", "starting")
         filler.unlink()
-        second = job.world(4, round_above=first)
-        assert {line["restart"] for line in job.lines(round=second)} == {1}
-        assert "rank 2 (local rank 0) on b was killed by SIGKILL" in told(job, "restart_spent")[0]
-        end_well(job, "a", "b", "c")
-        job.server.stop()
+        second = pair.world(3, round_above=first)
+        assert {line["restart"] for line in pair.lines(round=second)} == {1}
+        assert "rank 2 (local rank 0) on b was killed by SIGKILL" in pair.told("restart_spent")[0]
+        pair.end_well("a", "b")
+        pair.server.stop()
 
 
-def test_a_full_disk_under_the_logs_is_named_on_every_node(job: Cluster, tmp_path: Path) -> None:
-    job.flags = (*job.flags, "--max-restarts", "0", "--last-call-s", "1")
+def test_a_full_disk_under_the_logs_is_named_on_every_node(pair: Cluster, tmp_path: Path) -> None:
+    pair.flags = (*pair.flags, "--max-restarts", "0", "--last-call-s", "1")
     with small_disk(tmp_path / "disk", 64) as disk:
         fill(disk)
-        job.agent("a", 2, do="raise@2")
-        job.agent("b", 1, "--log-dir", str(disk / "logs"), "--redirects", "3", do="raise@2")
-        assert {name: job.agents[name].wait() for name in "ab"} == {"a": 1, "b": 1}, job.report()
+        pair.agent("a", 2, do="raise@2")
+        pair.agent("b", 1, "--log-dir", str(disk / "logs"), "--redirects", "3", do="raise@2")
+        assert {name: pair.agents[name].wait() for name in "ab"} == {"a": 1, "b": 1}, pair.report()
         for name in "ab":
-            said = job.agents[name].stderr.split("root cause:")[1]
+            said = pair.agents[name].stderr.split("root cause:")[1]
             assert "No space left on device" in said
             assert "node b" in said
 
@@ -252,11 +231,11 @@ def test_clocks_set_back_and_forward_by_an_hour_change_nothing(
         job.agent("b", 1)
     job.agent("c", 1)  # its clock is right all the time
     first = job.world(4)
-    before = pids(job)
+    before = job.pids()
     for offset_s in ("-3600", "3600", "0"):
         clock.write_text(offset_s)
         pass_a_lease(job, first)
-    assert pids(job) == before
+    assert job.pids() == before
     assert job.group()["round"] == first
     clock.write_text("-3600")
     job.agents["b"].workers()[0].kill()
@@ -264,7 +243,7 @@ def test_clocks_set_back_and_forward_by_an_hour_change_nothing(
     assert {line["restart"] for line in job.lines(round=second)} == {1}
     written = [event["at"] for event in job.events()]
     assert written != sorted(written), "the server's clock was not set back, so this tests nothing"
-    end_well(job, "a", "b", "c")
+    job.end_well("a", "b", "c")
 
 
 def pass_a_lease(job: Cluster, round_number: int) -> None:

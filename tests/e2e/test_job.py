@@ -8,6 +8,9 @@ import pytest
 
 from tests.e2e.cluster import Cluster, cluster, leftovers, wait_for
 
+THREE = {"a": 2, "b": 1, "c": 1}
+PAIR = {"a": 2, "b": 1}
+
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Cluster]:
@@ -16,23 +19,15 @@ def job(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-def start_three(job: Cluster, **how: str) -> int:
-    """Start the nodes; the number of the first round once all its workers have all-reduced."""
-    for name, gpus in (("a", 2), ("b", 1), ("c", 1)):
-        job.agent(name, gpus, **how)
-    return job.world(4)
-
-
-def end_well(job: Cluster, *names: str) -> None:
-    """Let the workload end; every named agent must exit with 0."""
-    job.finish()
-    statuses = {name: job.agents[name].wait() for name in names}
-    assert statuses == dict.fromkeys(names, 0), job.report()
-    assert job.group()["state"] == "succeeded"
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Cluster]:
+    """Two nodes, neither more nor less."""
+    with cluster(tmp_path, "--nnodes", "2", "--stop-timeout-s", "5") as made:
+        yield made
 
 
 def test_uneven_nodes_get_their_offsets_and_succeed_together(job: Cluster) -> None:
-    start_three(job)
+    job.start(THREE)
     group = job.group()
     members = group["current_round"]["members"]
     assert [(m["node_id"], m["rank_offset"], m["slots"]) for m in members] == [
@@ -43,54 +38,54 @@ def test_uneven_nodes_get_their_offsets_and_succeed_together(job: Cluster) -> No
     assert group["state"] == "running"
     seen = {(line["node"], line["local_rank"]): line["rank"] for line in job.lines()}
     assert seen == {("a", 0): 0, ("a", 1): 1, ("b", 0): 2, ("c", 0): 3}
-    end_well(job, "a", "b", "c")
+    job.end_well("a", "b", "c")
     for name in "abc":
         assert "rounds   1, restarts spent 0" in job.agents[name].stderr
 
 
-def test_a_killed_worker_costs_one_restart_and_all_come_back(job: Cluster) -> None:
-    first = start_three(job)
-    job.agents["b"].workers()[0].kill()
-    second = job.world(4, round_above=first)
-    assert {line["restart"] for line in job.lines(round=second)} == {1}
-    assert "killed by SIGKILL" in job.agents["c"].stderr
-    end_well(job, "a", "b", "c")
+def test_a_killed_worker_costs_one_restart_and_all_come_back(pair: Cluster) -> None:
+    first = pair.start(PAIR)
+    pair.agents["b"].workers()[0].kill()
+    second = pair.world(3, round_above=first)
+    assert {line["restart"] for line in pair.lines(round=second)} == {1}
+    assert "killed by SIGKILL" in pair.agents["a"].stderr
+    pair.end_well("a", "b")
 
 
-def test_an_exception_is_told_on_every_node_with_its_traceback(job: Cluster) -> None:
-    job.flags = (*job.flags, "--max-restarts", "0")
-    for name, gpus in (("a", 2), ("b", 1), ("c", 1)):
-        job.agent(name, gpus, do="raise@2")
-    assert {name: job.agents[name].wait() for name in "abc"} == {"a": 1, "b": 1, "c": 1}, job.report()
-    for name in "abc":
-        said = job.agents[name].stderr
+def test_an_exception_is_told_on_every_node_with_its_traceback(pair: Cluster) -> None:
+    pair.flags = (*pair.flags, "--max-restarts", "0")
+    for name, gpus in PAIR.items():
+        pair.agent(name, gpus, do="raise@2")
+    assert {name: pair.agents[name].wait() for name in "ab"} == {"a": 1, "b": 1}, pair.report()
+    for name in "ab":
+        said = pair.agents[name].stderr
         assert "root cause: rank 2 (local rank 0) on b exited with code 1" in said
         assert "ValueError: the tensor of step 3 has no soul" in said.split("root cause:")[1]
-    assert job.group()["state"] == "failed"
+    assert pair.group()["state"] == "failed"
 
 
-def test_the_exit_code_of_the_first_failure_is_every_agents(job: Cluster) -> None:
-    job.flags = (*job.flags, "--max-restarts", "0")
-    for name, gpus in (("a", 2), ("b", 1), ("c", 1)):
-        job.agent(name, gpus, do="exit3@3")
-    assert {name: job.agents[name].wait() for name in "abc"} == {"a": 3, "b": 3, "c": 3}, job.report()
+def test_the_exit_code_of_the_first_failure_is_every_agents(pair: Cluster) -> None:
+    pair.flags = (*pair.flags, "--max-restarts", "0")
+    for name, gpus in PAIR.items():
+        pair.agent(name, gpus, do="exit3@2")
+    assert {name: pair.agents[name].wait() for name in "ab"} == {"a": 3, "b": 3}, pair.report()
 
 
-def test_the_restart_budget_is_the_groups(job: Cluster) -> None:
-    job.flags = (*job.flags, "--max-restarts", "1")
-    first = start_three(job)
-    job.agents["a"].workers()[1].kill()
-    job.world(4, round_above=first)
-    job.agents["c"].workers()[0].kill()
-    assert {name: job.agents[name].wait() for name in "abc"} == {"a": 1, "b": 1, "c": 1}
-    group = job.group()
+def test_the_restart_budget_is_the_groups(pair: Cluster) -> None:
+    pair.flags = (*pair.flags, "--max-restarts", "1")
+    first = pair.start(PAIR)
+    pair.agents["a"].workers()[1].kill()
+    pair.world(3, round_above=first)
+    pair.agents["b"].workers()[0].kill()
+    assert {name: pair.agents[name].wait() for name in "ab"} == {"a": 1, "b": 1}
+    group = pair.group()
     assert (group["state"], group["restarts"], group["round"]) == ("failed", 1, 2)
-    assert "rank 3" in job.agents["a"].stderr.split("root cause:")[1]
+    assert "rank 2" in pair.agents["a"].stderr.split("root cause:")[1]
 
 
 @pytest.mark.parametrize("name", ["a", "c"], ids=["rank 0's", "another"])
 def test_a_killed_agent_takes_its_workers_along_and_the_rest_go_on(job: Cluster, name: str) -> None:
-    first = start_three(job)
+    first = job.start(THREE)
     job.agents[name].send(signal.SIGKILL)
     survivors = [other for other in "abc" if other != name]
     world = 4 - (2 if name == "a" else 1)
@@ -98,17 +93,17 @@ def test_a_killed_agent_takes_its_workers_along_and_the_rest_go_on(job: Cluster,
     assert {line["restart"] for line in job.lines(round=second)} == {0}
     wait_for(lambda: not leftovers(name), "the end of the killed agent's workers", 10)
     assert job.group()["current_round"]["master"]["node_id"] == survivors[0]
-    end_well(job, *survivors)
+    job.end_well(*survivors)
 
 
 def test_a_terminated_agent_leaves_and_the_rest_go_on(job: Cluster) -> None:
-    first = start_three(job)
+    first = job.start(THREE)
     job.agents["b"].send(signal.SIGTERM)
     assert job.agents["b"].wait() == 128 + signal.SIGTERM
     second = job.world(3, round_above=first)
     assert {line["restart"] for line in job.lines(round=second)} == {0}
     assert "b is leaving: SIGTERM" in job.agents["a"].stderr
-    end_well(job, "a", "c")
+    job.end_well("a", "c")
 
 
 def test_a_new_node_is_admitted(job: Cluster) -> None:
@@ -119,7 +114,7 @@ def test_a_new_node_is_admitted(job: Cluster) -> None:
     job.agent("c", 1)
     second = job.world(4, round_above=first)
     assert {line["restart"] for line in job.lines(round=second)} == {0}
-    end_well(job, "a", "b", "c")
+    job.end_well("a", "b", "c")
 
 
 def test_a_new_node_is_kept_as_a_spare_and_fills_a_loss(job: Cluster) -> None:
@@ -136,7 +131,7 @@ def test_a_new_node_is_kept_as_a_spare_and_fills_a_loss(job: Cluster) -> None:
     members = [(m["node_id"], m["rank_offset"]) for m in job.group()["current_round"]["members"]]
     assert members == [("a", 0), ("c", 2)]
     assert second > first
-    end_well(job, "a", "c")
+    job.end_well("a", "c")
 
 
 def test_too_few_nodes_time_out(tmp_path: Path) -> None:
@@ -146,54 +141,51 @@ def test_too_few_nodes_time_out(tmp_path: Path) -> None:
         assert "the nodes did not come together within 2 s: 1 of 2 nodes ready (a)" in agent.stderr
 
 
-def test_the_workers_do_not_notice_that_the_server_was_killed(job: Cluster) -> None:
-    first = start_three(job)
-    pids = {process.pid for agent in job.agents.values() for process in agent.workers()}
-    job.server.kill()
-    steps = max(line["step"] for line in job.lines(round=first))
-    wait_for(
-        lambda: max(line["step"] for line in job.lines(round=first)) > steps, "progress without a server"
-    )
-    job.server.start()
-    wait_for(lambda: "the server is back" in job.agents["c"].stderr, "c's reconnection")
-    assert {process.pid for agent in job.agents.values() for process in agent.workers()} == pids
-    job.agents["b"].workers()[0].kill()
-    job.world(4, round_above=first)
-    end_well(job, "a", "b", "c")
-    assert job.group()["restarts"] == 1
+def test_the_workers_do_not_notice_that_the_server_was_killed(pair: Cluster) -> None:
+    first = pair.start(PAIR)
+    pids = pair.pids()
+    pair.server.kill()
+    pair.progress(first)
+    pair.server.start()
+    wait_for(lambda: "the server is back" in pair.agents["b"].stderr, "b's reconnection")
+    assert pair.pids() == pids
+    pair.agents["b"].workers()[0].kill()
+    pair.world(3, round_above=first)
+    pair.end_well("a", "b")
+    assert pair.group()["restarts"] == 1
 
 
 def test_drained_and_let_in_again(job: Cluster) -> None:
-    first = start_three(job)
+    first = job.start(THREE)
     job.post("nodes/c/drain")
     assert job.agents["c"].wait() == 4
     second = job.world(3, round_above=first)
     job.post("nodes/c/undrain")
     job.agent("c", 1)
     job.world(4, round_above=second)
-    end_well(job, "a", "b", "c")
+    job.end_well("a", "b", "c")
 
 
-def test_cancel_ends_all_with_3(job: Cluster) -> None:
-    start_three(job)
-    job.post("cancel")
-    assert {name: job.agents[name].wait() for name in "abc"} == {"a": 3, "b": 3, "c": 3}
-    for name in "abc":
+def test_cancel_ends_all_with_3(pair: Cluster) -> None:
+    pair.start(PAIR)
+    pair.post("cancel")
+    assert {name: pair.agents[name].wait() for name in "ab"} == {"a": 3, "b": 3}
+    for name in "ab":
         assert not leftovers(name)
 
 
-def test_a_crashed_workers_children_are_gone_before_the_next_round(job: Cluster) -> None:
-    first = start_three(job, do="grandchild@3")
-    job.world(4, round_above=first)
-    marked = set(leftovers("c"))
-    assert marked == {process.pid for process in job.agents["c"].workers()}
-    end_well(job, "a", "b", "c")
+def test_a_crashed_workers_children_are_gone_before_the_next_round(pair: Cluster) -> None:
+    first = pair.start(PAIR, do="grandchild@2")
+    pair.world(3, round_above=first)
+    marked = set(leftovers("b"))
+    assert marked == {process.pid for process in pair.agents["b"].workers()}
+    pair.end_well("a", "b")
 
 
-def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(job: Cluster) -> None:
-    job.flags = (*job.flags[:-1], "1")
-    first = start_three(job, do="ignore-term@3")
-    job.agents["a"].workers()[0].kill()
-    job.world(4, round_above=first)
-    assert {line["restart"] for line in job.lines(world=4) if line["round"] > first} == {1}
-    end_well(job, "a", "b", "c")
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(pair: Cluster) -> None:
+    pair.flags = (*pair.flags[:-1], "1")
+    first = pair.start(PAIR, do="ignore-term@2")
+    pair.agents["a"].workers()[0].kill()
+    pair.world(3, round_above=first)
+    assert {line["restart"] for line in pair.lines(world=3) if line["round"] > first} == {1}
+    pair.end_well("a", "b")

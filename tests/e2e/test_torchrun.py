@@ -44,14 +44,6 @@ def start_pair(pair: Torchruns) -> int:
     return pair.world(3)
 
 
-def end_well(job: Torchruns, *names: str) -> None:
-    """Let the workload end; every named agent must exit with 0."""
-    job.finish()
-    statuses = {name: job.agents[name].wait() for name in names}
-    assert statuses == dict.fromkeys(names, 0), job.report()
-    wait_for(lambda: job.group()["state"] == "succeeded", f"success of the group\n{job.report()}", 5)
-
-
 def kill_machine(job: Torchruns, name: str) -> None:
     """End an agent and its workers at once, as when their machine dies."""
     process = psutil.Process(job.agents[name].pid)
@@ -71,7 +63,7 @@ def test_uneven_nodes_succeed_together(pair: Torchruns) -> None:
         ("b", 2),
     ]
     assert (group["state"], group["spec"]["max_restarts"]) == ("running", 1_000_000)
-    end_well(pair, "a", "b")
+    pair.end_well("a", "b")
     assert "Error waiting on exit barrier" not in pair.agents["a"].stderr + pair.agents["b"].stderr
 
 
@@ -86,7 +78,7 @@ def test_a_killed_worker_brings_all_back(pair: Torchruns, name: str) -> None:
     causes = [event["text"] for event in pair.events() if event["kind"] == "worker_failed"]
     assert any(f"on {name} was killed by SIGKILL" in cause for cause in causes), causes
     assert second == first + 1
-    end_well(pair, "a", "b")
+    pair.end_well("a", "b")
 
 
 def test_a_new_node_is_admitted_and_costs_no_restart(tmp_path: Path) -> None:
@@ -96,7 +88,7 @@ def test_a_new_node_is_admitted_and_costs_no_restart(tmp_path: Path) -> None:
         job.torchrun("b", 1)
         second = job.world(3, round_above=first)
         assert {line["restart"] for line in job.lines(round=second)} == {0}
-        end_well(job, "a", "b")
+        job.end_well("a", "b")
 
 
 def test_a_node_too_many_is_a_spare_that_disturbs_nobody(pair: Torchruns) -> None:
@@ -111,7 +103,7 @@ def test_a_node_too_many_is_a_spare_that_disturbs_nobody(pair: Torchruns) -> Non
     second = pair.world(3, round_above=first)
     assert {line["node"] for line in pair.lines(round=second)} == {"a", "c"}
     assert spare.process.poll() is None
-    end_well(pair, "a", "c")
+    pair.end_well("a", "c")
 
 
 def test_the_first_nodes_machine_dies(job: Torchruns) -> None:
@@ -123,20 +115,22 @@ def test_the_first_nodes_machine_dies(job: Torchruns) -> None:
     second = job.world(2, round_above=first)
     assert {line["node"] for line in job.lines(round=second)} == {"b", "c"}
     assert job.group()["current_round"]["master"]["node_id"] == "b"
-    end_well(job, "b", "c")
+    job.end_well("b", "c")
 
 
 def test_a_terminated_agent_leaves_the_rest(job: Torchruns) -> None:
+    needs_set_up("launch")
     for name, slots in (("a", 2), ("b", 1), ("c", 1)):
         job.torchrun(name, slots)
     first = job.world(4)
     job.agents["a"].send(signal.SIGTERM)
     job.agents["a"].wait()
     job.world(2, round_above=first)
-    end_well(job, "b", "c")
+    job.end_well("b", "c")
 
 
 def test_an_agent_that_gives_up_leaves_the_rest(job: Torchruns) -> None:
+    needs_set_up("launch")
     job.torchrun("a", 2)
     job.torchrun("b", 1)
     job.torchrun("c", 1, "--max-restarts", "0")
@@ -146,7 +140,7 @@ def test_an_agent_that_gives_up_leaves_the_rest(job: Torchruns) -> None:
     second = job.world(3, round_above=first)
     assert {line["node"] for line in job.lines(round=second)} == {"a", "b"}
     assert "rank 3 (local rank 0) on c was killed by SIGKILL" in str(job.events())
-    end_well(job, "a", "b")
+    job.end_well("a", "b")
 
 
 def test_too_few_are_left(pair: Torchruns) -> None:
@@ -177,7 +171,7 @@ def test_a_drained_node_goes_and_the_rest_go_on(job: Torchruns) -> None:
     job.agents["a"].wait()
     second = job.world(2, round_above=first)
     assert {line["restart"] for line in job.lines(round=second)} == {0}
-    end_well(job, "b", "c")
+    job.end_well("b", "c")
 
 
 def test_the_server_may_be_away(pair: Torchruns) -> None:
@@ -187,7 +181,7 @@ def test_the_server_may_be_away(pair: Torchruns) -> None:
     wait_for(lambda: "no server" in pair.agents["a"].stderr, "a's notice that the server is away")
     pair.server.start()
     pair.world(3, round_above=first)
-    end_well(pair, "a", "b")
+    pair.end_well("a", "b")
 
 
 STORES = """
@@ -343,6 +337,7 @@ if __name__ == "__main__":
 def test_a_local_elastic_agent_of_ones_own_restarts_and_returns_values(
     pair: Torchruns, tmp_path: Path
 ) -> None:
+    needs_set_up("launch")
     said = run_programs(pair, tmp_path / "agent.py", AGENT)
     everyone = ["on a", "on a", "on b"]
     assert str([(0, (2, everyone)), (1, (2, everyone))]) in said[0], said

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.cluster import Agent, Cluster, wait_for
+from tests.e2e.cluster import Cluster, wait_for
 from tests.netns.hosts import Host
 from tests.servers import Hetserver
 
@@ -54,7 +54,6 @@ class HostCluster(Cluster):
         server = HostServer(self.hosts["server"], folder)
         token = str(server.token_file)
         super().__init__(folder, "--token-file", token, *flags, server=server)
-        self.mark = 0
         self._http.headers["Authorization"] = f"Bearer {TOKEN}"
 
     def launcher(self, name: str) -> list[str]:
@@ -78,41 +77,18 @@ class HostCluster(Cluster):
         found: dict[str, Any] = nodes.get(name, {})
         return found
 
-    def told(self, kind: str) -> list[str]:
-        """The texts of the group's events of one kind, after event number `mark`."""
-        return [event["text"] for event in self.events(self.mark) if event["kind"] == kind]
-
     def says(self, name: str, text: str, after: int = 0) -> None:
         """Wait until an agent has said something, after the first characters of its stderr."""
-        try:
-            wait_for(lambda: re.search(text, self.agents[name].stderr[after:]), f"{name} says '{text}'", 30)
-        except TimeoutError as error:
-            raise TimeoutError(f"{error}\n{self.report()}") from None
+        self.wait_for(lambda: re.search(text, self.agents[name].stderr[after:]), f"{name} says '{text}'", 30)
 
     def becomes(self, name: str, state: str) -> None:
         """Wait until a node is in a state."""
-        try:
-            wait_for(lambda: self.node(name).get("state") == state, f"{name} is {state}", 30)
-        except TimeoutError as error:
-            raise TimeoutError(f"{error}\n{self.report()}") from None
-
-    def pids(self, *names: str) -> set[int]:
-        """The workers of some agents, of all where none is named."""
-        agents: list[Agent] = [self.agents[name] for name in names or self.agents]
-        return {worker.pid for agent in agents for worker in agent.workers()}
-
-    def progress(self, number: int) -> None:
-        """Wait until the workers of a round have gone on."""
-        steps = max(line["step"] for line in self.lines(round=number))
-        wait_for(lambda: max(line["step"] for line in self.lines(round=number)) > steps, "progress")
+        self.wait_for(lambda: self.node(name).get("state") == state, f"{name} is {state}", 30)
 
     def end_well(self, *names: str) -> None:
-        """Let the workload end; every named agent must exit with 0 and the job have cost no restart."""
-        self.finish()
-        statuses = {name: self.agents[name].wait() for name in names}
-        assert statuses == dict.fromkeys(names, 0), self.report()
-        group = self.group()
-        assert (group["state"], group["restarts"]) == ("succeeded", 0), self.report()
+        """Let the workload end, as the named agents must; the job must have cost no restart."""
+        super().end_well(*names)
+        assert self.group()["restarts"] == 0, self.report()
         assert {line["restart"] for line in self.lines()} == {0}
 
 

@@ -4,6 +4,7 @@ tests/core/mutants.py and tests/sim/mutants.py have the lists, and say what runs
 """
 
 import argparse
+import ast
 import os
 import re
 import shutil
@@ -48,7 +49,9 @@ def broken(mutant: Mutant, home: Path) -> Iterator[None]:
     path = home / mutant.file
     source = path.read_text()
     assert mutant.old in source, f"{mutant.what}: {mutant.file} has no such line any more"
-    path.write_text(source.replace(mutant.old, mutant.new))
+    changed = source.replace(mutant.old, mutant.new)
+    ast.parse(changed, mutant.what)  # one that is no Python would be found by any test
+    path.write_text(changed)
     try:
         yield
     finally:

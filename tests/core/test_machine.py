@@ -35,6 +35,8 @@ from hetrdzv.errors import Refused, StaleIncarnation
 
 NODE_IDS = ("n1", "n2", "n10", "n20")
 NODES = st.sampled_from(NODE_IDS)
+PAIRS = st.tuples(NODES, NODES).filter(lambda pair: pair[0] != pair[1])
+CUTS = st.just(frozenset[tuple[str, str]]()) | st.frozensets(PAIRS, max_size=8)
 MARGIN_S = 0.002
 
 SPECS = st.fixed_dictionaries(
@@ -103,6 +105,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.past: list[Agent] = []
         self.births = 0
         self.spec: dict[str, Any] = {}
+        self.cut: frozenset[tuple[str, str]] = frozenset()  # (node, master) pairs without a way
         self.failures: dict[tuple[str, str, int], float] = {}  # when each first failed, as it was reported
 
     # -- the world -------------------------------------------------------------------------------------------
@@ -241,8 +244,10 @@ class GroupMachine(RuleBasedStateMachine):
                     assert not agent.at_work, "told to start while its old workers run"
                     assert told.start is not None
                     assert told.start.member.incarnation == agent.incarnation
-                    agent.round, agent.at_work = told.round, True
-                    self.send(agent, agent.report(ReportKind.STARTED))
+                    agent.round = told.round
+                    agent.at_work = (agent.node_id, told.start.master.node_id) not in self.cut
+                    started = ReportKind.STARTED if agent.at_work else ReportKind.MASTER_UNREACHABLE
+                    self.send(agent, agent.report(started))
             case DirectiveKind.STOP:
                 agent.at_work, agent.acked = False, max(agent.round, told.round)
                 agent.round = agent.acked
@@ -259,9 +264,11 @@ class GroupMachine(RuleBasedStateMachine):
 
     # -- what may happen -------------------------------------------------------------------------------------
 
-    @initialize(spec=SPECS, put=st.booleans(), crowd=st.integers(0, 4), slots=st.integers(1, 8))
-    def begin(self, spec: dict[str, Any], put: bool, crowd: int, slots: int) -> None:
-        self.spec = spec
+    @initialize(spec=SPECS, put=st.booleans(), crowd=st.integers(0, 4), slots=st.integers(1, 8), cut=CUTS)
+    def begin(
+        self, spec: dict[str, Any], put: bool, crowd: int, slots: int, cut: frozenset[tuple[str, str]]
+    ) -> None:
+        self.spec, self.cut = spec, cut
         if put:
             self.apply(Put(spec))
         for node_id in NODE_IDS[:crowd]:
@@ -490,6 +497,7 @@ class GroupMachine(RuleBasedStateMachine):
             + 4 * spec.last_call_s
             + spec.replace_wait_s
             + 2 * self.group.lease_s
+            + len(self.cut) * (spec.last_call_s + 3.0)
             + 10.0
         )
         until = self.now + bound

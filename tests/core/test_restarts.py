@@ -1,5 +1,7 @@
 """What an end costs, whose fault it was, and masters that are not reached (rules 5 and 6)."""
 
+from dataclasses import replace
+
 import pytest
 
 from hetrdzv.core.commands import Renew
@@ -314,16 +316,83 @@ def test_a_joiner_whom_no_master_serves_keeps_no_other_out() -> None:
     assert (story.group.state, story.ended) == ("running", None)
 
 
-def test_a_node_that_was_lost_and_is_back_may_reach_whom_it_could_not() -> None:
-    story = Story(min_nodes=2, max_nodes=3, last_call_s=1.0)
+def alone(**spec: object) -> Story:
+    """Round of a and b; c is a spare, since it reaches nobody and nobody reaches it."""
+    story = Story(**{"min_nodes": 2, "max_nodes": 4, "last_call_s": 1.0, "stop_timeout_s": 2.0} | spec)
     story.joins("a", "b", "c")
-    story.unreachable("c")
-    story.joins("a", "b", "c")
-    assert story.order == ["b", "a", "c"]
+    story.wait(1.0)
+    for speakers in ("c", "c", "ab"):
+        for name in speakers:
+            story.unreachable(name)
+        story.joins("a", "b", "c")
+    assert story.order == ["a", "b"]
+    story.started("a", "b")
+    return story
+
+
+def test_a_spare_without_a_way_to_the_others_that_comes_and_goes_disturbs_nobody() -> None:
+    story = alone()
     story.lose("c")
-    story.joins("a", "b")
     story.join("c")
-    assert story.group.unreachable == frozenset()
+    assert story.said("node_returned") == ["c is back"]
+    story.wait(30.0)
+    assert (story.group.state, story.ended) == ("running", None)
+
+
+def test_who_cannot_be_placed_is_no_joiner_beside_one_who_can() -> None:
+    story = alone(max_nodes=5)
+    story.join("d")
+    story.group = replace(story.group, unreachable=story.group.unreachable | {("c", "d"), ("d", "c")})
+    assert "it restarts to take d in" in story.told("d").why
+    assert "it could not reach a" in story.told("c").why
+    story.wait(1.0)
+    assert story.ended == "joined"
+    assert story.said("round_ended")[-1] == "round 4 ended: d joined"
+
+
+def test_joiners_without_a_way_to_the_members_end_no_round_that_could_not_grow() -> None:
+    story = Story(min_nodes=2, max_nodes=4, last_call_s=1.0, stop_timeout_s=2.0)
+    story.joins("a", "b", "c", "d")
+    ways = {("a", "b"), ("b", "a"), ("c", "d"), ("d", "c")}
+    while len(story.order) == 4:
+        master = story.order[0]
+        for name in story.order[1:]:
+            if (name, master) not in ways:
+                story.unreachable(name)
+        story.joins("a", "b", "c", "d")
+    assert story.order == ["a", "b"]
+    story.started("a", "b")
+    story.failed("a")
+    story.wait(12.0)
+    assert story.order == ["c", "d"]  # a and b did not stop in time
+    story.started("c", "d")
+    story.joins("a", "b")
+    story.wait(30.0)
+    assert (story.group.state, story.ended) == ("running", None)
+
+
+def test_nodes_that_no_master_serves_wait_for_a_missing_member() -> None:
+    story = alone(join_timeout_s=20.0)
+    story.leave("b")
+    story.join("a")
+    story.wait(5.0)
+    assert story.group.state == "waiting"
+    assert story.why == (
+        "round 4 ended (b left: its agent left); 2 of 2 nodes ready (a, c), but none can be the master "
+        "(a is not reached by c; c is not reached by a); waiting for more in place of b, until 15 s from now"
+    )
+    story.join("b", inc="b-2")
+    story.wait(1.0)
+    assert story.order == ["b", "a", "c"]
+
+
+def test_nodes_that_no_master_serves_wait_until_the_join_timeout() -> None:
+    story = alone(join_timeout_s=20.0)
+    story.leave("b")
+    story.join("a")
+    story.wait(20.0)
+    assert story.group.state == "failed"
+    assert story.why.startswith("the job failed: no node can be the master: a is not reached by c")
 
 
 def test_several_may_report_the_same_master() -> None:

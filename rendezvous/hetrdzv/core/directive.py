@@ -19,7 +19,7 @@ from hetrdzv.core.outlook import (
     unresolved,
 )
 from hetrdzv.core.placement import is_loopback
-from hetrdzv.core.words import count, names
+from hetrdzv.core.words import count, names, unreached
 
 EXIT_FAILED = 1
 EXIT_CANCELLED = 3
@@ -195,18 +195,18 @@ def _explain_wait(group: Group, node: Node, now: float) -> str:
 
 
 def _spare_reason(group: Group, node: Node, active: Round) -> str:
-    if node in out_of_reach(group, active):
-        master = active.master
-        return (
-            f" (it could not reach {master.node_id} at {master.address}: check the firewall, --port-range "
-            f"and --interface, then start its agent anew)"
-        )
     if group.spec.on_join is OnJoin.SPARE:
         return " (on_join is spare)"
     if group.spec.max_nodes is not None and len(active.members) >= group.spec.max_nodes:
         return f" (max_nodes is {group.spec.max_nodes})"
     if active.finished or any(phase_of(group, member) is NodePhase.SUCCEEDED for member in active.members):
         return " (workers of other nodes have succeeded already)"
+    if node in out_of_reach(group, active):
+        master = active.master
+        return (
+            f" (it could not reach {master.node_id} at {master.address}: check the firewall, --port-range "
+            f"and --interface, then start its agent anew)"
+        )
     if is_loopback(active.master.address) and not is_loopback(node.address):
         master = active.master
         return (
@@ -264,6 +264,10 @@ def _explain_missing(group: Group, now: float) -> str:
     if ready:
         have += f" ({names(node.node_id for node in ready)})"
     if len(ready) >= group.spec.min_nodes:
+        if group.bounds_since is None:
+            who = unreached(group.unreachable, {node.node_id for node in ready})
+            more = f"waiting for more{_in_place_of(group)}{_until(group, now)}"
+            return f"{have}, but none can be the master ({who}); {more}"
         if cut := suspects(ready):
             who = names(node.node_id for node in cut)
             return f"{have}; the connection of {who} was cut: waiting to hear from it again"
@@ -274,9 +278,13 @@ def _explain_missing(group: Group, now: float) -> str:
     if wanting:
         create = f"hetctl create {group.group_id} -- train.py"
         return f"{names(wanting)} {'waits' if len(wanting) == 1 else 'wait'} for a command: {create}"
+    missing = group.spec.min_nodes - len(ready)
+    return f"{have}; waiting for {missing} more{_in_place_of(group)}{_until(group, now)}"
+
+
+def _until(group: Group, now: float) -> str:
     give_up_at = gives_up_at(group)
-    limit = f", {_left(give_up_at, now)}" if give_up_at is not None else ""
-    return f"{have}; waiting for {group.spec.min_nodes - len(ready)} more{_in_place_of(group)}{limit}"
+    return f", {_left(give_up_at, now)}" if give_up_at is not None else ""
 
 
 def _in_place_of(group: Group) -> str:

@@ -129,7 +129,9 @@ def _join(work: Work, command: Join) -> None:
         fix_spec(work, command.spec, final=not command.wants_command)
     group = work.group
     _take_over_rounds(work, command)
-    _try_again(work, command.node_id)
+    work.change(
+        unreachable=frozenset(pair for pair in group.unreachable if command.node_id not in pair),
+    )
     work.group = work.group.with_node(
         Node(
             node_id=command.node_id,
@@ -222,14 +224,7 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         gone_why="",
     )
     if returns:
-        _try_again(work, node.node_id)
         work.say("node_returned", f"{node.node_id} is back", node.node_id)
-
-
-def _try_again(work: Work, node_id: str) -> None:
-    """Forget whom a node could not reach, and who it: its agent or its network is another than then."""
-    known = frozenset(pair for pair in work.group.unreachable if node_id not in pair)
-    work.change(unreachable=known)
 
 
 def _speaker(group: Group, node_id: str, incarnation: str) -> Node:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from math import inf
 
 from hetrdzv.core.model import End, Group, Member, Node, NodePhase, OnJoin, Round
-from hetrdzv.core.placement import is_loopback, place
+from hetrdzv.core.placement import Placement, is_loopback, place
 
 SUSPECT_GRACE_S = 1.0
 """How long a node whose poll was cut may take to be heard again (seconds)."""
@@ -138,6 +138,21 @@ def resolved_at(group: Group, end: End) -> float:
     return max([told_all, *silent, *told])
 
 
+def placed(group: Group, ready: list[Node]) -> Placement:
+    """The round that these nodes would form; one without members where no master serves enough of them."""
+    last = tuple(member.node_id for member in group.round.members) if group.round is not None else ()
+    return place(group.spec, ready, group.seats, last, group.unreachable)
+
+
+def enough(group: Group, ready: list[Node]) -> bool:
+    """Whether the bounds hold. Nodes that no master serves do not count while a member of the last round is missing,
+    who might serve them."""
+    if len(ready) < group.spec.min_nodes or not group.unreachable or group.round is None:
+        return len(ready) >= group.spec.min_nodes
+    missing = {member.node_id for member in group.round.members} - {node.node_id for node in ready}
+    return not missing or bool(placed(group, ready).members)
+
+
 def forms_at(group: Group, ready: list[Node]) -> float:
     """When the round forms if nothing else happens (seconds); the bounds hold."""
     since = group.bounds_since or 0.0
@@ -180,10 +195,8 @@ def joiners_of(group: Group, active: Round) -> list[Node]:
 
 def _as_placed(group: Group, active: Round, joiners: list[Node]) -> list[Node]:
     """Of joiners of whom some cannot reach the master, those that a larger round takes in, if need be under another."""
-    members = [member.node_id for member in active.members]
-    ready = [*(group.nodes[node_id] for node_id in members), *joiners]
-    placement = place(group.spec, ready, group.seats, members, group.unreachable)
-    taken = {member.node_id for member in placement.members}
+    members = [group.nodes[member.node_id] for member in active.members]
+    taken = {member.node_id for member in placed(group, [*members, *joiners]).members}
     return [node for node in joiners if node.node_id in taken] if len(taken) > len(members) else []
 
 

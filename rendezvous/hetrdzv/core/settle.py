@@ -20,17 +20,19 @@ from hetrdzv.core.outlook import (
     admits_at,
     all_succeeded,
     candidates,
+    enough,
     forms_at,
     gives_up_at,
     joiners_of,
     out_of_reach,
     phase_of,
+    placed,
     still_stopping,
     suspects,
     unresolved,
 )
-from hetrdzv.core.placement import Placement, is_loopback, place, stranded
-from hetrdzv.core.words import count, describe_failure, names, ranks
+from hetrdzv.core.placement import Placement, is_loopback, stranded
+from hetrdzv.core.words import count, describe_failure, names, ranks, unreached
 from hetrdzv.core.work import GONE_NODES_KEPT, Work, end_round, expire, finish, reject, remembered
 
 
@@ -125,26 +127,28 @@ def _form(work: Work) -> None:
     give_up_at = gives_up_at(group)
     if group.bounds_since is not None:
         if work.now >= forms_at(group, ready) and not suspects(ready):
-            last = tuple(member.node_id for member in group.round.members) if group.round is not None else ()
-            placement = place(group.spec, ready, group.seats, last, group.unreachable)
+            placement = placed(group, ready)
             if placement.members:
                 _start_round(work, placement)
                 _tell_left_out(work)
             else:
-                _finish_unreachable(work, {node.node_id for node in ready})
+                _finish_unreachable(work, ready)
     elif give_up_at is not None and work.now >= give_up_at:
-        _finish_incomplete(work, ready)
+        if len(ready) < group.spec.min_nodes:
+            _finish_incomplete(work, ready)
+        else:
+            _finish_unreachable(work, ready)
 
 
 def _track_waiting(work: Work, ready: list[Node]) -> None:
     """Note since when the group has waited with a node, and since when its bounds have held."""
     group, now = work.group, work.now
-    enough = len(ready) >= group.spec.min_nodes
+    bounds_hold = enough(group, ready)
     waits = bool(ready) or still_stopping(group)
     work.change(
         waiting_since=(now if group.waiting_since is None else group.waiting_since) if waits else None,
-        bounds_since=(now if group.bounds_since is None else group.bounds_since) if enough else None,
-        last_call=group.last_call or not enough or not any(group.in_round(node) for node in ready),
+        bounds_since=(now if group.bounds_since is None else group.bounds_since) if bounds_hold else None,
+        last_call=group.last_call or not bounds_hold or not any(group.in_round(node) for node in ready),
     )
 
 
@@ -189,21 +193,17 @@ def _start_round(work: Work, placement: Placement) -> None:
 
 def _tell_left_out(work: Work) -> None:
     """Say who is not in the round for want of a way to its master."""
-    active = work.group.active_round
-    if active is not None:
+    active, most = work.group.active_round, work.group.spec.max_nodes
+    if active is not None and (most is None or len(active.members) < most):
         for node in out_of_reach(work.group, active):
             text = f"{node.node_id} is left out: it cannot reach {active.master.node_id}, and no master serves all"
             work.say("node_left_out", text, node.node_id)
 
 
-def _finish_unreachable(work: Work, ready: set[str]) -> None:
-    by_master: dict[str, list[str]] = {}
-    for master, node_id in sorted((master, node_id) for node_id, master in work.group.unreachable):
-        if node_id in ready and master in ready:
-            by_master.setdefault(master, []).append(node_id)
-    matrix = "; ".join(f"{master} is not reached by {', '.join(who)}" for master, who in by_master.items())
+def _finish_unreachable(work: Work, ready: list[Node]) -> None:
+    who = unreached(work.group.unreachable, {node.node_id for node in ready})
     message = (
-        f"no node can be the master: {matrix}. Check the firewall, --port-range, --interface and --local-addr"
+        f"no node can be the master: {who}. Check the firewall, --port-range, --interface and --local-addr"
     )
     cause = RootCause(kind="master_unreachable", message=message)
     finish(work, GroupState.FAILED, f"the job failed: {message}", cause)

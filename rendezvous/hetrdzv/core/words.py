@@ -1,6 +1,7 @@
 """How facts are said to people: numbers with their nouns, lists of names, a worker's end in one sentence."""
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from hetrdzv.core.model import Failure, Member
 from hetrdzv.core.placement import natural_key
@@ -22,6 +23,16 @@ def ranks(member: Member) -> str:
     """The global ranks of a member: `rank 4`, or `ranks 8 to 11`."""
     last = member.rank_offset + member.slots - 1
     return f"rank {last}" if member.slots == 1 else f"ranks {member.rank_offset} to {last}"
+
+
+def unreached(pairs: AbstractSet[tuple[str, str]], among: AbstractSet[str]) -> str:
+    """Which of some nodes reaches which not, by master; pairs are (node, master)."""
+    by_master: dict[str, list[str]] = {}
+    for master, node_id in sorted(
+        (master, node_id) for node_id, master in pairs if among >= {node_id, master}
+    ):
+        by_master.setdefault(master, []).append(node_id)
+    return "; ".join(f"{master} is not reached by {', '.join(who)}" for master, who in by_master.items())
 
 
 def describe_failure(node_id: str, failure: Failure) -> str:

@@ -295,7 +295,7 @@ def _list(text: str, values: Mapping[str, str]) -> str:
 def _fill_from_slurm(args: Namespace, environ: Mapping[str, str]) -> slurm.Defaults:
     """Fill in what a job step of Slurm knows and nobody gave."""
     given = slurm.Given(
-        group=args.group or args.rdzv_id or environ.get("HET_GROUP") or None,
+        group=_given_group(args, environ),
         node_id=args.node_id,
         gpus=args.gpus,
         workers=args.nproc_per_node,
@@ -349,7 +349,14 @@ def _group(args: Namespace, environ: Mapping[str, str]) -> str:
         raise UsageError(
             f"--group is {args.group!r}, --rdzv-id {args.rdzv_id!r}: they say the same, give one of them"
         )
-    return _id("--group", args.group or args.rdzv_id or environ.get("HET_GROUP") or "default")
+    group = _given_group(args, environ)
+    return "default" if group is None else _id("--group", group)
+
+
+def _given_group(args: Namespace, environ: Mapping[str, str]) -> str | None:
+    """An empty one counts as given, and is refused: it comes from a variable of a shell that is not set."""
+    given: tuple[str | None, ...] = (args.group, args.rdzv_id, environ.get("HET_GROUP") or None)
+    return next((group for group in given if group is not None), None)
 
 
 def _id(flag: str, value: str) -> str:

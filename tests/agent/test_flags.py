@@ -247,6 +247,8 @@ def test_torchruns_variable_for_the_stop_timeout() -> None:
     [
         (["--nproc-per-node", "2", "--gpus", "2"], "--gpus and --nproc-per-node say the same: give one of them"),
         (["--local-addr", "a", "--interface", "b"], "--local-addr and --interface say the same"),
+        (["--group", ""], "--group '' must be 1 to 128 letters"),
+        (["--rdzv-id", ""], "--group '' must be 1 to 128 letters"),
         (["--group", "a", "--rdzv-id", "b"], "--group is 'a', --rdzv-id 'b': they say the same"),
         (["--standalone"], "--standalone brings its own server: leave --server out"),
         (["--nnodes", "two"], "--nnodes 'two' must be N or MIN:MAX"),

@@ -335,6 +335,10 @@ def test_the_launch_is_the_one_asked_for(flags: tuple[str, ...], kind: type[Laun
             ("--launch", "node", "--isolate-gpus"),
             "--isolate-gpus goes with --launch gpu or horovod, not with node",
         ),
+        (
+            ("--launch", "mpi", "--numa-binding", "node"),
+            "--numa-binding goes with --launch gpu or horovod, not with mpi",
+        ),
         (("--virtual-local-rank", "--isolate-gpus"), "both narrow the GPUs"),
         (
             ("--launch", "node", "--virtual-local-rank"),

@@ -3,9 +3,14 @@
 shellcheck reads them in tests/deploy.
 """
 
+import contextlib
+import os
 import re
 import shlex
 import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,10 +43,12 @@ def command(path: Path, program: str) -> list[str]:
     """The arguments that a script gives to a program, with values for the shell's."""
     found = re.search(rf"\b{program} (--.*)$", text_of(path), re.MULTILINE)
     assert found is not None, f"{path.name} does not start {program}"
-    line = found[1].removesuffix(" &").replace('"$@"', "train.py --epochs 10")
+    line = re.sub(r" +(2> >\(.*\) )?&$", "", found[1]).replace('"$@"', "train.py --epochs 10")
     line = re.sub(r'"http://\$\(hostname\):\$port"', "http://n1:29417", line)
     line = re.sub(r'"\$port"', "29417", line)
-    line = re.sub(r'"\$(\{HET_TOKEN_FILE:-\$HOME/\.hetrdzv/token\}|private/token)"', "/home/me/token", line)
+    line = re.sub(
+        r'"\$(\{HET_TOKEN_FILE:-\$HOME/\.hetrdzv/token\}|private/token|token)"', "/home/me/token", line
+    )
     assert "$" not in line, line
     return shlex.split(line)
 
@@ -97,3 +104,59 @@ def test_sbatch_finds_its_lines(path: Path) -> None:
     head = next(index for index, line in enumerate(lines) if line and not line.startswith("#"))
     assert all(index < head for index, line in enumerate(lines) if line.startswith("#SBATCH"))
     assert any(re.match(r"#SBATCH .*--ntasks-per-node=1\b", line) for line in lines)
+
+
+def run(name: str, home: Path, job_id: int, **programs: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with our own programs, and with a line of bash for each of Slurm's."""
+    for program, line in programs.items():
+        (home / program).write_text(f"#!/bin/bash\n{line}\n")
+        (home / program).chmod(0o755)
+    path = f"{home}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {"PATH": path, "HOME": str(home), "SLURM_JOB_ID": str(job_id)}
+    (script,) = [path for path in SCRIPTS if path.name == name]
+    return subprocess.run(
+        ["bash", str(script), "train.py"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("end", ["", "pkill -g 0 -x hetserver; "], ids=["its server runs", "it is gone"])
+def test_train_ends_as_its_step_does_and_leaves_no_token(end: str, tmp_path: Path) -> None:
+    look = f"grep -h listening {tmp_path}/.hetrdzv/*/said >{tmp_path}/before; "
+    done = run("train.sbatch", tmp_path, os.getpid(), srun=f"{look}{end}exit 38")
+    assert done.returncode == 38, done.stderr
+    assert "listening on" in (tmp_path / "before").read_text(), "srun came before the server"
+    assert "listening on" in done.stderr
+    assert list((tmp_path / ".hetrdzv").iterdir()) == []
+
+
+def test_train_sends_no_token_to_another_that_listens_on_its_port(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        taken = stack.enter_context(socket.socket())
+        for port in range(29400, 30400):
+            with contextlib.suppress(OSError):
+                taken.bind(("", port))
+                break
+        taken.listen()
+        done = run("train.sbatch", tmp_path, port - 29400, srun=f"touch {tmp_path}/started")
+    assert done.returncode == 2
+    assert f"cannot listen on 0.0.0.0 port {port}: Address already in use" in done.stderr
+    assert not (tmp_path / "started").exists()
+    assert list((tmp_path / ".hetrdzv").iterdir()) == []
+
+
+@pytest.mark.parametrize(("state", "requeued"), [("failed", False), ("waiting", True), ("", True)])
+def test_requeue_takes_no_failed_job_for_one_that_was_preempted(
+    state: str, requeued: bool, tmp_path: Path
+) -> None:
+    asked = tmp_path / "asked"
+    status = f'echo "state     {state}"' if state else "echo no server answers >&2; exit 1"
+    programs = {"srun": "exit 143", "hetctl": status, "scontrol": f'echo "$@" >{asked}'}
+    assert run("requeue.sbatch", tmp_path, 17, **programs).returncode == 143
+    assert asked.exists() is requeued
+    assert not requeued or asked.read_text() == "requeue 17\n"

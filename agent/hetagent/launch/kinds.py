@@ -16,6 +16,7 @@ from hetagent.launch.per_node import PerNode
 GO_WITH = {
     "--init-file": ("node",),
     "--isolate-gpus": ("gpu", "horovod"),
+    "--numa-binding": ("gpu", "horovod"),
     "--virtual-local-rank": ("gpu",),
 }
 """Flags that mean something in some launches only."""
@@ -38,6 +39,7 @@ def launch_of(
     given = {
         "--init-file": options.init_file is not None,
         "--isolate-gpus": options.isolate_gpus,
+        "--numa-binding": options.torchrun.numa_binding is not None,
         "--virtual-local-rank": bool(options.torchrun.virtual_local_rank),
     }
     for flag, launches in GO_WITH.items():

@@ -13,7 +13,9 @@ SHOWN = "HET_SHOWN"
 def needs_set_up(target: str) -> None:
     """Skip the test unless it runs under `make test-TARGET` or `make test-all`, which install what it needs."""
     if os.environ.get(ALL) != "1":
-        pytest.skip(f"takes minutes to set up: make test-{target} (or make test-all)")
+        pytest.skip(
+            f"one of those that take minutes, or minutes to set up: make test-{target} (or make test-all)"
+        )
 
 
 def show(text: str) -> None:

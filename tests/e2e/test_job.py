@@ -52,16 +52,16 @@ def test_a_killed_worker_costs_one_restart_and_all_come_back(pair: Cluster) -> N
     pair.end_well("a", "b")
 
 
-def test_an_exception_is_told_on_every_node_with_its_traceback(pair: Cluster) -> None:
-    pair.flags = (*pair.flags, "--max-restarts", "0")
-    for name, gpus in PAIR.items():
-        pair.agent(name, gpus, do="raise@2")
-    assert {name: pair.agents[name].wait() for name in "ab"} == {"a": 1, "b": 1}, pair.report()
-    for name in "ab":
-        said = pair.agents[name].stderr
+def test_an_exception_is_told_on_every_node_with_its_traceback(job: Cluster) -> None:
+    job.flags = (*job.flags, "--max-restarts", "0")
+    for name, gpus in THREE.items():
+        job.agent(name, gpus, do="raise@2")
+    assert {name: job.agents[name].wait() for name in "abc"} == {"a": 1, "b": 1, "c": 1}, job.report()
+    for name in "abc":
+        said = job.agents[name].stderr
         assert "root cause: rank 2 (local rank 0) on b exited with code 1" in said
         assert "ValueError: the tensor of step 3 has no soul" in said.split("root cause:")[1]
-    assert pair.group()["state"] == "failed"
+    assert job.group()["state"] == "failed"
 
 
 def test_the_exit_code_of_the_first_failure_is_every_agents(pair: Cluster) -> None:

@@ -191,8 +191,8 @@ def check_output(said: str, style: Style, node: str, lives: int) -> None:
         assert len(of_rank) >= EPOCHS, said
 
 
-ALWAYS = {"hetseq over a file", "mp.spawn on uneven nodes"}
-"""One whose program is killed, one whose child; the others take long, and run in `make test-launch`."""
+ALWAYS = {"hetseq over tcp", "hetseq over a file", "mp.spawn on uneven nodes"}
+"""One for each way that the processes of a node find the others; the rest run in `make test-launch`."""
 
 
 @pytest.mark.parametrize("style", STYLES.values(), ids=STYLES.keys())

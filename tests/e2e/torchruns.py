@@ -35,6 +35,11 @@ class Torchruns(Cluster):
         """What is wrong with what workers logged; restarts are counted by each node's agent for itself."""
         return complaints([line | {"restart": 0} for line in self.log.lines()])
 
+    def end_well(self, *names: str) -> None:
+        """Let the workload end, and the group succeed, which no torchrun waits for."""
+        self.finish_all(*names)
+        self.wait_for(lambda: self.group()["state"] == "succeeded", "success of the group", 5)
+
     def torchrun(
         self,
         name: str,

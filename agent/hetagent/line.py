@@ -54,6 +54,7 @@ class Line:
         self._closing = False
         self._answered = False  # some server has
         self._hopeless = False  # none will hear our goodbye
+        self._abandoned = False  # nobody takes directives any more
         self._error: Exception | None = None  # what broke the thread, or is about to
         self._handed_round = 0  # of the newest start that was handed over
         self._daemons: dict[tuple[int, str], Future[str | None]] = {}
@@ -140,9 +141,18 @@ class Line:
         if self._thread.is_alive() or self._read_fd < 0:
             return
         self._loop.close()
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
         for fd in (self._read_fd, self._write_fd):
             os.close(fd)
         self._read_fd = self._write_fd = -1
+
+    def abandon(self, why: str) -> None:
+        """This node is gone, and its agent too: as `leave` and `close`, waiting for nothing, in any thread."""
+        self._abandoned = True
+        self._say(lambda now: self._session.leave(why, now), last=True)
+        self.close()  # where the thread has ended already
 
     def give_up(self, why: str) -> None:
         """There is no server any more, and none will come: the agent exits with 1."""
@@ -177,6 +187,8 @@ class Line:
         finally:
             for answer in self._daemons.values():
                 answer.cancel()
+            if self._abandoned:
+                self._close_pipe()
 
     def _break(self, error: Exception) -> None:
         """Make the agent exit, since it would wait for ever."""

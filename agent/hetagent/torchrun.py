@@ -24,8 +24,12 @@ def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":
         ValueError: the endpoint, the run id or `--rdzv-conf` makes no sense; says what to change.
         AccessError, TlsError: a token or certificate file cannot be used.
     """
-    from hetagent.torchrun_conf import conf_of, take_token
+    from hetagent.torchrun_conf import as_rdzv_conf, conf_of, take_token
     from hetagent.torchrun_handler import TorchrunHandler
+    from hetrdzv.tls import TlsError
 
-    conf = conf_of(params)
+    try:
+        conf = conf_of(params)
+    except TlsError as error:
+        raise TlsError(as_rdzv_conf(str(error))) from None
     return TorchrunHandler(conf, take_token(conf.token_file))

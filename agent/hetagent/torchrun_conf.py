@@ -27,6 +27,9 @@ CONNECT_TIMEOUT_S = 60.0
 ENDLESS_RESTARTS = int(SpecFields.model_json_schema()["properties"]["max_restarts"]["maximum"])
 """torch's agents count the restarts (--max-restarts): unless asked to, the server ends no job of theirs."""
 
+TORCHS_STOP_TIMEOUT_S = 30.0
+"""How long torch's agent gives workers to stop before a restart (seconds), whatever --shutdown-timeout says."""
+
 TORCHS_OWN = frozenset({"timeout"})
 """Options that torch adds to every job's, for its own backends."""
 
@@ -60,6 +63,24 @@ OPTIONS: Mapping[str, Callable[[str], Any]] = {
     **{name: kind for name, (kind, _) in SPEC_FLAGS.items()},
 }
 """Every option of --rdzv-conf, with what makes a value of its text."""
+
+
+TORCHRUNS_FLAGS = frozenset({"local_addr", "max_restarts"})
+"""Options that torchrun has a flag of the same name for."""
+
+_HETAGENTS_FLAG = re.compile(
+    rf"(?<!hetserver with )--({'|'.join(OPTIONS.keys() - TORCHRUNS_FLAGS).replace('_', '-')})\b(?!-)(?: (/\S+))?"
+)
+
+
+def as_rdzv_conf(text: str) -> str:
+    """A text that advises hetagent's flags, with torchrun's ways to say the same."""
+
+    def option(flag: re.Match[str]) -> str:
+        return f"--rdzv-conf {flag[1].replace('-', '_')}={flag[2] or '...'}"
+
+    text = re.sub(r"--server\b(?!-)", "--rdzv-endpoint", text)
+    return _HETAGENTS_FLAG.sub(option, text).replace("start hetagent", "start torchrun")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

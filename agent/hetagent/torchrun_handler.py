@@ -9,19 +9,16 @@ import queue
 import random
 import select
 import socket
-import sys
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from types import FrameType
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from torch.distributed import Store
-from torch.distributed.elastic.agent.server.api import RunResult
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -32,12 +29,12 @@ from torch.distributed.elastic.rendezvous import (
 
 from hetagent import network
 from hetagent.console import say
-from hetagent.failures import describe_exit, failure_message
 from hetagent.handler import STORE_TIMEOUT, HetRendezvousHandler
 from hetagent.line import Line
 from hetagent.place import Place, patiently
 from hetagent.session import Offer, Session
-from hetagent.torchrun_conf import Conf
+from hetagent.torchrun_callers import failure_of_callers, torchrun_is_calling
+from hetagent.torchrun_conf import TORCHS_STOP_TIMEOUT_S, Conf, as_rdzv_conf
 from hetagent.torchrun_store import PASSED, PAUSE_S, RoundOverError, RoundStore, look_for, visit
 from hetrdzv.access import token_again
 from hetrdzv.client import Client
@@ -52,9 +49,6 @@ OUTCOME_S = 15.0
 LONGEST_INTERVAL_S = 1.0
 """Other agents are given so long to ask, at most, before the workers of a round that is over end (seconds)."""
 
-GRACEFUL = frozenset({0, 4})
-"""What hetagent would exit with where nothing went wrong: the job succeeded without us, or we were drained."""
-
 
 class _TimedLine(Line):
     """A line that notes when it handed the last directive over (monotonic seconds)."""
@@ -64,6 +58,36 @@ class _TimedLine(Line):
     def _hand_over(self, directive: DirectiveReply) -> None:
         self.handed_at = time.monotonic()
         super()._hand_over(directive)
+
+
+class _Inherited:
+    """What workers are to inherit: variables in this process's environment, of one handler at a time."""
+
+    _newest: "ClassVar[_Inherited | None]" = None
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def add(self, variables: Mapping[str, str]) -> None:
+        os.environ.update(variables)
+        self._names |= variables.keys()
+
+    def take_over(self) -> None:
+        """Begin anew, also where a handler that is not yet collected left some."""
+        former, _Inherited._newest = _Inherited._newest, self
+        self.take_back()
+        if former is not None:
+            former.take_back()
+
+    def take_back(self) -> None:
+        while self._names:
+            os.environ.pop(self._names.pop(), None)
+
+
+def _abandon(line: Line, inherited: _Inherited) -> None:
+    """What is left to do of a handler that was not shut down; may run in any thread."""
+    inherited.take_back()
+    line.abandon("its agent is gone")
 
 
 class TorchrunHandler(HetRendezvousHandler):
@@ -81,7 +105,7 @@ class TorchrunHandler(HetRendezvousHandler):
         self._session: Session | None = None
         self._line: _TimedLine | None = None
         self._place: Place | None = None
-        self._worker_env: dict[str, str] = {}
+        self._inherited = _Inherited()
         self._closed = False
         # the round that torch's agent is in, or is entering
         self._round = 0
@@ -95,7 +119,7 @@ class TorchrunHandler(HetRendezvousHandler):
         self._exit: DirectiveReply | None = None
         # torch's monitor_interval, as we see it
         self._asked_at = 0.0
-        self._interval_s = 0.0
+        self._interval_s = LONGEST_INTERVAL_S  # until it is seen; a round may end before
 
     # -- what torch's agent calls ----------------------------------------------------------------------------
 
@@ -109,6 +133,7 @@ class TorchrunHandler(HetRendezvousHandler):
             RendezvousConnectionError: no server takes this node; says why.
             RendezvousClosedError: the job failed or was cancelled; says why.
             RendezvousGracefulExitError: the job succeeded without this node, or it was drained.
+            SystemExit: the same under torchrun, whose launcher takes no graceful end.
         """
         if self._closed:
             raise RendezvousClosedError(f"this node has left group '{self._group}': make another handler")
@@ -157,7 +182,7 @@ class TorchrunHandler(HetRendezvousHandler):
             line.leave("its agent has finished" if self._succeeded else "its agent gave up", LEAVE_S)
             line.close()
             self._leaver.detach()
-        self._take_back()
+        self._inherited.take_back()
         return super().shutdown()
 
     def release(self) -> None:
@@ -189,7 +214,7 @@ class TorchrunHandler(HetRendezvousHandler):
                 tell,
             )
         except network.NetworkError as error:
-            raise RendezvousConnectionError(str(error)) from None
+            raise RendezvousConnectionError(as_rdzv_conf(str(error))) from None
         offer = Offer(slots=conf.slots, address=self._place.address, spec=conf.spec)
         self._session = Session(
             conf.group,
@@ -201,10 +226,16 @@ class TorchrunHandler(HetRendezvousHandler):
         )
         self._line = line = _TimedLine(self._session, client, tell)
         # After a signal torch does not call shutdown(): a program that goes on must not seem to take part.
-        self._leaver = weakref.finalize(self, line.leave, "its agent is gone", 0.0)
+        self._leaver = weakref.finalize(self, _abandon, line, self._inherited)
         self._leaver.atexit = False  # the cut connection says it
         line.start()
         tell(f"group '{conf.group}' at {', '.join(conf.servers)}: offering {self._place.address}")
+        stop_timeout_s = conf.spec.stop_timeout_s
+        if stop_timeout_s is not None and stop_timeout_s < TORCHS_STOP_TIMEOUT_S:
+            tell(
+                f"warning: stop_timeout_s={stop_timeout_s:g} is less than the {TORCHS_STOP_TIMEOUT_S:g} s that torch "
+                "gives workers to stop before a restart: workers of the old round may still run beside the new ones"
+            )
         return line
 
     def _hold_port(self) -> socket.socket:
@@ -223,26 +254,18 @@ class TorchrunHandler(HetRendezvousHandler):
         if self._place.moved():
             self._tell(f"this node has another address; offering {self._place.address} from now on")
             self._session.offer = replace(self._session.offer, address=self._place.address)
-        self._take_back()
-        self._worker_env = network.socket_env(self._place.interface, os.environ)
-        os.environ.update(self._worker_env)
+        self._inherited.take_over()
+        self._inherited.add(network.socket_env(self._place.interface, os.environ))
         try:
             return self.offer()
         except network.NetworkError as error:
-            raise RendezvousConnectionError(
-                f"node '{self._node_id}' cannot offer a port for the next round: {error}"
-            ) from None
-
-    def _take_back(self) -> None:
-        """Take what the workers were to inherit out of this process's environment."""
-        for name in self._worker_env:
-            os.environ.pop(name, None)
-        self._worker_env = {}
+            what = f"node '{self._node_id}' cannot offer a port for the next round: {error}"
+            raise RendezvousConnectionError(as_rdzv_conf(what)) from None
 
     def _tell_failure(self, line: Line) -> None:
         """Workers of this node failed, if it is in a round that nobody has ended."""
         if self._in_round and not self._is_over:
-            failure = _failure_of_callers()
+            failure = failure_of_callers()
             line.failed(self._round, failure, time.monotonic())
 
     @property
@@ -330,10 +353,8 @@ class TorchrunHandler(HetRendezvousHandler):
             self._tell(what)
             line.failed(self._round, FailureFields(local_rank=-1, rank=-1, message=what), time.monotonic())
             return None
-        marks = {"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id}
-        self._worker_env |= marks
-        os.environ.update(marks)
-        self._round_store = RoundStore(store, self._on_success, self._await_barrier)
+        self._inherited.add({"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id})
+        self._round_store = RoundStore(store, self._on_success, self._await_barrier, self._during_round)
         line.started(self._round)
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
         return RendezvousInfo(cast("Store", self._round_store), start.group_rank, start.nnodes, place)
@@ -355,6 +376,21 @@ class TorchrunHandler(HetRendezvousHandler):
                 why = self._stop or self._exit
                 raise RoundOverError(why.why if why is not None else str(error)) from None
         self._passed = True
+
+    def _during_round(self, what: Callable[[threading.Event], Any]) -> Any:
+        """What torch's agent does in the store before its workers start.
+
+        Raises:
+            RoundOverError: the server ended the round first, perhaps because the store is gone.
+        """
+        assert self._line is not None
+        try:
+            return self._while_it_lasts(self._line, what)
+        except RuntimeError:
+            self._await_word(self._line)
+            if not self._is_over:
+                raise
+            raise RoundOverError(f"round {self._round} is over") from None
 
     def _await_word(self, line: Line) -> None:
         """Give the server a moment to explain why the store went away."""
@@ -378,8 +414,8 @@ class TorchrunHandler(HetRendezvousHandler):
         def work() -> None:
             try:
                 answers.put((what(over), None))
-            except BaseException as error:
-                answers.put((None, error))
+            except BaseException as error:  # its traceback, which has `answers`, would keep the store alive
+                answers.put((None, error.with_traceback(None)))
             os.close(write_fd)
 
         thread = threading.Thread(target=work, name="hetrdzv-store", daemon=True)
@@ -391,54 +427,29 @@ class TorchrunHandler(HetRendezvousHandler):
                 self._listen(line, read_fd)
         finally:
             over.set()
-            thread.join(2 * PAUSE_S)  # it lets go of the store, unless that hangs
+            # It lets go of the store, which may hang. Our own does not, and has to be gone before the next offer.
+            thread.join(None if self.start.master.node_id == self._node_id else 2 * PAUSE_S)
             os.close(read_fd)
         result, error = answers.get()
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback has this frame
         return result
 
 
 def _tell(node_id: str, text: str) -> None:
     """Show it to the person at the terminal."""
-    say("\n".join(f"hetrdzv[{node_id}]: {line}" for line in text.splitlines()))
+    say("\n".join(f"hetrdzv[{node_id}]: {line}" for line in as_rdzv_conf(text).splitlines()))
 
 
-def _exit_error(directive: DirectiveReply) -> Exception:
-    """What torch's agent is to end with."""
-    if directive.exit_code in GRACEFUL:
-        return RendezvousGracefulExitError(directive.why)
-    return (RendezvousClosedError if directive.round or directive.outcome else RendezvousConnectionError)(
-        directive.why
-    )
-
-
-def _failure_of_callers() -> FailureFields:
-    """The first failure that torch's agent knows of.
-
-    It tells a handler nothing, but calls it with the result of its workers in a variable. Where there is none,
-    no worker was started.
-    """
-    result = _result_of_callers()
-    if result is None or not result.failures:
-        why = "torch's agent says nothing more here; see what it printed"
-        return FailureFields(local_rank=-1, rank=-1, message=why)
-    rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
-    code = first.exitcode
-    return FailureFields(
-        local_rank=first.local_rank,
-        rank=rank,
-        exit_code=code if code >= 0 else None,
-        signal=describe_exit(code).removeprefix("killed by ") if code < 0 else None,
-        message=failure_message(first.error_file, None, code),
-    )
-
-
-def _result_of_callers() -> RunResult | None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        for value in frame.f_locals.values():
-            if isinstance(value, RunResult):
-                return value
-        frame = frame.f_back
-    return None
+def _exit_error(directive: DirectiveReply) -> BaseException:
+    """What torch's agent is to end with; torchrun with hetagent's exit status where nothing went wrong."""
+    if directive.outcome == "succeeded" or directive.reason == "drained":
+        # torch 2.13: launch_agent() asks what LocalElasticAgent.run() returned then, which is None
+        if torchrun_is_calling():
+            return SystemExit(directive.exit_code)
+        return RendezvousGracefulExitError(as_rdzv_conf(directive.why))
+    failed = RendezvousClosedError if directive.round or directive.outcome else RendezvousConnectionError
+    return failed(as_rdzv_conf(directive.why))

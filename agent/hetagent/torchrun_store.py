@@ -3,6 +3,8 @@
 Changes when torch's agent does other things with its store.
 """
 
+import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -10,14 +12,18 @@ from datetime import timedelta
 from typing import Any, cast
 
 from torch.distributed import Store, TCPStore
-from torch.distributed.elastic.agent.server.api import _TERMINAL_STATE_SYNC_ID
+from torch.distributed.elastic.agent.server.api import _TERMINAL_STATE_SYNC_ID, _RoleInstanceInfo
 from torch.distributed.elastic.utils.store import _LAST_MEMBER_CHECKIN, _NUM_MEMBERS
 
 from hetagent.handler import STORE_TIMEOUT
-from hetrdzv.wire import StartReply
+from hetrdzv.wire import MAX_SLOTS, StartReply
 
 ENTERED, PASSED = (_TERMINAL_STATE_SYNC_ID + end for end in (_NUM_MEMBERS, _LAST_MEMBER_CHECKIN))
 """Keys of torch's exit barrier: counted up by every agent whose workers succeeded; set by the last one."""
+
+ROLE_INFO, ASSIGNED_RANKS = "torchelastic/role_info/", "torchelastic/assigned_ranks/"
+"""Beginnings of the keys by which torch's agents agree on ranks, a node's group rank follows: told by every agent;
+answered by the master's (SimpleElasticAgent._assign_worker_ranks)."""
 
 PAUSE_S = 0.02
 """Between two looks at a round's store (seconds)."""
@@ -35,14 +41,20 @@ class RoundStore:
     Args:
         entered: called when the workers of this node have succeeded.
         wait: waits until a key is there, or the round is over.
+        during: does something else in the store; `RoundOverError` when the round is over first.
     """
 
     def __init__(
-        self, store: Store, entered: Callable[[], None], wait: Callable[[Store, float], None]
+        self,
+        store: Store,
+        entered: Callable[[], None],
+        wait: Callable[[Store, float], None],
+        during: Callable[[Callable[[threading.Event], Any]], Any],
     ) -> None:
         self._store: Store | None = store
         self._entered = entered
         self._wait = wait
+        self._during = during
 
     def __getattr__(self, name: str) -> Any:
         if self._store is None:
@@ -66,9 +78,51 @@ class RoundStore:
         else:
             self.__getattr__("wait")(keys, *timeout)
 
+    def set(self, key: str, value: str | bytes) -> None:
+        """As torch's; nothing in a round that is over."""
+        set_ = self.__getattr__("set")
+        with contextlib.suppress(RoundOverError):
+            self._during(lambda _: set_(key, value))
+
+    def get(self, key: str) -> bytes:
+        """As `multi_get`."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """As torch's, but in a round that is over what it needs of its peers is made up (`_stand_in`).
+
+        Raises:
+            RoundOverError: it is, and other keys were asked for.
+        """
+        timeout_s = self.__getattr__("timeout").total_seconds()
+        store = cast("Any", self._store)
+
+        def read(over: threading.Event) -> list[bytes]:
+            look_for(store, keys, over, timeout_s)
+            return list(store.multi_get(keys))
+
+        try:
+            return cast("list[bytes]", self._during(read))
+        except RoundOverError:
+            return [_stand_in(key) for key in keys]
+
     def close(self) -> None:
         """Let go of the store; its port is free with that."""
         self._store = None
+
+
+def _stand_in(key: str) -> bytes:
+    """What lets torch's agent go on with its ranks, although a member of the round is gone.
+
+    It cannot be told sooner than by its next num_nodes_waiting() that the round is over. Until then its workers
+    wait for a world that no real one can be taken for: every node has `MAX_SLOTS` workers.
+    """
+    if key.startswith(ROLE_INFO):
+        return _RoleInstanceInfo("", int(key.removeprefix(ROLE_INFO)), MAX_SLOTS).serialize()
+    if key.startswith(ASSIGNED_RANKS):
+        base, world_size = (MAX_SLOTS * (int(key.removeprefix(ASSIGNED_RANKS)) + more) for more in (0, 2))
+        return json.dumps([base, world_size, base, world_size]).encode()
+    raise RoundOverError("the round of this store is over")
 
 
 def visit(start: StartReply) -> Store:

@@ -103,7 +103,12 @@ def test_a_node_too_many_is_a_spare_that_disturbs_nobody(pair: Torchruns) -> Non
     second = pair.world(3, round_above=first)
     assert {line["node"] for line in pair.lines(round=second)} == {"a", "c"}
     assert spare.process.poll() is None
-    pair.end_well("a", "c")
+    pair.torchrun("d", 1)
+    wait_for(
+        lambda: [n["state"] for n in pair.group()["nodes"] if n["node_id"] == "d"] == ["spare"],
+        "d as a spare",
+    )
+    pair.end_well("a", "c", "d")
 
 
 def test_the_first_nodes_machine_dies(job: Torchruns) -> None:
@@ -168,7 +173,7 @@ def test_a_drained_node_goes_and_the_rest_go_on(job: Torchruns) -> None:
         job.torchrun(name, slots)
     first = job.world(4)
     job.post("nodes/a/drain")
-    job.agents["a"].wait()
+    assert job.agents["a"].wait() == 4
     second = job.world(2, round_above=first)
     assert {line["restart"] for line in job.lines(round=second)} == {0}
     job.end_well("b", "c")
@@ -347,6 +352,7 @@ def test_a_local_elastic_agent_of_ones_own_restarts_and_returns_values(
 
 def test_a_handler_that_is_dropped_leaves(pair: Torchruns) -> None:
     """After a signal torch does not call shutdown(), and a program may go on."""
+    before = dict(os.environ)
     params = RendezvousParameters("hetrdzv", pair.server.url, "job", 1, 1, node_id="a")
     handler = create_handler(params)
     handler.next_rendezvous()
@@ -355,6 +361,7 @@ def test_a_handler_that_is_dropped_leaves(pair: Torchruns) -> None:
     del handler
     gc.collect()
     wait_for(lambda: [node["state"] for node in pair.group()["nodes"]] == ["left"], "a's leave")
+    assert dict(os.environ) == before
 
 
 def test_what_workers_inherit_is_taken_back(pair: Torchruns) -> None:

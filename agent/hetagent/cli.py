@@ -44,6 +44,8 @@ EXIT_SIGNAL = 128
 
 def main() -> None:
     """Run this node's part of a job; exits as DESIGN.md, Agent, says."""
+    # Where a launcher ignores it, the kernel reaps the workers and their exit statuses are lost.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         options = parse(sys.argv[1:], os.environ)
         token = _token(options)

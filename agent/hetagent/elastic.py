@@ -5,6 +5,7 @@ import selectors
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from hetagent import signals
-from hetagent.failures import MAX_CHARACTERS, failure_message
+from hetagent.failures import MAX_CHARACTERS, failure_message, sendable
 from hetagent.guardian import Guardian, GuardianError
 from hetagent.handler import HetRendezvousHandler
 from hetagent.launch.base import Assignment, Launch
@@ -30,7 +31,7 @@ from hetagent.launch.command import CommandError
 from hetagent.line import Line
 from hetagent.logs import RoundLogsSpecs
 from hetagent.network import NetworkError, host_port
-from hetagent.workers import Exit, Workers, kill_all_of
+from hetagent.workers import Exit, Workers, close, kill_all_of
 from hetrdzv.wire import DirectiveKind, DirectiveReply, FailureFields
 
 LEAVE_S = 4.0
@@ -125,6 +126,7 @@ class HetElasticAgent(LocalElasticAgent):
 
         self._selector = selectors.DefaultSelector()
         self._got_signals: list[int] = []
+        self._taken: deque[DirectiveReply] = deque()  # not obeyed yet
         self._workers: Workers | None = None
         self._stopping: _Stopping | None = None
         self._round = 0  # the newest round whose workers were started, or were to be started
@@ -153,8 +155,9 @@ class HetElasticAgent(LocalElasticAgent):
                     self._on_signals()
                     self._on_exits()
                     self._on_time()
-                    for directive in self._line.take():
-                        self._obey(directive)
+                    self._taken.extend(self._line.take())
+                    while self._taken:
+                        self._obey(self._taken.popleft())
                     self._on_stopped()
             finally:
                 self._shutdown()
@@ -326,13 +329,16 @@ class HetElasticAgent(LocalElasticAgent):
 
     def _finish_workers(self) -> None:
         """Take away what is left of the round's processes."""
-        if self._workers is not None:
-            self._tell_stuck(self._workers.clear())
-            self._guardian.watch(())
-        elif self._pcontext is not None:
-            self._pcontext.close(signal.SIGKILL, 0)
+        workers, pcontext = self._workers, self._pcontext
+        # If that fails they are still ours: `_shutdown` tries again, and then the guardian does.
+        stuck = workers.clear() if workers is not None else []
         self._workers, self._stopping, self._pcontext = None, None, None
         self._look_at = self._end = None
+        if workers is not None:
+            self._tell_stuck(stuck)
+            self._guardian.watch(())
+        elif pcontext is not None:
+            close(pcontext)
         super()._shutdown()  # what torch starts beside the workers if asked to: watchdog, health check
 
     def _tell_stuck(self, stuck: Sequence[int]) -> None:
@@ -391,7 +397,7 @@ class HetElasticAgent(LocalElasticAgent):
 
     def _is_wanted(self) -> bool:
         """Whether something has happened that the loop has not looked at yet."""
-        return bool(self._selector.select(0))
+        return bool(self._taken or self._selector.select(0))
 
     def _go_on_with(self, directive: DirectiveReply) -> None:
         """Another start of the newest round: it has what the launch could not do without."""
@@ -434,7 +440,8 @@ class HetElasticAgent(LocalElasticAgent):
 
     def _start_failed(self, error: Exception) -> None:
         """Report it, and take away what was started before it: torch forgets these processes."""
-        message = str(error) if isinstance(error, CommandError) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, CommandError) else f"{type(error).__name__}: {error}"
+        message = sendable(text)
         self._tell(f"round {self._round}: the workers could not be started: {message}")
         failure = FailureFields(local_rank=-1, rank=-1, message=message[:MAX_CHARACTERS])
         self._line.failed(self._round, failure, time.monotonic())

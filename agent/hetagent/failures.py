@@ -21,10 +21,15 @@ def failure_message(error_file: str | None, stderr_file: str | None, exitcode: i
 
     Returns:
         The end of the traceback, else of stderr, in whole lines and at most `MAX_CHARACTERS`; else what the
-        exit status says, and that the disk is full where that is why nothing else is known.
+        exit status says, and that the disk is full where that is why nothing else is known. All is `sendable`.
     """
     said = _recorded(error_file) or _end(_tail(stderr_file))
-    return said or describe_exit(exitcode) + _lost_words(error_file, stderr_file)
+    return said or sendable(describe_exit(exitcode) + _lost_words(error_file, stderr_file))
+
+
+def sendable(text: str) -> str:
+    """The text with an escape for each lone surrogate (a byte of a file's name that is not UTF-8)."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def describe_exit(exitcode: int) -> str:
@@ -77,7 +82,7 @@ def _tail(path: str | None) -> str:
 
 def _end(text: str) -> str:
     """The last whole lines that fit; of a last line that does not fit, its end."""
-    text = text.rstrip()
+    text = sendable(text).rstrip()
     if len(text) <= MAX_CHARACTERS:
         return text if text.strip() else ""
     end = text[-MAX_CHARACTERS:]

@@ -3,13 +3,15 @@
 import dataclasses
 import os
 import shutil
-import tempfile
 from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 from torch.distributed.elastic.multiprocessing.api import to_map
 
+from hetagent import scratch
+
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+PREFIX = "hetagent_"
 
 Paths = TypeVar("Paths", str, dict[int, str])
 
@@ -36,8 +38,12 @@ class RoundLogsSpecs(DefaultLogsSpecs):
         *,
         capture_stderr: bool = False,
     ) -> None:
-        self._temporary = None if log_dir else tempfile.mkdtemp(prefix="hetagent_")
-        super().__init__(log_dir or self._temporary, redirects, tee, local_ranks_filter)
+        self._temporary: scratch.Folder | None = None
+        if not log_dir:
+            scratch.sweep(PREFIX)
+            self._temporary = scratch.Folder(PREFIX)
+            log_dir = str(self._temporary.path)
+        super().__init__(log_dir, redirects, tee, local_ranks_filter)
         self._asked_tee = tee
         self.capture_stderr = capture_stderr
 
@@ -69,7 +75,7 @@ class RoundLogsSpecs(DefaultLogsSpecs):
     def close(self) -> None:
         """Remove the logs, if nobody asked to keep them."""
         if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary.close()
 
     def _tee_with_stderr(self, ranks: int) -> dict[int, Std]:
         redirects, tee = to_map(self._redirects, ranks), to_map(self._asked_tee, ranks)

@@ -153,8 +153,25 @@ class Workers:
         """
         stuck = kill_all_of(self._incarnation, self._sids)
         self._forget_all()
-        self._pcontext.close(signal.SIGKILL, 0)
+        close(self._pcontext)
         return stuck
+
+
+def close(pcontext: Any) -> None:
+    """Reap the dead processes of a torch context and close its logs.
+
+    torch kills those that live, and leaves the rest undone at the first that is not ours to kill.
+    """
+    try:
+        pcontext.close(signal.SIGKILL, 0)
+    except OSError:
+        for handler in pcontext.subprocess_handlers.values():
+            handler.proc.poll()
+        for tail_log in pcontext._tail_logs:
+            tail_log.stop()
+        for file in (pcontext.filtered_stdout, pcontext.filtered_stderr):
+            if file is not None:
+                file.close()
 
 
 def kill_all_of(incarnation: str, sids: frozenset[int] = frozenset()) -> list[int]:

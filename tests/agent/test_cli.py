@@ -157,6 +157,27 @@ def test_commands_of_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         group_command(["nowhere.py"])
 
 
+def test_ends_of_workers_are_seen_where_a_launcher_ignores_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With SIGCHLD ignored, which exec keeps, the kernel reaps children and nobody learns how they ended."""
+
+    def run(*args: object) -> int:
+        child = subprocess.Popen(["sh", "-c", "exit 7"])
+        ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        child.wait()
+        assert ended is not None
+        return ended.si_status
+
+    monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(sys, "argv", ["hetagent", "--server", "http://127.0.0.1:1", "train.py"])
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert ended.value.code == 7
+
+
 # -- real agents: secrets, ends, and nobody who reads -----------------------------------------------------------
 
 

@@ -21,11 +21,11 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from hetagent import guardian
+from hetagent import guardian, workers
 from hetagent.elastic import AgentError, HetElasticAgent, Identity
 from hetagent.guardian import Guardian, GuardianError
 from hetagent.handler import HetRendezvousHandler
-from hetagent.launch.base import Launch
+from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.line import Line
 from hetagent.logs import RoundLogsSpecs
@@ -33,7 +33,7 @@ from hetagent.network import hold_port
 from hetagent.processes import marked
 from hetagent.session import Offer, Session
 from hetrdzv.client import Client
-from hetrdzv.wire import SpecFields
+from hetrdzv.wire import DirectiveReply, SpecFields
 
 # torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
 pytestmark = [
@@ -115,15 +115,18 @@ class Rig:
                     one()
             except BaseException as error:
                 self._errors.append(error)
-                self.agent._got_signals += [signal.SIGTERM, signal.SIGTERM]
-                os.kill(os.getpid(), signal.SIGTERM)
+                if not over.is_set():  # else it would be this process that ends
+                    self.agent._got_signals += [signal.SIGTERM, signal.SIGTERM]
+                    os.kill(os.getpid(), signal.SIGTERM)
 
+        over = threading.Event()
         thread = threading.Thread(target=act)
         thread.start()
         before = [signal.getsignal(signum) for signum in signal.valid_signals()]
         try:
             self.agent.run()
         finally:
+            over.set()
             thread.join(20)
             assert [signal.getsignal(signum) for signum in signal.valid_signals()] == before
             assert marked(self.identity.incarnation) == []
@@ -195,6 +198,32 @@ def test_a_round_from_start_to_end(rig: Make, monkeypatch: pytest.MonkeyPatch) -
     assert made.group()["state"] == "succeeded"
 
 
+def test_a_launch_hears_of_a_stop_that_came_with_its_start(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig("true")
+    taken: list[DirectiveReply] = []
+    heard: list[bool] = []
+    take, begin = made.line.take, made.agent._launch.begin
+
+    def both() -> list[DirectiveReply]:
+        taken.extend(take())
+        if not heard and [one.kind for one in taken][-1:] != ["stop"]:
+            return []
+        both_, taken[:] = list(taken), []
+        return both_
+
+    def asking(assignment: Assignment) -> WorkerCommand | None:
+        heard.append(assignment.interrupted())
+        return begin(assignment)
+
+    monkeypatch.setattr(made.line, "take", both)
+    monkeypatch.setattr(made.agent._launch, "begin", asking)
+    started = lambda: soon(lambda: any(one.kind == "start" for one in taken), "a start")  # noqa: E731
+    assert made.run(started, made.asks("restart")) == 0
+    assert heard[0]
+
+
 def failing_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second process of the first round cannot be started."""
     calls = []
@@ -249,8 +278,7 @@ def test_without_descriptors_for_the_workers_they_are_ended(
     assert made.run() == 0
     assert made.group()["restarts"] == 1
     assert not is_alive(calls[0])
-    tails = [thread.name for thread in threading.enumerate() if thread.name.startswith("TailLog")]
-    assert tails == [], "they would keep the interpreter from ending"
+    assert tails() == []
 
 
 def test_a_command_that_this_node_cannot_run_is_the_rounds_failure(rig: Make) -> None:
@@ -275,6 +303,20 @@ def test_a_full_disk_is_the_rounds_failure(rig: Make, monkeypatch: pytest.Monkey
         "a could not start its workers: OSError: [Errno 28] No space left"
         in made.group()["root_cause"]["message"]
     )
+
+
+def test_a_start_that_fails_at_a_file_whose_name_is_not_utf_8_is_the_rounds_failure(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig("exit 0", max_restarts=0)
+
+    def refuse(self: RoundLogsSpecs, envs: Any) -> Any:
+        raise OSError("cannot make " + os.fsdecode(b"caf\xe9"))
+
+    monkeypatch.setattr(RoundLogsSpecs, "reify", refuse)
+    assert made.run() == 1
+    message = made.group()["root_cause"]["message"]
+    assert message == r"a could not start its workers: OSError: cannot make caf\udce9"
 
 
 def test_a_guardian_that_does_not_start_is_told(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,6 +457,97 @@ def test_cancelled_while_workers_are_stopping(rig: Make) -> None:
 def test_what_workers_leave_behind_when_they_succeed_is_gone(rig: Make) -> None:
     made = rig("sleep 100 & setsid sleep 100 & exit 0")
     assert made.run() == 0  # run() looks for what is marked as this agent's
+
+
+def tails() -> list[str]:
+    """Threads of torch's that copy output; one that stays keeps the interpreter from ending."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("TailLog")]
+
+
+def test_workers_that_are_not_ours_to_kill_are_told_and_the_agent_leaves_in_good_order(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under `sudo`, a worker belongs to another user."""
+    made = rig(
+        "echo $$ > pid.$RANK; touch up.$RANK; exec sleep 100", slots=2, tee=Std.ALL, stop_timeout_s=0.1
+    )
+    kill = os.kill
+
+    def theirs() -> int:
+        return int((made.folder / "pid.0").read_text())
+
+    def refusing(pid: int, signum: int) -> None:
+        if pid == theirs():
+            raise PermissionError(1, "Operation not permitted")
+        kill(pid, signum)
+
+    def end() -> None:
+        try:
+            made.says("do not die")()
+        finally:
+            kill(theirs(), signal.SIGKILL)
+        soon(lambda: not is_alive(theirs()), "its end")
+
+    monkeypatch.setattr(workers, "KILL_WAIT_S", 0.2)
+    monkeypatch.setattr(os, "kill", refusing)
+    monkeypatch.setattr(os, "killpg", refusing)
+    made.run(made.appears("up.0", "up.1"), made.gets(signal.SIGTERM), end)
+    why = "they hang in the kernel, or are not ours to kill"
+    stuck = [line for line in made.said if "do not die" in line]
+    assert stuck == [f"processes {theirs()} do not die ({why}); going on without them"]
+    assert tails() == []
+    assert made.guardian.pid is None, "it was dismissed"
+    node = made.group()["nodes"][0]
+    assert (node["state"], node["why"]) == ("left", "its agent got SIGTERM")
+
+
+def test_a_start_that_fails_beside_a_worker_that_is_not_ours_to_kill(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then only torch knows the workers."""
+    made = rig("exec sleep 100", tee=Std.ALL, max_restarts=0)
+    kill, theirs = os.kill, []
+
+    def exhausted(pid: int) -> int:
+        theirs.append(pid)
+        raise OSError(24, "Too many open files")
+
+    def refusing(pid: int, signum: int) -> None:
+        if pid in theirs:
+            raise PermissionError(1, "Operation not permitted")
+        kill(pid, signum)
+
+    def end() -> None:
+        try:
+            made.says("do not die")()
+        finally:
+            kill(theirs[0], signal.SIGKILL)
+        soon(lambda: not is_alive(theirs[0]), "its end")
+
+    monkeypatch.setattr(workers, "KILL_WAIT_S", 0.2)
+    monkeypatch.setattr(os, "pidfd_open", exhausted)
+    monkeypatch.setattr(os, "kill", refusing)
+    monkeypatch.setattr(os, "killpg", refusing)
+    assert made.run(end) == 1
+    assert tails() == []
+    assert "Too many open files" in made.group()["root_cause"]["message"]
+
+
+def test_workers_that_could_not_be_looked_for_are_tried_again(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig("sleep 100 & exit 0")  # run() looks for what is marked as this agent's
+    kill_all_of, calls = workers.kill_all_of, []
+
+    def failing_once(*args: Any) -> list[int]:
+        calls.append(args)
+        if len(calls) == 1:
+            raise OSError(24, "Too many open files: '/proc'")
+        return kill_all_of(*args)
+
+    monkeypatch.setattr(workers, "kill_all_of", failing_once)
+    with pytest.raises(OSError, match="Too many open files"):
+        made.run()
 
 
 def test_the_last_lines_of_a_tee_are_not_lost(rig: Make, capfd: pytest.CaptureFixture[str]) -> None:

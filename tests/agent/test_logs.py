@@ -1,6 +1,8 @@
 """Logs lie in a directory per round, and of a failed worker the end of what it said is told."""
 
 import dataclasses
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -17,8 +19,10 @@ from torch.distributed.elastic.multiprocessing import (
     start_processes,
 )
 
+from hetagent import scratch
 from hetagent.failures import MAX_CHARACTERS, failure_message
-from hetagent.logs import RoundLogsSpecs
+from hetagent.logs import PREFIX, RoundLogsSpecs
+from hetrdzv.wire import FailureFields
 
 
 def envs(ranks: int, round_number: int = 3, restarts: int = 0) -> dict[int, dict[str, str]]:
@@ -85,6 +89,54 @@ def test_without_a_directory_a_private_one_goes_with_the_agent(
     specs.close()
     specs.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_logs_of_a_killed_agent_go_with_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    living = RoundLogsSpecs()
+    living.reify(envs(1))
+    dead = tmp_path / f"{scratch.marked_prefix(PREFIX)}dead"  # what is left: a folder without a lock
+    (dead / "round_1").mkdir(parents=True)
+    (tmp_path / "hetagent_notes").mkdir()  # somebody else's
+    RoundLogsSpecs(os.devnull)
+    assert dead.exists(), "nothing temporary is wanted"
+    RoundLogsSpecs().close()
+    assert sorted(tmp_path.iterdir()) == sorted([Path(str(living.root_log_dir)), tmp_path / "hetagent_notes"])
+    living.close()
+
+
+@pytest.mark.parametrize("moment", ["open", "flock"])
+def test_a_folder_that_was_swept_before_its_lock_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str
+) -> None:
+    module = {"open": os, "flock": fcntl}[moment]
+    real, swept = getattr(module, moment), []
+
+    def late(*args: Any) -> Any:
+        if not swept:
+            swept.extend(tmp_path.iterdir())
+            os.rmdir(swept[0])
+        return real(*args)
+
+    made: list[scratch.Folder] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(module, moment, late)
+        made.append(scratch.Folder("x_", tmp_path))
+    assert list(tmp_path.iterdir()) == [made[0].path] != swept
+    made[0].close()
+
+
+def test_where_there_are_no_locks_nothing_is_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def none(lock: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    folder = scratch.Folder("x_", tmp_path)
+    scratch.sweep("x_", tmp_path)
+    assert folder.path.exists()
+    folder.close()
 
 
 def test_no_logs_at_all() -> None:
@@ -185,6 +237,16 @@ def test_the_traceback_comes_first(tmp_path: Path) -> None:
 )
 def test_records_of_any_kind(tmp_path: Path, content: object, message: str) -> None:
     assert failure_message(error_file(tmp_path, content), None, 7) == message
+
+
+def test_a_file_name_that_is_not_utf_8_can_be_told(tmp_path: Path) -> None:
+    """The runner writes `\\udce9`, which JSON reads as a lone surrogate: no UTF-8 has it, and no wire takes it."""
+    name = os.fsdecode(b"caf\xe9.txt")
+    message = failure_message(error_file(tmp_path, recorded(f"ValueError: cannot read {name}\n")), None, 1)
+    assert message == r"ValueError: cannot read caf\udce9.txt"
+    assert FailureFields(local_rank=0, rank=0, message=message).message == message
+    long = failure_message(error_file(tmp_path, recorded("\udce9" * MAX_CHARACTERS)), None, 1)
+    assert len(long) == MAX_CHARACTERS
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from tests.agent.test_horovod import assignment, members
 
 from hetagent import network
+from hetagent import scratch as folders
 from hetagent.launch import orted, rsh, scratch
 from hetagent.launch.command import CommandError, WorkerCommand, worker_command
 from hetagent.launch.mpi import MEMORY, Mpi, mpirun_words
@@ -353,20 +354,21 @@ def test_folders_of_a_killed_agent_are_swept_and_those_of_a_living_one_are_not(
     files, memory = tmp_path / "tmp", tmp_path / "shm"
     files.mkdir()
     memory.mkdir()
-    monkeypatch.setattr(scratch.tempfile, "tempdir", str(files))
+    monkeypatch.setattr("tempfile.tempdir", str(files))
     monkeypatch.setattr(scratch, "MEMORY", memory)
     living = scratch.Scratch()
+    prefix = folders.marked_prefix(scratch.PREFIX)
     for parent in (files, memory):
-        dead = parent / f"{scratch._prefix()}dead"
+        dead = parent / f"{prefix}dead"
         dead.mkdir()
         (dead / "segment").write_text("x")
         (parent / "other").mkdir()
     elsewhere = files / f"{scratch.PREFIX}0badb007_of-another-host"
     elsewhere.mkdir()
-    (files / f"{scratch._prefix()}link").symlink_to(files / "other")
+    (files / f"{prefix}link").symlink_to(files / "other")
     scratch.sweep()
     assert sorted(path.name for path in files.iterdir()) == sorted(
-        [living.files.name, elsewhere.name, "other", f"{scratch._prefix()}link"]
+        [living.files.name, elsewhere.name, "other", f"{prefix}link"]
     )
     assert sorted(path.name for path in memory.iterdir()) == sorted([living.memory.name, "other"])
     living.close()

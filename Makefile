@@ -36,7 +36,7 @@ tools:  ## install what tests with several hosts need (as root, on Debian; the t
 	$(call debian,ip nft,iproute2 nftables,tests with several hosts)
 
 test: $(STAMP) tools  ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-mpi: $(STAMP)  ## run jobs with Open MPI on uneven nodes, installed as root on Debian (six minutes)
 	$(call debian,mpirun orted,openmpi-bin,its tests)

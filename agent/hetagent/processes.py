@@ -43,7 +43,7 @@ def session_members(sids: Collection[int]) -> list[int]:
 
 def marked(incarnation: str) -> list[int]:
     """Pids of the living processes that were started with `HET_INCARNATION=incarnation`; never the caller."""
-    return [pid for pid in _others() if environment(pid).get(INCARNATION) == incarnation]
+    return sorted(pid for pid in _others() if environment(pid).get(INCARNATION) == incarnation)
 
 
 def orphans(node_id: str, group: str) -> list[int]:
@@ -62,7 +62,7 @@ def orphans(node_id: str, group: str) -> list[int]:
         agent = env.get(AGENT_PID, "")
         if agent.isdecimal() and int(agent) not in alive and _pid_namespace(str(pid)) == here:
             found.append(pid)
-    return found
+    return sorted(found)
 
 
 def environment(pid: int) -> dict[str, str]:
@@ -177,8 +177,11 @@ def _pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())
 
 
-def _others() -> list[int]:
-    return sorted(pid for pid in _pids() if pid != os.getpid() and _read(pid) is not None)
+def _others() -> Iterator[int]:
+    """All but the caller, the newest first: before it is looked at, one that forks may be gone, its child unlisted."""
+    for pid in sorted(_pids(), reverse=True):
+        if pid != os.getpid() and _read(pid) is not None:
+            yield pid
 
 
 def _read(pid: int) -> Process | None:

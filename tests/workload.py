@@ -23,7 +23,7 @@ ACTS = ("raise", "exit3", "ignore-term", "grandchild", "loader", "deadlock", "ch
 """What a worker can be told to do, most of it at step 3: see `heed` and `act`. For `deadlock` it is the last two."""
 
 PAUSE_S = 0.025
-"""Rest after a step (seconds): where three workers make 200 steps a second, nothing else on two cores gets on."""
+"""Rest after a step (seconds): at 0.005 three workers took half a core from what the tests start beside them."""
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from hetagent.launch.command import CommandError
 from hetagent.line import Line
 from hetagent.logs import RoundLogsSpecs
 from hetagent.network import NetworkError, host_port
-from hetagent.workers import Exit, Workers, close, kill_all_of
+from hetagent.workers import Exit, Workers, close_context, kill_all_of
 from hetrdzv.wire import DirectiveKind, DirectiveReply, FailureFields
 
 LEAVE_S = 4.0
@@ -338,7 +338,7 @@ class HetElasticAgent(LocalElasticAgent):
             self._tell_stuck(stuck)
             self._guardian.watch(())
         elif pcontext is not None:
-            close(pcontext)
+            close_context(pcontext)
         super()._shutdown()  # what torch starts beside the workers if asked to: watchdog, health check
 
     def _tell_stuck(self, stuck: Sequence[int]) -> None:

@@ -153,11 +153,11 @@ class Workers:
         """
         stuck = kill_all_of(self._incarnation, self._sids)
         self._forget_all()
-        close(self._pcontext)
+        close_context(self._pcontext)
         return stuck
 
 
-def close(pcontext: Any) -> None:
+def close_context(pcontext: Any) -> None:
     """Reap the dead processes of a torch context and close its logs.
 
     torch kills those that live, and leaves the rest undone at the first that is not ours to kill.

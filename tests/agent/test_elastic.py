@@ -464,17 +464,11 @@ def tails() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("TailLog")]
 
 
-def test_workers_that_are_not_ours_to_kill_are_told_and_the_agent_leaves_in_good_order(
-    rig: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As under `sudo`, a worker belongs to another user."""
-    made = rig(
-        "echo $$ > pid.$RANK; touch up.$RANK; exec sleep 100", slots=2, tee=Std.ALL, stop_timeout_s=0.1
-    )
+def not_ours_to_kill(
+    made: Rig, theirs: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], None]:
+    """Let the kernel refuse us one worker; an act that ends it once the agent has given it up."""
     kill = os.kill
-
-    def theirs() -> int:
-        return int((made.folder / "pid.0").read_text())
 
     def refusing(pid: int, signum: int) -> None:
         if pid == theirs():
@@ -491,6 +485,21 @@ def test_workers_that_are_not_ours_to_kill_are_told_and_the_agent_leaves_in_good
     monkeypatch.setattr(workers, "KILL_WAIT_S", 0.2)
     monkeypatch.setattr(os, "kill", refusing)
     monkeypatch.setattr(os, "killpg", refusing)
+    return end
+
+
+def test_workers_that_are_not_ours_to_kill_are_told_and_the_agent_leaves_in_good_order(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under `sudo`, a worker belongs to another user."""
+    made = rig(
+        "echo $$ > pid.$RANK; touch up.$RANK; exec sleep 100", slots=2, tee=Std.ALL, stop_timeout_s=0.1
+    )
+
+    def theirs() -> int:
+        return int((made.folder / "pid.0").read_text())
+
+    end = not_ours_to_kill(made, theirs, monkeypatch)
     made.run(made.appears("up.0", "up.1"), made.gets(signal.SIGTERM), end)
     why = "they hang in the kernel, or are not ours to kill"
     stuck = [line for line in made.said if "do not die" in line]
@@ -506,28 +515,14 @@ def test_a_start_that_fails_beside_a_worker_that_is_not_ours_to_kill(
 ) -> None:
     """Then only torch knows the workers."""
     made = rig("exec sleep 100", tee=Std.ALL, max_restarts=0)
-    kill, theirs = os.kill, []
+    theirs: list[int] = []
 
     def exhausted(pid: int) -> int:
         theirs.append(pid)
         raise OSError(24, "Too many open files")
 
-    def refusing(pid: int, signum: int) -> None:
-        if pid in theirs:
-            raise PermissionError(1, "Operation not permitted")
-        kill(pid, signum)
-
-    def end() -> None:
-        try:
-            made.says("do not die")()
-        finally:
-            kill(theirs[0], signal.SIGKILL)
-        soon(lambda: not is_alive(theirs[0]), "its end")
-
-    monkeypatch.setattr(workers, "KILL_WAIT_S", 0.2)
+    end = not_ours_to_kill(made, lambda: theirs[0], monkeypatch)
     monkeypatch.setattr(os, "pidfd_open", exhausted)
-    monkeypatch.setattr(os, "kill", refusing)
-    monkeypatch.setattr(os, "killpg", refusing)
     assert made.run(end) == 1
     assert tails() == []
     assert "Too many open files" in made.group()["root_cause"]["message"]

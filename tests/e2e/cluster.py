@@ -23,6 +23,10 @@ T = TypeVar("T")
 WORKLOAD = Path(__file__).parent.parent / "workload.py"
 WAIT_S = 60.0
 
+THREE = {"a": 2, "b": 1, "c": 1}
+PAIR = {"a": 2, "b": 1}
+"""Slots of uneven nodes, by name: what `Cluster.start` takes."""
+
 RUN = uuid.uuid4().hex
 """In the environment of all that these tests start: another run of them may be under way."""
 

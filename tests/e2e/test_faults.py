@@ -2,33 +2,15 @@
 
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster, cluster, leftovers, wait_for
+from tests.e2e.cluster import PAIR, THREE, Cluster, leftovers, wait_for
 from tests.e2e.disks import fill, small_disk
 
 SKEWED = Path(__file__).parent / "skewed"
 LEASE_S = 2
-
-THREE = {"a": 2, "b": 1, "c": 1}
-PAIR = {"a": 2, "b": 1}
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Cluster]:
-    """Three uneven nodes that wait for each other; without the third for a minute."""
-    with cluster(tmp_path, "--nnodes", "2:3", "--last-call-s", "60", "--stop-timeout-s", "5") as made:
-        yield made
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Cluster]:
-    """Two nodes, neither more nor less."""
-    with cluster(tmp_path, "--nnodes", "2", "--stop-timeout-s", "5") as made:
-        yield made
 
 
 def stands_still(pid: int) -> bool:
@@ -202,7 +184,7 @@ def test_a_full_disk_under_the_state_loses_nothing(pair: Cluster, tmp_path: Path
 
 
 def test_a_full_disk_under_the_logs_is_named_on_every_node(pair: Cluster, tmp_path: Path) -> None:
-    pair.flags = (*pair.flags, "--max-restarts", "0", "--last-call-s", "1")
+    pair.flags = (*pair.flags, "--max-restarts", "0")
     with small_disk(tmp_path / "disk", 64) as disk:
         fill(disk)
         pair.agent("a", 2, do="raise@2")

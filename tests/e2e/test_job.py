@@ -1,29 +1,11 @@
 """The main job, end to end: real server, real agents, real torch workers, one kind of trouble per test."""
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster, cluster, leftovers, wait_for
-
-THREE = {"a": 2, "b": 1, "c": 1}
-PAIR = {"a": 2, "b": 1}
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Cluster]:
-    """Three uneven nodes (2, 1 and 1 workers) that wait for each other; without the third for a minute."""
-    with cluster(tmp_path, "--nnodes", "2:3", "--last-call-s", "60", "--stop-timeout-s", "5") as made:
-        yield made
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Cluster]:
-    """Two nodes, neither more nor less."""
-    with cluster(tmp_path, "--nnodes", "2", "--stop-timeout-s", "5") as made:
-        yield made
+from tests.e2e.cluster import PAIR, THREE, Cluster, cluster, leftovers, wait_for
 
 
 def test_uneven_nodes_get_their_offsets_and_succeed_together(job: Cluster) -> None:

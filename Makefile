@@ -1,4 +1,4 @@
-# `make help` lists what there is to make. PYTHON chooses the interpreter: make PYTHON=python3.12 test
+# `make help` lists the targets. PYTHON chooses the interpreter: make PYTHON=python3.12 test
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,36 +7,50 @@ STAMP := $(VENV)/.installed
 HOROVOD := $(VENV)/.horovod
 ECOSYSTEM := .venv-ecosystem
 
-# $(call debian,PROGRAMS,PACKAGES,TESTS): as root on Debian, install packages unless the programs are there
+# $(call debian,PROGRAMS,PACKAGES,TESTS): as root on Debian, install the packages if a program is missing
 debian = @missing=; for program in $(1); do command -v $$program >/dev/null || missing=$$program; done; \
 	test -z "$$missing" || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || { \
 	apt-get update -q && apt-get -o DPkg::Lock::Timeout=120 install -q -y --no-install-recommends $(2); } >&2 || \
 	echo '$(2) could not be installed: $(3) are skipped' >&2
 
+# $(call unpacked,PROGRAM,PACKAGE,TESTS): on Debian, unpack a missing program into .cache/debian; installing its package
+# would start a daemon
+UNPACKED := .cache/debian
+unpacked = @PATH=/usr/local/bin:/usr/bin command -v $(1) >/dev/null || test -x $(UNPACKED)/usr/bin/$(1) || ! command -v apt-get >/dev/null || { \
+	mkdir -p $(UNPACKED) && cd $(UNPACKED) && \
+	{ apt-get download -q $(2) || { apt-get update -q && apt-get download -q $(2); }; } && \
+	dpkg-deb --fsys-tarfile $(2)_*.deb | tar -x ./usr/bin/$(1) && rm $(2)_*.deb; } >&2 || \
+	echo '$(2) could not be unpacked: $(3) are skipped' >&2
+
 .DEFAULT_GOAL := help
-.PHONY: help venv demo tools test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-all fuzz compose-test lint bench clean distclean
+.PHONY: help venv dist demo tools test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-all fuzz compose-test lint bench clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-venv: $(STAMP)  ## install everything into .venv (the other targets do it by themselves)
+venv: $(STAMP)  ## install everything into .venv (other targets do this when needed)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo 'hetrdzv needs Python 3.11 or newer, and $(PYTHON) is not: name another one with make PYTHON=/path/to/python3' >&2; \
+	  echo 'hetrdzv needs Python 3.11 or newer, which $(PYTHON) is not: choose another one with make PYTHON=/path/to/python3' >&2; \
 	  exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[agent,etcd,dev]'
 	@touch $@
 
-demo: $(STAMP)  ## train on unlike nodes on this machine, and lose one on the way
+demo: $(STAMP)  ## train on uneven nodes on this machine, and lose one on the way
 	$(BIN)/python examples/digits/demo.py
 
-tools:  ## install what tests with several hosts need (as root, on Debian; the tests are skipped without it)
-	$(call debian,ip nft,iproute2 nftables,tests with several hosts)
+tools:  ## install what some tests need, on Debian and partly as root (without it they are skipped)
+	$(call debian,ip nft docker-compose systemd-analyze,iproute2 nftables docker-compose systemd,tests with several hosts or of deploy/)
+	$(call unpacked,etcd,etcd-server,tests on etcd 3.4)
+	$(call unpacked,promtool,prometheus,tests of the alerts)
+
+# Run one more test file at a time than there are cores, since many tests wait.
+AT_A_TIME := $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
 
 test: $(STAMP) tools  ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(AT_A_TIME) --dist loadfile --no-loadscope-reorder
 
 test-mpi: $(STAMP)  ## run jobs with Open MPI on uneven nodes, installed as root on Debian (six minutes)
 	$(call debian,mpirun orted,openmpi-bin,its tests)
@@ -65,16 +79,19 @@ $(ECOSYSTEM)/.installed: pyproject.toml constraints.txt | $(STAMP)
 test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning Fabric, Accelerate, Transformers and FSDP on uneven nodes (four minutes)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/ecosystem
 
-test-launch: $(HOROVOD)  ## run every command of docs/launch.md, and what make test leaves out of examples and torchrun (six minutes; wants what test-mpi installs)
+test-launch: $(HOROVOD)  ## run every command of docs/launch.md, and the tests of examples and torchrun that make test skips (six minutes; needs test-mpi)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/e2e/test_launch_docs.py tests/e2e/test_launch_styles.py tests/e2e/test_torchrun.py
 
 test-all: $(STAMP) tools  ## run .ci/run and all tests that take minutes to set up, and write docs/test-all.md (half an hour)
 	$(BIN)/python -m tests.everything
 
-fuzz: $(STAMP)  ## ask the API and the records many more things than the tests do, others each time (ten minutes)
+dist: $(STAMP)  ## build wheel and sdist into dist/, check them, and try them outside the checkout, without torch and with it (three minutes)
+	$(BIN)/python -m tests.dist
+
+fuzz: $(STAMP)  ## fuzz the API and the stored records for longer, with new inputs each time (ten minutes)
 	HET_FUZZ=big $(BIN)/python -m pytest --timeout 1800 tests/fuzz
 
-compose-test: $(STAMP)  ## start docker-compose.yml, break parts of it while it trains (ten minutes; see docs/deploy.md)
+compose-test: $(STAMP)  ## start docker-compose.yml and break parts of it while it trains (ten minutes; see docs/deploy.md)
 	$(BIN)/python deploy/docker/try.py
 
 lint: $(STAMP)  ## check format, style and types

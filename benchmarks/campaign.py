@@ -1,7 +1,4 @@
-"""Random faults against a real job, one after another, and whether each was recovered from rightly.
-
-Changes when a fault is added, or what has to hold after one.
-"""
+"""Runs random faults against a real job, one after another, and checks every recovery."""
 
 import random
 import signal
@@ -13,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.e2e.cluster import Agent, cluster, marked, wait_for
-from tests.worklog import StepCounter, World, complaints
+from tests.support.cluster import Agent, cluster, marked, wait_for
+from tests.support.workload.worklog import StepCounter, World, complaints
 
 from benchmarks.floor import Floor
 from benchmarks.outcomes import Kind, Recovery, say, started

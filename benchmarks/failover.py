@@ -28,14 +28,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Self
 
-from tests.e2e.cluster import Cluster
-from tests.etcd import EtcdCluster, Member, sturdy
-from tests.failover import Node, Servers, serving
-from tests.servers import Hetserver
+from tests.support.cluster import Cluster
+from tests.support.etcd import EtcdCluster, Member, sturdy
+from tests.support.failover import Node, Servers, serving
+from tests.support.servers import Hetserver
 
-from hetrdzv.client import Client
-from hetrdzv.errors import Problem, Unreachable
-from hetrdzv.wire import ReportKind
+from hetrdzv.client.client import Client
+from hetrdzv.protocol.errors import Problem, Unreachable
+from hetrdzv.protocol.wire import ReportKind
 
 SLOTS = {"gpu1": 2, "gpu2": 1, "gpu3": 1}
 KINDS = ("server killed", "etcd member killed", "etcd leader killed", "server told to stop")

@@ -1,25 +1,17 @@
-"""The floor of every recovery: the same workers started bare, without any agent or server."""
+"""Measures the floor of every recovery: the same workers started bare, without any agent or server."""
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from tests.e2e.cluster import WORKLOAD, wait_for
-from tests.worklog import WorkLog
+from tests.support.cluster import WORKLOAD, wait_for
+from tests.support.servers import free_port
+from tests.support.workload.worklog import WorkLog
 
 from benchmarks.outcomes import Kind, Recovery, started
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Floor:

@@ -1,4 +1,4 @@
-"""What came of the faults of one kind, and the tables that show it: changes when what is reported does."""
+"""Collects the outcomes of faults by kind, and shows them in tables."""
 
 import itertools
 import statistics
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tests.worklog import World
+from tests.support.workload.worklog import World
 
 SPAN = ("noticed", "old workers gone", "new ones started", "torch imported", "all-reduced")
 """The way from a fault to the next world; see `Recovery.parts`."""
@@ -124,5 +124,5 @@ def parts_table(kinds: Sequence[Kind]) -> str:
 
 
 def say(text: str) -> None:
-    """Tell the person who waits, apart from the tables."""
+    """Report progress on stderr, apart from the tables."""
     print(text, file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """How fast a group comes together: from N joins sent at once until every node has its `start` directive.
 
-    python benchmarks/rendezvous.py [--nodes 128,1000] [--tries 3] [--store sqlite|memory]
+    python -m benchmarks.rendezvous [--nodes 128,1000] [--tries 3] [--store sqlite|memory]
 
 The floor is measured in the same run: as many bare `GET /healthz` over the same connections of the same
 client. What counts is the ratio and the difference; this client and the server share the machine's cores.
@@ -17,17 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 from rich.console import Console
 from rich.table import Table
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tests.servers import Hetserver, free_port  # noqa: E402
+from tests.support.servers import ROOT, Hetserver, free_port
 
 
 class Figures(NamedTuple):

@@ -18,16 +18,17 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import psutil
-from tests.etcd import EtcdCluster, sturdy
+from tests.support.etcd import EtcdCluster, sturdy
 
 from hetrdzv.core.commands import Cancel, Put
-from hetrdzv.etcd import Etcd, access_from
-from hetrdzv.leadership import campaign
-from hetrdzv.service import Service
+from hetrdzv.service.service import Service
 from hetrdzv.settings import Limits
 from hetrdzv.storage import open_store
 from hetrdzv.storage.base import StateStore
-from hetrdzv.storage.etcd import EtcdStore
+from hetrdzv.storage.etcd.access import access_from
+from hetrdzv.storage.etcd.client import Etcd
+from hetrdzv.storage.etcd.election import campaign
+from hetrdzv.storage.etcd.store import EtcdStore
 
 AT_ONCE = 200
 EMPTY_WITHIN_S = 300.0

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
-from tests.e2e.cluster import WORKLOAD, wait_for
-from tests.servers import Hetserver
-from tests.worklog import WorkLog
+from tests.support.cluster import WORKLOAD, wait_for
+from tests.support.servers import Hetserver, free_port
+from tests.support.workload.worklog import WorkLog
 
-from benchmarks.floor import Floor, free_port
+from benchmarks.floor import Floor
 from benchmarks.outcomes import Kind, Recovery, say
 
 WORKER_LIMIT_S, AGENT_LIMIT_S = 15.0, 60.0

@@ -1,6 +1,6 @@
-"""`make test-all`: every test, also those that take minutes to set up; writes down what came of it.
+"""Runs every test, including those that take minutes to set up, and records the results (`make test-all`).
 
-python -m tests.everything [TARGET...]     # default: all; docs/test-all.md keeps what it says of the others
+python -m tests.everything [TARGET...]     # default: all; docs/test-all.md keeps the results of the others
 """
 
 import os
@@ -13,7 +13,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.needs import ALL, SHOWN
+from tests.support.needs import ALL, SHOWN
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "test-all.md"
@@ -21,13 +21,12 @@ COMMANDS = {
     ".ci/run": [".ci/run"],
     **{
         f"make {name}": ["make", "--no-print-directory", name]
-        for name in ("test-horovod", "test-mpi", "test-slurm", "test-ecosystem", "test-launch")
+        for name in ("dist", "test-horovod", "test-mpi", "test-slurm", "test-ecosystem", "test-launch")
     },
 }
-HEAD = """# What `make test-all` said last
+HEAD = """# Latest results of the slow tests
 
-Written by `python -m tests.everything`, a row for each command that it ran; below are the lines in which tests say
-what they saw.
+Written by `make test-all`, with a row for each command; below is what tests reported that they saw.
 
 | command | when, on which commit | result | seconds |
 |---|---|---|---|
@@ -35,7 +34,7 @@ what they saw.
 
 
 def run(name: str) -> tuple[bool, str, str]:
-    """Run a command, its output on the terminal as well; whether it passed, its row, and what its tests had to show."""
+    """Run a command and show its output; returns whether it passed, its row, and what its tests reported."""
     began, when = time.monotonic(), f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     summaries = []
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as shown:
@@ -67,7 +66,7 @@ def _commit() -> str:
 
 
 def page(former: str, rows: dict[str, str], shown: dict[str, str]) -> str:
-    """docs/test-all.md with some rows and sections anew."""
+    """docs/test-all.md with some rows and sections replaced."""
     rows = {found[1]: found[0] for found in re.finditer(r"^\| `(.+?)` \|.*$", former, re.MULTILINE)} | rows
     old = {found[1]: found[2] for found in re.finditer(r"^## (.+)\n\n((?: {4}.*\n)+)", former, re.MULTILINE)}
     where = f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}"
@@ -77,7 +76,7 @@ def page(former: str, rows: dict[str, str], shown: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Run what was asked for; exits with 1 if any of it failed."""
+    """Run the given commands; exits with status 1 if one failed."""
     wanted = sys.argv[1:] or list(COMMANDS)
     if unknown := set(wanted) - COMMANDS.keys():
         sys.exit(f"no such command: {', '.join(sorted(unknown))}; there are {', '.join(COMMANDS)}")

@@ -22,17 +22,19 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import hetagent
-import hetagent.flags
+import hetagent.options.flags
+import hetagent.options.parse
 import hetrdzv
-from hetrdzv import wire
 from hetrdzv.api.app import create_app
 from hetrdzv.cli import hetctl, hetserver
 from hetrdzv.core.commands import ReportKind
 from hetrdzv.core.directive import DirectiveKind
-from hetrdzv.core.model import SPEC_BOUNDS, SPEC_FIELDS, GroupSpec, GroupState
-from hetrdzv.errors import HetError
-from hetrdzv.metrics import Metrics
-from hetrdzv.service import Service
+from hetrdzv.core.model import GroupState
+from hetrdzv.core.spec import SETTINGS, GroupSpec
+from hetrdzv.protocol import wire
+from hetrdzv.protocol.errors import HetError
+from hetrdzv.service.metrics import Metrics
+from hetrdzv.service.service import Service
 from hetrdzv.storage.memory import MemoryStore
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +42,7 @@ WRITTEN = ROOT / "docs" / "test-all.md"
 """What tests said, no words of ours."""
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted({*(ROOT / "docs").glob("*.md")} - {WRITTEN})]
 SOURCES = [*(ROOT / "rendezvous").rglob("*.py"), *(ROOT / "agent").rglob("*.py")]
+TESTS = sorted({*(ROOT / "tests").rglob("*.py")} - {Path(__file__)})
 OTHERS = {"--nproc", "--eval-bleu-args", "--distributed-port"}
 """What torchrun takes for --nproc-per-node, and options of fairseq."""
 SCRIPTS = {"runner", "guardian_process", "horovod_store"}
@@ -116,7 +119,9 @@ def flags_of(command: click.Command) -> set[str]:
 @cache
 def flags() -> Mapping[str, set[str]]:
     """Every spelling of every flag, by program."""
-    hetagent_s = {flag for action in hetagent.flags.parser()._actions for flag in action.option_strings}
+    hetagent_s = {
+        flag for action in hetagent.options.flags.parser()._actions for flag in action.option_strings
+    }
     return {"hetagent": hetagent_s, "hetserver": flags_of(hetserver.main), "hetctl": flags_of(hetctl.cli)}
 
 
@@ -170,10 +175,10 @@ def test_every_command_of_hetctl_is_told() -> None:
 
 def test_every_refused_flag_says_so() -> None:
     table = {flag: row for row in rows(page("docs/flags.md")) for flag in quoted([row[0]])}
-    for flag, reason in hetagent.flags.REFUSED.items():
+    for flag, reason in hetagent.options.flags.REFUSED.items():
         assert table[flag][1] == "refused", f"{flag} is refused: {reason}"
     refused = {flag for flag, row in table.items() if row[1] == "refused" and "_" not in flag}
-    assert refused == set(hetagent.flags.REFUSED)
+    assert refused == set(hetagent.options.flags.REFUSED)
 
 
 # -- commands as they are typed ------------------------------------------------------------------------------
@@ -193,7 +198,7 @@ def check_example(line: str) -> list[str]:
                 targets = re.findall(r"^([a-z-]+):", page("Makefile"), re.MULTILINE)
                 assert args[0] in targets, f"there is no target {args[0]}"
             case "hetagent":
-                hetagent.flags.parse(args, {})
+                hetagent.options.parse.parse(args, {})
             case "hetserver":
                 hetserver.main.make_context(program, args)
             case "hetctl":
@@ -240,12 +245,14 @@ def shown(value: object) -> str:
 def check_spec(text: str) -> list[str]:
     """The table of settings has every field of a spec with its default, its range and its flag."""
     table = {next(iter(quoted([row[0]]))): row for row in rows(section(text, "Settings"))}
-    wrong = differences("field", "docs/groups.md", table.keys(), set(SPEC_FIELDS))
-    spec, bounds = (
-        GroupSpec(),
-        {name: f"{shown(low)} to {shown(high)}" for name, _, low, high in SPEC_BOUNDS},
-    )
-    for name in table.keys() & set(SPEC_FIELDS):
+    wrong = differences("field", "docs/groups.md", table.keys(), set(SETTINGS))
+    spec = GroupSpec()
+    bounds = {
+        name: f"{shown(one.least)} to {shown(one.most)}"
+        for name, one in SETTINGS.items()
+        if one.least is not None
+    }
+    for name in table.keys() & set(SETTINGS):
         _, default, told, flag, *_ = table[name]
         if default != shown(getattr(spec, name)):
             wrong.append(f"the default of {name} is {shown(getattr(spec, name))}, not {default}")
@@ -538,6 +545,22 @@ def test_the_modules_in_the_architecture_exist() -> None:
     assert check_modules(page("docs/architecture.md"), there) == []
 
 
+def check_citations(source: str, design: str) -> list[str]:
+    """Every rule that code cites is in docs/design.md, and it cites no page that is not in the repository."""
+    rules = set(re.findall(r"^(\d+)\. \*\*", design, re.MULTILINE))
+    lists = re.findall(r"\brules? (\d+(?:(?:,| and| to) \d+)*)", source)
+    cited = {number for numbers in lists for number in re.findall(r"\d+", numbers)}
+    elsewhere = re.findall(r"\b(?:DESIGN|STYLE|PEERS)\.md\b", source)
+    wrong = [f"docs/design.md has no rule {number}" for number in sorted(cited - rules)]
+    return wrong + [f"cites {name}, which is not here" for name in elsewhere]
+
+
+def test_the_rules_that_code_cites_are_in_the_design() -> None:
+    design = page("docs/design.md")
+    wrong = {path: check_citations(path.read_text(encoding="utf-8"), design) for path in (*SOURCES, *TESTS)}
+    assert {path: found for path, found in wrong.items() if found} == {}
+
+
 # -- each check can fail -------------------------------------------------------------------------------------
 
 
@@ -611,6 +634,9 @@ def spec_table(old: str, new: str) -> list[str]:
         (lambda: check_links("[a](docs/flags.md#no-such)", ROOT / "README.md"), "no such heading"),
         (lambda: check_links("# A b\n[a](#a-c)", ROOT / "README.md"), "no such heading"),
         (lambda: check_done("so fast: TODO(figures)"), "TODO(figures)"),
+        (lambda: check_citations("(rule 3)", "2. **x**"), "no rule 3"),
+        (lambda: check_citations("rules 1 to 3", "1. **x**\n2. **x**"), "no rule 3"),
+        (lambda: check_citations("see DESIGN" + ".md", "1. **x**"), "which is not here"),
         (lambda: check_modules("see gruop.py", {"group.py"}), "gruop.py"),
     ],
 )

@@ -1,3 +1,3 @@
-"""hetrdzv: a rendezvous service for PyTorch jobs whose nodes are not alike."""
+"""A rendezvous service for PyTorch jobs on nodes with different GPU counts."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

@@ -1,4 +1,4 @@
-"""What a server can be told: every setting of hetserver with its flag, default and help, in one place."""
+"""The settings of hetserver: each with its flag, default and help, in one place."""
 
 # ruff: noqa: RUF009 - `_flag` makes dataclass fields
 
@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 import click
 
-DEFAULT_PORT = 29400
+from hetrdzv.protocol.addresses import DEFAULT_PORT
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -20,10 +20,10 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 class Duration(click.ParamType[Any]):
-    """A duration, `90`, `90s`, `15m`, `12h` or `7d`; as seconds.
+    """A duration such as `90`, `90s`, `15m`, `12h` or `7d`, converted to seconds.
 
     Args:
-        least, most: how long it may be (seconds).
+        least, most: bounds (seconds).
     """
 
     name = "duration"
@@ -39,13 +39,15 @@ class Duration(click.ParamType[Any]):
         if not self._least <= seconds <= self._most:
             least, most = shown_duration(self._least), shown_duration(self._most)
             self.fail(
-                f"{value!r} is no duration from {least} to {most}, as 90, 90s, 15m, 12h or 7d", param, ctx
+                f"{value!r} is not a duration from {least} to {most}, such as 90, 90s, 15m, 12h or 7d",
+                param,
+                ctx,
             )
         return seconds
 
 
 def shown_duration(seconds: float) -> str:
-    """A duration as its flag takes it."""
+    """A duration in the form that its flag takes."""
     for unit in ("d", "h", "m"):
         if seconds and seconds % _UNITS[unit] == 0:
             return f"{seconds / _UNITS[unit]:g}{unit}"
@@ -53,7 +55,7 @@ def shown_duration(seconds: float) -> str:
 
 
 def _flag(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - click's own word
-    """A setting with its flag, whose name is the setting's unless `flag` says otherwise."""
+    """A setting with its flag, which has the same name unless `flag` gives another."""
     return field(default=default, metadata={"help": help, **more})
 
 
@@ -62,33 +64,41 @@ _FILE = click.Path(path_type=Path)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What bounds a server's memory, whoever asks for what. Polls: open ones, and followed histories."""
+    """Limits that bound a server's memory, whatever clients ask for. Polls include followed histories."""
 
     max_groups: int = _flag(
-        10_000, "Groups that are kept, finished ones included.", type=click.IntRange(1, 1_000_000)
+        10_000, "Maximum number of groups, including finished ones.", type=click.IntRange(1, 1_000_000)
     )
     keep_finished_s: float = _flag(
         7 * 86_400.0,
-        "How long a finished group is remembered: 90s, 15m, 12h, 7d.",
+        "How long to keep a finished group: 90s, 15m, 12h, 7d.",
         flag="keep-finished",
         type=Duration(0, 3_650 * 86_400),
     )
-    max_nodes_per_group: int = _flag(4_096, "Live nodes of a group.", type=click.IntRange(1, 100_000))
-    max_connections: int = _flag(16_384, "Connections in all.", type=click.IntRange(16, 1_000_000))
+    keep_idle_s: float = _flag(
+        86_400.0,
+        "How long to keep an unfinished group after its last agent has gone (not if it was made with PUT).",
+        flag="keep-idle",
+        type=Duration(60, 3_650 * 86_400),
+    )
+    max_nodes_per_group: int = _flag(
+        4_096, "Maximum number of live nodes per group.", type=click.IntRange(1, 100_000)
+    )
+    max_connections: int = _flag(16_384, "Maximum number of connections.", type=click.IntRange(16, 1_000_000))
     max_polls_per_address: int = _flag(
         4_096,
-        "Polls and followed histories that one address may have open.",
+        "Maximum number of open polls and followed histories per client address.",
         type=click.IntRange(1, 1_000_000),
     )
     header_timeout_s: float = _flag(
         10.0,
-        "How long a request's header may take to come.",
+        "How long a client may take to send a request header.",
         flag="header-timeout",
         type=Duration(0.1, 3_600),
     )
     idle_timeout_s: float = _flag(
         75.0,
-        "How long a connection is kept that says nothing, or takes nothing of its reply.",
+        "How long to keep a connection on which nothing is sent, or no reply is read.",
         flag="idle-timeout",
         type=Duration(3, 3_600),
     )
@@ -99,67 +109,69 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """hetserver's command line; `limits` has more of it."""
+    """The command line of hetserver; `limits` is a part of it."""
 
     host: str = _flag("127.0.0.1", "Address to listen on.")
-    port: int = _flag(DEFAULT_PORT, "0: a free one.", type=click.IntRange(0, 65_535))
+    port: int = _flag(DEFAULT_PORT, "Port to listen on; 0: any free one.", type=click.IntRange(0, 65_535))
     store: str | None = _flag(
         None,
-        "sqlite:PATH, memory, or etcd://HOST:PORT,...[/PREFIX] for several servers.  "
+        "Where to keep state: sqlite:PATH, memory, or etcd://HOST:PORT,...[/PREFIX] for several servers.  "
         "[default: sqlite:$XDG_STATE_HOME/hetrdzv/state.db]",
     )
     advertise: str | None = _flag(
         None,
-        "With etcd: where agents reach this server, as in their --server.  [default: --host and --port]",
+        "With etcd: URL at which agents reach this server, as in their --server.  [default: --host and --port]",
         metavar="URL",
     )
     leader_lease_s: int = _flag(
         3,
-        "With etcd: seconds a leader is believed in that is not heard.",
+        "With etcd: seconds before a silent leader is replaced.",
         metavar="S",
         type=click.IntRange(2, 60),
     )
     etcd_user: str | None = _flag(
-        None, "User of etcd; its password is in the file or HET_ETCD_PASSWORD.", metavar="NAME"
+        None, "User of etcd; the password comes from the file below or HET_ETCD_PASSWORD.", metavar="NAME"
     )
     etcd_password_file: Path | None = _flag(None, "File with the password of --etcd-user.", type=_FILE)
     etcd_ca_cert: Path | None = _flag(
-        None, "Speak TLS to etcd, whose certificates are by this authority (PEM).", type=_FILE
+        None, "Use TLS to etcd, and trust certificates signed by this CA (PEM).", type=_FILE
     )
-    etcd_cert: Path | None = _flag(None, "Certificate to show to etcd (PEM).", type=_FILE)
+    etcd_cert: Path | None = _flag(None, "Client certificate for etcd (PEM).", type=_FILE)
     etcd_key: Path | None = _flag(None, "Key of --etcd-cert (PEM).", type=_FILE)
     token_file: Path | None = _flag(
         None,
-        "File with the tokens of which every request must bear one: one bare token, or lines "
-        "TOKEN admin|agent|read [group=PATTERN].  [default beyond loopback: made at first start]",
+        "File with tokens; every request must carry one: either one bare token, or lines "
+        "TOKEN admin|agent|read [group=PATTERN].  [default beyond loopback: made at the first start]",
         type=_FILE,
     )
     insecure: bool = _flag(
-        False, "Serve other machines without a token: whoever reaches it runs commands.", is_flag=True
+        False,
+        "Serve other machines without a token: anyone who reaches the server can run commands.",
+        is_flag=True,
     )
     tls_cert: Path | None = _flag(
-        None, "Speak TLS, with this certificate and those between it and its authority (PEM).", type=_FILE
+        None, "Serve TLS with this certificate, followed by any intermediate certificates (PEM).", type=_FILE
     )
     tls_key: Path | None = _flag(None, "Key of --tls-cert (PEM).", type=_FILE)
     tls_client_ca: Path | None = _flag(
-        None, "Ask clients for a certificate by this authority (PEM).", type=_FILE
+        None, "Require clients to have a certificate signed by this CA (PEM).", type=_FILE
     )
     fd: int | None = _flag(
-        None, "Serve on this inherited listening socket, not on --host and --port.", type=int
+        None, "Serve on this inherited listening socket instead of --host and --port.", type=int
     )
-    stop_at_eof: bool = _flag(False, "Stop when standard input ends (for a parent program).", is_flag=True)
-    log_level: str = _flag("info", "What is told.", type=click.Choice(["debug", "info", "warning", "error"]))
+    stop_at_eof: bool = _flag(False, "Stop when standard input ends (for parent programs).", is_flag=True)
+    log_level: str = _flag("info", "Log level.", type=click.Choice(["debug", "info", "warning", "error"]))
     limits: Limits = DEFAULT_LIMITS
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """From click's values."""
+        """From the values that click has parsed."""
         limits = {name: values[name] for name in values if name in Limits.__dataclass_fields__}
         return cls(limits=Limits(**limits), **{name: values[name] for name in values if name not in limits})
 
 
 def flags(command: _F) -> _F:
-    """Give a command a flag for each setting; it is called with their values by name."""
+    """Give a click command a flag for each setting; it is called with the values by name."""
     for one in reversed((*dataclasses.fields(Settings)[:-1], *dataclasses.fields(Limits))):
         more = dict(one.metadata)
         name = more.pop("flag", one.name.replace("_", "-"))

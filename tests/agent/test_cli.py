@@ -1,8 +1,9 @@
-"""From the command line to an agent: devices, addresses, streams, secrets; and what is said where nobody reads."""
+"""From the command line to a running agent: devices, addresses, streams, secrets, and output that nobody reads."""
 
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,18 +13,23 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.servers import ROOT
+from tests.support.servers import ROOT, Hetserver
 from torch.distributed.elastic.multiprocessing import Std
 
-from hetagent import cli, devices, network
-from hetagent.devices import Gpu
-from hetagent.flags import Options, UsageError, parse
+from hetagent import assembly, cli
+from hetagent.job.logs import RoundLogsSpecs
+from hetagent.job.loop import AgentError, Identity
 from hetagent.launch.base import Launch
 from hetagent.launch.command import CommandError, WorkerCommand, group_command, worker_command
-from hetagent.logs import RoundLogsSpecs
-from hetagent.standalone import own_server
+from hetagent.node import devices, network, processes
+from hetagent.node.gpus import Gpu
+from hetagent.node.standalone import own_server
+from hetagent.options.model import Options, UsageError
+from hetagent.options.parse import parse
+from hetagent.slots import isolated, slots_of
+from hetrdzv import __version__
 
-RUNNER = str(ROOT / "agent/hetagent/runner.py")
+RUNNER = str(ROOT / "agent/hetagent/worker/runner.py")
 
 
 @pytest.fixture(autouse=True)
@@ -57,15 +63,15 @@ def options(*argv: str) -> Options:
     ],
 )
 def test_how_many_workers_on_what(argv: list[str], kind: str | None, slots: int) -> None:
-    chosen, count = cli._slots(options(*argv))
+    chosen, count = slots_of(options(*argv))
     assert (chosen.kind if chosen is not None else None, count) == (kind, slots)
 
 
 def test_torchruns_auto_without_gpus_means_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "choose", _none)
-    assert cli._slots(options("--nproc-per-node", "auto")) == (None, os.cpu_count())
+    assert slots_of(options("--nproc-per-node", "auto")) == (None, os.cpu_count())
     with pytest.raises(UsageError, match="--nproc-per-node gpu: nothing here"):
-        cli._slots(options("--nproc-per-node", "gpu"))
+        slots_of(options("--nproc-per-node", "gpu"))
 
 
 def _none(*args: object) -> devices.Devices:
@@ -75,16 +81,56 @@ def _none(*args: object) -> devices.Devices:
 @pytest.mark.parametrize("count", ["0", "-1", "1025"])
 def test_a_number_of_workers_that_no_node_has(count: str) -> None:
     with pytest.raises(UsageError, match=f"--nproc-per-node {count}: a node has 1 to 1024 workers"):
-        cli._slots(options(f"--nproc-per-node={count}"))
+        slots_of(options(f"--nproc-per-node={count}"))
+
+
+SLICES = "MIG-a,MIG-b"
+
+
+@pytest.mark.parametrize(
+    ("argv", "listed", "implied"),
+    [
+        (["--nproc-per-node", "2"], SLICES, True),
+        (["--nproc-per-node", "2", "--launch", "horovod"], SLICES, True),
+        (["--nproc-per-node", "2", "--virtual-local-rank"], SLICES, False),  # torch gives each its own
+        (["--nproc-per-node", "1", "--launch", "node"], SLICES, False),
+        (["--nproc-per-node", "2"], "MIG-a", False),
+        (["--nproc-per-node", "2"], "0,1", False),
+    ],
+)
+def test_each_worker_gets_its_own_mig_slice(
+    monkeypatch: pytest.MonkeyPatch, argv: list[str], listed: str, implied: bool
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    said: list[str] = []
+    found = options(*argv)
+    assert isolated(found, int(argv[1]), said.append).isolate_gpus == implied
+    assert len(said) == implied
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--launch", "node"], r"--launch node cannot give each of 3 workers its own MIG slice.*use --launch gpu"),
+        (["--launch", "mpi"], r"--launch mpi cannot .*, or start one agent per slice"),
+        ([], r"3 workers need a MIG slice each, but CUDA_VISIBLE_DEVICES lists 2: start fewer workers"),
+    ],
+)  # fmt: skip
+def test_mig_slices_that_cannot_be_shared_out(
+    monkeypatch: pytest.MonkeyPatch, argv: list[str], message: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", SLICES)
+    with pytest.raises(UsageError, match=message):
+        isolated(options(*argv), 3, print)
 
 
 def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
     found = options("--label", f"rack={'x' * 300}")
-    with pytest.raises(UsageError, match=r"--label 'x+' is nothing that a server takes: .*at most 256"):
-        cli._offer(found, 1, "127.0.0.1", None, Launch(None), wants_command=False)
+    with pytest.raises(UsageError, match=r"no server accepts --label 'x+': .*at most 256"):
+        assembly._offer(found, 1, "127.0.0.1", None, Launch(None), wants_command=False)
     many = options("--max-restarts", str(2**60))
-    with pytest.raises(UsageError, match=f"--max-restarts {2**60} is nothing that a server takes"):
-        cli._offer(many, 1, "127.0.0.1", None, Launch(None), wants_command=False)
+    with pytest.raises(UsageError, match=f"no server accepts --max-restarts {2**60}: "):
+        assembly._offer(many, 1, "127.0.0.1", None, Launch(None), wants_command=False)
 
 
 def test_the_address() -> None:
@@ -102,26 +148,26 @@ def test_where_output_goes(tmp_path: Path) -> None:
     found = options(
         "--log-dir", str(tmp_path / "logs"), "-r", "0:1,1:3", "-t", "2", "--local-ranks-filter", "0,2"
     )
-    specs = cli._logs_specs(found, WorkerCommand("python", (), is_python=True))
+    specs = assembly._logs_specs(found, WorkerCommand("python", (), is_python=True))
     assert isinstance(specs, RoundLogsSpecs)
     assert (specs._redirects, specs._tee) == ({0: Std.OUT, 1: Std.ALL}, Std.ERR)
     assert (specs.root_log_dir, specs._local_ranks_filter) == (str(tmp_path / "logs"), {0, 2})
     assert not specs.capture_stderr
-    assert cli._logs_specs(found, WorkerCommand("sh", (), is_python=False)).capture_stderr  # type: ignore[attr-defined]
+    assert assembly._logs_specs(found, WorkerCommand("sh", (), is_python=False)).capture_stderr  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--tee", "x"], "--tee 'x' names no streams"),
-        (["-r", "0:1,1"], "--redirects '0:1,1' names no streams"),
+        (["--tee", "x"], "--tee 'x' does not name streams"),
+        (["-r", "0:1,1"], "--redirects '0:1,1' does not name streams"),
         (["--log-dir", "/dev/null/x"], "--log-dir /dev/null/x: Not a directory"),
         (["--logs-specs", "mine"], "--logs-specs: Could not find entrypoint .*mine"),
     ],
 )
-def test_output_that_can_go_nowhere(argv: list[str], message: str) -> None:
+def test_output_that_cannot_be_written(argv: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        cli._logs_specs(options(*argv), None)
+        assembly._logs_specs(options(*argv), None)
 
 
 # -- commands ------------------------------------------------------------------------------------------------
@@ -157,8 +203,8 @@ def test_commands_of_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         group_command(["nowhere.py"])
 
 
-def test_ends_of_workers_are_seen_where_a_launcher_ignores_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With SIGCHLD ignored, which exec keeps, the kernel reaps children and nobody learns how they ended."""
+def test_exit_statuses_are_seen_when_the_launcher_ignores_sigchld(monkeypatch: pytest.MonkeyPatch) -> None:
+    """exec keeps an ignored SIGCHLD, and then the kernel reaps children before anybody learns how they ended."""
 
     def run(*args: object) -> int:
         child = subprocess.Popen(["sh", "-c", "exit 7"])
@@ -167,7 +213,7 @@ def test_ends_of_workers_are_seen_where_a_launcher_ignores_them(monkeypatch: pyt
         assert ended is not None
         return ended.si_status
 
-    monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(assembly, "run", run)
     monkeypatch.setattr(sys, "argv", ["hetagent", "--server", "http://127.0.0.1:1", "train.py"])
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
@@ -178,7 +224,49 @@ def test_ends_of_workers_are_seen_where_a_launcher_ignores_them(monkeypatch: pyt
     assert ended.value.code == 7
 
 
-# -- real agents: secrets, ends, and nobody who reads -----------------------------------------------------------
+# -- what is not installed -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("torch", "hetagent needs torch: pip install 'hetrdzv[agent]'"),
+        ("torch psutil", "hetagent needs torch and psutil: pip install 'hetrdzv[agent]'"),
+    ],
+)
+def test_without_the_extra_agent_it_says_what_to_install(missing: str, message: str) -> None:
+    hidden = f"import sys; sys.modules.update(dict.fromkeys({missing.split()!r}))"
+    program = f"{hidden}; from hetagent.cli import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "--standalone"], capture_output=True, text=True, check=False
+    )
+    assert (ended.stderr, ended.returncode) == (f"{message}\n", 2)
+
+
+def test_python_m_hetagent_is_hetagent() -> None:
+    command = [sys.executable, "-m", "hetagent", "--version"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.returncode) == (f"hetagent {__version__}\n", 0)
+
+
+def test_a_node_with_processes_of_an_earlier_agent_that_do_not_die_is_not_offered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else an agent that left because of them would be back as soon as something starts it again."""
+    said: list[str] = []
+    monkeypatch.setattr(processes, "orphans", lambda node_id, group: [2**22 + 1])
+    monkeypatch.setattr(processes, "kill_orphans", lambda node_id, group: [2**22 + 1])
+    why = (
+        r"node 'a' cannot take part: processes of an earlier agent do not die: 4194305 \(gone by now\); check"
+    )
+    with pytest.raises(AgentError, match=why):
+        assembly._sweep(Identity("g", "a", "i"), said.append)
+    assert said == ["killing workers that an earlier agent left behind: pids 4194305"]
+    monkeypatch.setattr(processes, "kill_orphans", lambda node_id, group: [])
+    assembly._sweep(Identity("g", "a", "i"), said.append)
+
+
+# -- real agents: secrets, exits, and output that nobody reads -----------------------------------------------
 
 
 @pytest.fixture
@@ -215,7 +303,7 @@ def worker_of(folder: Path) -> psutil.Process:
     return psutil.Process(int(soon(lambda: (folder / "worker").exists() and (folder / "worker").read_text())))
 
 
-def test_a_token_is_nowhere_but_with_the_agent_and_two_agents_stand_alone(
+def test_only_the_agent_has_the_token_and_two_standalone_agents_do_not_clash(
     hetagent: Start, tmp_path: Path
 ) -> None:
     secret = "s3cret-t0ken"
@@ -239,7 +327,7 @@ def test_a_token_is_nowhere_but_with_the_agent_and_two_agents_stand_alone(
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_an_agent_that_stands_alone_takes_all_along(
+def test_a_standalone_agent_leaves_nothing_behind(
     hetagent: Start, tmp_path: Path, signum: signal.Signals
 ) -> None:
     process = hetagent(*STANDALONE, *WORKER, stderr=subprocess.DEVNULL)
@@ -251,7 +339,7 @@ def test_an_agent_that_stands_alone_takes_all_along(
 
 
 @pytest.mark.parametrize("how", ["pipe", "closed"])
-def test_a_job_goes_on_where_nobody_reads_what_it_says(hetagent: Start, tmp_path: Path, how: str) -> None:
+def test_a_job_goes_on_when_nobody_reads_its_output(hetagent: Start, tmp_path: Path, how: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     if how == "pipe":
@@ -269,6 +357,24 @@ def test_a_job_goes_on_where_nobody_reads_what_it_says(hetagent: Start, tmp_path
     assert process.wait(60) == 0
 
 
+def test_a_signal_ends_an_agent_whose_output_nobody_reads(hetagent: Start, tmp_path: Path) -> None:
+    """Less, or a pipe to a program that hangs; both streams go there."""
+    reader, writer = os.pipe()
+    flood = "head -c 300000 /dev/zero | tr '\\0' '\\n'"
+    words = ("--no-python", "sh", "-c", f"{flood}; {flood} >&2; echo $$$$ > worker; exec sleep 100")
+    process = hetagent(*STANDALONE, "--tee", "3", *words, stdout=writer, stderr=writer)
+    os.close(writer)
+    worker = worker_of(tmp_path)
+    try:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 128 + signal.SIGTERM
+        assert not worker.is_running()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)
+
+
 def test_an_agent_whose_own_server_died_does_not_wait_for_it(hetagent: Start, tmp_path: Path) -> None:
     with open(tmp_path / "err", "w") as err:
         process = hetagent(*STANDALONE, *WORKER, stderr=err)
@@ -277,12 +383,55 @@ def test_an_agent_whose_own_server_died_does_not_wait_for_it(hetagent: Start, tm
     (server,) = [child for child in children if "--stop-at-eof" in child.cmdline()]
     server.kill()
     assert process.wait(30) == 1
-    assert "the server that --standalone brought along ended with status -9" in (tmp_path / "err").read_text()
+    assert "the server that --standalone started ended with status -9" in (tmp_path / "err").read_text()
     assert not worker.is_running()
+
+
+def test_two_workers_on_two_mig_slices_see_one_each(hetagent: Start, tmp_path: Path) -> None:
+    words = ("--standalone", "--nproc-per-node", "2", "--no-python")
+    agent = hetagent(
+        *words,
+        "sh",
+        "-c",
+        "echo $$CUDA_VISIBLE_DEVICES > slice$$RANK",
+        environ={"CUDA_VISIBLE_DEVICES": SLICES},
+    )
+    assert agent.wait(60) == 0
+    assert [(tmp_path / f"slice{rank}").read_text().strip() for rank in (0, 1)] == ["MIG-a", "MIG-b"]
+
+
+def test_two_agents_on_one_host_need_no_names(hetagent: Start, tmp_path: Path) -> None:
+    """As with torchrun. Each takes its own name, says so, and gets it back after a restart."""
+    script = ("--no-python", "sh", "-c", "touch up$$HET_NODE_ID; while [ ! -e stop ]; do sleep 0.02; done")
+    host = socket.gethostname()
+
+    def up() -> bool:
+        return all((tmp_path / f"up{name}").exists() for name in (host, f"{host}.2"))
+
+    with Hetserver() as server:
+        words = ("--server", server.url, "--nnodes", "2", "--gpus", "1", "--device", "cpu", *script)
+        with open(tmp_path / "err1", "w") as err1, open(tmp_path / "err2", "w") as err2:
+            first = hetagent(*words, stderr=err1)
+            soon(lambda: f"hetagent[{host}]" in (tmp_path / "err1").read_text(), "the first one's name")
+            second = hetagent(*words, stderr=err2)
+            soon(up, "a round of both")
+            second.kill()
+            second.wait()
+            for file in tmp_path.glob("up*"):
+                file.unlink()
+            again = hetagent(*words, stderr=err2)
+            soon(up, "another round of both")
+        (tmp_path / "stop").touch()
+        assert (first.wait(30), again.wait(30)) == (0, 0)
+    note = f"hetagent[{host}.2]: this host already has an agent of group 'default', so this one is node '{host}.2'"
+    assert (tmp_path / "err2").read_text().count(note) == 2
+    assert note not in (tmp_path / "err1").read_text()
 
 
 def test_an_own_server_ends_with_its_block() -> None:
     with own_server() as mine:
-        (server,) = [child for child in psutil.Process().children() if "--stop-at-eof" in child.cmdline()]
+        (server,) = soon(  # a process shows no command line while it is being replaced
+            lambda: [child for child in psutil.Process().children() if "--stop-at-eof" in child.cmdline()]
+        )
         assert mine.url.startswith("http://127.0.0.1:")
     assert not server.is_running()

@@ -18,10 +18,12 @@ from hetrdzv.core.commands import (
     Tick,
     Undrain,
 )
-from hetrdzv.core.directive import Directive, directive, explain
-from hetrdzv.core.group import deadline, empty, step
+from hetrdzv.core.directive import Directive, directive
+from hetrdzv.core.explain import explain
+from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Event, Failure, Group, Node
+from hetrdzv.core.timers import deadline
 
 LEASE_S = 5.0
 

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.commands import StartDaemon
-from hetrdzv.core.daemons import MAX_CHARACTERS, MAX_WORDS
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import NodePhase
-from hetrdzv.errors import (
+from hetrdzv.protocol.errors import (
     DaemonRefused,
     NotMaster,
     Refused,
@@ -86,7 +85,7 @@ def test_the_same_again_changes_nothing_and_other_words_are_refused() -> None:
     version, events = story.told("b").version, len(story.events)
     ask(story)
     assert (story.told("b").version, len(story.events)) == (version, events)
-    with pytest.raises(DaemonRefused, match="'b' runs another daemon in round 1 already"):
+    with pytest.raises(DaemonRefused, match="'b' already runs another daemon in round 1"):
         ask(story, words=(*ORTED, "-mca"))
     assert story.node("b").daemon == ORTED
 
@@ -96,7 +95,7 @@ def test_the_same_again_changes_nothing_and_other_words_are_refused() -> None:
     [
         ({"nr": 2}, StaleRound, "round 2 of group 'g' is over for node 'a'"),
         ({"nr": 0}, StaleRound, "round 0"),
-        ({"inc": "a-0"}, StaleIncarnation, "spoken for by another agent"),
+        ({"inc": "a-0"}, StaleIncarnation, "now belongs to another agent"),
         ({"master": "x"}, UnknownNode, "no node 'x'"),
         (
             {"master": "c", "inc": "c-1"},
@@ -105,17 +104,6 @@ def test_the_same_again_changes_nothing_and_other_words_are_refused() -> None:
         ),
         ({"node_id": "a"}, UnknownNode, "'a' is no other member of round 1"),
         ({"node_id": "x"}, UnknownNode, "'x' is no other member of round 1"),
-        ({"words": ()}, DaemonRefused, "only orted is run for the master of a round, not nothing"),
-        (
-            {"words": ("sh", "-c", "orted")},
-            DaemonRefused,
-            "only orted is run for the master of a round, not 'sh'",
-        ),
-        ({"words": ("orted/sh",)}, DaemonRefused, "not 'orted/sh'"),
-        ({"words": ("/usr/bin/xorted",)}, DaemonRefused, "not '/usr/bin/xorted'"),
-        ({"words": ("orted", "a\0b")}, DaemonRefused, "NUL"),
-        ({"words": ("orted", *["x"] * MAX_WORDS)}, DaemonRefused, f"at most {MAX_WORDS} words"),
-        ({"words": ("orted", "x" * (MAX_CHARACTERS - 4))}, DaemonRefused, f"{MAX_CHARACTERS} characters"),
     ],
 )
 def test_what_is_refused_changes_nothing(change: dict[str, object], error: type[Refused], says: str) -> None:
@@ -125,13 +113,6 @@ def test_what_is_refused_changes_nothing(change: dict[str, object], error: type[
         ask(story, **change)  # type: ignore[arg-type]
     assert caught.type is error
     assert story.group is before
-
-
-def test_the_most_that_is_taken() -> None:
-    story = begun("a", "b", "c")
-    ask(story, "b", ("/usr/bin/orted", "x" * (MAX_CHARACTERS - len("/usr/bin/orted"))))
-    ask(story, "c", ("orted", *["x"] * (MAX_WORDS - 1)))
-    assert len(story.node("c").daemon) == MAX_WORDS
 
 
 def test_an_agent_that_was_not_started_for_it_is_never_given_one() -> None:
@@ -189,7 +170,6 @@ def test_a_loaded_group_with_a_daemon_that_must_not_be_is_found_out() -> None:
     ask(story)
     assert not list(violations(story.group))
     for node_id, change, says in (
-        ("b", {"daemon": ("sh", "-c", "evil")}, "only orted"),
         ("b", {"wants_daemon": False}, "did not ask for one"),
         ("b", {"phase": NodePhase.READY, "acked_round": 1}, "no workers"),
         ("a", {"daemon": ORTED}, "is the master of round 1"),

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.commands import Tick
-from hetrdzv.core.group import deadline, step
+from hetrdzv.core.group import step
+from hetrdzv.core.timers import deadline
 from tests.core.driver import LEASE_S, Story, running
 
 

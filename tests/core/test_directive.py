@@ -51,5 +51,5 @@ def test_why_says_what_ended_the_round_before() -> None:
     story = running("a", "b")
     story.lose("b")
     story.join("a")
-    assert story.why.startswith("round 1 ended (b is lost: its connection was cut); 1 of 2 nodes ready (a); ")
-    assert "waiting for 1 more in place of b, until 600 s from now" in story.why
+    assert story.why.startswith("round 1 ended (b lost: its connection was cut); 1 of 2 nodes ready (a); ")
+    assert "waiting for 1 more in place of b (at most 600 s more)" in story.why

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetrdzv.errors import GroupFinished, GroupFinishing, Refused, SpecConflict
+from hetrdzv.protocol.errors import GroupFinished, GroupFinishing, Refused, SpecConflict
 from tests.core.driver import LEASE_S, Story, running
 
 
@@ -20,7 +20,7 @@ def test_new_agent_begins_a_new_job_once_the_old_ones_are_gone() -> None:
     story = done("a", "b")
     story.leave("a")
     before = story.group
-    with pytest.raises(GroupFinishing, match=r"has succeeded and waits for its nodes to exit \(b\)"):
+    with pytest.raises(GroupFinishing, match=r"has succeeded and is waiting for its nodes to exit \(b\)"):
         story.join("a", inc="a-2")
     assert story.group is before
     story.leave("b")
@@ -151,9 +151,9 @@ def test_put_on_a_finished_group_that_agents_made_begins_a_new_job() -> None:
 
 def test_what_a_finished_group_refuses() -> None:
     story = done("a")
-    with pytest.raises(GroupFinished, match="has succeeded already: there is nothing to cancel"):
+    with pytest.raises(GroupFinished, match="has already succeeded: there is nothing to cancel"):
         story.cancel()
     waiting = Story(min_nodes=2)
     waiting.join("a")
-    with pytest.raises(Refused, match="runs no round that could be restarted: it is waiting"):
+    with pytest.raises(Refused, match="has no running round to restart: it is waiting for nodes"):
         waiting.restart()

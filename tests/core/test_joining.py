@@ -3,14 +3,14 @@
 import pytest
 
 from hetrdzv.core.commands import Join, Leave, Renew
-from hetrdzv.errors import NodeIdInUse, Refused, SpecConflict, StaleIncarnation, UnknownNode
+from hetrdzv.protocol.errors import NodeIdInUse, Refused, SpecConflict, StaleIncarnation, UnknownNode
 from tests.core.driver import LEASE_S, Story, running
 
 
 def test_joiners_come_in_one_batch_per_last_call() -> None:
     story = running("a", last_call_s=10)
     told = story.join("b")
-    assert told.why == "round 1 runs; it restarts to take b in, until 10 s from now"
+    assert told.why == "round 1 runs, and will restart to include b (at most 10 s more)"
     story.wait(6)
     story.join("c")
     story.wait(3.9)
@@ -57,7 +57,7 @@ def test_no_joiner_once_a_member_has_succeeded() -> None:
     story.succeeded("a")
     story.wait(30)
     assert story.ended is None
-    assert "(workers of other nodes have succeeded already)" in story.told("c").why
+    assert "(workers on other nodes have already succeeded)" in story.told("c").why
 
 
 def test_joiner_that_goes_again_ends_nothing() -> None:
@@ -163,7 +163,7 @@ def test_agent_that_was_restarted_ends_its_round() -> None:
     story.cut("b")
     story.join("b", inc="b-2")
     assert story.ended == "lost"
-    assert story.told("a").why == "b is lost: its agent was restarted"
+    assert story.told("a").why == "b lost: its agent was restarted"
     assert story.told("b").kind == "wait"
     with pytest.raises(StaleIncarnation):
         story.do(Renew("b", "b-1"))
@@ -210,7 +210,7 @@ def test_drained_node_exits_and_stays_out() -> None:
     story.drain("b")
     told = story.told("b")
     assert (told.kind, told.reason, told.exit_code) == ("exit", "drained", 4)
-    assert told.why == "b was drained; to let it in again: hetctl undrain g b"
+    assert told.why == "b was drained; to readmit it: hetctl undrain g b"
     assert story.ended == "drained"
     story.leave("b")
     story.join("a")

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.commands import Renew
-from hetrdzv.core.work import GONE_NODES_KEPT
-from hetrdzv.errors import StaleIncarnation, StaleRound, UnknownNode
+from hetrdzv.core.spec import UNLIMITED_RESTARTS
+from hetrdzv.core.transitions import GONE_NODES_KEPT
+from hetrdzv.protocol.errors import StaleIncarnation, StaleRound, UnknownNode
 from tests.core.driver import Story, running
 
 
@@ -18,6 +19,13 @@ def test_failure_costs_one_restart() -> None:
     story.joins("a", "b")
     assert story.group.restarts == 1
     assert story.said("restart_spent") == ["restart 1 of 1: rank 0 (local rank 0) on a exited with code 1"]
+
+
+def test_a_budget_that_is_no_limit_is_not_mentioned() -> None:
+    story = running("a", max_restarts=UNLIMITED_RESTARTS)
+    story.failed("a")
+    story.join("a")
+    assert story.said("restart_spent") == ["restart 1: rank 0 (local rank 0) on a exited with code 1"]
 
 
 def test_budget_spent_fails_the_group_for_everybody_alike() -> None:
@@ -38,7 +46,7 @@ def test_budget_spent_fails_the_group_for_everybody_alike() -> None:
         assert told.root_cause.failure.message == "Traceback: boom"
         assert told.why == "the job failed: rank 1 (local rank 0) on b exited with code 7"
     assert story.said("group_failed") == [
-        "the job failed: rank 1 (local rank 0) on b exited with code 7; no restart is allowed"
+        "the job failed: rank 1 (local rank 0) on b exited with code 7; max_restarts is 0"
     ]
 
 
@@ -125,7 +133,7 @@ def test_loss_behind_a_failure_costs_nothing(how: str) -> None:
             story.join("b", inc="b-2")
     assert story.group.restarts == 0
     assert story.group.state == "starting"
-    assert "what failed elsewhere followed from that" in story.said("round_judged")[0]
+    assert "failures elsewhere were a consequence" in story.said("round_judged")[0]
 
 
 def test_loss_counts_although_the_node_returned_before_the_judgement() -> None:
@@ -246,7 +254,7 @@ def test_all_masters_unreachable_fails_with_the_matrix() -> None:
     assert story.group.root_cause is not None
     assert story.group.root_cause.kind == "master_unreachable"
     assert story.why.startswith(
-        "the job failed: no node can be the master: a is not reached by b; b is not reached by a. Check"
+        "the job failed: no node can be master: a cannot be reached from b; b cannot be reached from a. Check"
     )
     assert story.group.restarts == 0
 
@@ -263,7 +271,9 @@ def test_one_node_that_reaches_nobody_is_left_out_where_the_bounds_allow() -> No
     story.unreachable("b")
     story.joins("a", "b", "c")
     assert story.order == ["a", "b"]
-    assert story.said("node_left_out") == ["c is left out: it cannot reach a, and no master serves all"]
+    assert story.said("node_left_out") == [
+        "c is left out: it cannot reach a, and no node can be reached by all"
+    ]
     assert "it could not reach a at 10.0.0.1: check the firewall" in story.told("c").why
     story.started("a", "b")
     story.wait(30.0)
@@ -287,7 +297,7 @@ def test_a_joiner_that_cannot_reach_the_master_is_taken_in_under_another_one() -
     assert story.order == ["a", "b"]  # c did not stop in time
     story.started("a", "b")
     story.join("c")
-    assert "it restarts to take c in" in story.told("c").why
+    assert "will restart to include c" in story.told("c").why
     story.wait(1.0)
     assert story.said("round_ended")[-1] == "round 2 ended: c joined"
     story.joins("a", "b", "c")
@@ -335,7 +345,7 @@ def test_who_cannot_be_placed_is_no_joiner_beside_one_who_can() -> None:
     story = alone(max_nodes=5)
     story.join("d")
     story.group = replace(story.group, unreachable=story.group.unreachable | {("c", "d"), ("d", "c")})
-    assert "it restarts to take d in" in story.told("d").why
+    assert "will restart to include d" in story.told("d").why
     assert "it could not reach a" in story.told("c").why
     story.wait(1.0)
     assert story.ended == "joined"
@@ -370,8 +380,8 @@ def test_nodes_that_no_master_serves_wait_for_a_missing_member() -> None:
     story.wait(5.0)
     assert story.group.state == "waiting"
     assert story.why == (
-        "round 4 ended (b left: its agent left); 2 of 2 nodes ready (a, c), but none can be the master "
-        "(a is not reached by c; c is not reached by a); waiting for more in place of b, until 15 s from now"
+        "round 4 ended (b left: its agent left); 2 of 2 nodes ready (a, c), but none can be master "
+        "(a cannot be reached from c; c cannot be reached from a); waiting for more in place of b (at most 15 s more)"
     )
     story.join("b", inc="b-2")
     story.wait(1.0)
@@ -384,7 +394,7 @@ def test_nodes_that_no_master_serves_wait_until_the_join_timeout() -> None:
     story.join("a")
     story.wait(20.0)
     assert story.group.state == "failed"
-    assert story.why.startswith("the job failed: no node can be the master: a is not reached by c")
+    assert story.why.startswith("the job failed: no node can be master: a cannot be reached from c")
 
 
 def test_several_may_report_the_same_master() -> None:
@@ -419,7 +429,7 @@ def test_speakers_that_are_not_known() -> None:
     story = running("a")
     with pytest.raises(UnknownNode, match="has no node 'x': it has to join first"):
         story.do(Renew("x", "x-1"))
-    with pytest.raises(StaleIncarnation, match="start it with another --node-id to join beside it"):
+    with pytest.raises(StaleIncarnation, match="give it another --node-id to run both"):
         story.report("a", "started", incarnation="other")
     with pytest.raises(UnknownNode, match="its nodes: a"):
         story.drain("x")

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from hetagent import flags as hetagent_flags
+from hetagent.options.parse import parse
 from hetrdzv.cli import hetserver
 from hetrdzv.client import servers_from
 from hetrdzv.core.model import GroupState
-from hetrdzv.metrics import Metrics
+from hetrdzv.service.metrics import Metrics
+from tests.support import needs
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -40,11 +41,11 @@ def checked(*command: str | Path, cwd: Path = ROOT) -> str:
     return done.stdout + done.stderr
 
 
-def program(name: str, package: str) -> str:
-    """A program of the system; skips the test where it is not installed."""
-    found = shutil.which(name)
+def program(name: str) -> str:
+    """A program of the system; skips the test where there is none."""
+    found = needs.program(name)
     if found is None:
-        pytest.skip(f"no {name} here; get it with: apt-get install -y --no-install-recommends {package}")
+        pytest.skip(f"no {name} here; get it with: sudo make tools")
     return found
 
 
@@ -125,12 +126,12 @@ def test_every_start_is_one_that_our_programs_take(name: str, arguments: list[st
         assert options["host"] == "0.0.0.0"
         if (options["store"] or "").startswith("etcd:"):
             pytest.importorskip("etcd3aio")
-            from hetrdzv import etcd
+            from hetrdzv.storage.etcd.access import access_from
 
-            etcd.access_from(options["store"])
+            access_from(options["store"])
             assert servers_from(options["advertise"]) == [options["advertise"]]
     else:
-        options = hetagent_flags.parse(arguments, {})
+        options = parse(arguments, {})
         assert options.token_file is not None
         assert options.script is not None
         assert (ROOT / "examples/digits" / options.script).exists() or options.script.startswith("/srv/")
@@ -152,7 +153,7 @@ def test_what_is_found() -> None:
 def test_agents_know_every_server_by_the_name_that_it_advertises(where: str) -> None:
     mine = [start for start in STARTS if start[0].startswith(where)]
     advertised = {hetserver_options(a)["advertise"] for _, name, a in mine if name == "hetserver"}
-    agents = [hetagent_flags.parse(a, {}) for _, name, a in mine if name == "hetagent"]
+    agents = [parse(a, {}) for _, name, a in mine if name == "hetagent"]
     assert {frozenset(agent.servers) for agent in agents} == {frozenset(advertised)}
     assert len({str(agent.spec) for agent in agents}) == 1, "settings of one group that differ"
 
@@ -169,13 +170,13 @@ def test_compose_takes_its_file() -> None:
         assert service["cap_drop"] == ["ALL"], name
         assert service["read_only"], name
         assert (ROOT / service["build"]["dockerfile"]).exists(), name
-    checked(program("docker-compose", "docker-compose"), "config", "--quiet")
+    checked(program("docker-compose"), "config", "--quiet")
 
 
 def test_an_agents_container_has_more_time_than_its_workers() -> None:
     for where, name, arguments in STARTS:
         if name == "hetagent":
-            stop_s = hetagent_flags.parse(arguments, {}).spec["stop_timeout_s"]
+            stop_s = parse(arguments, {}).spec["stop_timeout_s"]
             given = grace_s(where)
             assert given >= float(str(stop_s)) + 15, f"{where}: {given} s for {stop_s} s"
 
@@ -258,7 +259,7 @@ def test_selectors_find_pods() -> None:
 def test_pools_are_uneven_and_together_what_the_job_wants() -> None:
     jobs = [(o, p["containers"][0]) for o, p in pods() if o["kind"] == "Job"]
     assert len({container["resources"]["limits"]["nvidia.com/gpu"] for _, container in jobs}) == 2
-    options = hetagent_flags.parse(words(jobs[0][1]["args"]), {})
+    options = parse(words(jobs[0][1]["args"]), {})
     assert sum(o["spec"]["completions"] for o, _ in jobs) == options.spec["max_nodes"]
     assert {o["spec"]["completionMode"] for o, _ in jobs} == {"Indexed"}
 
@@ -267,7 +268,7 @@ def test_pools_are_uneven_and_together_what_the_job_wants() -> None:
 
 
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
-    analyze = program("systemd-analyze", "systemd")
+    analyze = program("systemd-analyze")
     for path in UNITS:  # it looks for the program, too, and ours are elsewhere here
         text = path.read_text(encoding="utf-8").replace("/opt/hetrdzv/bin", str(BIN))
         (tmp_path / path.name).write_text(text, encoding="utf-8")
@@ -281,7 +282,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 
 def test_promtool_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
-    promtool = program("promtool", "prometheus")
+    promtool = program("promtool")
     folder = tmp_path / "prometheus"
     shutil.copytree(RULES.parent, folder)
     (folder / "hetrdzv-token").write_text("secret")

@@ -1,13 +1,15 @@
-"""The main job, end to end: real server, real agents, real torch workers, one kind of trouble per test."""
+"""The ordinary job, end to end: real server, agents and workers, one kind of trouble per test."""
 
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import PAIR, THREE, Cluster, cluster, leftovers, wait_for
+from tests.support.cluster import PAIR, THREE, Cluster, cluster, leftovers, wait_for
 
 
+@pytest.mark.cold
+@pytest.mark.gloo
 def test_uneven_nodes_get_their_offsets_and_succeed_together(job: Cluster) -> None:
     job.start(THREE)
     group = job.group()
@@ -25,6 +27,7 @@ def test_uneven_nodes_get_their_offsets_and_succeed_together(job: Cluster) -> No
         assert "rounds   1, restarts spent 0" in job.agents[name].stderr
 
 
+@pytest.mark.gloo
 def test_a_killed_worker_costs_one_restart_and_all_come_back(pair: Cluster) -> None:
     first = pair.start(PAIR)
     pair.agents["b"].workers()[0].kill()
@@ -65,7 +68,9 @@ def test_the_restart_budget_is_the_groups(pair: Cluster) -> None:
     assert "rank 2" in pair.agents["a"].stderr.split("root cause:")[1]
 
 
-@pytest.mark.parametrize("name", ["a", "c"], ids=["rank 0's", "another"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("a", id="rank 0's", marks=pytest.mark.gloo), pytest.param("c", id="another")]
+)
 def test_a_killed_agent_takes_its_workers_along_and_the_rest_go_on(job: Cluster, name: str) -> None:
     first = job.start(THREE)
     job.agents[name].send(signal.SIGKILL)
@@ -88,6 +93,7 @@ def test_a_terminated_agent_leaves_and_the_rest_go_on(job: Cluster) -> None:
     job.end_well("a", "c")
 
 
+@pytest.mark.gloo
 def test_a_new_node_is_admitted(job: Cluster) -> None:
     job.flags = (*job.flags, "--last-call-s", "1")
     job.agent("a", 2)
@@ -120,7 +126,7 @@ def test_too_few_nodes_time_out(tmp_path: Path) -> None:
     with cluster(tmp_path, "--nnodes", "2", "--join-timeout-s", "2") as job:
         agent = job.agent("a", 1)
         assert agent.wait() == 1
-        assert "the nodes did not come together within 2 s: 1 of 2 nodes ready (a)" in agent.stderr
+        assert "not enough nodes joined within 2 s: 1 of 2 nodes ready (a)" in agent.stderr
 
 
 def test_the_workers_do_not_notice_that_the_server_was_killed(pair: Cluster) -> None:

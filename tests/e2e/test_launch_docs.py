@@ -1,4 +1,4 @@
-"""docs/launch.md, last column: each command is run as it stands there, on two nodes that are not alike."""
+"""Runs each command of docs/launch.md's last column as it stands there, on two nodes with different GPU counts."""
 
 import itertools
 import re
@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster, cluster
-from tests.needs import needs_set_up, show
+from tests.support.cluster import Cluster, cluster
+from tests.support.needs import needs_set_up, show
 
 PAGE = Path(__file__).parents[2] / "docs" / "launch.md"
 SLURM, TORCHRUN = "Slurm", "torchrun itself"
-"""Rows whose last column is no command of hetagent alone; the former runs in tests/slurm."""
+"""Rows whose last column is not just a hetagent command; the Slurm one runs in tests/slurm."""
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """Of each row: what it is about, which nodes it is for, the command of the last column."""
+    """For each row: what it is about, which nodes it is for, and the command in the last column."""
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         cells = line.strip("|").split(" | ")
         if len(cells) == 4 and (command := re.match(r"\s*`([^`]+)`", cells[3])):
@@ -51,7 +51,7 @@ def test_the_command_runs_on_two_nodes(what: str, nodes: str, command: str, job:
     assert program == "hetagent"
     flags = dict(itertools.pairwise(words))
     given = [flags["--gpus"], flags["--server"]]
-    assert given == ["2", "http://host:29400"], "the test has these two of its own"
+    assert given == ["2", "http://host:29400"], "the test replaces these two"
     for flag in ("--gpus", "--server"):
         del words[words.index(flag) : words.index(flag) + 2]
     script = next(word for word in words if word.startswith("examples/"))
@@ -62,7 +62,7 @@ def test_the_command_runs_on_two_nodes(what: str, nodes: str, command: str, job:
     group = job.group()
     assert group["state"] == "succeeded"
     assert group["world_size"] == sum(slots.values())
-    # restarts are not looked at: torch 2.13 may abort a process that ends after DDP on gloo (its threads live on)
+    # restarts are not checked: torch 2.13 may abort a process that ends after DDP on gloo (its threads live on)
     show(f"{what}, slots {', '.join(map(str, slots.values()))}: $ {command}")
 
 
@@ -76,7 +76,7 @@ def test_torchruns_command_runs_on_two_nodes(job: Cluster) -> None:
         words[words.index("--nproc-per-node") + 1] = str(slots)
         at = next(index for index, word in enumerate(words) if word.startswith("examples/"))
         words[at:at] = [  # two nodes on one host; and see above
-            *("--rdzv-conf", f"node_id={name},slots={slots}", "--max-restarts", "3"),
+            *("--rdzv-conf", f"node_id={name}", "--max-restarts", "3"),
         ]
         words[words.index("examples/digits/train.py")] = str(
             PAGE.parents[1] / "examples" / "digits" / "train.py"

@@ -1,7 +1,7 @@
-"""The ways people start training, end to end: the programs of examples/, unchanged, as real jobs on unlike nodes.
+"""The ways people start training, end to end: the unchanged programs of examples/ as real jobs on uneven nodes.
 
-None of these programs knows of us. They say on their output which rank they are, and after every epoch the sum of
-the ranks + 1 over all ranks: for W ranks from 0 on that is W(W+1)/2, and no other set of W ranks has it.
+None of these programs knows about us. They print their rank, and after every epoch the sum of rank + 1 over all ranks:
+for W ranks counted from 0 that is W(W+1)/2, which no other set of W ranks gives.
 """
 
 import re
@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.cluster import Agent, Cluster, cluster, leftovers, standalone, wait_for
-from tests.needs import needs_set_up, show
-from tests.servers import ROOT
+from tests.support.cluster import Agent, Cluster, cluster, leftovers, standalone, wait_for
+from tests.support.needs import needs_set_up, show
+from tests.support.servers import ROOT
 
 HETSEQ = ROOT / "examples" / "hetseq_style" / "train.py"
 MP_SPAWN = ROOT / "examples" / "mp_spawn_ddp" / "mnist.py"
@@ -23,7 +23,7 @@ ENV = ROOT / "examples" / "env_style" / "train.py"
 
 EPOCHS = 10
 WAIT_S = 100.0
-"""Each rank imports torch at each start, and so does the program that spawns it: a busy machine takes its time."""
+"""Each rank imports torch at each start, and so does the program that spawns it, which a busy machine does slowly."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * WAIT_S + 40)]
 
@@ -41,11 +41,11 @@ class Style:
         script, args: what a person types, with placeholders.
         flags: hetagent's.
         nodes: slots by name.
-        ranks: what must come of it: the program's own (rank, local index), by node.
-        epochs_flag: how the program calls its number of epochs.
-        rest: seconds of rest after every epoch: long at first, so that the job still runs when the worker is killed,
-            which takes until it is seen to run; then short.
-        victim: whom to kill: a child that the program spawned, or what hetagent itself started; None: nobody.
+        ranks: the expected result: the program's own (rank, local index), by node.
+        epochs_flag: the program's flag for the number of epochs.
+        rest: pause after every epoch (seconds): long at first, so that the job still runs when a worker is killed;
+            short after the restart.
+        victim: what to kill: a child that the program spawned, or a process that hetagent started; None: nothing.
     """
 
     script: Path
@@ -59,7 +59,7 @@ class Style:
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """The number of ranks."""
         return sum(self.nodes.values())
 
     @property
@@ -112,7 +112,7 @@ STYLES = {
         epochs_flag="--epochs",
     ),
     "fairseq that spawns": Style(script=ENV, args=ENV_ARGS, nodes=UNEVEN, ranks=UNEVEN_RANKS),
-    # RANK % visible is 0 where each worker sees one
+    # RANK % visible is 0 if each worker sees one GPU
     "fairseq per GPU": Style(
         script=ENV,
         args="--distributed-no-spawn",
@@ -126,12 +126,12 @@ STYLES = {
 
 
 def seen(output: str) -> list[tuple[int, int, int, int]]:
-    """Rank, world size, local index and epochs done before, of every process that said so, in order."""
+    """Rank, world size, local index and epochs done before, as printed by every process, in order."""
     return [(int(a), int(b), int(c), int(d)) for a, b, c, d in STARTED.findall(output)]
 
 
 def sums(output: str) -> dict[int, list[int]]:
-    """What each rank's all-reduces gave, epoch by epoch."""
+    """The results of each rank's all-reduces, epoch by epoch."""
     found: dict[int, list[int]] = {}
     for rank, _, total in EPOCH.findall(output):
         found.setdefault(int(rank), []).append(int(total))
@@ -139,7 +139,7 @@ def sums(output: str) -> dict[int, list[int]]:
 
 
 def victim(agent: Agent, whom: str) -> psutil.Process:
-    """The newest process of an agent that the program has spawned, or the newest that hetagent has started."""
+    """The newest process of a node that the program has spawned, or the newest that hetagent has started."""
     found = [
         process
         for process in psutil.Process(agent.pid).children(recursive=True)
@@ -157,7 +157,7 @@ def start(job: Cluster, style: Style) -> None:
 
 
 def kill_one(job: Cluster, whom: str) -> None:
-    """Kill a process of node a, once all ranks have made two epochs of a round."""
+    """Kill a process of node a once all ranks have finished two epochs."""
 
     def ended() -> bool:
         return any(agent.process.poll() is not None for agent in job.agents.values())
@@ -175,7 +175,7 @@ def kill_one(job: Cluster, whom: str) -> None:
 
 
 def check_output(said: str, style: Style, node: str, lives: int) -> None:
-    """A node's processes had the right ranks in each of their lives, and went on where the last one ended."""
+    """Check that a node's processes had the right ranks after each start, and continued where the last ones ended."""
     ranks, processes = style.ranks[node], seen(said)
     assert len(processes) == lives * len(ranks), said
     for life in range(lives):
@@ -192,7 +192,7 @@ def check_output(said: str, style: Style, node: str, lives: int) -> None:
 
 
 ALWAYS = {"hetseq over tcp", "hetseq over a file", "mp.spawn on uneven nodes"}
-"""One for each way that the processes of a node find the others; the rest run in `make test-launch`."""
+"""One for each way in which processes find each other; the rest run in `make test-launch`."""
 
 
 @pytest.mark.parametrize("style", STYLES.values(), ids=STYLES.keys())
@@ -213,7 +213,7 @@ def test_a_program_of_this_style_gets_its_ranks_and_survives_a_kill(
         assert (group["state"], group["restarts"]) == ("succeeded", restarts), job.report()
         for name, agent in job.agents.items():
             check_output(agent.stderr, style, name, lives=1 + restarts)
-            assert "are not alike" not in agent.stderr, "nothing is to be warned of"
+            assert "different GPU counts" not in agent.stderr, "there is nothing to warn of"
             assert leftovers(name) == []
     assert [path.name for path in tmp_path.iterdir() if ".round" in path.name] == []
     words = shlex.join([*style.flags, style.script.name, *style.args.split()])

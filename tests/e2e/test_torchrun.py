@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,10 +16,10 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from hetagent.torchrun import create_handler
-from tests.e2e.cluster import wait_for
-from tests.e2e.torchruns import Torchruns
-from tests.needs import needs_set_up
-from tests.servers import Hetserver, free_port
+from tests.support.cluster import wait_for
+from tests.support.needs import needs_set_up
+from tests.support.servers import Hetserver, free_port
+from tests.support.torchruns import Torchruns
 
 CONF = "last_call_s=60,stop_timeout_s=5"
 
@@ -53,6 +54,7 @@ def kill_machine(job: Torchruns, name: str) -> None:
     job.agents[name].wait()
 
 
+@pytest.mark.cold
 def test_uneven_nodes_succeed_together(pair: Torchruns) -> None:
     start_pair(pair)
     seen = {(line["node"], line["local_rank"]): line["rank"] for line in pair.lines()}
@@ -67,8 +69,22 @@ def test_uneven_nodes_succeed_together(pair: Torchruns) -> None:
     assert "Error waiting on exit barrier" not in pair.agents["a"].stderr + pair.agents["b"].stderr
 
 
+def test_two_on_one_host_need_no_names(pair: Torchruns) -> None:
+    host = socket.gethostname()
+    pair.torchrun(host, 2)
+    pair.wait_for(
+        lambda: host in [node["node_id"] for node in pair.group().get("nodes", [])], "the first one", 30
+    )
+    pair.torchrun(f"{host}.2", 1)
+    pair.world(3)
+    told = f"hetrdzv[{host}.2]: this host already has an agent of group 'job', so this one is node '{host}.2'"
+    assert told in pair.agents[f"{host}.2"].stderr
+    pair.end_well(host, f"{host}.2")
+
+
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_a_killed_worker_brings_all_back(pair: Torchruns, name: str) -> None:
+    pair.light = name == "b"
     port = free_port()
     pair.torchrun("a", 2, conf=f"port_range={port}-{port}")  # one is enough for round after round
     pair.torchrun("b", 1)
@@ -83,6 +99,7 @@ def test_a_killed_worker_brings_all_back(pair: Torchruns, name: str) -> None:
 
 def test_a_new_node_is_admitted_and_costs_no_restart(tmp_path: Path) -> None:
     with Torchruns(tmp_path, "--nnodes", "1:2", conf="last_call_s=0.5") as job:  # without --max-restarts
+        job.light = True
         job.torchrun("a", 2)
         first = job.world(2)
         job.torchrun("b", 1)
@@ -112,6 +129,7 @@ def test_a_node_too_many_is_a_spare_that_disturbs_nobody(pair: Torchruns) -> Non
 
 
 def test_the_first_nodes_machine_dies(job: Torchruns) -> None:
+    job.light = True
     for name, slots in (("a", 2), ("b", 1), ("c", 1)):
         job.torchrun(name, slots)
     first = job.world(4)
@@ -148,13 +166,24 @@ def test_an_agent_that_gives_up_leaves_the_rest(job: Torchruns) -> None:
     job.end_well("a", "b")
 
 
+def test_an_agent_that_gives_up_ends_the_job_where_too_few_are_left(tmp_path: Path) -> None:
+    with Torchruns(tmp_path, "--nnodes", "2", conf="last_call_s=60") as job:  # without --max-restarts
+        start_pair(job)
+        job.agents["a"].workers()[0].kill()
+        assert {name: job.agents[name].wait() for name in "ab"} == {"a": 1, "b": 1}
+        failure = "the job failed: rank 0 (local rank 0) on a was killed by SIGKILL"
+        assert f"RendezvousClosedError: {failure}" in job.agents["b"].stderr
+        group = job.group()
+        assert (group["state"], group["why"]) == ("failed", failure)
+
+
 def test_too_few_are_left(pair: Torchruns) -> None:
     needs_set_up("launch")
     pair.conf += ",join_timeout_s=3"
     start_pair(pair)
     kill_machine(pair, "b")
     assert pair.agents["a"].wait() == 1
-    assert "RendezvousClosedError: the job failed: the nodes did not come together within 3 s" in (
+    assert "RendezvousTimeoutError: the job failed: not enough nodes joined within 3 s" in (
         pair.agents["a"].stderr
     )
 
@@ -180,6 +209,7 @@ def test_a_drained_node_goes_and_the_rest_go_on(job: Torchruns) -> None:
 
 
 def test_the_server_may_be_away(pair: Torchruns) -> None:
+    pair.light = True
     first = start_pair(pair)
     pair.server.kill()
     pair.agents["b"].workers()[0].kill()
@@ -275,7 +305,7 @@ if __name__ == "__main__":
     endpoint, node, slots = sys.argv[1], sys.argv[2], int(sys.argv[3])
     for job in ("first", "second"):
         config = LaunchConfig(2, 2, slots, run_id=job, rdzv_backend="hetrdzv", rdzv_endpoint=endpoint,
-                              rdzv_configs={"node_id": node, "slots": slots, "last_call_s": 60.0}, max_restarts=0)
+                              rdzv_configs={"node_id": node, "last_call_s": 60.0}, max_restarts=0)
         print(sorted(elastic_launch(config, work)("on ").items()), flush=True)
 """
 
@@ -327,7 +357,7 @@ def work(word):
 
 if __name__ == "__main__":
     endpoint, node, slots = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    conf = {"node_id": node, "slots": slots, "last_call_s": 60.0}
+    conf = {"node_id": node, "last_call_s": 60.0}
     handler = get_rendezvous_handler(RendezvousParameters("hetrdzv", endpoint, "job", 2, 2, **conf))
     spec = WorkerSpec(role="default", local_world_size=slots, entrypoint=work, args=("on ",), rdzv_handler=handler,
                       max_restarts=3, monitor_interval=0.1)
@@ -366,7 +396,9 @@ def test_a_handler_that_is_dropped_leaves(pair: Torchruns) -> None:
 
 def test_what_workers_inherit_is_taken_back(pair: Torchruns) -> None:
     before = dict(os.environ)
-    params = RendezvousParameters("hetrdzv", pair.server.url, "job", 1, 1, node_id="a")
+    params = RendezvousParameters(
+        "hetrdzv", pair.server.url, "job", 1, 1, local_addr="127.0.0.1", node_id="a"
+    )
     handler = create_handler(params)
     handler.next_rendezvous()
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"

@@ -1,6 +1,6 @@
-"""What a person gets to read after a mistake: who, what, and what to do next; and the exit status.
+"""What a person reads after a mistake (who, what, and what to do next), and the exit status.
 
-Each case is `hetagent` as it is: `main()` in a process of its own, forked to save the seconds of `import torch`.
+Each case runs the real `main()` in a process of its own, forked to save the seconds of `import torch`.
 """
 
 import contextlib
@@ -21,16 +21,21 @@ from typing import Any
 import httpx
 import pytest
 
-from hetagent import cli, session
-from hetagent.network import hold_port
-from tests.servers import ROOT, Hetserver, free_port
+from hetagent import (
+    assembly,  # noqa: F401 - imported once here, not by every forked agent
+    cli,
+)
+from hetagent.node.network import hold_port
+from hetagent.protocol import session
+from hetrdzv.protocol.wire import DEFAULTS
+from tests.support.servers import ROOT, Hetserver, free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 FAILED, USAGE = 1, 2
 CPU = ("--gpus", "1", "--device", "cpu")
 TABLE = os.environ.get("WRONG_INPUT_TABLE")
-"""A file to which each case is appended, for the docs: input, exit status, what was printed."""
+"""A file to which each case is appended, for the docs: input, exit status, output."""
 
 
 @dataclass(frozen=True)
@@ -107,19 +112,19 @@ Run = Callable[..., Said]
         ),
         (
             ["--server", "gpu1", "--standalone", "train.py"],
-            "hetagent: --standalone brings its own server: leave --server out",
+            "hetagent: --standalone starts its own server: leave --server out",
         ),
         (
             ["--server", "gpu1:http", "train.py"],
-            "hetagent: --server: 'gpu1:http' as a server: its port is no number from 1 to 65535; for example http://host:29400",
+            "hetagent: --server: server URL 'gpu1:http': the port must be a number from 1 to 65535; for example http://host:29400",
         ),
         (
             ["--server", "https://gpu1/v1", "train.py"],
-            "hetagent: --server: 'https://gpu1/v1' as a server: it ends after the port, without '/v1'",
+            "hetagent: --server: server URL 'https://gpu1/v1': remove '/v1', a URL ends with the port here",
         ),
         (
             ["--standalone", "--nnodes", "2", "train.py"],
-            "hetagent: --standalone is for one node: leave --nnodes out, or start hetserver for several",
+            "hetagent: --standalone is for one node: leave --nnodes out, or start a hetserver for several nodes",
         ),
         (
             ["--server", "gpu1", "--nnodes", "two", "train.py"],
@@ -159,7 +164,7 @@ Run = Callable[..., Said]
         ),
         (
             ["--standalone", *CPU, "--tee", "9", "train.py"],
-            "hetagent: --tee '9' names no streams: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3",
+            "hetagent: --tee '9' does not name streams: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3",
         ),
         (
             ["--standalone", *CPU, "--log-dir", "train.py", "train.py"],
@@ -184,7 +189,7 @@ def test_a_command_line_that_makes_no_sense(hetagent: Run, argv: list[str], text
         (["nowhere.py"], "script 'nowhere.py' does not exist (looked from {folder})"),
         (["--no-python", "nowhere"], "program 'nowhere' is not found: give its path, or install it on this node"),
         (["-m", "--no-python", "x"], "--module and --no-python contradict each other: give one of them"),
-        (["-m"], "--module says how to start a script, but none was given: add it behind the flags"),
+        (["-m"], "--module says how to start a script, but there is none: add it after the flags"),
     ],
 )  # fmt: skip
 def test_a_script_that_cannot_be_run(hetagent: Run, tmp_path: Path, argv: list[str], text: str) -> None:
@@ -195,8 +200,8 @@ def test_a_script_that_cannot_be_run(hetagent: Run, tmp_path: Path, argv: list[s
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (["--gpus", "4"], "4 GPUs asked, none here ({why}): add --device cpu to start CPU workers"),
-        (["--gpus", "0,3"], "GPUs 0, 3 asked, none here ({why}): add --device cpu to start CPU workers"),
+        (["--gpus", "4"], "4 GPUs requested, none here ({why}): add --device cpu to start CPU workers"),
+        (["--gpus", "0,3"], "GPUs 0, 3 requested, none here ({why}): add --device cpu to start CPU workers"),
         ([], "--gpus auto: no GPU here ({why}): pass --device cpu --gpus N to start N CPU workers"),
         (
             ["--nproc-per-node", "gpu"],
@@ -206,8 +211,33 @@ def test_a_script_that_cannot_be_run(hetagent: Run, tmp_path: Path, argv: list[s
 )  # fmt: skip
 def test_gpus_that_are_not_here(hetagent: Run, argv: list[str], text: str) -> None:
     said = hetagent("--standalone", *argv, "train.py", CUDA_VISIBLE_DEVICES="")
-    whys = ("no NVIDIA driver", "nvidia-ml-py is not installed", "CUDA_VISIBLE_DEVICES is empty")
+    whys = (
+        "no NVIDIA driver",
+        "nvidia-ml-py is not installed: pip install 'hetrdzv[agent]'",
+        "CUDA_VISIBLE_DEVICES is empty",
+    )
     assert said in [Said(USAGE, f"hetagent: {text.format(why=why)}\n") for why in whys]
+
+
+@pytest.mark.parametrize(
+    ("argv", "numactl", "text"),
+    [
+        (CPU, True, "binds workers to the CPUs near their GPUs, but CPU workers have none: leave it out"),
+        (["--nproc-per-node", "1"], False, "needs the program numactl: install it on this node, or leave the flag out"),
+        (["--nproc-per-node", "1"], True, ": torch cannot find the CPUs near the GPUs ("),
+    ],
+)  # fmt: skip
+def test_numa_binding_that_cannot_work(
+    hetagent: Run, tmp_path: Path, argv: list[str], numactl: bool, text: str
+) -> None:
+    """torch finds out at every start of workers, which would cost all restarts."""
+    if numactl:
+        (tmp_path / "numactl").write_text("#!/bin/sh\n")
+        (tmp_path / "numactl").chmod(0o755)
+    words = ("--standalone", *argv, "--numa-binding", "node", "train.py")
+    said = hetagent(*words, PATH=str(tmp_path), CUDA_VISIBLE_DEVICES="0")
+    assert said.text.startswith(f"hetagent: --numa-binding node{'' if text.startswith(':') else ' '}{text}")
+    assert said.status == USAGE
 
 
 # -- the network ---------------------------------------------------------------------------------------------
@@ -219,7 +249,7 @@ def test_no_server_there(hetagent: Run) -> None:
     assert said.status == FAILED
     refused = f"no server answers ({url}: connection refused)"
     assert f"hetagent[a]: {refused}; trying again" in said.text
-    assert f"refused  {refused}; gave up after 0.5 s: start hetserver there, or check --server" in said.text
+    assert f"ended    {refused}; gave up after 0.5 s: start hetserver there, or check --server" in said.text
 
 
 def test_an_unknown_host(hetagent: Run) -> None:
@@ -252,7 +282,7 @@ def test_a_server_that_is_another_program(hetagent: Run) -> None:
         thread.join()
     assert said.status == FAILED
     assert (
-        f"refused  {url} answered, but it is no hetserver (HTTP 404, text/html): check --server" in said.text
+        f"refused  {url} answered, but is not a hetserver (HTTP 404, text/html): check --server" in said.text
     )
 
 
@@ -276,7 +306,7 @@ def test_a_server_that_does_not_even_speak_http(hetagent: Run) -> None:
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert said.status == FAILED
-    assert f"refused  {url} answered, but it is no hetserver (no HTTP): check --server" in said.text, (
+    assert f"refused  {url} answered, but is not a hetserver (no HTTP): check --server" in said.text, (
         said.text
     )
 
@@ -285,7 +315,7 @@ def test_a_server_that_does_not_even_speak_http(hetagent: Run) -> None:
     ("argv", "text"),
     [
         (["--interface", "nope0"], "interface 'nope0' does not exist here: choose one of lo (127.0.0.1)"),
-        (["--local-addr", "x", "--interface", "y"], "--local-addr and --interface say the same: give one of them"),
+        (["--local-addr", "x", "--interface", "y"], "--local-addr and --interface mean the same: give only one"),
     ],
 )  # fmt: skip
 def test_an_address_that_is_not_here(hetagent: Run, argv: list[str], text: str) -> None:
@@ -313,7 +343,7 @@ def test_no_free_port(hetagent: Run, server: Hetserver) -> None:
     assert said.status == FAILED
     assert said.text.splitlines()[-1] == (
         f"hetagent: node 'a' cannot offer a port for the next round: no free port in {ports} on 127.0.0.1 "
-        "(Address already in use): widen --port-range, or stop what uses them"
+        "(Address already in use): widen --port-range, or stop the programs that use them"
     )
 
 
@@ -332,19 +362,19 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hetserver]:
 def test_no_token(hetagent: Run, guarded: Hetserver) -> None:
     said = hetagent("--server", guarded.url, *CPU, "train.py")
     assert said.status == FAILED
-    assert "refused  this server asks for a token: set HET_TOKEN or give --token-file" in said.text
+    assert "refused  this server requires a token: set HET_TOKEN or give --token-file" in said.text
 
 
 def test_the_wrong_token(hetagent: Run, guarded: Hetserver) -> None:
     said = hetagent("--server", guarded.url, *CPU, "train.py", HET_TOKEN="a-wrong-one")
     assert said.status == FAILED
     assert (
-        "refused  the token is not this server's: compare it with the file that hetserver uses" in said.text
+        "refused  this server does not accept the token: compare it with hetserver's token file" in said.text
     )
     assert "a-wrong-one" not in said.text
 
 
-def test_a_token_that_is_none(hetagent: Run, guarded: Hetserver) -> None:
+def test_a_malformed_token(hetagent: Run, guarded: Hetserver) -> None:
     said = hetagent("--server", guarded.url, *CPU, "train.py", HET_TOKEN="two words")
     assert said == Said(USAGE, "hetagent: HET_TOKEN must hold one token, a single word of ASCII characters\n")
 
@@ -366,7 +396,7 @@ def node(address: str = "10.0.0.5", **fields: Any) -> dict[str, Any]:
 
 
 def test_a_node_id_in_use(hetagent: Run, server: Hetserver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "IN_USE_MARGIN_S", 0.5 - session.DEFAULT_LEASE_S)
+    monkeypatch.setattr(session, "IN_USE_MARGIN_S", 0.5 - DEFAULTS.lease_s)
     put(server, "used", min_nodes=2)
     put(server, "used/nodes/gpu7", **node())
     said = hetagent("--server", server.url, "--group", "used", "--node-id", "gpu7", *CPU, "train.py")
@@ -375,7 +405,7 @@ def test_a_node_id_in_use(hetagent: Run, server: Hetserver, monkeypatch: pytest.
         "node id 'gpu7' of group 'used' belongs to an agent at 10.0.0.5 that is alive: "
         "start this agent with another --node-id, or wait until the other has exited"
     )
-    assert f"{text}; in case that was this node's last agent and is dead, trying for 0.5 s" in said.text
+    assert f"{text}; trying for 0.5 s, in case that is this node's former agent and it is dead" in said.text
     assert f"refused  {text}\n" in said.text
 
 
@@ -415,7 +445,7 @@ def test_a_command_of_the_group_that_is_not_on_this_node(
 
 
 def test_the_installed_program() -> None:
-    """The same by its own name; and where nobody reads what it says, it has its own status, not Python's 120."""
+    """The installed command behaves the same; if nobody reads its output, its status is its own, not Python's 120."""
     program = shutil.which("hetagent", path=str(Path(sys.executable).parent))
     command = [program] if program is not None else [sys.executable, "-m", "hetagent.cli"]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}/rendezvous:{ROOT}/agent"}

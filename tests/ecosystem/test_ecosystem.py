@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import cluster, leftovers, wait_for
-from tests.needs import show
-from tests.servers import ROOT
+from tests.support.cluster import cluster, leftovers, wait_for
+from tests.support.needs import show
+from tests.support.servers import ROOT
 
 VENV = ROOT / ".venv-ecosystem"
 PYTHON = VENV / "bin" / "python"

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for pydantic models, read off their fields: any value that a model takes."""
+"""Hypothesis strategies for pydantic models, derived from their fields: any valid value."""
 
 from enum import Enum
 from types import NoneType, UnionType

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hetrdzv.core.directive import directive
 from hetrdzv.core.model import Event, Group
-from hetrdzv.records import StoredEvent, changes, event_key, event_record
+from hetrdzv.storage.records import StoredEvent, changes, event_key, event_record
 from tests.core.driver import Story, running
 
 GB = {"gpu": "NVIDIA H200", "driver": "590.1"}

@@ -1,4 +1,4 @@
-"""The API is what its OpenAPI document says, whatever is asked: statuses, media types, bodies; and never a bug.
+"""The API keeps to its OpenAPI document: statuses, media types, bodies; and no request ever hits a bug.
 
 Schemathesis makes requests from the document, valid ones and such that are not, and holds the answers to it.
 """
@@ -22,7 +22,7 @@ from tests.fuzz.settings import examples
 from tests.fuzz.virtual import VirtualServer
 
 TOO_LARGE = 413
-"""A body beyond 1 MiB is not read, whatever it is."""
+"""A body larger than 1 MiB is never read."""
 
 CHECKS: list[CheckFunction] = [
     checks.status_code_conformance,
@@ -44,13 +44,13 @@ def described() -> dict[str, Any]:
 
 
 def operations(document: dict[str, Any]) -> dict[str, APIOperation[Any, Any, Any, Any]]:
-    """What a document offers, by method and path."""
+    """The operations of a document, by method and path."""
     found = [result.ok() for result in schemathesis.openapi.from_dict(document).get_all_operations()]
     return {operation.label: operation for operation in found}
 
 
 def narrowed(document: dict[str, Any]) -> dict[str, Any]:
-    """A document that knows few ids and small numbers, so that requests meet what others have made."""
+    """A document with few ids and small numbers, so that requests meet what others have made."""
     document = copy.deepcopy(document)
     few = {"group_id": GROUPS, "node_id": NODES, "incarnation": INCARNATIONS}
     for by_method in document["paths"].values():
@@ -120,7 +120,7 @@ def ask(server: VirtualServer, case: Case) -> httpx.Response:
 
 
 def check_valid(case: Case, response: httpx.Response) -> None:
-    """A valid request is done, or refused for what it meets; bounds that contradict each other no schema can tell."""
+    """A valid request is executed, or refused because of the state; no schema can express contradicting bounds."""
     assert response.status_code < 500, response.text
     contradiction = response.status_code == 422 and "below min_nodes" in response.text
     told = contradiction or response.status_code == TOO_LARGE
@@ -152,7 +152,7 @@ def test_an_invalid_request_is_refused_as_documented(
 
 
 def begin(server: VirtualServer, how: str) -> None:
-    """Begin anew; unless there is nothing at first, with a group of two nodes."""
+    """Start over, with a group of two nodes unless the server is to be empty."""
     server.forget()
     if how == "nothing":
         return

@@ -1,4 +1,4 @@
-"""Records: whatever the core makes comes back; what former versions wrote is read; what is damaged is named."""
+"""Records: what the core makes survives a round trip; old versions are read; damaged records are named."""
 
 import json
 from dataclasses import asdict
@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
-from hetrdzv import records
 from hetrdzv.api import views
 from hetrdzv.core.commands import Tick
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import step
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Group
-from hetrdzv.errors import Refused, StorageError
-from hetrdzv.records import restore
+from hetrdzv.protocol.errors import Refused, StorageError
+from hetrdzv.storage import records
+from hetrdzv.storage.records import restore
 from tests.core.test_machine import GroupMachine
 from tests.fuzz.settings import BIG, COMMON, examples
 from tests.fuzz.stored import STORIES, records_of, told
@@ -210,6 +210,14 @@ def test_a_field_that_became_something_else_is_named_or_harmless(
         place = place[name]
     place[name] = value
     read({**stored, key: json.dumps(record).encode()}, key)
+
+
+def test_a_round_without_members_is_refused() -> None:
+    stored = records_of(full(), [])
+    [key] = [each for each in stored if each.endswith("/round")]
+    stored[key] = json.dumps({**json.loads(stored[key]), "members": []}).encode()
+    with pytest.raises(InvariantError, match="has no members"):
+        check(next(iter(restore(stored, NOW).values())).group)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What no client of ours sends to a real server: slow, half, huge and broken requests. It stays ready and small."""
+"""Slow, half, huge and broken requests to a real server, which stays responsive and small."""
 
 import asyncio
 import json
@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.settings import examples
-from tests.servers import Hetserver
+from tests.support.servers import Hetserver
 
 WAIT_S = 30.0
-"""How long anything may take on a busy machine."""
+"""How long anything may take on a busy machine (seconds)."""
 
 HEADER_S, IDLE_S = 1.0, 3.0
-"""How long a header may take here, and how long a connection is kept that says nothing (seconds)."""
+"""The server's time-outs for a header and for an idle connection (seconds)."""
 
 GROWTH_BYTES = 48 << 20
-"""What the server may grow by, whatever it is sent."""
+"""How much the server may grow."""
 
 SILENT = 1_000
 
@@ -53,7 +53,7 @@ def server() -> Iterator[Hetserver]:
 
 @pytest.fixture(autouse=True)
 def ready_and_small(server: Hetserver) -> Iterator[None]:
-    """After each test the server answers at once, and has not grown."""
+    """After each test the server answers at once and has not grown."""
     before = psutil.Process(server.pid).memory_info().rss
     yield
     began = time.monotonic()
@@ -68,7 +68,7 @@ def connect(server: Hetserver) -> socket.socket:
 
 
 def talk(server: Hetserver, data: bytes) -> bytes:
-    """Send bytes and no more; all that comes until the server closes."""
+    """Send bytes; returns all that comes back until the server closes."""
     with closing(connect(server)) as connection:
         with suppress(OSError):  # it has heard enough
             connection.sendall(data)
@@ -77,7 +77,7 @@ def talk(server: Hetserver, data: bytes) -> bytes:
 
 
 def rest(connection: socket.socket) -> bytes:
-    """All that comes until the server closes."""
+    """All that comes back until the server closes."""
     said = b""
     with suppress(ConnectionResetError):
         while more := connection.recv(1 << 16):
@@ -86,7 +86,7 @@ def rest(connection: socket.socket) -> bytes:
 
 
 def statuses(said: bytes) -> list[int]:
-    """The status of each reply: the reply bodies of this server have no line that begins like one."""
+    """The status of each reply; no body of this server has a line that looks like a status line."""
     return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", said)]
 
 
@@ -146,7 +146,7 @@ def test_whatever_is_sent_is_no_bug(
 
 @pytest.mark.parametrize("number", [51, 1_500])
 def test_requests_in_a_row_are_answered_in_order(server: Hetserver, number: int) -> None:
-    """More than a server reads ahead, sent before any answer is read."""
+    """More than a server reads ahead, sent before any reply is read."""
     asked = [b"healthz", b"v1/none", b"v1/groups"] * (number // 3)
     with closing(connect(server)) as connection:
         sent = b"".join(b"GET /%b HTTP/1.1\r\n%b\r\n" % (path, HOST) for path in asked)
@@ -163,7 +163,7 @@ def test_requests_in_a_row_are_answered_in_order(server: Hetserver, number: int)
 
 
 def test_what_comes_after_a_broken_body_is_no_request(server: Hetserver) -> None:
-    """Else somebody's request could be hidden in another's body."""
+    """Otherwise a request could be smuggled in the body of another."""
     hidden = b"DELETE /v1/groups/g HTTP/1.1\r\n" + HOST + b"\r\n"
     both = b"Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     for data in (
@@ -178,7 +178,7 @@ def test_what_comes_after_a_broken_body_is_no_request(server: Hetserver) -> None
 
 
 async def trickle(server: Hetserver, begin: bytes, more: bytes, every_s: float = 0.1) -> tuple[bytes, float]:
-    """Send some bytes, then others one by one; what the server says, and after how long it closed (seconds)."""
+    """Send some bytes, then others one by one; returns the reply, and after how long the server closed (seconds)."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     began = time.monotonic()
     answer = asyncio.ensure_future(reader.read())
@@ -199,7 +199,7 @@ async def trickle(server: Hetserver, begin: bytes, more: bytes, every_s: float =
 
 
 async def test_who_is_slow_is_not_waited_for(server: Hetserver) -> None:
-    """All at once: nobody slow is in another's way either."""
+    """All at once, so that they cannot hold up each other either."""
     late = [
         trickle(server, b"", b""),
         trickle(server, b"GET /healthz HT", b""),
@@ -220,7 +220,7 @@ async def test_who_is_slow_is_not_waited_for(server: Hetserver) -> None:
         assert HEADER_S - 0.1 <= after_s < HEADER_S + 5.0
     for said, after_s in ended[len(late) : -1]:
         assert statuses(said) == [408]
-        assert b'"code": "request_too_slow"' in said
+        assert b'"code":"request_too_slow"' in said
         assert 9.5 < after_s < 16.0
     said, after_s = ended[-1]
     assert statuses(said)[0] == 200
@@ -243,7 +243,7 @@ def test_a_thousand_connections_that_say_nothing(server: Hetserver) -> None:
 
 
 def test_a_reply_that_is_not_taken_is_not_waited_for(server: Hetserver) -> None:
-    """Requests for a large reply, of which nothing is read: neither are they held, nor is the connection."""
+    """Requests for a large reply that is never read: neither replies nor connection are kept."""
     process = psutil.Process(server.pid)
     before = process.num_fds()
     with ExitStack() as stack:

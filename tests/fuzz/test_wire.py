@@ -1,4 +1,4 @@
-"""Requests and replies: any model becomes JSON and the same model again; what is no such model is refused by name."""
+"""Requests and replies: models survive a round trip through JSON; anything else is refused by name."""
 
 import copy
 import inspect
@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from hetrdzv import wire
-from hetrdzv.wire import Reply, Wire
+from hetrdzv.protocol import wire
+from hetrdzv.protocol.wire import Reply, Wire
 from tests.fuzz.models import models
 from tests.fuzz.settings import examples
 

@@ -1,22 +1,22 @@
-"""The whole server without sockets, in virtual time: polls that wait cost nothing, and leases run out."""
+"""The whole server without sockets, in virtual time: waiting costs nothing, and leases expire."""
 
 from typing import Any, Self
 
 import httpx
 
 from hetrdzv.api.app import create_app
-from hetrdzv.clock import ServedClock
-from hetrdzv.errors import StorageError
-from hetrdzv.metrics import Metrics
-from hetrdzv.replica import SingleReplica
-from hetrdzv.service import Service
-from tests.served import FaultyStore
+from hetrdzv.protocol.errors import StorageError
+from hetrdzv.service.clock import ServedClock
+from hetrdzv.service.metrics import Metrics
+from hetrdzv.service.replica import SingleReplica
+from hetrdzv.service.service import Service
 from tests.sim.loop import ServerLoop
 from tests.sim.timeline import Timeline
+from tests.support.served import FaultyStore
 
 
 class VirtualServer:
-    """The application over a service that is new whenever that is asked for, on an event loop of its own.
+    """The application over a service that can be replaced by a new one, on an event loop of its own.
 
     Requests are made one after the other, from outside of the loop; time passes while they wait.
     """
@@ -39,31 +39,31 @@ class VirtualServer:
 
     @property
     def replica(self) -> SingleReplica:
-        """Who answers now."""
+        """The present service."""
         return self._replica
 
     def forget(self) -> None:
-        """Begin anew, with an empty store."""
+        """Start over with an empty store."""
         self._loop.run_until_complete(self._replica.close())
         self._replica = self._new_replica()
         self._loop.run_until_complete(self._replica.start())
 
     def send(self, method: str, url: str, **request: Any) -> httpx.Response:
-        """The answer to a request."""
+        """The reply to a request."""
         return self._loop.run_until_complete(self._client.request(method, url, **request))
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass, with all that is due in it."""
+        """Let time pass, and everything happen that is due."""
         passed = self._loop.create_future()
         self._loop.call_later(seconds, passed.set_result, None)
         self._loop.run_until_complete(passed)
 
     def break_commit(self) -> None:
-        """Have the next commit fail."""
+        """Make the next commit fail."""
         self._store.failures.append(StorageError("the disk is full"))
 
     def mend(self) -> None:
-        """Have no commit fail that did not come yet."""
+        """Make no further commit fail."""
         self._store.failures.clear()
 
     def _new_replica(self) -> SingleReplica:
@@ -72,7 +72,7 @@ class VirtualServer:
 
 
 class _Current:
-    """The replica of the moment; an application is made once, as that takes longer than all else."""
+    """A replica with the present service, so that the application is made only once, which takes longest."""
 
     def __init__(self, server: VirtualServer) -> None:
         self._server = server

@@ -10,12 +10,12 @@ import httpx
 import psutil
 import pytest
 
-from hetagent import network
 from hetagent.launch.horovod import STORE, Horovod, ranks
-from tests.agent.test_horovod import COMMAND, assignment, members
-from tests.e2e.cluster import RUN, Cluster, cluster, leftovers, standalone, wait_for
-from tests.needs import needs_set_up, show
-from tests.servers import ROOT, free_port
+from hetagent.node import network
+from tests.agent.launch.test_horovod import COMMAND, assignment, members
+from tests.support.cluster import RUN, Cluster, cluster, leftovers, standalone, wait_for
+from tests.support.needs import needs_set_up, show
+from tests.support.servers import ROOT, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetagent.launch import scratch
-from tests.e2e.cluster import Cluster, cluster, leftovers, standalone, wait_for
-from tests.needs import needs_set_up, show
+from hetagent.launch.mpi import folders as scratch
 from tests.netns import hosts
 from tests.netns.cluster import HostCluster
-from tests.servers import ROOT, Hetserver
+from tests.support.cluster import Cluster, cluster, leftovers, standalone, wait_for
+from tests.support.needs import needs_set_up, show
+from tests.support.servers import ROOT, Hetserver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -213,7 +213,7 @@ def test_a_node_that_was_started_otherwise_is_given_nothing(tmp_path: Path) -> N
         job.agent("b", 1)  # a process per GPU
         assert job.agents["a"].wait() == 255  # mpirun's, that of its remote shell
         message = job.group()["root_cause"]["failure"]["message"]
-        assert "n1-b does not start: the agent of node 'b' runs nothing for the master 'a'" in message
+        assert "n1-b was not started: the agent of node 'b' runs nothing for the master 'a'" in message
         assert "start hetagent with the same --launch on every node" in message
 
 

@@ -1,4 +1,4 @@
-"""A real job over several hosts: one hetserver on its host, every agent on its own, a test that sees them all."""
+"""Runs a real job over several hosts: hetserver and every agent on a host of its own."""
 
 import os
 import re
@@ -12,16 +12,16 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.cluster import Cluster, wait_for
 from tests.netns.hosts import Host
-from tests.servers import Hetserver
+from tests.support.cluster import Cluster, wait_for
+from tests.support.servers import Hetserver
 
 TOKEN = "of-no-use-elsewhere"
 PORT = 29400
 
 
 class HostServer(Hetserver):
-    """A hetserver on a host, on all its addresses, with a token."""
+    """A hetserver on all addresses of a host, with a token."""
 
     def __init__(self, host: Host, folder: Path) -> None:
         token = folder / "token"
@@ -42,9 +42,9 @@ class HostCluster(Cluster):
     """One group whose server and agents run on hosts of their own.
 
     Args:
-        folder: where state and logs go.
-        hosts: by the name of the node; `server` is the server's.
-        flags: given to every agent.
+        folder: for state and logs.
+        hosts: named after their nodes; `server` is the server's.
+        flags: passed to every agent.
     """
 
     server: HostServer
@@ -57,28 +57,28 @@ class HostCluster(Cluster):
         self._http.headers["Authorization"] = f"Bearer {TOKEN}"
 
     def launcher(self, name: str) -> list[str]:
-        """On the node's own host."""
+        """Run the agent on its node's host."""
         return self.hosts[name].prefix
 
     def ask(self, method: str, path: str = "") -> httpx.Response:
-        """The server's answer to a request about the group, from the server's own host."""
+        """Send the server a request about the group, from its own host."""
         with self.server.host.inside():
             return super().ask(method, path)
 
     def hetctl(self, *words: str) -> str:
-        """What a person on the server's host reads."""
+        """Run hetctl on the server's host; returns its output."""
         where = ("--server", self.server.url, "--token-file", str(self.server.token_file))
-        environment = ("env", "-u", "COLUMNS")  # no line is broken where nobody looks
+        environment = ("env", "-u", "COLUMNS")  # no line breaks
         return self.server.host.run(*environment, sys.executable, "-m", "hetrdzv.cli.hetctl", *words, *where)
 
     def node(self, name: str) -> dict[str, Any]:
-        """A node as the API shows it, {} before it has joined."""
+        """A node as the API shows it; {} before it has joined."""
         nodes = {node["node_id"]: node for node in self.group().get("nodes", ())}
         found: dict[str, Any] = nodes.get(name, {})
         return found
 
     def says(self, name: str, text: str, after: int = 0) -> None:
-        """Wait until an agent has said something, after the first characters of its stderr."""
+        """Wait until an agent's stderr matches a pattern, beyond its first `after` characters."""
         self.wait_for(lambda: re.search(text, self.agents[name].stderr[after:]), f"{name} says '{text}'", 30)
 
     def becomes(self, name: str, state: str) -> None:
@@ -86,14 +86,14 @@ class HostCluster(Cluster):
         self.wait_for(lambda: self.node(name).get("state") == state, f"{name} is {state}", 30)
 
     def end_well(self, *names: str) -> None:
-        """Let the workload end, as the named agents must; the job must have cost no restart."""
+        """Let the workload and the named agents succeed; the job must not have spent a restart."""
         super().end_well(*names)
         assert self.group()["restarts"] == 0, self.report()
         assert {line["restart"] for line in self.lines()} == {0}
 
 
 class Ends:
-    """When processes ended (monotonic seconds), by pid; those that still run are not in it."""
+    """Records when processes end (monotonic seconds), by pid."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self.at: dict[int, float] = {}
@@ -110,11 +110,11 @@ class Ends:
             os.close(fd)
 
     def last(self) -> float:
-        """When the last of them ended."""
+        """Wait until all have ended; returns when the last one did."""
         wait_for(lambda: self.at.keys() == self.pids, f"the end of processes {sorted(self.pids)}", 10)
         return max(self.at.values())
 
 
 def url_of(address: str) -> str:
-    """The server's URL by one of its addresses."""
+    """The server's URL for one of its addresses."""
     return f"http://{f'[{address}]' if ':' in address else address}:{PORT}"

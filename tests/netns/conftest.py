@@ -1,4 +1,4 @@
-"""Hosts for the tests of this folder; where the machine makes none, the tests are skipped and say why."""
+"""Fixtures that make hosts; where that is not possible, the tests are skipped and say why."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -11,7 +11,7 @@ missing = cache(hosts.missing)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests here need hosts; one that begins a job starts ten torch processes, which takes a busy machine long."""
+    """Mark all tests here; they have more time, since some start ten torch processes on a busy machine."""
     for item in items:
         if "netns" in item.path.parts:
             item.add_marker(pytest.mark.netns)
@@ -20,13 +20,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def able() -> None:
-    """Skips where the machine makes no hosts."""
+    """Skip the test if this machine cannot make hosts."""
     if why := missing():
         pytest.skip(why)
 
 
 @pytest.fixture
 def net(able: None) -> Iterator[hosts.Hosts]:
-    """Where a test makes its hosts and networks; all are gone after it."""
+    """Makes hosts and networks, which are removed after the test."""
     with hosts.Hosts() as made:
         yield made

@@ -1,8 +1,8 @@
-"""Several hosts on one machine: network namespaces, joined by switches that can be cut, lossy or picky.
+"""Makes several hosts on one machine: network namespaces, joined by switches that can drop packets.
 
-A switch is a bridge in a namespace of its own, so nothing here touches the machine's own interfaces, firewall or
-forwarding. What a switch drops (nftables, family bridge) its hosts see as silence: no error, no carrier loss. All
-names bear the pid of the run that made them; `sweep` removes what a run that was killed left behind.
+A switch is a bridge in a namespace of its own, so nothing here touches the machine's interfaces, firewall or
+forwarding. Hosts notice dropped packets (nftables, family bridge) only as silence: no error, no carrier loss. All
+names contain the pid of the run that made them; `sweep` removes what killed runs left behind.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def missing() -> str:
-    """What this machine lacks for hosts of its own, and the command that would provide it; empty: nothing."""
+    """What this machine lacks to make hosts, with the command that provides it; empty if nothing."""
     if os.geteuid() != 0:
-        return "only root makes network namespaces: sudo make test"
+        return "only root can make network namespaces: sudo make test"
     tools = [tool for tool in ("ip", "nft") if shutil.which(tool) is None]
     if tools:
         return f"needs {' and '.join(tools)}: {INSTALL} (make test does it as root)"
@@ -34,12 +34,14 @@ def missing() -> str:
         with Hosts() as hosts:
             hosts.switch("s").host("a", ipv4=True)
     except OSError as error:
-        return f"this machine makes no network namespaces ({error}): in a container, docker run --privileged"
+        return (
+            f"network namespaces cannot be made here ({error}): in a container, use docker run --privileged"
+        )
     return ""
 
 
 def run(*command: str, given: str = "") -> str:
-    """The output of a command.
+    """Run a command; returns its output.
 
     Raises:
         OSError: it failed; says which and why.
@@ -51,16 +53,16 @@ def run(*command: str, given: str = "") -> str:
 
 
 def sweep() -> None:
-    """Remove the namespaces of runs that are dead."""
+    """Remove the namespaces of dead runs."""
     for line in run("ip", "netns", "list").splitlines():
         name = line.split()[0]
         if name.startswith(PREFIX) and not Path("/proc", name.removeprefix(PREFIX).split("-")[0]).exists():
-            with contextlib.suppress(OSError):  # another run sweeps, too
+            with contextlib.suppress(OSError):  # another run may be sweeping too
                 run("ip", "netns", "del", name)
 
 
 class Namespace:
-    """A network namespace by name."""
+    """A named network namespace."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -72,16 +74,16 @@ class Namespace:
         return run("ip", "-n", self.namespace, *words)
 
     def nft(self, rules: str) -> None:
-        """Put rules in place."""
+        """Load nftables rules."""
         run("ip", "netns", "exec", self.namespace, "nft", "-f", "-", given=rules)
 
     def remove(self) -> None:
-        """Take it away; processes in it keep what is left of it until they end."""
+        """Remove it; processes in it keep it until they end."""
         run("ip", "netns", "del", self.namespace)
 
 
 class Host(Namespace):
-    """A machine: processes started with `prefix` run on it, sockets made `inside` are its own."""
+    """A host: processes started with `prefix` run on it, sockets made `inside` belong to it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -91,17 +93,17 @@ class Host(Namespace):
 
     @property
     def prefix(self) -> list[str]:
-        """What a command line begins with in order to run here; the process keeps its pid."""
+        """A command prefix that runs a command here, with the same pid."""
         return ["ip", "netns", "exec", self.namespace]
 
     @property
     def address(self) -> str:
-        """That of its first interface, IPv4 where it has one."""
+        """The address of its first interface, IPv4 if it has one."""
         return next(iter((self.ipv4 or self.ipv6).values()))
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Sockets that this thread makes within the block belong to this host, also after it."""
+        """Sockets that this thread makes within the block belong to this host, even after it."""
         with open("/proc/thread-self/ns/net") as home, open(f"/run/netns/{self.namespace}") as here:
             _enter(here.fileno())
             try:
@@ -110,20 +112,20 @@ class Host(Namespace):
                 _enter(home.fileno())
 
     def run(self, *command: str) -> str:
-        """The output of a command on this host."""
+        """Run a command on this host; returns its output."""
         return run(*self.prefix, *command)
 
     def ephemeral_ports(self, first: int, last: int) -> None:
-        """Which ports the kernel gives to who asks for any: outgoing connections, gloo, NCCL."""
+        """Set the range from which the kernel picks ports: for outgoing connections, gloo, NCCL."""
         self.run("sysctl", "-q", "-w", f"net.ipv4.ip_local_port_range={first} {last}")
 
     def firewall(self, *, opened: str = "", closed: str = "", closed_to: str = "") -> None:
-        """Silently refuse new connections from other hosts.
+        """Silently drop new connections from other hosts.
 
         Args:
-            opened: ports (`29500-29600`) that alone are open.
-            closed: instead, ports that alone are shut.
-            closed_to: an IPv4 address; the closed ports are shut to this one only.
+            opened: the only open ports (`29500-29600`).
+            closed: instead, the only closed ports.
+            closed_to: an IPv4 address; the ports are closed to this one only.
         """
         who = f"ip saddr {closed_to} " if closed_to else ""
         rules = [f"tcp dport {opened} accept", "tcp flags & (syn | ack) == syn counter name refused drop"]
@@ -145,7 +147,7 @@ class Host(Namespace):
         )
 
     def refused(self) -> int:
-        """How many packets its firewall has refused."""
+        """How many packets its firewall has dropped."""
         words = self.run("nft", "list", "counter", "inet", "het", "refused").split()
         return int(words[words.index("packets") + 1])
 
@@ -156,7 +158,7 @@ def _enter(namespace: int) -> None:
 
 
 class Switch(Namespace):
-    """A network: hosts are attached to it, and it loses what it is told to lose."""
+    """A network to which hosts are attached, and which drops packets on command."""
 
     def __init__(self, name: str, number: int) -> None:
         super().__init__(name)
@@ -168,7 +170,7 @@ class Switch(Namespace):
         self.ip("link", "set", "br0", "up")
 
     def attach(self, host: Host, interface: str = "eth0", *, ipv4: bool = True, ipv6: bool = False) -> None:
-        """Give a host an interface in this network, with an address of each family that is asked for."""
+        """Give a host an interface in this network, with an address of each wanted family."""
         self._hosts += 1
         port = ("peer", "name", host.name, "netns", self.namespace)
         run("ip", "link", "add", interface, "netns", host.namespace, "type", "veth", *port)
@@ -182,10 +184,10 @@ class Switch(Namespace):
         host.ip("link", "set", interface, "up")
 
     def cut(self, one: str, other: str = "", *, only: str = "") -> None:
-        """Lose all that passes between a host and another, or all others.
+        """Drop all packets between a host and another, or all others.
 
         Args:
-            only: `from` or `to`: just what comes from the first host, or goes to it.
+            only: `from` or `to`: only those from the first host, or to it.
         """
         if only != "to":
             self._drops.add((one, other))
@@ -194,23 +196,23 @@ class Switch(Namespace):
         self._apply()
 
     def heal(self) -> None:
-        """Lose nothing any more."""
+        """Stop dropping packets."""
         self._drops.clear()
         self._loss = 0.0
         self._apply()
 
     def lose(self, share: float) -> None:
-        """Lose this share of all packets, at random."""
+        """Drop this share of all packets, at random."""
         self._loss = share
         self._apply()
 
     def lost(self) -> int:
-        """How many packets were lost since the last change."""
+        """How many packets were dropped since the last change."""
         words = run("ip", "netns", "exec", self.namespace, "nft", "list", "ruleset").split()
         return sum(int(words[at + 1]) for at, word in enumerate(words) if word == "packets")
 
     def plug(self, name: str, state: str = "up") -> None:
-        """Pull a host's cable out (`down`), or put it in again: the host sees that, unlike a cut."""
+        """Pull a host's cable (`down`) or plug it in again; the host notices that, unlike a cut."""
         self.ip("link", "set", "dev", name, state)
 
     def _apply(self) -> None:
@@ -228,21 +230,21 @@ class Switch(Namespace):
 
 
 class Network:
-    """A switch with the families that its hosts have, and those hosts by name."""
+    """A switch, and a way to add hosts to it."""
 
     def __init__(self, hosts: "Hosts", switch: Switch) -> None:
         self._all = hosts
         self.switch = switch
 
     def host(self, name: str, *, ipv4: bool = True, ipv6: bool = False) -> Host:
-        """A new host in this network."""
+        """Add a host to this network."""
         made = self._all.add(Host(name))
         self.switch.attach(made, ipv4=ipv4, ipv6=ipv6)
         return made
 
 
 class Hosts:
-    """All that one test makes; gone at the end of the block."""
+    """All that one test makes; removed at the end of the block."""
 
     def __init__(self) -> None:
         self._made: list[Namespace] = []
@@ -257,12 +259,12 @@ class Hosts:
                 namespace.remove()
 
     def add(self, made: Host) -> Host:
-        """Keep a host until the end."""
+        """Keep a host until the end of the block."""
         self._made.append(made)
         return made
 
     def switch(self, name: str) -> Network:
-        """A new network."""
+        """Make a network."""
         made = Switch(name, 1 + sum(isinstance(one, Switch) for one in self._made))
         self._made.append(made)
         return Network(self, made)

@@ -1,6 +1,6 @@
-"""A network that is cut or loses packets under a running job, for shorter and for longer than the lease.
+"""Cuts the network under a running job, for shorter and longer than the lease, or drops some packets.
 
-Most tests here share one job: each finds it running on all its nodes, and leaves it so.
+Most tests here share one job: each finds it running on all nodes, and leaves it so.
 """
 
 import contextlib
@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import wait_for
 from tests.netns.cluster import Ends, HostCluster
 from tests.netns.hosts import Hosts, Switch
+from tests.support.cluster import wait_for
 
 FLAGS = ("--nnodes", "2:3", "--last-call-s", "1", "--stop-timeout-s", "3")
 LEASE_S = 5
 
 
 class Job(HostCluster):
-    """Nodes a, b and c in one network, a worker each.
+    """Nodes a, b and c in one network, with a worker each.
 
     Attributes:
-        first: the round that a test of the shared job found running.
-        order: its nodes in rank order; not always a, b, c, since on a busy machine one may come late.
+        first: the round that a test found running.
+        order: the nodes in rank order; not always a, b, c, since one may join late on a busy machine.
     """
 
     first = 0
@@ -35,18 +35,18 @@ class Job(HostCluster):
         super().__init__(folder, [lan.host(name) for name in ("server", "a", "b", "c")], *FLAGS, *flags)
 
     def start_three(self) -> int:
-        """Start them; the number of the first round of all three."""
+        """Start them; returns the number of the first round of all three."""
         for name in "abc":
             self.agent(name, 1)
         return self.world(3)
 
     def new(self, node: str, after: int) -> float:
-        """When the first worker of a round after that one was started on a node."""
+        """When the first worker of a later round than `after` was started on a node."""
         return min(float(line["started"]) for line in self.lines(node=node) if line["round"] > after)
 
 
 class Shared:
-    """A job that goes on from test to test; another one after a test that failed."""
+    """A job that runs from test to test; after a test that failed, a new one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,7 +56,7 @@ class Shared:
 
     @contextlib.contextmanager
     def lend(self, request: pytest.FixtureRequest) -> Iterator[Job]:
-        """The job, running on all nodes; kept where the test passes."""
+        """Lend the job, running on all nodes; keep it if the test passes."""
         failed = request.session.testsfailed
         job, self._job = self._job or self._begin(), None
         wait_for(lambda: job.group()["state"] == "running", "a running round")
@@ -75,11 +75,12 @@ class Shared:
         folder = self._folder / str(self._number)
         folder.mkdir()
         job = self._stack.enter_context(Job(folder, net, "--lease-s", str(LEASE_S)))
+        job.light = True
         job.start_three()
         return job
 
     def close(self) -> None:
-        """The end of the job, which all its nodes reach together."""
+        """End the job, which must succeed on all nodes."""
         with self._stack:
             if self._job is not None:
                 self._job.end_well("a", "b", "c")
@@ -109,13 +110,15 @@ def test_a_node_that_is_cut_off_comes_back_without_its_old_workers(job: Job, ran
     old = Ends(job.pids(node))
     job.switch.cut(node, only=only)
     second = job.world(2, round_above=job.first)
-    why = f"not heard for {LEASE_S} s"
-    assert job.told("node_lost") == [f"{node} is lost: {why}"]
-    assert job.told("round_ended") == [f"round {job.first} ended: {node} is lost: {why}"]
+    why = f"no heartbeat for {LEASE_S} s"
+    assert job.told("node_lost") == [f"{node} lost: {why}"]
+    assert job.told("round_ended") == [f"round {job.first} ended: {node} lost: {why}"]
     assert (job.node(node)["state"], job.node(node)["why"]) == ("lost", why)
-    assert f"round {job.first} is over: {node} is lost: {why}" in job.agents[job.order[1]].stderr
+    assert f"round {job.first} is over: {node} lost: {why}" in job.agents[job.order[1]].stderr
     job.says(
-        node, r"no server answers \(http://10.77.1.1:29400: timed out after \d.*; workers go on, trying", said
+        node,
+        r"no server answers \(http://10.77.1.1:29400: timed out after \d.*; workers continue, trying",
+        said,
     )
 
     job.switch.heal()
@@ -127,14 +130,14 @@ def test_a_node_that_is_cut_off_comes_back_without_its_old_workers(job: Job, ran
     }
     assert job.told("node_returned") == [f"{node} is back"]
     job.says(node, "the server is back", said)
-    job.says(node, f"round {job.first} is over: the server took {node} for lost: {why}", said)
+    job.says(node, f"round {job.first} is over: the server considers {node} lost: {why}", said)
     current = job.group()["current_round"]
     assert tuple(member["node_id"] for member in current["members"]) == job.order
     assert current["master"]["node_id"] == job.order[0]
 
 
 def test_a_cable_is_pulled_out(job: Job) -> None:
-    """Unlike a cut, the node itself can see it."""
+    """Unlike a cut, the node itself notices this."""
     old = Ends(job.pids("c"))
     job.switch.plug("c", "down")
     second = job.world(2, round_above=job.first)
@@ -159,11 +162,11 @@ def test_a_cut_shorter_than_the_lease_changes_nothing(job: Job, only: str) -> No
 
 
 def test_the_server_is_out_of_reach_for_some_nodes_only(job: Job) -> None:
-    """Its peers stop when it is lost; what of it fails then costs nobody a restart."""
+    """Its peers stop when it is lost; that its workers then fail costs no restart."""
     old = Ends(job.pids("c"))
     job.switch.cut("c", "server")
     second = job.world(2, round_above=job.first)
-    assert job.told("node_lost") == [f"c is lost: not heard for {LEASE_S} s"]
+    assert job.told("node_lost") == [f"c lost: no heartbeat for {LEASE_S} s"]
     job.switch.heal()
     job.world(3, round_above=second)
     assert old.last() < job.new("c", job.first)
@@ -171,7 +174,7 @@ def test_the_server_is_out_of_reach_for_some_nodes_only(job: Job) -> None:
 
 
 def test_the_server_is_out_of_reach_for_all(job: Job) -> None:
-    """It cannot tell that from the loss of all; when it is back they come together again, and it costs nothing."""
+    """It declares all lost; when it is reachable again they form a round, which costs no restart."""
     old = {name: Ends(job.pids(name)) for name in "abc"}
     job.switch.cut("server")
     wait_for(lambda: len(job.told("node_lost")) == 3, "three losses")
@@ -185,9 +188,9 @@ def test_the_server_is_out_of_reach_for_all(job: Job) -> None:
 
 
 def test_one_packet_in_ten_is_lost(tmp_path: Path, net: Hosts) -> None:
-    """Nobody is taken for lost, and a new round forms, with all that its workers have to tell each other.
+    """No node is declared lost, and a new round forms whose workers all meet.
 
-    The lease is long: a connection whose first packets get lost twice is there after 3 s, thrice after 7 s.
+    The lease is long, since TCP needs 3 s to connect if it loses the first packet twice, and 7 s for three times.
     """
     with Job(tmp_path, net, "--lease-s", "20") as job:
         first = job.start_three()
@@ -203,7 +206,7 @@ def test_one_packet_in_ten_is_lost(tmp_path: Path, net: Hosts) -> None:
 
 
 def test_a_node_that_gives_up_in_time_never_writes_beside_its_successors(tmp_path: Path, net: Hosts) -> None:
-    """1.5 times max_disconnect_s and stop_timeout_s are less than the lease: docs/operations.md."""
+    """1.5 times max_disconnect_s plus stop_timeout_s is less than the lease: docs/operations.md."""
     with Job(tmp_path, net, "--lease-s", "7", "--max-disconnect-s", "2") as job:
         first = job.start_three()
         old = Ends(job.pids("a"))

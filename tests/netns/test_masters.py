@@ -1,4 +1,4 @@
-"""Members try their master before they start workers: one that is out of reach for some is not master for long."""
+"""Members try to reach their master before they start workers; one that some cannot reach is replaced."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.netns.hosts import Hosts
 
 PORTS = "29500-29509"
 SILENCE = "(timed out after 3 s|no route to host)"
-"""What a node makes of a neighbour that says nothing at all; the latter once three questions for it were in vain."""
+"""The error for a silent neighbour; the latter once three ARP requests went unanswered."""
 
 
 def test_a_master_that_some_cannot_reach_is_replaced_and_the_state_says_who(
@@ -43,11 +43,14 @@ def test_a_node_that_reaches_no_other_is_left_out_where_the_bounds_allow(tmp_pat
     for other in "ab":
         lan.switch.cut("c", other)
     with HostCluster(tmp_path, hosts, "--nnodes", "2:3", "--last-call-s", "60") as job:
+        job.light = True
         for name in "abc":
             job.agent(name, 1)
         number = job.world(2)
         assert {line["node"] for line in job.lines()} == {"a", "b"}
-        assert job.told("node_left_out") == ["c is left out: it cannot reach a, and no master serves all"]
+        assert job.told("node_left_out") == [
+            "c is left out: it cannot reach a, and no node can be reached by all"
+        ]
         job.becomes("c", "spare")
         job.says("c", r"kept as a spare \(it could not reach a at 10.77.1.2: check the firewall")
         assert re.search(r"unreachable  .*a from c", job.hetctl("status", "job"))
@@ -60,6 +63,7 @@ def test_the_server_is_out_of_reach_for_one_node_at_first(tmp_path: Path, net: H
     hosts = [lan.host(name) for name in ("server", "a", "b")]
     lan.switch.cut("b", "server")
     with HostCluster(tmp_path, hosts, "--nnodes", "1:2", "--last-call-s", "1") as job:
+        job.light = True
         job.agent("b", 1)
         job.agent("a", 1)
         first = job.world(1)
@@ -77,4 +81,6 @@ def test_a_node_that_never_reaches_the_server_gives_up(tmp_path: Path, net: Host
         agent = job.agent("a", 1, "--connect-timeout-s", "1")
         assert agent.wait() == 1
         why = rf"no server answers \(http://10.77.1.1:29400: {SILENCE}\)"
-        assert re.search(rf"{why}; gave up after 1 s: start hetserver there, or check --server", agent.stderr)
+        assert re.search(
+            rf"{why}; gave up after \d.* s: start hetserver there, or check --server", agent.stderr
+        )

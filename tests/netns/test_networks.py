@@ -1,4 +1,4 @@
-"""Networks that are not one plain IPv4 network: two per node, IPv6 only, a firewall between the nodes."""
+"""Networks other than a single plain IPv4 one: two per node, IPv6 only, a firewall between nodes."""
 
 from pathlib import Path
 
@@ -6,18 +6,18 @@ from tests.netns.cluster import HostCluster
 from tests.netns.hosts import Host, Hosts
 
 NODES = ("server", "a", "b")
-NOBODY = "no node can be the master: a is not reached by b; b is not reached by a"
+NOBODY = "no node can be master: a cannot be reached from b; b cannot be reached from a"
 ADVICE = "Check the firewall, --port-range, --interface and --local-addr"
 
 
 def start_two(job: HostCluster, *flags: str) -> None:
-    """Start nodes a and b, a worker each."""
+    """Start nodes a and b with a worker each."""
     for name in "ab":
         job.agent(name, 1, *flags)
 
 
 def expect_no_master(job: HostCluster) -> None:
-    """The job must fail before any worker was started, and say who could not reach whom."""
+    """The job must fail before any worker starts, and say who could not reach whom."""
     start_two(job)
     assert {name: job.agents[name].wait() for name in "ab"} == {"a": 1, "b": 1}, job.report()
     for name in "ab":
@@ -35,7 +35,7 @@ def addresses(job: HostCluster) -> list[str]:
 
 
 def environment(job: HostCluster, name: str) -> dict[str, str]:
-    """What a node's worker was given."""
+    """The environment of a node's worker."""
     found: dict[str, str] = job.agents[name].workers()[0].environ()
     return found
 
@@ -58,7 +58,7 @@ def test_two_networks_of_which_one_joins_the_nodes(tmp_path: Path, net: Hosts) -
 
 
 def test_two_networks_that_both_join_the_nodes(tmp_path: Path, net: Hosts) -> None:
-    """Without a word a node offers the address by which it reaches the server."""
+    """By default a node offers the address from which it reaches the server."""
     other, control = net.switch("other"), net.switch("control")
     hosts = [Host(name) for name in NODES]
     for host in hosts:
@@ -70,7 +70,9 @@ def test_two_networks_that_both_join_the_nodes(tmp_path: Path, net: Hosts) -> No
         start_two(job)
         job.world(2)
         assert addresses(job) == ["10.77.2.2", "10.77.2.3"]
-        assert environment(job, "a")["GLOO_SOCKET_IFNAME"] == "eth1"
+        worker = environment(job, "a")
+        assert worker["GLOO_SOCKET_IFNAME"] == "eth1", "the host name is not this host's address"
+        assert "NCCL_SOCKET_IFNAME" not in worker, "NCCL may use every network"
         job.end_well("a", "b")
 
 
@@ -89,7 +91,7 @@ def test_ipv6_only(tmp_path: Path, net: Hosts) -> None:
 
 
 def test_a_firewall_that_opens_only_the_port_range(tmp_path: Path, net: Hosts) -> None:
-    """gloo and NCCL take ports of the kernel's choice, so it has to choose from those (docs/operations.md)."""
+    """gloo and NCCL let the kernel pick ports, so its range must be open too (docs/operations.md)."""
     lan = net.switch("lan")
     hosts = [lan.host(name) for name in NODES]
     for host in hosts[1:]:

@@ -1,7 +1,7 @@
-"""A model agent: drives the real session as line.py and elastic.py do, with model workers.
+"""A model agent: drives the real session as protocol/line.py and job/loop.py do, with model workers.
 
-`line.py` is here in `turn`, `receive` and `_deliver`, `elastic.py` in `_obey` and what it calls. Unlike
-elastic.py, this agent does not protect itself against a session that hands out what it should not.
+`line.py` is modelled by `turn`, `receive` and `_deliver`, `loop.py` by `_obey` and what it calls. Unlike loop.py, this
+agent does not protect itself against a session that hands out what it should not.
 """
 
 import random
@@ -9,10 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hetagent.requests import Answer, Request
-from hetagent.session import Offer, Session
-from hetrdzv.errors import HetError, Problem
-from hetrdzv.wire import DirectiveKind, DirectiveReply, FailureFields
+from hetagent.protocol.offer import Offer
+from hetagent.protocol.requests import Answer, Request
+from hetagent.protocol.session import Session
+from hetrdzv.protocol.errors import HetError, Problem
+from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, FailureFields
 from tests.sim.store import GROUP
 from tests.sim.workers import Fate, Workers, make_workers
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 LEAVE_S = 4.0
 PREFLIGHT_S = 3.0
-"""Those of elastic.py and preflight.py."""
+"""Those of loop.py and preflight.py."""
 
 
 class Agent:
@@ -290,7 +291,7 @@ class Agent:
         self._on_stopped()
 
     def _on_stopped(self) -> None:
-        """What elastic.py does when no workers are left."""
+        """What loop.py does when no workers are left."""
         if self.workers is not None:
             return
         if self._signalled or self._exit_told:

@@ -11,16 +11,17 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from hetagent.requests import Answer, Join, Leave, Poll, Report, Request
-from hetrdzv import service as service_module
+from hetagent.protocol.requests import Answer, Join, Leave, Poll, Report, Request
 from hetrdzv.core import commands
-from hetrdzv.core.directive import directive, explain
+from hetrdzv.core.directive import directive
+from hetrdzv.core.explain import explain
 from hetrdzv.core.group import Transition, step
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import EndKind, Group, GroupState, NodePhase, Round
-from hetrdzv.core.outlook import STOP_GRACE_S
-from hetrdzv.errors import Refused
-from hetrdzv.wire import DirectiveKind, DirectiveReply, ReportKind
+from hetrdzv.core.timers import STOP_GRACE_S
+from hetrdzv.protocol.errors import Refused
+from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, ReportKind
+from hetrdzv.service import service as service_module
 from tests.sim.store import Disk
 from tests.sim.timeline import Timeline
 from tests.sim.workers import Workers
@@ -128,7 +129,7 @@ class Checks:
         for node in new.nodes.values():
             if not directive(new, node, now).why:
                 self.violate("the state says why", f"not to {node.node_id}")
-            if node.gone_why.startswith("not heard") and not old.nodes[node.node_id].gone:
+            if node.gone_why.startswith("no heartbeat") and not old.nodes[node.node_id].gone:
                 heard_at = max(self._heard.get(node.incarnation, 0.0), self._serves_since)
                 silent_s = self._timeline.now - heard_at
                 if silent_s < new.spec.lease_s - 1e-6:

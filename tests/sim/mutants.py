@@ -9,33 +9,33 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.mutants import CORE, Mutant, copied, environment, parser, report
+from tests.support.mutants import CORE, Mutant, copied, environment, parser, report
 
-SESSION = "agent/hetagent/session.py"
+AGENT = "agent/hetagent/protocol"
 MUTANTS = (
     Mutant("a failure is judged at once", f"{CORE}/settle.py", "ended.end.judged or unresolved(work.group, work.now)", "ended.end.judged"),
-    Mutant("a suspect is resolved", f"{CORE}/outlook.py", "and (node.cut_at is not None or node.acked_round < ended.number)", "and node.acked_round < ended.number"),
-    Mutant("who was not told to stop is overdue", f"{CORE}/outlook.py", "    if node.stop_told_at is None:\n        return inf\n", "    if node.stop_told_at is None:\n        return group.round.end.at + group.spec.stop_timeout_s + STOP_GRACE_S\n"),
-    Mutant("losses cost restarts", f"{CORE}/work.py", "    elif kind in LOSSES and", "    elif False and"),
+    Mutant("a suspect is resolved", f"{CORE}/timers.py", "and (node.cut_at is not None or node.acked_round < ended.number)", "and node.acked_round < ended.number"),
+    Mutant("who was not told to stop is overdue", f"{CORE}/timers.py", "    if node.stop_told_at is None:\n        return inf\n", "    if node.stop_told_at is None:\n        return group.round.end.at + group.spec.stop_timeout_s + STOP_GRACE_S\n"),
+    Mutant("losses cost restarts", f"{CORE}/transitions.py", "    elif kind in LOSSES and", "    elif False and"),
     Mutant("an end costs two restarts", f"{CORE}/settle.py", "restarts=group.restarts + 1)", "restarts=min(budget, group.restarts + 2))"),
     Mutant("a retried join is an acknowledgement", f"{CORE}/group.py", "if command.after_round < node.member_of:", "if False:"),
     Mutant("a report may speak of another round", f"{CORE}/group.py", " or command.round != current.number:", ":"),
     Mutant("an ended round is started", f"{CORE}/directive.py", "if group.round.end is not None:\n            return tell", "if False:\n            return tell"),
     Mutant("the master is not of the round", f"{CORE}/directive.py", "        master=current.master,", "        master=__import__('dataclasses').replace(current.master, node_id='n9'),"),
-    Mutant("a running node counts as succeeded", f"{CORE}/outlook.py", "or phase_of(group, member) is NodePhase.SUCCEEDED\n", "or phase_of(group, member) in (NodePhase.SUCCEEDED, NodePhase.RUNNING)\n"),
-    Mutant("round numbers begin anew with a job", f"{CORE}/work.py", "last_round=group.last_round,", "last_round=0,"),
-    Mutant("a lost member stays in its round", f"{CORE}/work.py", "    if was_gone:\n        return\n", "    return\n"),
-    Mutant("replies come before commits", "rendezvous/hetrdzv/ledger.py", "await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))", "asyncio.ensure_future(self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now)))"),
-    Mutant("what is not committed is read", "rendezvous/hetrdzv/service.py", "        group = self._ledger.groups.get(group_id)\n        if group is None:", "        group = self._ledger.head(group_id)\n        if group is None:"),
-    Mutant("acknowledgements are not stored", "rendezvous/hetrdzv/records.py", '_MEMORY_ONLY = {"heard_at",', '_MEMORY_ONLY = {"acked_round", "heard_at",'),
-    Mutant("a failed commit is taken for one", "rendezvous/hetrdzv/ledger.py", "            await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))\n", "            with __import__('contextlib').suppress(StorageError):\n                await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))\n"),
-    Mutant("the clock begins anew", "rendezvous/hetrdzv/service.py", "self._make_clock(max(high_water, self.now()))", "self._make_clock(self.now())"),
-    Mutant("no lease after a load", "rendezvous/hetrdzv/records.py", "node if node.gone else replace(node, heard_at=now)", "node"),
-    Mutant("time in which the server stood still counts", "rendezvous/hetrdzv/clock.py", "            self.stalls += 1\n", "            self._now += passed_s\n"),
-    Mutant("the session starts while workers run", SESSION, "                if running:\n                    why = (", "                if False:\n                    why = ("),
-    Mutant("the session gives up on reports", SESSION, "        if request.number < self._heard_from:\n            return  # the", "        self._reports.clear()\n        if request.number < self._heard_from:\n            return  # the"),
-    Mutant("nobody stops without a server", SESSION, "        return self._heard_at + self._max_disconnect_s\n", "        return None\n"),
-    Mutant("a late answer proves that a server is there", SESSION, "heard_at = min(now, sent_at + self._max_disconnect_s / 2)", "heard_at = now"),
+    Mutant("a running node counts as succeeded", f"{CORE}/model.py", "or self.phase_of(member) is NodePhase.SUCCEEDED\n", "or self.phase_of(member) in (NodePhase.SUCCEEDED, NodePhase.RUNNING)\n"),
+    Mutant("round numbers begin anew with a job", f"{CORE}/transitions.py", "last_round=group.last_round,", "last_round=0,"),
+    Mutant("a lost member stays in its round", f"{CORE}/transitions.py", "    if was_gone:\n        return\n", "    return\n"),
+    Mutant("replies come before commits", "rendezvous/hetrdzv/service/ledger.py", "await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))", "asyncio.ensure_future(self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now)))"),
+    Mutant("what is not committed is read", "rendezvous/hetrdzv/service/service.py", "        group = self._ledger.groups.get(group_id)\n        if group is None:", "        group = self._ledger.head(group_id)\n        if group is None:"),
+    Mutant("acknowledgements are not stored", "rendezvous/hetrdzv/storage/records.py", '_MEMORY_ONLY = {"heard_at",', '_MEMORY_ONLY = {"acked_round", "heard_at",'),
+    Mutant("a failed commit is taken for one", "rendezvous/hetrdzv/service/ledger.py", "            await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))\n", "            with __import__('contextlib').suppress(StorageError):\n                await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))\n"),
+    Mutant("the clock begins anew", "rendezvous/hetrdzv/service/service.py", "self._make_clock(max(snapshot.clock, self.now()))", "self._make_clock(self.now())"),
+    Mutant("no lease after a load", "rendezvous/hetrdzv/storage/records.py", "node if node.gone else replace(node, heard_at=now)", "node"),
+    Mutant("time in which the server stood still counts", "rendezvous/hetrdzv/service/clock.py", "            self.stalls += 1\n", "            self._now += passed_s\n"),
+    Mutant("the session starts while workers run", f"{AGENT}/directives.py", "                if running:\n                    why = ", "                if False:\n                    why = "),
+    Mutant("the session gives up on reports", f"{AGENT}/session.py", "        if self._contact.is_old(request):\n            return\n", "        self._reports.drop('')\n        if self._contact.is_old(request):\n            return\n"),
+    Mutant("nobody stops without a server", f"{AGENT}/contact.py", "        return None if self._heard_at is None else self._heard_at + max_disconnect_s\n", "        return None\n"),
+    Mutant("a late answer proves that a server is there", f"{AGENT}/contact.py", "heard_at = min(now, sent_at + max_disconnect_s / 2)", "heard_at = now"),
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The network between nodes and server: delays, losses, doubles, cuts and partitions, per direction.
 
 A message into a partition waits there, as TCP repeats it, and comes out late; meanwhile its sender may have
-given up. What the agent sees are the errors of `hetrdzv.client.Client`, after its time-outs.
+given up. What the agent sees are the errors of `hetrdzv.client.client.Client`, after its time-outs.
 """
 
 import random
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from hetagent.requests import Answer, Poll, Request
-from hetrdzv.errors import Unreachable
+from hetagent.protocol.requests import Answer, Poll, Request
+from hetrdzv.protocol.errors import Unreachable
 from tests.sim.scenario import CALM, Weather
 from tests.sim.timeline import Timeline
 

@@ -3,8 +3,8 @@
 import random
 from dataclasses import dataclass
 
-from hetrdzv.core.model import OnJoin
-from hetrdzv.wire import SpecFields
+from hetrdzv.core.spec import OnJoin
+from hetrdzv.protocol.wire import SpecFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

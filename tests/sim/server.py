@@ -8,17 +8,17 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 
-from hetagent.requests import Answer
+from hetagent.protocol.requests import Answer
 from hetrdzv.api import views
-from hetrdzv.api.nodes import join_command, report_command
-from hetrdzv.api.polls import Polls
+from hetrdzv.api.commands import join_command, report_command
 from hetrdzv.api.problems import problem_body
-from hetrdzv.clock import MAX_STALL_S, ServedClock
 from hetrdzv.core.commands import Command, Leave, Renew
 from hetrdzv.core.model import Group
-from hetrdzv.errors import HetError, Problem, StaleRound, StorageError, Unreachable
-from hetrdzv.service import Service
-from hetrdzv.wire import DaemonRequest, DirectiveReply, JoinRequest, ReportRequest
+from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
+from hetrdzv.protocol.wire import DaemonRequest, DirectiveReply, JoinRequest, ReportRequest
+from hetrdzv.service.clock import MAX_STALL_S, ServedClock
+from hetrdzv.service.polls import Polls
+from hetrdzv.service.service import Service
 from tests.sim.checks import Checks
 from tests.sim.loop import ServerLoop
 from tests.sim.network import Exchange, Network
@@ -36,7 +36,7 @@ class _HungUp(Exception):
 
 
 class Connection:
-    """What the routes do with a request, without HTTP; a `hetagent.session.Server`."""
+    """What the routes do with a request, without HTTP; a `hetagent.protocol.session.Server`."""
 
     def __init__(self, service: Service, polls: Polls) -> None:
         self._service = service
@@ -92,7 +92,7 @@ def as_a_client_sees(error: HetError) -> HetError:
     if isinstance(error, Problem):
         return error
     if error.status == 503:
-        return Unreachable(f"no server answers (HTTP 503, {error})")
+        return Unavailable(f"{error} (HTTP 503)")
     return Problem(error.status, error.code, str(error), problem_body(error))
 
 

@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from hetrdzv import records
-from hetrdzv.errors import StorageError
+from hetrdzv.protocol.errors import StorageError
+from hetrdzv.storage import records
 from hetrdzv.storage.base import Batch, Snapshot
 
 GROUP = "g"

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from hetrdzv import records
 from hetrdzv.api.views import directive_reply
 from hetrdzv.core import commands
 from hetrdzv.core.model import Failure
-from hetrdzv.wire import DirectiveReply
+from hetrdzv.protocol.wire import DirectiveReply
+from hetrdzv.storage import records
 from tests.core.driver import Story
 from tests.sim.checks import Checks, Violation
 from tests.sim.timeline import Timeline

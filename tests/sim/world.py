@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from math import inf
 
-from hetagent.requests import Leave
+from hetagent.protocol.requests import Leave
 from hetrdzv.core.commands import Undrain
 from hetrdzv.core.model import Group, GroupState, NodePhase
 from tests.sim.agents import Agent

@@ -19,8 +19,8 @@ from typing import Self, TypeVar
 
 import psutil
 
-from tests.e2e.cluster import wait_for
-from tests.servers import free_port
+from tests.support.cluster import wait_for
+from tests.support.servers import free_port
 
 T = TypeVar("T")
 

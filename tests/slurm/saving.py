@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-WORKLOAD = Path(__file__).resolve().parents[1] / "workload.py"
+WORKLOAD = Path(__file__).resolve().parents[1] / "support" / "workload" / "worker.py"
 
 
 def main() -> None:

@@ -15,16 +15,16 @@ import httpx
 import pytest
 
 from tests.e2e.test_launch_docs import SLURM, rows
-from tests.needs import needs_set_up, show
-from tests.servers import Hetserver
 from tests.slurm.cluster import PACKAGES, Job, Slurm, missing
-from tests.worklog import CHECKPOINT, WorkLog, World, complaints
+from tests.support.cluster import WORKLOAD
+from tests.support.needs import needs_set_up, show
+from tests.support.servers import Hetserver
+from tests.support.workload.worklog import CHECKPOINT, WorkLog, World, complaints
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "deploy" / "slurm"
-WORKLOAD = ROOT / "tests" / "workload.py"
 SAVING = Path(__file__).parent / "saving.py"
 TOKEN = "a-token-of-the-tests-0123456789abcdef"
 
@@ -232,7 +232,10 @@ def test_the_command_of_the_docs_runs_in_a_job_step(
         (
             ["--ntasks-per-node=2"],
             [],
-            "hetagent: srun starts 2 tasks on node n1, hetagent wants one: add --ntasks=2 --ntasks-per-node=1 to srun",
+            (
+                "hetagent: srun starts 2 tasks on node n1, but hetagent needs one: "
+                "add --ntasks=2 --ntasks-per-node=1 to srun"
+            ),
         ),
         ([], ["--gpus", "8"], "hetagent: --gpus 8, but Slurm gave this job step 1 GPU on node n2"),
         ([], ["--nnodes", "3"], "has 2 nodes: ask Slurm for 3"),
@@ -257,7 +260,7 @@ def test_what_cannot_work_ends_the_job_at_once(
 
 PROBE = f"""{sys.executable} -c '
 import os
-from hetagent.slurm import step_of
+from hetagent.options.slurm import step_of
 step = step_of(os.environ)
 print("IT IS", None if step is None else (step.node, step.nodes, step.job_nodes, step.tasks, step.gpus))
 '"""

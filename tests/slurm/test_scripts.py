@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from hetagent.flags import Options, parse
+from hetagent.options.model import Options
+from hetagent.options.parse import parse
 from hetrdzv.cli import hetserver
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "deploy" / "slurm").glob("*.sbatch"))

@@ -1,4 +1,4 @@
-"""What every store promises (storage/base.py). A new store is one more entry in `BACKENDS`."""
+"""The contract of every store (storage/base.py). A new store is one more entry in `BACKENDS`."""
 
 import asyncio
 import secrets
@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from hetrdzv.errors import StorageError
+from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage import open_store
 from hetrdzv.storage.base import Batch, Snapshot, StateStore
 from hetrdzv.storage.memory import MemoryStore
-from tests.etcd import VERSIONS, EtcdCluster
-from tests.storage.leading import LeadingStore
+from tests.support.etcd import VERSIONS, EtcdCluster
+from tests.support.leading import LeadingStore
 
 
 @dataclass(frozen=True)
 class Backend:
-    """How the suite gets at one kind of store: a new one, and one that another server kept before."""
+    """How to open a kind of store: a new one, and one that another server used before."""
 
     open: Callable[[Path], StateStore]
     reopen: Callable[[Path, StateStore], Awaitable[StateStore]]
@@ -42,12 +42,12 @@ async def _reopen_sqlite(folder: Path, store: StateStore) -> StateStore:
 
 
 CLUSTERS: dict[str, EtcdCluster] = {}
-"""What runs of etcd, by version: one member for all tests of this module, each with a prefix of its own."""
+"""Running clusters by version: one member for all tests of this module, each with its own prefix."""
 
 
 @pytest.fixture(scope="module")
 def clusters() -> Iterator[ExitStack]:
-    """Clusters that are started when they are first needed."""
+    """Clusters, started when first needed."""
     with ExitStack() as stack:
         yield stack
     CLUSTERS.clear()
@@ -72,7 +72,7 @@ PARAMS = [pytest.param(name, marks=[pytest.mark.etcd] * name.startswith("etcd"))
 
 
 class Case:
-    """A store under test, which can be handed on to the next server."""
+    """A store under test, which can be handed to the next server."""
 
     def __init__(self, backend: Backend, folder: Path) -> None:
         self._backend = backend
@@ -141,7 +141,7 @@ async def test_keys_are_exact(case: Case) -> None:
 
 
 class Torn(Mapping[str, bytes]):
-    """Puts that break off in the middle."""
+    """Puts that fail in the middle."""
 
     def __getitem__(self, key: str) -> bytes:
         if key == "second":

@@ -1,4 +1,4 @@
-"""The store on etcd beyond the contract: batches of any size, fencing, lost answers, TLS, users, and its errors."""
+"""The store on etcd beyond the contract: batches of any size, fencing, lost answers, TLS, users, errors."""
 
 import asyncio
 import base64
@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 from etcd3aio.kv import KVService
 
-from hetrdzv.errors import StorageError
-from hetrdzv.etcd import Etcd, EtcdAccess, EtcdAway, EtcdRefused, InvalidEtcd, access_from, parse_url
-from hetrdzv.leadership import Term, campaign
+from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.base import Batch, Snapshot
-from hetrdzv.storage.etcd import MAX_OPERATIONS, PIECE_BYTES, Deposed, EtcdStore
-from tests.certificates import Tls
-from tests.etcd import VERSIONS, EtcdCluster, make_tls
-from tests.servers import free_port
+from hetrdzv.storage.etcd.access import EtcdAccess, InvalidEtcd, access_from, parse_url
+from hetrdzv.storage.etcd.client import Etcd, EtcdAway, EtcdRefused
+from hetrdzv.storage.etcd.election import Term, campaign
+from hetrdzv.storage.etcd.store import MAX_OPERATIONS, PIECE_BYTES, Deposed, EtcdStore
+from tests.support.certificates import Tls
+from tests.support.etcd import VERSIONS, EtcdCluster, make_tls
+from tests.support.servers import free_port
 
 LEASE_S = 60
 
@@ -33,12 +34,12 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[EtcdCluster]:
 
 
 class Wire(Etcd):
-    """A way to etcd that breaks when it is told to.
+    """A client of etcd that breaks on demand.
 
     Attributes:
-        left: how many more transactions come through; None: all.
-        answers: whether the answer of the one after those gets lost, and not the transaction itself.
-        late: transactions that were lost on the way, and may arrive later.
+        left: how many more transactions arrive; None: all.
+        answers: lose the answer to the next one, instead of the transaction itself.
+        late: lost transactions, which may still arrive later.
     """
 
     def __init__(self, access: EtcdAccess) -> None:
@@ -78,7 +79,7 @@ class Cluster:
         return wire
 
     async def lead(self) -> tuple[Wire, Term, EtcdStore]:
-        """Become leader, whoever was: its lease ends as if it had run out."""
+        """Become leader; the lease of the previous one ends as if it had expired."""
         wire = self.wire()
         found = await wire.get(wire.key("leader"), within_s=5.0)
         if found is not None:
@@ -209,7 +210,7 @@ async def test_a_large_value_may_become_small_and_large_again_and_go(servers: Cl
 
 
 async def test_more_than_a_page_is_loaded(servers: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetrdzv.storage.etcd.PAGE", 7)
+    monkeypatch.setattr("hetrdzv.storage.etcd.store.PAGE", 7)
     _, _, store = await servers.lead()
     for count in (6, 7, 8, 14, 15):
         puts = {f"k{n}": b"%d" % n for n in range(count)}
@@ -255,7 +256,7 @@ async def test_a_deposed_leader_writes_nothing_before_its_successor_loads_either
 
 
 async def test_who_is_deposed_gives_up_what_it_tries(servers: Cluster) -> None:
-    """Not after etcd's time-outs: whoever waits for an answer goes elsewhere at once."""
+    """Not after etcd's time-outs: clients move to another server at once."""
     wire, term, store = await servers.lead()
     await store.load()
     arrived = asyncio.Event()
@@ -358,9 +359,9 @@ async def rewrite(servers: Cluster, name: str, value: bytes) -> None:
             json.dumps({"v": 2, "clock": 1.0, "commit": "x", "log": 0}).encode(),
             "version 2.*upgrade hetserver",
         ),
-        (b"{}", "not hetserver's"),
-        (b"\xff", "not hetserver's"),
-        (json.dumps({"v": 1, "clock": 1.0, "commit": "x", "log": 2}).encode(), r"misses a piece.*\(1 of 2\)"),
+        (b"{}", "does not belong to hetserver"),
+        (b"\xff", "does not belong to hetserver"),
+        (json.dumps({"v": 1, "clock": 1.0, "commit": "x", "log": 2}).encode(), r"lacks a piece.*\(1 of 2\)"),
     ],
 )
 async def test_a_store_that_cannot_be_read_says_why(servers: Cluster, meta: bytes, says: str) -> None:
@@ -373,7 +374,7 @@ async def test_a_store_that_cannot_be_read_says_why(servers: Cluster, meta: byte
 
 async def test_somebody_elses_leader_key_is_not_ours(servers: Cluster) -> None:
     await rewrite(servers, "leader", b"me")
-    with pytest.raises(StorageError, match=r"leader on etcd is not hetserver's.*--store"):
+    with pytest.raises(StorageError, match=r"leader on etcd does not belong to hetserver.*--store"):
         await campaign(servers.wire(), "http://test:1", LEASE_S)
 
 
@@ -410,12 +411,12 @@ def test_urls(url: str, endpoints: tuple[str, ...], prefix: str) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("etcd:a:1", "named like etcd://host1:2379"),
+        ("etcd:a:1", "looks like etcd://host1:2379"),
         ("etcd://", "names no host"),
         ("etcd:///jobs", "names no host"),
-        ("etcd://a:x", "its port is no number"),
-        ("etcd://a:99999", "'a:99999' as a member of etcd"),
-        ("etcd://a b:1", "no host:port"),
+        ("etcd://a:x", "the port must be a number"),
+        ("etcd://a:99999", "etcd member 'a:99999'"),
+        ("etcd://a b:1", "is not host:port"),
         ("etcd://a:1/with space", "the prefix 'with space'"),
     ],
 )
@@ -443,7 +444,7 @@ def test_a_password_is_not_shown() -> None:
         ({"cert": Path("c")}, "--etcd-cert and --etcd-key"),
         ({"cert": Path("c"), "key": Path("k")}, "--etcd-ca-cert too"),
         ({"ca_cert": Path("/nowhere/ca.pem")}, "/nowhere/ca.pem cannot be read"),
-        ({"ca_cert": Path("/etc/hostname")}, "no PEM file"),
+        ({"ca_cert": Path("/etc/hostname")}, "is not a PEM file"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], says: str) -> None:
@@ -512,7 +513,7 @@ async def test_tls(tls: Tls, other_tls: Tls) -> None:
             await reach(access_from(url), 0.6)
         with pytest.raises(EtcdAway, match=r"does it ask for|closes the connection"):
             await reach(access_from(url, ca_cert=tls.ca), 0.6)
-        with pytest.raises(EtcdAway, match="its certificate is not one for this name"):
+        with pytest.raises(EtcdAway, match="its certificate is not for this name"):
             await reach(access_from(url, ca_cert=other_tls.ca, cert=tls.cert, key=tls.key), 0.6)
 
 
@@ -529,7 +530,7 @@ async def test_users(version: str, caplog: pytest.LogCaptureFixture) -> None:
         permission = {"permType": 2, "key": _base64("jobs/"), "range_end": _base64("jobs0")}
         member.ask("auth/role/grant", name="het", perm=permission)
         url = cluster.url("jobs")
-        with pytest.raises(EtcdRefused, match=r"leave --etcd-user out"):
+        with pytest.raises(EtcdRefused, match=r"leave out --etcd-user"):
             await reach(access_from(url, user="het", password="pw-het"))
         member.ask("auth/enable")
         access = access_from(url, user="het", password="pw-het")
@@ -545,13 +546,13 @@ async def test_users(version: str, caplog: pytest.LogCaptureFixture) -> None:
         assert (await store.load()).records == {"a": b"1", **LARGE.puts}
         assert await etcd.keep_alive(term.lease, within_s=5.0) > 0
         await etcd.close()
-        with pytest.raises(EtcdRefused, match="etcd asks for a user: give --etcd-user"):
+        with pytest.raises(EtcdRefused, match="etcd requires a user: give --etcd-user"):
             await reach(access_from(url))
-        with pytest.raises(EtcdRefused, match="does not know user 'het' with this password"):
+        with pytest.raises(EtcdRefused, match="rejects user 'het' with this password"):
             await reach(access_from(url, user="het", password="wrong"))
-        with pytest.raises(EtcdRefused, match="does not know user 'nobody'"):
+        with pytest.raises(EtcdRefused, match="rejects user 'nobody'"):
             await reach(access_from(url, user="nobody", password="pw-het"))
-        with pytest.raises(EtcdRefused, match=r"does not let user 'other' use jobs/: etcdctl role grant"):
+        with pytest.raises(EtcdRefused, match=r"does not let user 'other' access jobs/: etcdctl role grant"):
             await reach(access_from(url, user="other", password="pw-other"))
     assert "pw-" not in caplog.text
 

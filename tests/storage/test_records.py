@@ -1,4 +1,4 @@
-"""Records: a store that got every change of a group holds it; other versions are read, or refused by name."""
+"""Records: a store that got every change of a group holds the group; older versions are read, newer ones refused."""
 
 import json
 import time
@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrdzv import records
 from hetrdzv.core.commands import (
     Cancel,
     Command,
@@ -35,17 +34,25 @@ from hetrdzv.core.model import (
     Event,
     Failure,
     Group,
-    GroupSpec,
     GroupState,
     Member,
     Node,
     NodePhase,
-    OnJoin,
     RootCause,
     Round,
 )
-from hetrdzv.errors import Refused, StorageError
-from hetrdzv.records import StoredEvent, changes, event_key, event_prefix, event_record, group_prefix, restore
+from hetrdzv.core.spec import GroupSpec, OnJoin
+from hetrdzv.protocol.errors import Refused, StorageError
+from hetrdzv.storage import records
+from hetrdzv.storage.records import (
+    StoredEvent,
+    changes,
+    event_key,
+    event_prefix,
+    event_record,
+    group_prefix,
+    restore,
+)
 
 NOW = 5_000.0
 """The clock of the server that restores (seconds)."""
@@ -236,7 +243,7 @@ def full() -> Group:
         leaving="drained",
         rejected="because",
         gone_at=0.1 + 0.2,
-        gone_why="not heard for 5 s",
+        gone_why="no heartbeat for 5 s",
         former=("w",),
     )
     end = End(kind=EndKind.LOST, node_id="gpu0", why="gpu0 is lost", at=99.0, judged=True)
@@ -470,7 +477,7 @@ def refusal(stored: Mapping[str, bytes]) -> str:
 def test_every_record_has_a_version_and_a_newer_one_is_named(key: str) -> None:
     assert record_of(all_records(), key)["v"] == records.VERSION == 1
     said = refusal(edited(key, v=2, node_id=["another", "shape"], round={}))
-    assert f"record {key} has version 2, but this hetserver reads none beyond 1" in said
+    assert f"record {key} has version 2, but this hetserver reads at most version 1" in said
     assert "upgrade hetserver, or name another store with --store" in said
 
 
@@ -499,7 +506,7 @@ def test_a_field_that_is_not_known_is_ignored(key: str) -> None:
 def test_a_malformed_record_is_named(key: str, record: bytes) -> None:
     said = refusal({**all_records(), key: record})
     assert f"record {key} is malformed (" in said
-    assert "put back a copy of the store, or name another store with --store" in said
+    assert "restore a backup of the store, or name another store with --store" in said
 
 
 @pytest.mark.parametrize(
@@ -509,7 +516,7 @@ def test_a_malformed_record_is_named(key: str, record: bytes) -> None:
         ("groups/g/nodes/gpu0", {"phase": "asleep"}, "phase: Input should be 'ready'"),
         ("groups/g/nodes/gpu0", {"address": ...}, "address: Field required"),
         ("groups/g/group", {"spec": {"min_nodes": 3, "max_nodes": 2}}, "max_nodes is 2, below min_nodes"),
-        ("groups/g/group", {"group_id": "h"}, "it speaks of group 'h'"),
+        ("groups/g/group", {"group_id": "h"}, "it is about group 'h'"),
         ("groups/g/round", {"members": [{"node_id": "gpu0"}]}, "members.0.incarnation: Field required"),
     ],
 )
@@ -521,7 +528,9 @@ def test_a_malformed_record_says_where(key: str, news: dict[str, object], why: s
 
 @pytest.mark.parametrize("key", ["group", "groups/g", "groups/g/nodes", "groups/g/a/b", "other/g/group"])
 def test_a_key_that_is_not_known_is_named(key: str) -> None:
-    assert f"record {key} is malformed (this hetserver knows no such key)" in refusal({key: b'{"v":1}'})
+    assert f"record {key} is malformed (this hetserver does not know such a key)" in refusal(
+        {key: b'{"v":1}'}
+    )
 
 
 def test_nodes_without_their_group_are_named() -> None:

@@ -1,4 +1,4 @@
-"""The state file: durable, one server at a time, and every trouble named so that a person can end it."""
+"""The state file: durable, one server at a time, errors that say what to do."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrdzv.errors import StorageError
+from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage import open_store
 from hetrdzv.storage.base import Batch, Snapshot, StateStore
 
@@ -55,7 +55,7 @@ def puts(**values: bytes) -> Batch:
 
 
 async def refusal(path: Path | str) -> str:
-    """What a server says that cannot load this file."""
+    """The error of a server that cannot load this file."""
     store = open_store(f"sqlite:{path}")
     try:
         with pytest.raises(StorageError) as caught:
@@ -72,7 +72,7 @@ async def filled(path: Path, records: int = 1) -> None:
 
 
 def writer(path: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Another process that serves the file; it has said that it is ready."""
+    """Another process that serves the file, once it is ready."""
     command = [sys.executable, "-c", WRITER, f"sqlite:{path}", *arguments]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -93,7 +93,7 @@ def test_an_unknown_url_names_what_is_known(url: str) -> None:
 
 @pytest.mark.parametrize("path", ["~no-such-user-at-all/state.db", "a\0b"])
 def test_a_path_that_cannot_be_one(path: str) -> None:
-    with pytest.raises(ValueError, match="names no usable path"):
+    with pytest.raises(ValueError, match="is not a usable path"):
         open_store(f"sqlite:{path}")
 
 
@@ -195,7 +195,7 @@ async def test_another_program_keeps_it_locked(
     blocker = sqlite3.connect(path, isolation_level=None)
     try:
         blocker.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StorageError, match="another program keeps it locked"):
+        with pytest.raises(StorageError, match="another program has it locked"):
             await store.commit(puts(a=b"1"))
     finally:
         blocker.close()
@@ -241,7 +241,7 @@ async def test_a_corrupt_file(damage: str, path: Path) -> None:
             file.write(b"\xff" * 20_000)
     said = await refusal(path)
     assert f"state file {path} cannot be read" in said
-    assert "it is corrupt: put back a copy" in said
+    assert "it is corrupt: restore a backup" in said
 
 
 async def test_damage_that_reading_would_not_notice(path: Path) -> None:
@@ -250,7 +250,7 @@ async def test_damage_that_reading_would_not_notice(path: Path) -> None:
     assert content.count(b"k00777") == 1
     path.write_bytes(content.replace(b"k00777", b"z00777"))  # out of order: later reads by key would miss it
     said = await refusal(path)
-    assert "it is corrupt: put back a copy" in said
+    assert "it is corrupt: restore a backup" in said
 
 
 async def test_a_load_after_the_file_was_put_right(path: Path, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ async def test_a_newer_schema(path: Path) -> None:
         connection.execute("UPDATE meta SET value = 7 WHERE key = 'schema'")
     connection.close()
     said = await refusal(path)
-    assert f"state file {path} has schema version 7, but this hetserver knows none beyond 1" in said
+    assert f"state file {path} has schema version 7, but this hetserver reads at most version 1" in said
     assert "upgrade hetserver, or name another file with --store" in said
 
 
@@ -281,7 +281,7 @@ async def test_a_database_of_another_program(table: str, path: Path) -> None:
         connection.execute(f"CREATE TABLE {table}")
     connection.close()
     before = path.read_bytes()
-    assert f"state file {path} is a database of another program" in await refusal(path)
+    assert f"state file {path} is another program" in await refusal(path)
     assert path.read_bytes() == before
 
 
@@ -303,7 +303,7 @@ async def _content(path: Path) -> Snapshot:
 
 
 async def fill(store: StateStore, path: Path) -> int:
-    """Commit until there is no room; returns how many commits went down."""
+    """Commit until the disk is full; returns how many commits succeeded."""
     done: list[int] = []
 
     async def commit_on() -> None:
@@ -311,7 +311,9 @@ async def fill(store: StateStore, path: Path) -> int:
             await store.commit(puts(**{f"a{number:05d}": b"x" * 4_000, f"b{number:05d}": b"x" * 4_000}))
             done.append(number)
 
-    with pytest.raises(StorageError, match=r"cannot be written .*: the disk (is full|or a limit)") as caught:
+    with pytest.raises(
+        StorageError, match=r"cannot be written .*: the disk (is full|failed or a limit)"
+    ) as caught:
         await commit_on()
     assert str(path) in str(caught.value)
     assert done
@@ -344,7 +346,7 @@ async def test_a_full_disk(small_disk: Path) -> None:
         count = await fill(store, path)
         assert (await store.load()).records.keys() == both(count)
         with pytest.raises(
-            StorageError, match="the disk is full: make room, and the server goes on by itself"
+            StorageError, match="the disk is full: make room, and the server recovers by itself"
         ):
             await store.commit(puts(big=b"x" * 400_000))
         ballast.unlink()

@@ -1,17 +1,40 @@
-"""What the run loop asks of every way to start workers: changes when the loop asks for something else."""
+"""The contract between the run loop and every launch style."""
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
 
 from hetagent.launch.command import CommandError, WorkerCommand, group_command
-from hetrdzv.wire import StartReply
+from hetrdzv.protocol.wire import StartReply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What the command line says about starting workers on this node; each launch style takes what it needs.
+
+    Attributes:
+        command: what to run; None: the group's command, which comes with each round.
+        slots: how many workers this node has.
+        visible: CUDA_VISIBLE_DEVICES, which names the chosen GPUs; None if it is not set.
+        isolate_gpus: each worker is to see its own GPU only.
+        init_file: directory in which processes are to meet, instead of over TCP.
+        port_range: first and last port that this node may use; None: any.
+    """
+
+    command: WorkerCommand | None
+    slots: int
+    visible: str | None = None
+    isolate_gpus: bool = False
+    init_file: Path | None = None
+    port_range: tuple[int, int] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class Assignment:
-    """This node's part of one round.
+    """This node's part in one round.
 
     Attributes:
         group, node_id: whose.
@@ -20,8 +43,8 @@ class Assignment:
         script_port: the socket that holds this node's own `script_port`, listening; on the master it is
             the port that the round's members know as `start.master.script_port`.
         start_daemon: on the master: has another member run something in this round, see `Line.start_daemon`.
-        interrupted: whether a signal or the server wants the agent's attention: a `begin` that waits gives up then.
-        notes: what the person at the terminal should know; a launch adds to it.
+        interrupted: whether a signal or the server wants the agent's attention: a `begin` that waits then gives up.
+        notes: messages for the person at the terminal; a launch adds to them.
     """
 
     group: str
@@ -39,26 +62,28 @@ class Assignment:
         return self.start.master.node_id == self.node_id
 
     def take_script_port(self) -> socket.socket:
-        """The socket that holds the script's port, from now on the caller's to use or to close."""
-        assert self.script_port is not None, "it is taken once"
+        """The socket that holds the script's port; from now on the caller has to use or close it."""
+        assert self.script_port is not None, "it can be taken only once"
         taken, self.script_port = self.script_port, None
         return taken
 
 
 class Launch:
-    """A way to start workers; by itself a process per slot, with torchrun's environment and nothing else.
+    """A launch style. This base class starts a process per slot with torchrun's environment and nothing else.
 
     Args:
         command: what the workers run; None: the group's command, which comes with each round.
 
     Attributes:
-        one_per_node: a single process stands for all slots of the node, so that a failure has no rank.
-        wants_members: its rounds have to list all members (`start.members`).
-        wants_daemon: the master of its rounds may have this node run its launcher's daemon (`start.daemon`).
-        look_after_s: when `look` is to be called, seconds after the start; None: never.
+        one_per_node: a single process stands for all slots of the node, so a failure has no rank.
+        fills_placeholders: `{rank_offset}` and the like in the command are replaced.
+        wants_members: rounds have to list all their members (`start.members`).
+        wants_daemon: the master of a round may have this node run its launcher's daemon (`start.daemon`).
+        look_after_s: when to call `look`, counted from the start (seconds); None: never.
     """
 
     one_per_node = False
+    fills_placeholders = False
     wants_members = False
     wants_daemon = False
     look_after_s: float | None = None
@@ -66,10 +91,19 @@ class Launch:
     def __init__(self, command: WorkerCommand | None) -> None:
         self._command = command
 
-    def begin(self, assignment: Assignment) -> WorkerCommand | None:
-        """Prepare a round; what each process of this node runs.
+    @classmethod
+    def of(cls, setup: Setup) -> Self:
+        """Create this launch from what the command line says.
 
-        None: nothing yet; another `start` of the same round will follow.
+        Raises:
+            CommandError: the command, or what is installed here, cannot be started this way.
+        """
+        return cls(setup.command)
+
+    def begin(self, assignment: Assignment) -> WorkerCommand | None:
+        """Prepare a round, and return what each process of this node runs.
+
+        None: nothing yet; another `start` for the same round will follow.
 
         Raises:
             CommandError: this node cannot take part; that ends the round.
@@ -77,25 +111,25 @@ class Launch:
         return self.command_of(assignment)
 
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
-        """Changes to torchrun's environment of one process; None takes a variable away."""
+        """Changes to torchrun's environment for one process; None removes a variable."""
         return {}
 
     def look(self, assignment: Assignment, pid: int) -> str | None:
-        """Look at the first process some time after the start; a warning if something is wrong."""
+        """Inspect the first process some time after the start, and return a warning if something is wrong."""
         return None
 
     def patience_s(self, assignment: Assignment, *, failed: bool) -> float:
-        """How long the end of this node's processes is kept back: another node may know more of it (seconds)."""
+        """How long to hold back the end of this node's processes: another node may know more about it (seconds)."""
         return 0.0
 
     def end(self) -> None:
-        """Nobody needs the round any more: give back what `begin` took. Called after each `begin`, at least once."""
+        """Release what `begin` took; the round is over. Called at least once after each `begin`."""
 
     def command_of(self, assignment: Assignment) -> WorkerCommand:
-        """The command, which may be the group's.
+        """The command of a round, which may be the group's.
 
         Raises:
-            CommandError: the group's names nothing that is here.
+            CommandError: the group's command names nothing that exists here.
         """
         if self._command is not None:
             return self._command
@@ -106,7 +140,7 @@ class Launch:
 
 
 def environ_of_node(assignment: Assignment) -> dict[str, str | None]:
-    """What a process that stands for all of a node gets: no ranks, and the port on which its script opens a store."""
+    """The environment of a process that stands for a whole node: no ranks, and the port for its script's own store."""
     return {
         "RANK": None,
         "LOCAL_RANK": None,

@@ -1,4 +1,4 @@
-"""From a script and its arguments to the command of a worker: changes when how a script is named does."""
+"""Turns a script and its arguments into the command that a worker runs."""
 
 import os
 import shutil
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetagent import runner
+from hetagent.worker import runner
 
 RUNNER = Path(runner.__file__).resolve()
 
 
 class CommandError(ValueError):
-    """A script that is not there, or flags that contradict each other."""
+    """A command that cannot be started here; the text says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class WorkerCommand:
     Attributes:
         entrypoint: the program.
         args: its arguments.
-        is_python: whether the runner is there to record an exception; else the end of stderr has to do.
+        is_python: whether it runs under our runner, which records exceptions; if not, only the end of stderr is known.
     """
 
     entrypoint: str
@@ -38,7 +38,7 @@ def worker_command(
 
     Args:
         script: a Python file, a module with `module`, or a program with `no_python`.
-        run_path: torchrun runs the script by `runpy` then; our runner always does the like.
+        run_path: makes torchrun run the script with `runpy`; our runner always does something equivalent.
 
     Raises:
         CommandError: the script does not exist, or `module` and `no_python` were both given.
@@ -59,7 +59,7 @@ def worker_command(
 def group_command(words: Sequence[str]) -> WorkerCommand:
     """The command of a worker from a group's `command`: a script with its arguments.
 
-    In front of the script stand `-m` or `--no-python` where it is a module or a program.
+    The script may be preceded by `-m` if it is a module, or by `--no-python` if it is a program.
     """
     rest = list(words)
     module = no_python = False
@@ -72,5 +72,5 @@ def group_command(words: Sequence[str]) -> WorkerCommand:
 
 
 def python() -> str:
-    """The workers' Python."""
+    """The workers' Python interpreter."""
     return os.environ.get("PYTHON_EXEC", sys.executable)

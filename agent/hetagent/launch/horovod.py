@@ -1,26 +1,27 @@
-"""Programs that call `hvd.init()`: what Horovod's gloo controller needs in place of horovodrun or mpirun."""
+"""Programs that call `hvd.init()`: gives Horovod's gloo controller what horovodrun or mpirun would."""
 
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hetagent import network
+from hetagent import worker
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import CommandError, WorkerCommand, python
-from hetagent.launch.per_gpu import PerGpu
-from hetrdzv.wire import MemberReply
+from hetagent.launch.gpu import PerGpu
+from hetagent.node import network
+from hetrdzv.protocol.wire import MemberReply
 
-STORE = Path(__file__).with_name("horovod_store.py")
+STORE = Path(worker.__path__[0]) / "horovod_store.py"
 
 CHECK_TIMEOUT_S = 60.0
-"""How long the workers' Python may take to find Horovod (seconds); mostly 0.1, on a cold file server much more."""
+"""How long the workers' Python may take to import Horovod (seconds); usually 0.1, much more from a cold file server."""
 
 
 class Horovod(PerGpu):
-    """One process per GPU; they meet at Horovod's own rendezvous server, which the master's agent starts for the round.
+    """One process per GPU; they meet at Horovod's own rendezvous server, which the master's agent starts.
 
-    A new process for every round, so that no key of an old one is left to be found. It listens on the script's port.
+    The server is a new process in every round, so that no old keys are found. It listens on the script's port.
 
     Args:
         command, isolated: see `PerGpu`.
@@ -37,7 +38,7 @@ class Horovod(PerGpu):
         _check(python())
 
     def begin(self, assignment: Assignment) -> WorkerCommand:
-        """Start the server, on the master."""
+        """On the master, start the server."""
         master = assignment.start.master
         if ":" in master.address:
             raise CommandError(
@@ -49,15 +50,15 @@ class Horovod(PerGpu):
             with assignment.take_script_port() as listener:
                 self._store = subprocess.Popen(
                     [python(), str(STORE), str(listener.fileno())],
-                    stdin=subprocess.PIPE,  # it ends with this pipe, so with the agent
+                    stdin=subprocess.PIPE,  # it ends when this pipe does, and so with the agent
                     stdout=subprocess.DEVNULL,
                     pass_fds=(listener.fileno(),),
-                    process_group=0,  # a Ctrl-C is the agent's business
+                    process_group=0,  # Ctrl-C is for the agent to handle
                 )
         return command
 
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
-        """What horovodrun would give this worker."""
+        """What horovodrun would set for this worker."""
         start, members = assignment.start, _members(assignment)
         address = next(member.address for member in members if member.node_id == assignment.node_id)
         interface = os.environ.get("HOROVOD_GLOO_IFACE") or network.interface_of(address)
@@ -68,12 +69,12 @@ class Horovod(PerGpu):
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": start.master.address,
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(start.master.script_port),
-            # Without one (NAT), gloo takes the address of the host's name.
+            # Without one (NAT), gloo uses the address that the host's name resolves to.
             "HOROVOD_GLOO_IFACE": interface,
         }
 
     def end(self) -> None:
-        """End the server."""
+        """Stop the server."""
         store, self._store = self._store, None
         if store is not None:
             assert store.stdin is not None
@@ -83,18 +84,18 @@ class Horovod(PerGpu):
 
 
 def ranks(members: Sequence[MemberReply], node_id: str, local_rank: int) -> dict[str, str]:
-    """A worker's place in the job, as Horovod names it.
+    """A worker's place in the job, in Horovod's variables.
 
-    The cross communicator of a local rank joins the workers with that local rank on all nodes that have one: with
-    slots 2, 1, 3 it has 3 members for local rank 0, two for 1 and one for 2.
+    The cross communicator of a local rank connects the workers with that local rank on all nodes that have one: with
+    slots 2, 1, 3 it has three members for local rank 0, two for 1 and one for 2.
 
     Args:
-        members: the round's, in rank order.
+        members: of the round, in rank order.
     """
     me = next(member for member in members if member.node_id == node_id)
     cross = [member.node_id for member in members if member.slots > local_rank]
     return {
-        "HOROVOD_HOSTNAME": node_id,  # tells nodes apart, no more: several may be on one host
+        "HOROVOD_HOSTNAME": node_id,  # only tells nodes apart, of which one host may have several
         "HOROVOD_RANK": str(me.rank_offset + local_rank),
         "HOROVOD_SIZE": str(sum(member.slots for member in members)),
         "HOROVOD_LOCAL_RANK": str(local_rank),
@@ -110,7 +111,11 @@ def _members(assignment: Assignment) -> list[MemberReply]:
 
 
 def _check(interpreter: str) -> None:
-    """Whether Horovod is there; a Horovod that does not fit its torch shows when a worker imports it."""
+    """Check that Horovod is installed; whether it fits the installed torch shows when a worker imports it.
+
+    Raises:
+        CommandError: it is not; says how to install it.
+    """
     try:
         done = subprocess.run(
             [interpreter, str(STORE)],

@@ -1,18 +1,19 @@
-"""The application: routers, error handlers and the gate around a service."""
+"""Assembles the application: routes, error handlers, and the gate around them."""
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from hetrdzv import __version__
-from hetrdzv.api import docs, groups, health, nodes, openapi, problems
-from hetrdzv.api.admission import Admission
+from hetrdzv.api import openapi, problems
 from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.gate import Gate
-from hetrdzv.metrics import Metrics
-from hetrdzv.replica import Replica, SingleReplica
-from hetrdzv.service import Service
+from hetrdzv.api.limits import Admission
+from hetrdzv.api.routes import docs, groups, health, nodes
+from hetrdzv.auth.tokens import EVERYTHING, Tokens
+from hetrdzv.service.metrics import Metrics
+from hetrdzv.service.replica import Replica, SingleReplica
+from hetrdzv.service.service import Service
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
-from hetrdzv.tokens import EVERYTHING, Tokens
 
 
 def create_app(
@@ -25,15 +26,15 @@ def create_app(
     limits: Limits = DEFAULT_LIMITS,
     metrics: Metrics | None = None,
 ) -> ASGIApp:
-    """An ASGI application that serves a service or a replica, which the caller starts and closes.
+    """An ASGI application for a service or a replica; the caller starts and closes that.
 
     Args:
-        token: one that may do everything, instead of `tokens`.
-        tokens: of which every request must bear one; None: no token is asked for.
-        any_host: whether an application without a token answers to every host name.
-        certified: whether clients have to show a certificate.
-        limits: what bounds its memory.
-        metrics: what the services count in; needed where there are several in turn.
+        token: a token that may do everything, instead of `tokens`.
+        tokens: every request must carry one of them; None: no token is required.
+        any_host: whether it answers to every host name although it has no token.
+        certified: whether clients must show a certificate.
+        limits: bound its memory.
+        metrics: shared by services that follow one another.
     """
     app = FastAPI(title="hetrdzv", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     replica = SingleReplica(service) if isinstance(service, Service) else service

@@ -1,27 +1,27 @@
-"""Which service answers a request about groups: that of the moment, with the polls that are open at it."""
+"""Finds the service that answers a request about groups, with its open polls."""
 
 from fastapi import Request
 from starlette.types import Scope
 
-from hetrdzv.api.polls import Polls
-from hetrdzv.replica import Replica
-from hetrdzv.service import Service
+from hetrdzv.service.polls import Polls
+from hetrdzv.service.replica import Replica
+from hetrdzv.service.service import Service
 
 _KEY = "hetrdzv.polls"
 
 
 class Dispatcher:
-    """Gives every request the service of the moment, and new polls when that is another one."""
+    """Gives every request the service that answers right now; another service has polls of its own."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._polls: Polls | None = None
 
     def assign(self, scope: Scope) -> Scope:
-        """A request's scope with the polls in it that it may join.
+        """The ASGI scope of a request, with the polls of its service in it.
 
         Raises:
-            NotLeader, NoLeader, ServerStopping: nobody answers here.
+            NotLeader, NoLeader, ServerStopping: no service answers here.
         """
         service = self._replica.service()
         if self._polls is None or self._polls.service is not service:
@@ -29,13 +29,13 @@ class Dispatcher:
         return {**scope, _KEY: self._polls}
 
     def still_answers(self, scope: Scope) -> bool:
-        """Whether what the service of a request says may still be told."""
+        """Whether a reply of the service of a request may still be sent."""
         polls: Polls | None = scope.get(_KEY)
         return polls is None or self._replica.answers(polls.service)
 
 
 def polls_of(request: Request) -> Polls:
-    """The polls that are open where a request is answered."""
+    """The open polls of the service that answers a request."""
     polls: Polls = request.scope[_KEY]
     return polls
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI writes, less what it writes wrongly of this API (tests/fuzz holds us to it)."""
+"""The OpenAPI document: FastAPI's, with what it gets wrong about this API corrected (tests/fuzz checks it)."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from hetrdzv.api.problems import MEDIA_TYPE
 
 
 def install(app: FastAPI) -> None:
-    """Have the application describe itself truly."""
+    """Correct the OpenAPI document of an application."""
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -23,7 +23,7 @@ def install(app: FastAPI) -> None:
 
 
 def _correct_errors(responses: dict[str, dict[str, Any]]) -> None:
-    """Errors are problem details; FastAPI gives them the media type of what the route is for."""
+    """Errors are problem details; FastAPI gives them the media type of the route's reply."""
     for status, response in responses.items():
         content = response.get("content", {})
         if not status.startswith("2") and "application/json" in content:
@@ -31,7 +31,7 @@ def _correct_errors(responses: dict[str, dict[str, Any]]) -> None:
 
 
 def _correct_parameters(parameters: list[dict[str, Any]]) -> None:
-    """A parameter may be left out, but in a URL or a header nothing is null."""
+    """Optional parameters may be left out, but a URL or a header has no null."""
     for parameter in parameters:
         schema = parameter["schema"]
         options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]

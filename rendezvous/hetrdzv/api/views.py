@@ -1,40 +1,35 @@
-"""How the core's values look on the wire."""
+"""Converts values of the core to replies of the API."""
+
+from collections.abc import Iterable
 
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from hetrdzv import wire
-from hetrdzv.core.directive import Directive, Start, explain
-from hetrdzv.core.group import DRAINED
-from hetrdzv.core.model import Failure, Group, Member, Node, NodePhase, RootCause, Round
-from hetrdzv.records import StoredEvent
-
-MAX_POLL_S = 30.0
-"""No poll waits longer than this, whatever the lease (seconds)."""
+from hetrdzv.core.directive import Directive, Start
+from hetrdzv.core.explain import explain
+from hetrdzv.core.model import DRAINED, Failure, Group, Member, Node, NodePhase, RootCause, Round
+from hetrdzv.protocol import wire
+from hetrdzv.service.polls import poll_s
+from hetrdzv.storage.records import StoredEvent
 
 
 def json_response(reply: BaseModel, *, without_none: bool = False) -> Response:
-    """A reply on its way, written by pydantic: FastAPI would check it once more and copy it twice."""
+    """A reply as a response. pydantic writes it, since FastAPI would validate it again and copy it twice."""
     return Response(reply.model_dump_json(exclude_none=without_none), media_type="application/json")
 
 
-def poll_s(group: Group) -> float:
-    """How long a poll may wait (seconds)."""
-    return min(group.lease_s / 2, MAX_POLL_S)
-
-
 def directive_response(group: Group, directive: Directive) -> Response:
-    """A node's directive as a reply; its size counts, as it is asked for all the time."""
+    """A node's directive as a response, kept small since it is sent all the time."""
     return json_response(directive_reply(group, directive), without_none=True)
 
 
 def group_response(group: Group, now: float) -> Response:
-    """Everything about a group as a reply."""
+    """Everything about a group as a response."""
     return json_response(group_reply(group, now))
 
 
 def directive_reply(group: Group, directive: Directive) -> wire.DirectiveReply:
-    """A node's directive, with the times by which it has to keep in touch."""
+    """A node's directive, with the times that tell it how to keep in touch."""
     return wire.DirectiveReply(
         kind=directive.kind,
         version=directive.version,
@@ -46,6 +41,7 @@ def directive_reply(group: Group, directive: Directive) -> wire.DirectiveReply:
         stop_timeout_s=group.spec.stop_timeout_s,
         max_disconnect_s=group.spec.max_disconnect_s,
         restarts=group.restarts,
+        job=directive.job,
         start=_start(directive.start) if directive.start is not None else None,
         outcome=directive.outcome,
         exit_code=directive.exit_code,
@@ -54,65 +50,38 @@ def directive_reply(group: Group, directive: Directive) -> wire.DirectiveReply:
 
 
 def _start(start: Start) -> wire.StartReply:
+    place = start.member
     return wire.StartReply(
-        group_rank=start.member.group_rank,
-        rank_offset=start.member.rank_offset,
-        slots=start.member.slots,
-        role_offset=start.member.role_offset,
-        role_world_size=start.member.role_world_size,
+        group_rank=place.group_rank,
+        rank_offset=place.rank_offset,
+        slots=place.slots,
+        role_offset=place.role_offset,
+        role_world_size=place.role_world_size,
         world_size=start.world_size,
         nnodes=start.nnodes,
         restart_count=start.restart_count,
         max_restarts=start.max_restarts,
-        master=_master(start.master),
+        master=wire.MasterReply.model_validate(start.master),
         command=list(start.command) if start.command is not None else None,
-        members=[_member(member) for member in start.members] if start.members is not None else None,
+        members=_members(start.members) if start.members is not None else None,
         daemon=list(start.daemon) if start.daemon is not None else None,
     )
 
 
-def _member(member: Member) -> wire.MemberReply:
-    return wire.MemberReply(
-        node_id=member.node_id,
-        group_rank=member.group_rank,
-        rank_offset=member.rank_offset,
-        slots=member.slots,
-        address=member.address,
-    )
-
-
-def _master(member: Member) -> wire.MasterReply:
-    return wire.MasterReply(
-        node_id=member.node_id, address=member.address, port=member.port, script_port=member.script_port
-    )
+def _members(members: Iterable[Member]) -> list[wire.MemberReply]:
+    return [wire.MemberReply.model_validate(member) for member in members]
 
 
 def _failure(failure: Failure | None) -> wire.FailureReply | None:
-    if failure is None:
-        return None
-    return wire.FailureReply(
-        local_rank=failure.local_rank,
-        rank=failure.rank,
-        exit_code=failure.exit_code,
-        signal=failure.signal,
-        message=failure.message,
-    )
+    return None if failure is None else wire.FailureReply.model_validate(failure)
 
 
 def _root_cause(cause: RootCause | None) -> wire.RootCauseReply | None:
-    if cause is None:
-        return None
-    return wire.RootCauseReply(
-        kind=cause.kind,
-        message=cause.message,
-        round=cause.round,
-        node_id=cause.node_id,
-        failure=_failure(cause.failure),
-    )
+    return None if cause is None else wire.RootCauseReply.model_validate(cause)
 
 
 def group_summary(group: Group, now: float) -> wire.GroupSummary:
-    """A group in one line."""
+    """A group in brief."""
     current = group.round
     return wire.GroupSummary(
         group_id=group.group_id,
@@ -140,7 +109,7 @@ def _counts(group: Group) -> wire.CountsReply:
 
 
 def group_reply(group: Group, now: float) -> wire.GroupReply:
-    """Everything about a group; nodes in rank order, then those without a rank, then those that are gone."""
+    """Everything about a group; first nodes in rank order, then those without a rank, then those that are gone."""
     current = group.round
     members = {member.node_id: member for member in current.members} if current is not None else {}
     nodes = sorted(
@@ -167,14 +136,8 @@ def group_reply(group: Group, now: float) -> wire.GroupReply:
 
 
 def _round(current: Round) -> wire.RoundReply:
-    return wire.RoundReply(
-        number=current.number,
-        world_size=current.world_size,
-        restart_count=current.restart_count,
-        master=_master(current.master),
-        members=[_member(member) for member in current.members],
-        ended=current.end.why if current.end is not None else None,
-    )
+    ended = current.end.why if current.end is not None else None
+    return wire.RoundReply.model_validate(current).model_copy(update={"ended": ended})
 
 
 def _node(group: Group, node: Node, now: float) -> wire.NodeReply:
@@ -222,7 +185,7 @@ def node_state(group: Group, node: Node) -> wire.NodeState:
 
 
 def event_reply(stored: StoredEvent) -> wire.EventReply:
-    """A line of the history."""
+    """An event of the history."""
     event = stored.event
     return wire.EventReply(
         number=stored.number,

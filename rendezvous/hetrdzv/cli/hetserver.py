@@ -1,4 +1,4 @@
-"""hetserver: parse the command line, open the store, serve until told to stop."""
+"""hetserver: parses the command line, opens the store, serves until told to stop."""
 
 import asyncio
 import contextlib
@@ -15,32 +15,34 @@ from pathlib import Path
 
 import click
 
-from hetrdzv import __version__, access
+from hetrdzv import __version__
 from hetrdzv import settings as all_settings
 from hetrdzv.api.app import create_app
 from hetrdzv.api.http_server import HttpServer
+from hetrdzv.auth.files import is_private
+from hetrdzv.auth.tls import ServerTls
+from hetrdzv.auth.token_files import TokenFile, require_token_file
 from hetrdzv.cli.sockets import CannotServe, inherited, listen
-from hetrdzv.errors import HetError
-from hetrdzv.metrics import Metrics
-from hetrdzv.replica import Replica, SingleReplica
-from hetrdzv.service import Service
+from hetrdzv.protocol.addresses import is_loopback
+from hetrdzv.protocol.errors import HetError
+from hetrdzv.service.metrics import Metrics
+from hetrdzv.service.replica import Replica, SingleReplica
+from hetrdzv.service.service import Service
 from hetrdzv.settings import Limits, Settings
 from hetrdzv.storage import open_store
 from hetrdzv.storage.base import StateStore
-from hetrdzv.tls import ServerTls
-from hetrdzv.tokens import TokenFile
 
 logger = logging.getLogger("hetrdzv")
 
 LOOK_S = 1.0
-"""How often files are looked at that may change while the server runs: tokens, certificate (seconds)."""
+"""How often files that may change while the server runs are checked: tokens, certificate (seconds)."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @all_settings.flags
 @click.version_option(__version__, prog_name="hetserver")
 def main(**values: object) -> None:
-    """Serve the rendezvous of PyTorch jobs whose nodes are not alike."""
+    """Run the rendezvous service for PyTorch jobs on nodes with different GPU counts."""
     settings = Settings.of(values)
     logging.basicConfig(level=settings.log_level.upper(), format="hetserver: %(message)s", stream=sys.stderr)
     for name in ("asyncio", "uvicorn"):
@@ -54,17 +56,17 @@ def main(**values: object) -> None:
 
 def _serve_on_socket(settings: Settings) -> None:
     if settings.insecure and settings.token_file is not None:
-        raise CannotServe("--insecure means without a token, but --token-file names one: give one of the two")
+        raise CannotServe("--insecure means no token, but --token-file names one: give only one of the two")
     tls = _tls(settings)
     with listen(settings.host, settings.port) if settings.fd is None else inherited(settings.fd) as listener:
-        url = settings.store or f"sqlite:{access.state_home() / 'state.db'}"
+        url = settings.store or f"sqlite:{state_home() / 'state.db'}"
         on_etcd = url.startswith("etcd:")
         metrics = Metrics()
         make_service = partial(Service, metrics=metrics, limits=settings.limits)
         if on_etcd and settings.token_file is None and not settings.insecure and not _is_local(listener):
             raise CannotServe(
-                "servers on one etcd need the same token: make one (openssl rand -hex 32), "
-                "give the file to each as --token-file"
+                "servers on one etcd need the same token: make one (openssl rand -hex 32) "
+                "and give its file to each of them with --token-file"
             )
         tokens = _tokens(listener, settings)
         if on_etcd:
@@ -76,6 +78,23 @@ def _serve_on_socket(settings: Settings) -> None:
             make_replica = partial(SingleReplica, make_service(_store(url)))
         _allow_connections(settings.limits)
         asyncio.run(_serve(make_replica, metrics, listener, tokens, tls, url, settings))
+
+
+def state_home() -> Path:
+    """Where state is kept by default: `$XDG_STATE_HOME/hetrdzv`, else `~/.local/state/hetrdzv`.
+
+    Raises:
+        CannotServe: this user has no home directory.
+    """
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not base.is_absolute():  # the XDG specification says to ignore such a value
+        try:
+            base = Path.home() / ".local" / "state"
+        except RuntimeError:
+            raise CannotServe(
+                "this user has no home directory: set XDG_STATE_HOME to where state belongs"
+            ) from None
+    return base / "hetrdzv"
 
 
 def _store(url: str) -> StateStore:
@@ -91,14 +110,16 @@ _FOR_ETCD = ("advertise", "etcd_user", "etcd_password_file", "etcd_ca_cert", "et
 def _elected(
     make_service: Callable[[StateStore], Service], store: str, url: str, settings: Settings
 ) -> Callable[[], Replica]:
-    """What makes the replica of a server among several on etcd."""
+    """Makes the replica of one of several servers on etcd."""
     try:
-        from hetrdzv import etcd, leadership
+        from hetrdzv.service import leadership
+        from hetrdzv.storage.etcd.access import access_from
+        from hetrdzv.storage.etcd.client import Etcd
     except ImportError as error:
         raise CannotServe(
             f"--store {store.partition('://')[0]} needs pip install 'hetrdzv[etcd]' ({error})"
         ) from None
-    found = etcd.access_from(
+    found = access_from(
         store,
         user=settings.etcd_user,
         password=_etcd_password(settings.etcd_password_file),
@@ -106,20 +127,20 @@ def _elected(
         cert=settings.etcd_cert,
         key=settings.etcd_key,
     )
-    return lambda: leadership.ElectedReplica(etcd.Etcd(found), url, settings.leader_lease_s, make_service)
+    return lambda: leadership.ElectedReplica(Etcd(found), url, settings.leader_lease_s, make_service)
 
 
 def _advertised(settings: Settings, listener: socket.socket) -> str:
     """Where agents reach this server."""
-    from hetrdzv.client import normal_url  # a server that is alone needs no client
+    from hetrdzv.client.urls import normal_url  # a single server needs no client
 
     given = settings.advertise
     if given is None:
         host, port = listener.getsockname()[:2]
         if host in ("0.0.0.0", "::"):
             raise CannotServe(
-                f"agents have to be pointed to this server when it leads, and {host} is no address of it: "
-                f"give --advertise URL, as it stands in their --server"
+                f"agents must be able to reach this server when it leads, and {host} is not an address: "
+                f"give --advertise URL, exactly as in their --server"
             )
         given = _url(settings, host, port)
     elif "://" not in given and settings.tls_cert is not None:
@@ -129,7 +150,7 @@ def _advertised(settings: Settings, listener: socket.socket) -> str:
     except ValueError as error:
         raise CannotServe(f"--advertise: {error}") from None
     if found.startswith("http://") and settings.tls_cert is not None:
-        logger.warning("--advertise %s is no https URL, but this server speaks TLS", found)
+        logger.warning("--advertise %s is not an https URL, but this server speaks TLS", found)
     return found
 
 
@@ -147,13 +168,13 @@ def _etcd_password(path: Path | None) -> str | None:
         raise CannotServe(f"password file {path} cannot be read: {error}") from None
     if not password:
         raise CannotServe(f"password file {path} is empty")
-    if not access.is_private(path):
+    if not is_private(path):
         logger.warning("password file %s can be read by other users of this machine", path)
     return password
 
 
 def _is_local(listener: socket.socket) -> bool:
-    return access.is_loopback(listener.getsockname()[0])
+    return is_loopback(listener.getsockname()[0])
 
 
 def _tls(settings: Settings) -> ServerTls | None:
@@ -162,26 +183,26 @@ def _tls(settings: Settings) -> ServerTls | None:
             if given is not None:
                 raise CannotServe(f"{flag} is for TLS, which needs a certificate: give --tls-cert too")
         return None
-    if settings.tls_key is not None and not access.is_private_if_there(settings.tls_key):
+    if settings.tls_key is not None and not is_private(settings.tls_key):
         logger.warning("key %s can be read by other users of this machine", settings.tls_key)
     return ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
 
 
 def _tokens(listener: socket.socket, settings: Settings) -> TokenFile | None:
-    """The tokens to ask for; on an address that others reach there must be one."""
+    """The tokens to require; an address that other machines can reach needs at least one."""
     if settings.token_file is not None:
         return TokenFile(settings.token_file)
     address, port = listener.getsockname()[:2]
-    if access.is_loopback(address) or settings.insecure:
+    if is_loopback(address) or settings.insecure:
         return None
-    path = access.state_home() / "token"
-    made = access.require_token_file(path)
+    path = state_home() / "token"
+    made = require_token_file(path)
     tokens = TokenFile(path)
     name = socket.gethostname() if address in ("0.0.0.0", "::") else settings.host.strip("[]")
     click.echo(
-        f"hetserver: {address} is reached by other machines, so every request needs the token in {path}"
-        f"{' (made now, mode 0600)' if made else ''}.\n"
-        f"hetserver: copy that file to every node, then start there: "
+        f"hetserver: other machines can reach {address}, so every request needs the token in {path}"
+        f"{' (just made, mode 0600)' if made else ''}.\n"
+        f"hetserver: copy that file to every node, then start an agent there: "
         f"hetagent --gpus 4 --server {_url(settings, name, port)} --token-file token{_tls_flags(settings)} train.py",
         err=True,
     )
@@ -189,7 +210,7 @@ def _tokens(listener: socket.socket, settings: Settings) -> TokenFile | None:
 
 
 def _tls_flags(settings: Settings) -> str:
-    """What nodes need to be let in."""
+    """The flags for TLS that agents need."""
     if settings.tls_cert is None:
         return ""
     client = " --client-cert client.pem --client-key client-key.pem" if settings.tls_client_ca else ""
@@ -197,21 +218,21 @@ def _tls_flags(settings: Settings) -> str:
 
 
 def _allow_connections(limits: Limits) -> None:
-    """Every node keeps a connection open: take as many as may be, with room for others, not the usual 1024."""
+    """Raise the limit on open files, usually 1024: every node keeps a connection open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.max_connections * 5 // 4 + 1024
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if most <= limits.max_connections:
         logger.warning(
-            "the system gives this process %d files, so fewer connections than --max-connections %d; "
+            "this process may open %d files, too few for --max-connections %d; "
             "raise its limit (ulimit -Hn, LimitNOFILE=)", most, limits.max_connections,
         )  # fmt: skip
-    with contextlib.suppress(OSError, ValueError):  # then fewer it is
+    with contextlib.suppress(OSError, ValueError):  # then there will be fewer
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _spare_the_collector() -> None:
-    """Leave what stays for good out of garbage collection: a rush of joins takes an eighth less time."""
+    """Exempt what lives for ever from garbage collection: a rush of joins takes an eighth less time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
@@ -237,12 +258,12 @@ async def _serve(
     )
     host, port = listener.getsockname()[:2]
 
-    def reread(*, now: bool = True) -> None:
+    def reload(*, now: bool = True) -> None:
         for one in (tokens, tls):
             if one is not None:
                 one.refresh(now=now)
 
-    server = HttpServer(app, replica, settings.limits, tls, reread)
+    server = HttpServer(app, replica, settings.limits, tls, reload)
     with server.signals():
         try:
             await replica.start()
@@ -250,7 +271,7 @@ async def _serve(
             if settings.stop_at_eof:
                 server.watch_stdin()
             logger.info("listening on %s, state in %s", _url(settings, host, port), store)
-            with _now_and_then(lambda: reread(now=False)):
+            with _regularly(lambda: reload(now=False)):
                 await server.serve(sockets=[listener])
         finally:
             await replica.close()
@@ -258,14 +279,16 @@ async def _serve(
 
 
 @contextmanager
-def _now_and_then(look: Callable[[], None]) -> Iterator[None]:
+def _regularly(look: Callable[[], None]) -> Iterator[None]:
+    """Look at files that may have changed, for the length of a block."""
+
     async def forever() -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
                 look()
-            except Exception:  # a bug must not leave the server with tokens that were taken back
-                logger.exception("files that may have changed could not be read anew; trying again")
+            except Exception:  # a bug must not leave the server with revoked tokens
+                logger.exception("checking files for changes failed; trying again")
 
     task = asyncio.get_running_loop().create_task(forever())
     try:

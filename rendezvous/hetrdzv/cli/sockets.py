@@ -1,22 +1,22 @@
-"""The socket that hetserver listens on: its own, or one that it inherited."""
+"""The socket that hetserver listens on: a new one, or one inherited from its parent."""
 
 import errno
 import socket
 
-from hetrdzv.errors import HetError
+from hetrdzv.protocol.errors import HetError
 
 
 class CannotServe(HetError):
-    """The command line asks for what this machine does not give."""
+    """The command line asks for something that cannot be done here."""
 
     code = "cannot_serve"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on a host name or address; IPv4 where a name (localhost) stands for both.
+    """Open a listening socket on a host name or address; IPv4 if a name such as localhost stands for both.
 
     Raises:
-        CannotServe: there is no such address here, or the port is taken.
+        CannotServe: this machine has no such address, or the port is taken.
     """
     bare = host.strip("[]")
     try:
@@ -24,9 +24,7 @@ def listen(host: str, port: int) -> socket.socket:
             raise socket.gaierror
         found = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):
-        raise CannotServe(
-            f"host name '{host}' is not known: give --host an address of this machine"
-        ) from None
+        raise CannotServe(f"unknown host name '{host}': give --host an address of this machine") from None
     family, kind, proto, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     try:
         listener = socket.socket(family, kind, proto)
@@ -41,27 +39,27 @@ def listen(host: str, port: int) -> socket.socket:
         hint = {
             errno.EADDRINUSE: f"choose another --port, or stop what listens there (ss -ltnp sport = :{port})",
             errno.EADDRNOTAVAIL: "give --host an address of this machine (ip address), or 0.0.0.0",
-            errno.EACCES: "choose a --port from 1024 on",
+            errno.EACCES: "choose a --port of 1024 or above",
         }.get(error.errno or 0, "choose another --host or --port")
         raise CannotServe(f"cannot listen on {host} port {port}: {error.strerror}; {hint}") from None
     return listener
 
 
 def inherited(fd: int) -> socket.socket:
-    """The listening socket that a parent process left open for us.
+    """The listening socket that a parent process left open.
 
     Raises:
-        CannotServe: it is none.
+        CannotServe: the descriptor is not such a socket.
     """
     try:
         listener = socket.socket(fileno=fd)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise CannotServe(f"--fd {fd} is no socket that this process inherited: {reason}") from None
+        raise CannotServe(f"--fd {fd} is not an inherited socket: {reason}") from None
     if listener.family not in (socket.AF_INET, socket.AF_INET6):
-        wrong = f"is a {listener.family.name} socket: hetserver takes one of TCP"
+        wrong = f"is a {listener.family.name} socket: hetserver needs a TCP socket"
     elif not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        wrong = "is a socket that does not listen: call listen() on it before"
+        wrong = "is a socket that does not listen: call listen() on it first"
     else:
         return listener
     listener.close()

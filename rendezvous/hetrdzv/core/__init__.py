@@ -1,1 +1,1 @@
-"""The pure heart: a group's state machine. No clock, no I/O, no framework; the standard library only."""
+"""The state machine of a group. Pure: no clock, no I/O, no framework; standard library only."""

@@ -1,40 +1,30 @@
-"""Everything that can happen to a group, one frozen class each: the alphabet of the state machine."""
+"""Everything that can happen to a group: the inputs of the state machine, one frozen class each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from hetrdzv.core.model import Failure
+from hetrdzv.core.model import Failure, Offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
-    """A node offers itself, or says that it is ready for the next round.
+class Join(Offer):
+    """A node joins, or is ready for the next round.
 
     Attributes:
-        after_round: newest round whose workers this agent has ended, all their processes gone (0 at first).
+        after_round: newest round whose workers this agent has stopped, with no process left (0 at first).
         spec: the fields of the group's spec that the agent was given.
     """
 
     node_id: str
     incarnation: str
-    slots: int
-    address: str
-    port: int
-    script_port: int = 0
     after_round: int = 0
-    role: str = "default"
-    labels: Mapping[str, str] = field(default_factory=dict)
-    device: Mapping[str, str] = field(default_factory=dict)
-    wants_command: bool = False
-    wants_members: bool = False
-    wants_daemon: bool = False
     spec: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """The agent was heard (it asked for its directive)."""
+    """The agent was heard from: it asked for its directive."""
 
     node_id: str
     incarnation: str
@@ -49,7 +39,7 @@ class Disconnect:
 
 
 class ReportKind(StrEnum):
-    """What a member says of its workers in a round."""
+    """What a member reports about its workers in a round."""
 
     STARTED = "started"
     SUCCEEDED = "succeeded"
@@ -63,7 +53,7 @@ class Report:
     """A member reports on its workers in a round.
 
     Attributes:
-        age_s: how many seconds ago the agent saw what it reports.
+        age_s: how many seconds ago the agent saw what it reports, by the server's clock.
         failure: with `failed` only; its `at` is filled in from `age_s`.
         message: with `master_unreachable`, why; with `leaving`, on whose account (`SIGTERM`).
     """
@@ -79,13 +69,13 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDaemon:
-    """The master of a round hands another member the daemon of its launcher (mpirun's `orted`) to run.
+    """The master of a round has another member run the daemon of its launcher.
 
     Attributes:
         node_id: the member that runs it.
-        master: who speaks, the master of the round.
+        master: the node that asks: the master of the round.
         incarnation: of the master's agent.
-        words: the program and its arguments; see core/daemons.py.
+        words: the program and its arguments (at least one word); which programs may be run is checked before.
     """
 
     node_id: str
@@ -97,7 +87,7 @@ class StartDaemon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """An agent goes away and its workers are gone."""
+    """An agent leaves; its workers are gone."""
 
     node_id: str
     incarnation: str
@@ -106,31 +96,31 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A person takes a node out."""
+    """A person takes a node out of the group."""
 
     node_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Undrain:
-    """A person lets a drained node in again."""
+    """A person readmits a drained node."""
 
     node_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A person ends the current round, or makes a finished group begin anew."""
+    """A person ends the current round, or restarts a finished group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A person ends the job."""
+    """A person cancels the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A person names a group and its spec: creates it, or confirms what it is."""
+    """A person creates a group, or confirms the spec of one that exists."""
 
     spec: Mapping[str, object]
 

@@ -1,4 +1,4 @@
-"""The state machine: `step(group, command, now)` says what is next and what happened (rules in DESIGN.md).
+"""The state machine: `step(group, command, now)` says what is next and what happened (the rules: docs/design.md).
 
 A step applies its command and then *settles* the group (settle.py). `deadline` says when a `Tick` is due.
 """
@@ -21,14 +21,35 @@ from hetrdzv.core.commands import (
     Tick,
     Undrain,
 )
-from hetrdzv.core.daemons import PROGRAM, wrong_words
-from hetrdzv.core.model import EndKind, Event, Failure, Group, GroupSpec, GroupState, Node, NodePhase, Round
-from hetrdzv.core.outlook import DRAINED, deadline, hears_stop, part_done
+from hetrdzv.core.model import (
+    DRAINED,
+    OFFERED,
+    EndKind,
+    Event,
+    Failure,
+    Group,
+    GroupState,
+    Node,
+    NodePhase,
+    Round,
+)
+from hetrdzv.core.phrasing import count, describe_failure, names
 from hetrdzv.core.settle import settle
-from hetrdzv.core.specs import fix_spec
-from hetrdzv.core.words import count, describe_failure
-from hetrdzv.core.work import Work, begin_job, end_round, expire, finish, set_leaving, take_out, withdraw
-from hetrdzv.errors import (
+from hetrdzv.core.spec import GroupSpec
+from hetrdzv.core.transitions import (
+    Work,
+    begin_job,
+    end_round,
+    expire,
+    finish,
+    fix_spec,
+    heard,
+    require_speaker,
+    set_leaving,
+    take_out,
+    withdraw,
+)
+from hetrdzv.protocol.errors import (
     DaemonRefused,
     GroupFinished,
     NodeIdInUse,
@@ -39,13 +60,11 @@ from hetrdzv.errors import (
     UnknownNode,
 )
 
-__all__ = ["DRAINED", "Transition", "deadline", "empty", "step"]
-
 FORMER_KEPT = 8
-"""How many past incarnations of a node id are remembered, so that none of them is let in again."""
+"""How many past incarnations of a node id are remembered, so that none of them is accepted again."""
 
 MAX_CLAIMED_ROUND = 2**52
-"""A node may know newer rounds than its group, which was forgotten meanwhile; round numbers stay JSON's after that."""
+"""A node may know of newer rounds than its group, if that was forgotten meanwhile; beyond this JSON loses precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +76,7 @@ class Transition:
 
 
 def empty(group_id: str, now: float) -> Group:
-    """A group that nobody has said anything about yet."""
+    """A group that nothing has happened to yet."""
     return Group(group_id=group_id, spec=GroupSpec(), spec_fixed=False, created_at=now)
 
 
@@ -112,7 +131,7 @@ def _put(work: Work, command: Put) -> None:
 
 
 def _begins_anew(group: Group) -> bool:
-    """Whether whoever names this group begins a new job there (rule 10)."""
+    """Whether naming this group starts a new job in it (rule 10)."""
     return group.state in (GroupState.SUCCEEDED, GroupState.FAILED) and not group.by_put
 
 
@@ -136,16 +155,7 @@ def _join(work: Work, command: Join) -> None:
         Node(
             node_id=command.node_id,
             incarnation=command.incarnation,
-            slots=command.slots,
-            address=command.address,
-            port=command.port,
-            script_port=command.script_port,
-            role=command.role,
-            labels=dict(command.labels),
-            device=dict(command.device),
-            wants_command=command.wants_command,
-            wants_members=command.wants_members,
-            wants_daemon=command.wants_daemon,
+            **{name: getattr(command, name) for name in OFFERED},
             job=group.job,
             joined_at=work.now,
             acked_round=command.after_round,
@@ -159,26 +169,26 @@ def _join(work: Work, command: Join) -> None:
 
 
 def _take_over_rounds(work: Work, command: Join) -> None:
-    """Never use a round number again that a node has seen."""
+    """Never reuse a round number that a node has seen."""
     known = work.group.last_round
     if command.after_round > max(known, MAX_CLAIMED_ROUND):
         raise Refused(
             f"node '{command.node_id}' claims to have stopped round {command.after_round}, but the last one of "
-            f"group '{work.group.group_id}' is {known}: start its agent again"
+            f"group '{work.group.group_id}' is {known}: restart its agent"
         )
     work.change(last_round=max(known, command.after_round))
 
 
 def _take_place(work: Work, node: Node, incarnation: str) -> tuple[str, ...]:
-    """Let another agent speak for a node id, where the accepted one is cut off, expired or gone (rule 6).
+    """Let another agent take over a node id if the present one is cut off, expired or gone (rule 6).
 
     Returns:
-        the incarnations that spoke for the node before.
+        the earlier incarnations of the node.
     """
     if incarnation in node.former:
         raise StaleIncarnation(
             f"node '{node.node_id}' of group '{work.group.group_id}' was taken over by another agent at "
-            f"{node.address}: this one has to stop its workers; to join beside it, give --node-id"
+            f"{node.address}: this agent must stop its workers; to run both, give it another --node-id"
         )
     expire(work)
     node = work.group.nodes[node.node_id]
@@ -194,23 +204,21 @@ def _take_place(work: Work, node: Node, incarnation: str) -> tuple[str, ...]:
 
 
 def _ready_again(work: Work, node: Node, command: Join) -> None:
-    """A known incarnation joins: it acknowledges `stop`, returns after a loss, or repeats itself."""
+    """A known incarnation joins: it acknowledges `stop`, returns after a loss, or repeats its request."""
     if node.phase is NodePhase.LEFT and node.rejected is None:
-        raise StaleIncarnation(
-            f"node '{node.node_id}' has left the group; to join anew, start its agent again"
-        )
-    node = _heard(work, node)
+        raise StaleIncarnation(f"node '{node.node_id}' has left the group; to rejoin, restart its agent")
+    node = heard(work, node)
     group = work.group
     if node.rejected is not None or node.job != group.job or group.state.terminal:
         return
     if command.after_round < node.member_of:
-        return  # sent before its round formed: a repetition that changes nothing
+        return  # sent before its round formed: a retry that changes nothing
     returns = node.phase is NodePhase.LOST
     if node.phase is NodePhase.READY and command.after_round <= node.acked_round:
         return
     if group.active_round is not None and not returns:
-        why = f"{node.node_id} stopped its workers by itself"
-        withdraw(work, node, EndKind.LEFT, why, done=part_done(group, node))
+        why = f"{node.node_id} stopped its workers on its own"
+        withdraw(work, node, EndKind.LEFT, why, done=group.part_done(node))
     _take_over_rounds(work, command)
     work.change_node(
         node,
@@ -227,28 +235,11 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         work.say("node_returned", f"{node.node_id} is back", node.node_id)
 
 
-def _speaker(group: Group, node_id: str, incarnation: str) -> Node:
-    node = group.nodes.get(node_id)
-    if node is None:
-        raise UnknownNode(f"group '{group.group_id}' has no node '{node_id}': it has to join first")
-    if node.incarnation != incarnation:
-        raise StaleIncarnation(
-            f"node '{node_id}' of group '{group.group_id}' is spoken for by another agent at {node.address}: "
-            f"this one has to stop its workers; start it with another --node-id to join beside it"
-        )
-    return node
-
-
-def _heard(work: Work, node: Node) -> Node:
-    told_at = work.now if hears_stop(work.group, node) else node.stop_told_at
-    return work.change_node(node, heard_at=work.now, cut_at=None, stop_told_at=told_at)
-
-
 def _renew(work: Work, command: Renew) -> bool:
-    """Returns whether anything but the lease can have changed."""
-    node = _speaker(work.group, command.node_id, command.incarnation)
-    news = node.cut_at is not None or hears_stop(work.group, node)
-    _heard(work, node)
+    """Renew the lease; returns whether anything else can have changed."""
+    node = require_speaker(work.group, command.node_id, command.incarnation)
+    news = node.cut_at is not None or work.group.hears_stop(node)
+    heard(work, node)
     return news
 
 
@@ -259,13 +250,13 @@ def _disconnect(work: Work, command: Disconnect) -> None:
 
 
 def _leave(work: Work, command: Leave) -> None:
-    node = _speaker(work.group, command.node_id, command.incarnation)
+    node = require_speaker(work.group, command.node_id, command.incarnation)
     if node.phase is not NodePhase.LEFT:
         take_out(work, node, NodePhase.LEFT, command.why or node.leaving or "its agent left")
 
 
 def _report(work: Work, command: Report) -> None:
-    node = _heard(work, _speaker(work.group, command.node_id, command.incarnation))
+    node = heard(work, require_speaker(work.group, command.node_id, command.incarnation))
     group = work.group
     if command.kind is ReportKind.LEAVING:
         set_leaving(work, node, command.message or "its agent is leaving", EndKind.LEFT)
@@ -293,7 +284,7 @@ def _report(work: Work, command: Report) -> None:
             _worker_failed(work, node, current, command)
         case ReportKind.MASTER_UNREACHABLE:
             if current.end is not None and current.end.kind is not EndKind.MASTER_UNREACHABLE:
-                # the master's store closes when its agent is told to stop: that says nothing of the network
+                # the master's store closes when its agent is told to stop, which says nothing about the network
                 raise StaleRound(
                     f"round {command.round} of group '{group.group_id}' has ended: {current.end.why}"
                 )
@@ -315,8 +306,8 @@ def _worker_failed(work: Work, node: Node, current: Round, command: Report) -> N
 
 
 def _start_daemon(work: Work, command: StartDaemon) -> None:
-    """Keep what the master has a member run, until that member has stopped it with the round."""
-    master = _heard(work, _speaker(work.group, command.master, command.incarnation))
+    """Keep the daemon that the master has a member run until that member has stopped it with the round."""
+    master = heard(work, require_speaker(work.group, command.master, command.incarnation))
     group, name, number = work.group, work.group.group_id, command.round
     current = group.active_round
     if current is None or group.state.terminal or not group.in_round(master) or number != current.number:
@@ -324,7 +315,7 @@ def _start_daemon(work: Work, command: StartDaemon) -> None:
     if current.master.node_id != master.node_id:
         raise NotMaster(
             f"node '{master.node_id}' is not the master of round {number} of group '{name}', which is "
-            f"'{current.master.node_id}': only the master's agent may have another node run a daemon"
+            f"'{current.master.node_id}': only the master may have another node run a daemon"
         )
     member = current.member(command.node_id)
     node = group.speaker(member) if member is not None else None
@@ -335,19 +326,18 @@ def _start_daemon(work: Work, command: StartDaemon) -> None:
             f"the agent of node '{node.node_id}' runs nothing for the master '{master.node_id}', since it was "
             f"started without --launch mpi: start hetagent with the same --launch on every node of group '{name}'"
         )
-    if (why := wrong_words(command.words)) is not None:
-        raise DaemonRefused(f"node '{node.node_id}' cannot be asked to run this: {why}")
     if node.daemon == command.words:
-        return  # idempotent: its answer was lost
+        return  # idempotent: the reply was lost
     if node.daemon:
         raise DaemonRefused(
-            f"node '{node.node_id}' runs another daemon in round {number} already: it is given one in a round"
+            f"node '{node.node_id}' already runs another daemon in round {number}: a node runs one per round"
         )
     first = not any(one.daemon for one in group.nodes.values())
     work.change_node(node, daemon=command.words)
-    if first:  # the history of a large group would consist of little else
+    if first:  # else the history of a large group would contain little else
+        program = command.words[0].rpartition("/")[2]
         work.say(
-            "daemon_started", f"{master.node_id}, the master, has the others run {PROGRAM}", master.node_id
+            "daemon_started", f"{master.node_id}, the master, has the others run {program}", master.node_id
         )
 
 
@@ -358,7 +348,7 @@ def _drain(work: Work, command: Drain) -> None:
     group = work.group
     node = group.nodes.get(command.node_id)
     if node is None:
-        known = ", ".join(sorted(group.nodes)) or "none"
+        known = names(group.nodes) if group.nodes else "none"
         raise UnknownNode(f"group '{group.group_id}' has no node '{command.node_id}'; its nodes: {known}")
     if command.node_id in group.drained:
         return
@@ -383,7 +373,7 @@ def _restart(work: Work) -> None:
     if group.state.terminal:
         begin_job(work, group.spec, spec_fixed=True)
     elif group.active_round is None:
-        raise Refused(f"group '{group.group_id}' runs no round that could be restarted: it is waiting")
+        raise Refused(f"group '{group.group_id}' has no running round to restart: it is waiting for nodes")
     else:
         end_round(work, EndKind.RESTARTED, None, "a restart was requested")
 
@@ -393,5 +383,5 @@ def _cancel(work: Work) -> None:
     if group.state is GroupState.CANCELLED:
         return
     if group.state.terminal:
-        raise GroupFinished(f"group '{group.group_id}' has {group.state} already: there is nothing to cancel")
+        raise GroupFinished(f"group '{group.group_id}' has already {group.state}: there is nothing to cancel")
     finish(work, GroupState.CANCELLED, "the job was cancelled")

@@ -1,20 +1,19 @@
-"""What must hold of every group, whatever happened to it; the tests and a server that loads it call this."""
+"""What holds for every group at all times; checked by the tests, and by a server when it loads a group."""
 
 from collections.abc import Iterator
 
-from hetrdzv.core import daemons
-from hetrdzv.core.model import Group, GroupState, NodePhase, Round
+from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round
 
 
 class InvariantError(AssertionError):
-    """A group is in a state that must not exist."""
+    """A group is in an impossible state."""
 
 
 def check(group: Group) -> None:
-    """Raise where a group breaks an invariant.
+    """Raise if a group violates an invariant.
 
     Raises:
-        InvariantError: names the group and everything that is wrong with it.
+        InvariantError: names the group and every violation.
     """
     wrong = list(violations(group))
     if wrong:
@@ -22,7 +21,7 @@ def check(group: Group) -> None:
 
 
 def violations(group: Group) -> Iterator[str]:
-    """Everything that is wrong with a group, one sentence each."""
+    """The violations of a group, one sentence each."""
     if group.restarts > group.spec.max_restarts:
         yield f"{group.restarts} restarts were spent of {group.spec.max_restarts}"
     active = group.active_round
@@ -33,6 +32,9 @@ def violations(group: Group) -> Iterator[str]:
     if group.state is GroupState.FAILED and group.root_cause is None:
         yield "the group failed without a root cause"
     if group.round is not None:
+        if not group.round.members:
+            yield f"round {group.round.number} has no members"
+            return
         yield from _round_violations(group, group.round)
     places = {member.node_id for member in group.round.members} if group.round is not None else set()
     for node_id, node in group.nodes.items():
@@ -51,17 +53,14 @@ def violations(group: Group) -> Iterator[str]:
             yield f"{node_id} is ready, but has not stopped its workers of round {node.member_of}"
         if node.cut_at is not None and node.gone:
             yield f"{node_id} is suspect and {node.phase}"
-        yield from daemons.violations(group, node)
+        yield from _daemon_violations(group, node)
         if node.incarnation in node.former:
-            yield f"{node_id} is spoken for by '{node.incarnation}', whose place was taken before"
+            yield f"{node_id} belongs to '{node.incarnation}', which was replaced before"
 
 
 def _round_violations(group: Group, current: Round) -> Iterator[str]:
     if current.number > group.last_round:
         yield f"round {current.number} is newer than the last round {group.last_round}"
-    if not current.members:
-        yield f"round {current.number} has no members"
-        return
     if not 0 <= current.restart_count <= group.restarts:
         yield f"round {current.number} has restart count {current.restart_count}, the group {group.restarts}"
     if current.end is None and current.restart_count != group.restarts:
@@ -92,3 +91,14 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
             yield f"round {current.number} runs, but its member {member.node_id} is gone"
         elif node.member_of != current.number:
             yield f"round {current.number} runs, but its member {member.node_id} is in round {node.member_of}"
+
+
+def _daemon_violations(group: Group, node: Node) -> Iterator[str]:
+    if not node.daemon:
+        return
+    if not node.wants_daemon:
+        yield f"{node.node_id} has a daemon, but did not ask for one"
+    if node.stopped or node.gone:
+        yield f"{node.node_id} has a daemon, but no workers"
+    if group.round is not None and group.in_round(node) and group.round.master.node_id == node.node_id:
+        yield f"{node.node_id} has a daemon, but is the master of round {group.round.number}"

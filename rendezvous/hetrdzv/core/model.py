@@ -1,18 +1,21 @@
 """What a group is: its spec, its nodes and its rounds, as frozen values.
 
 Times are seconds on the server's clock (`now` of `step`), durations are seconds. Fields marked *memory only*
-are never stored: they say when a node was last heard, and start anew when a server loads the group.
+are not stored: they record when a node was last heard from, and are reset when a server loads the group.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
-from hetrdzv.errors import InvalidSpec
+from hetrdzv.core.spec import GroupSpec
+
+DRAINED = "drained"
+"""`Node.leaving` of a node that a person took out."""
 
 
 class GroupState(StrEnum):
-    """Where a group stands (DESIGN.md, State machine)."""
+    """Where a group stands (docs/design.md, "State machine")."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -27,15 +30,8 @@ class GroupState(StrEnum):
         return self in (GroupState.SUCCEEDED, GroupState.FAILED, GroupState.CANCELLED)
 
 
-class OnJoin(StrEnum):
-    """What a joiner does to a running group: make it restart with one node more, or wait as a spare."""
-
-    RESTART = "restart"
-    SPARE = "spare"
-
-
 class NodePhase(StrEnum):
-    """How far a node has come in the newest round that it is a member of, or why it is gone."""
+    """How far a node has got in its newest round, or why it is gone."""
 
     READY = "ready"
     STARTING = "starting"
@@ -64,73 +60,17 @@ class EndKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSpec:
-    """What a group was asked to be. JSON, flags and `PUT /v1/groups/{id}` share these names.
-
-    Raises:
-        InvalidSpec: a value is out of range, or bounds contradict each other.
-    """
-
-    min_nodes: int = 1
-    max_nodes: int | None = None
-    max_restarts: int = 3
-    join_timeout_s: float = 600.0
-    last_call_s: float = 10.0
-    replace_wait_s: float = 0.0
-    stop_timeout_s: float = 30.0
-    lease_s: float = 5.0
-    max_disconnect_s: float = 600.0
-    on_join: OnJoin = OnJoin.RESTART
-    command: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        for name, kind, low, high in SPEC_BOUNDS:
-            value = getattr(self, name)
-            if value is None and name == "max_nodes":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
-                what = "a whole number" if kind is int else "a number"
-                raise InvalidSpec(f"{name} is {value!r}, but must be {what} between {low} and {high}")
-            if not low <= value <= high:
-                raise InvalidSpec(f"{name} is {value}, but must be between {low} and {high}")
-        if self.max_nodes is not None and self.max_nodes < self.min_nodes:
-            raise InvalidSpec(f"max_nodes is {self.max_nodes}, below min_nodes, which is {self.min_nodes}")
-        if self.command is not None and not self.command:
-            raise InvalidSpec("command is empty: name a script, for example: -- train.py --lr 0.1")
-
-    @property
-    def bounded(self) -> bool:
-        """Whether anybody said how many nodes the job wants."""
-        return self.min_nodes > 1 or self.max_nodes is not None
-
-
-SPEC_BOUNDS: tuple[tuple[str, type[int] | type[float], float, float], ...] = (
-    ("min_nodes", int, 1, 100_000),
-    ("max_nodes", int, 1, 100_000),
-    ("max_restarts", int, 0, 1_000_000),
-    ("join_timeout_s", float, 0.1, 30 * 86_400),
-    ("last_call_s", float, 0, 86_400),
-    ("replace_wait_s", float, 0, 86_400),
-    ("stop_timeout_s", float, 0, 86_400),
-    ("lease_s", float, 0.5, 3_600),
-    ("max_disconnect_s", float, 0.5, 30 * 86_400),
-)
-"""Numbers of a spec: name, type, the least and the most that it may be."""
-
-SPEC_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(GroupSpec))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a worker of a node ended badly.
+    """How a worker failed.
 
     Attributes:
-        local_rank, rank: of the worker (-1: of no worker, but of the node's one program, or, with neither exit code
-            nor signal, its workers could not be started at all).
-        exit_code: its exit status, or None where a signal ended it.
-        signal: the name of the signal that ended it (`SIGKILL`), or None.
+        local_rank, rank: of the worker. -1 stands for the node's one program, or, with neither exit code nor signal,
+            for workers that could not be started at all.
+        exit_code: its exit status, or None if a signal killed it.
+        signal: the name of the signal that killed it (`SIGKILL`), or None.
         message: the end of its traceback or of its stderr.
         at: when the exit was seen, on the server's clock (seconds): `now - age_s`.
+        final: the node's agent gives up with it, so that this node takes part in no further round.
     """
 
     local_rank: int
@@ -139,11 +79,12 @@ class Failure:
     signal: str | None = None
     message: str = ""
     at: float = 0.0
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootCause:
-    """The earliest failure of the round that the group failed with, and whose it was (None: no worker's)."""
+    """The earliest failure of the round that the group failed in, and on which node (None: on none)."""
 
     kind: str
     message: str
@@ -153,33 +94,18 @@ class RootCause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """One agent's machine in a group.
+class Offer:
+    """What a node brings into a group when it joins.
 
     Attributes:
-        node_id: stable over restarts of the agent.
-        incarnation: of the agent process that is accepted as the node's speaker.
-        former: incarnations that it took the place of, the newest last: none of them is let in again.
-        slots: workers that the node offers; used whole or not at all.
-        address, port, script_port: where a store of the node listens, and the port it holds for a script.
-        job: the group's job that this incarnation joined (a group can run one job after another).
-        acked_round: newest round whose workers this agent has ended, all their processes gone.
-        member_of: newest round that this incarnation is a member of; 0 for none.
-        leaving: why the node is going away although its workers may still run (drained, SIGTERM), or None.
-        rejected: why the group cannot use this node (its agent must exit), or None.
-        wants_command: the agent was started without a script and takes the group's command.
-        wants_members: its `start` names all members of the round.
-        wants_daemon: it runs the daemon of a launcher that the master of its round hands it (core/daemons.py).
-        daemon: the words of that daemon, for the round that the node is a member of; empty for none.
-        gone_at, gone_why: when and why the node became lost or left.
-        heard_at: when the server last heard the agent (memory only).
-        cut_at: when an open poll of the agent was cut, None once it is heard again (memory only).
-        stop_told_at: when the agent was first heard after the end of the newest round that it is a member of,
-            so that it was told to stop; None before (memory only).
+        slots: workers that the node offers; all of them are used, or none.
+        address, port, script_port: where the node's store listens, and the port that it holds for a script.
+        labels, device: facts that people see.
+        wants_command: the agent was started without a script and runs the group's command.
+        wants_members: its `start` lists all members of the round.
+        wants_daemon: it runs the launcher's daemon that the master of its round hands it.
     """
 
-    node_id: str
-    incarnation: str
     slots: int
     address: str
     port: int
@@ -190,6 +116,35 @@ class Node:
     wants_command: bool = False
     wants_members: bool = False
     wants_daemon: bool = False
+
+
+OFFERED: tuple[str, ...] = tuple(one.name for one in fields(Offer))
+"""The fields of an offer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node(Offer):
+    """One agent's machine in a group, with what it offers.
+
+    Attributes:
+        node_id: stable over restarts of the agent.
+        incarnation: of the agent process that currently speaks for the node.
+        former: earlier incarnations, newest last; none of them is accepted again.
+        job: the job that this incarnation joined (a group can run one job after another).
+        acked_round: newest round whose workers this agent has stopped, with no process left.
+        member_of: newest round that this incarnation is a member of; 0 for none.
+        leaving: why the node is about to leave while its workers may still run (drained, SIGTERM), or None.
+        rejected: why the group cannot use this node, so that its agent must exit, or None.
+        daemon: the command line of that daemon for the node's round; empty for none.
+        gone_at, gone_why: when and why the node became lost or left.
+        heard_at: when the server last heard from the agent (memory only).
+        cut_at: when an open poll of the agent was cut; None once it is heard from again (memory only).
+        stop_told_at: when the agent was first heard from after its newest round had ended, and so was told to
+            stop; None before (memory only).
+    """
+
+    node_id: str
+    incarnation: str
     daemon: tuple[str, ...] = ()
     job: int = 1
     phase: NodePhase = NodePhase.READY
@@ -239,11 +194,12 @@ class End:
     """How a round ended.
 
     Attributes:
-        kind: what ended it first; after `judged`, its cause.
-        node_id: whose doing it was, None where it was nobody's.
+        kind: what ended it first; once `judged`, its cause.
+        node_id: the node that caused it, or None.
         why: one sentence for people.
         at: when its members were told to stop (seconds).
-        judged: whether it is decided if the end costs a restart.
+        judged: whether it has been decided if this end costs a restart.
+        departed: failures of members that gave up and were about to leave, or have left since; by node id.
     """
 
     kind: EndKind
@@ -251,6 +207,7 @@ class End:
     why: str
     at: float
     judged: bool = False
+    departed: Mapping[str, Failure] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,9 +215,9 @@ class Round:
     """One agreed membership. The master is the member with group rank 0.
 
     Attributes:
-        restart_count: restarts that the job had spent when the round formed.
-        finished: members whose workers all succeeded and that are gone since: they still count as succeeded.
-        end: how it ended; None while it runs, and for the round that a job succeeded with.
+        restart_count: restarts that the job had used when the round formed.
+        finished: members that are gone after all their workers succeeded: they still count as succeeded.
+        end: how it ended; None while it runs, and for the round in which a job succeeded.
     """
 
     number: int
@@ -291,24 +248,24 @@ class Group:
     """One job (or several in turn, under one name).
 
     Attributes:
-        spec: fixed by the first who named the group.
-        given: names of the spec's fields that somebody gave, where `spec_fixed` is False.
-        spec_fixed: False while only agents without a script joined: who brings the command fixes the rest.
-        by_put: made by `PUT`, so it stays finished until somebody restarts it.
-        job: counts the jobs that ran under this name, from 1.
-        last_round: the highest round number ever used (or claimed by a node of a group that was forgotten).
-        restarts: restarts spent by this job.
+        spec: fixed by whoever named the group first.
+        given: the settings that somebody has given while `spec_fixed` is False.
+        spec_fixed: False while only agents without a script have joined: whoever brings the command fixes the rest.
+        by_put: created by `PUT`, so it stays finished until somebody restarts it.
+        job: counts the jobs that have run under this name, from 1.
+        last_round: the highest round number ever used, or claimed by a node of a group that was forgotten.
+        restarts: restarts used by this job.
         round: the newest round of this job, running or ended; None before the first.
         nodes: by node id; gone nodes stay for a while, so that people see them and places are kept.
         seats: node ids in rank order, vacant places included, so that a returning node gets its place back.
-        drained: node ids that a person took out; outlives restarts of their agents.
+        drained: node ids that a person took out; this outlives restarts of their agents.
         last_call: whether the next round waits for a last call (first one, no survivors, below the minimum).
-        waiting_since: when the group entered `waiting` with a usable node, None otherwise.
-        bounds_since: when the bounds began to hold while waiting, None otherwise.
-        joiners_since: when the first node came that makes a running group restart, None otherwise.
+        waiting_since: when the group entered `waiting` with a usable node, or None.
+        bounds_since: since when the bounds have held while waiting, or None.
+        joiners_since: when the first node arrived for which a running group will restart, or None.
         unreachable: (node, master) pairs: the node could not reach the master's port.
         root_cause: why the group failed.
-        previous_outcome: how the job before this one ended, told to its nodes that are still here.
+        previous_outcome: how the previous job ended, for nodes of it that are still here.
     """
 
     group_id: str
@@ -352,14 +309,54 @@ class Group:
         """Whether this incarnation of the node is a member of the newest round."""
         return self.round is not None and node.job == self.job and node.member_of == self.round.number
 
+    def gave_up(self, node: Node) -> bool:
+        """Whether this member of the newest round has failed for good: its agent is on its way out."""
+        final = node.failure is not None and node.failure.final
+        return final and not node.stopped and self.in_round(node)
+
     def speaker(self, member: Member) -> Node | None:
         """The node of a member while its incarnation is still the accepted one, or None."""
         node = self.nodes.get(member.node_id)
         return node if node is not None and node.incarnation == member.incarnation else None
 
+    def phase_of(self, member: Member) -> NodePhase:
+        """How far a member has come; a member whose agent was replaced is lost."""
+        node = self.speaker(member)
+        return node.phase if node is not None else NodePhase.LOST
+
+    def all_succeeded(self, current: Round, ignoring: str | None = None) -> bool:
+        """Whether all workers of a round succeeded, not counting those of one node."""
+        return all(
+            member.node_id == ignoring
+            or member.node_id in current.finished
+            or self.phase_of(member) is NodePhase.SUCCEEDED
+            for member in current.members
+        )
+
+    def part_done(self, node: Node) -> bool:
+        """Whether a member can go without a loss: its workers succeeded, and it hosts nobody else's (rule 7)."""
+        current = self.round
+        if current is None or not self.in_round(node) or node.phase is not NodePhase.SUCCEEDED:
+            return False
+        return current.master.node_id != node.node_id or self.all_succeeded(current, ignoring=node.node_id)
+
+    def hears_stop(self, node: Node) -> bool:
+        """Whether the node, were it heard now, would be told for the first time that its round has ended."""
+        ended = self.round
+        return (
+            ended is not None and ended.end is not None and self.in_round(node) and node.stop_told_at is None
+        )
+
+    @property
+    def still_stopping(self) -> bool:
+        """Whether live nodes of this job have workers of a round that is over."""
+        return any(
+            node.gone_at is None and node.job == self.job and not node.stopped for node in self.nodes.values()
+        )
+
     @property
     def lease_s(self) -> float:
-        """The lease in force (seconds): grows with the nodes: a server sees about 500 polls a second."""
+        """The lease in force (seconds). It grows with the group, so that a server sees about 500 polls a second."""
         return max(self.spec.lease_s, len(self.nodes) / 250)
 
 

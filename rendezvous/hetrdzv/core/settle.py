@@ -1,39 +1,38 @@
-"""What follows from where a group stands and what time it is: rounds are judged and formed, joiners admitted.
+"""Conclusions from a group's state and the time: rounds are judged and formed, joiners admitted.
 
-Settling comes after every command. What it waits for is bounded by `outlook.deadline`, the moment past
-which a `Tick` changes something.
+A group settles after every command. What it waits for is bounded by `timers.deadline`, the moment past which a
+`Tick` changes something.
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
-from hetrdzv.core.model import (
-    End,
-    EndKind,
-    GroupState,
-    Node,
-    NodePhase,
-    OnJoin,
-    RootCause,
-    Round,
-)
-from hetrdzv.core.outlook import (
-    admits_at,
-    all_succeeded,
-    candidates,
-    enough,
-    forms_at,
-    gives_up_at,
-    joiners_of,
+from hetrdzv.core.model import End, EndKind, Failure, Group, GroupState, Node, NodePhase, RootCause, Round
+from hetrdzv.core.order import place
+from hetrdzv.core.phrasing import count, describe_failure, names, ranks, spent_of, unreached
+from hetrdzv.core.selection import (
+    Lack,
+    Selection,
+    Shortfall,
+    growth,
+    next_round,
     out_of_reach,
-    phase_of,
-    placed,
-    still_stopping,
-    suspects,
-    unresolved,
+    ready_nodes,
+    stranded,
 )
-from hetrdzv.core.placement import Placement, is_loopback, stranded
-from hetrdzv.core.words import count, describe_failure, names, ranks, unreached
-from hetrdzv.core.work import GONE_NODES_KEPT, Work, end_round, expire, finish, reject, remembered
+from hetrdzv.core.spec import OnJoin
+from hetrdzv.core.timers import admits_at, forms_at, gives_up_at, unresolved
+from hetrdzv.core.transitions import (
+    GONE_NODES_KEPT,
+    LOSSES,
+    Work,
+    end_round,
+    expire,
+    finish,
+    reject,
+    remembered,
+)
+from hetrdzv.protocol.addresses import is_loopback
 
 
 def settle(work: Work) -> None:
@@ -60,14 +59,14 @@ def settle(work: Work) -> None:
 
 
 def _progress(work: Work) -> None:
-    """A running round: has everybody started, has everybody succeeded?"""
+    """Check whether all members of a running round have started, or succeeded."""
     group, active = work.group, work.group.active_round
     if active is None:
         return
-    if all_succeeded(group, active):
+    if group.all_succeeded(active):
         finish(work, GroupState.SUCCEEDED, f"the job succeeded in round {active.number}")
     elif group.state is GroupState.STARTING and not any(
-        phase_of(group, member) is NodePhase.STARTING for member in active.members
+        group.phase_of(member) is NodePhase.STARTING for member in active.members
     ):
         work.change(state=GroupState.RUNNING)
         nodes = count(len(active.members), "node")
@@ -75,76 +74,131 @@ def _progress(work: Work) -> None:
 
 
 def _judge(work: Work) -> None:
-    """Decide what an ended round cost, once every member has stopped, is gone or is long overdue (rule 5)."""
+    """Decide what an ended round costs, once every member has stopped, is gone or is overdue (rule 5)."""
     ended = work.group.round
     if ended is None or ended.end is None or ended.end.judged or unresolved(work.group, work.now):
         return
     end = replace(ended.end, judged=True)
+    failures = _failures(work.group, ended, end)
     if end.kind is EndKind.FAILED:
-        _charge(work, ended, end)
-    else:
-        work.change(round=replace(ended, end=end))
+        end = replace(end, node_id=failures[0].node_id, why=failures[0].text)
+    work.change(round=replace(ended, end=end))
+    left = _prospects(work.group)
+    given_up = {failed.node_id for failed in failures if failed.failure.final} - {
+        node.node_id for node in left
+    }
+    if given_up and len(left) < work.group.spec.min_nodes:
+        _finish_given_up(work, end, failures[0].cause(ended.number), given_up, len(left))
+    elif end.kind is EndKind.FAILED:
+        _charge(work, ended, failures[0])
 
 
-def _charge(work: Work, ended: Round, end: End) -> None:
-    """A round that ended by a failure costs one restart, or the group its life."""
-    group = work.group
-    _, node_id, failure = min(
-        (node.failure.at, node.node_id, node.failure)
-        for member in ended.members
-        if (node := group.speaker(member)) is not None and node.failure is not None
+class _Failed(NamedTuple):
+    """A failure of a round; the earliest sorts first."""
+
+    at: float
+    node_id: str
+    failure: Failure
+
+    @property
+    def text(self) -> str:
+        return describe_failure(self.node_id, self.failure)
+
+    def cause(self, number: int) -> RootCause:
+        return RootCause(
+            kind="worker_failed",
+            message=self.text,
+            round=number,
+            node_id=self.node_id,
+            failure=self.failure,
+        )
+
+
+def _failures(group: Group, ended: Round, end: End) -> list[_Failed]:
+    """The failures of an ended round, the earliest first."""
+    found = dict(end.departed)
+    for member in ended.members:
+        if (node := group.speaker(member)) is not None and node.failure is not None:
+            found[node.node_id] = node.failure
+    return sorted(
+        (_Failed(failure.at, node_id, failure) for node_id, failure in found.items()), key=lambda f: f[:2]
     )
-    text = describe_failure(node_id, failure)
-    work.change(round=replace(ended, end=replace(end, node_id=node_id, why=text)))
+
+
+def _prospects(group: Group) -> list[Node]:
+    """Nodes that are ready for the next round, or may still become so."""
+    return [
+        node
+        for node in group.live
+        if node.job == group.job
+        and node.leaving is None
+        and node.rejected is None
+        and node.node_id not in group.drained
+        and not group.gave_up(node)
+    ]
+
+
+def _charge(work: Work, ended: Round, first: _Failed) -> None:
+    """Charge one restart for a round that ended with a failure, or fail the group."""
+    group = work.group
     budget = group.spec.max_restarts
     if group.restarts < budget:
         work.change(restarts=group.restarts + 1)
-        work.say("restart_spent", f"restart {group.restarts + 1} of {budget}: {text}", node_id)
+        spent = spent_of(group.restarts + 1, budget)
+        work.say("restart_spent", f"restart {spent}: {first.text}", first.node_id)
         return
-    cause = RootCause(
-        kind="worker_failed", message=text, round=ended.number, node_id=node_id, failure=failure
-    )
-    left = f"no restart is left of {budget}" if budget else "no restart is allowed"
-    finish(work, GroupState.FAILED, f"the job failed: {text}; {left}", cause)
+    left = f"all {count(budget, 'restart')} used up" if budget else "max_restarts is 0"
+    finish(work, GroupState.FAILED, f"the job failed: {first.text}; {left}", first.cause(ended.number))
+
+
+def _finish_given_up(work: Work, end: End, cause: RootCause, given_up: set[str], left: int) -> None:
+    """The group fails for want of nodes that gave up; a loss explains the failures that they gave up after."""
+    if end.kind in LOSSES:
+        cause = RootCause(kind=f"node_{end.kind}", message=end.why, round=cause.round, node_id=end.node_id)
+    few = f"{left} of {count(work.group.spec.min_nodes, 'node')} {'is' if left == 1 else 'are'} left"
+    text = f"the job failed: {cause.message}; {names(given_up)} gave up, and {few}"
+    finish(work, GroupState.FAILED, text, cause)
 
 
 # -- the next round forms ------------------------------------------------------------------------------------
 
 
 def _form(work: Work) -> None:
-    """Form a round where the bounds hold and nothing better is worth waiting for (rule 3)."""
+    """Form a round if the bounds hold and there is nothing left to wait for (rule 3)."""
     group = work.group
     if group.state.terminal or (group.round is not None and not (group.round.end and group.round.end.judged)):
         return
-    ready = candidates(group)
+    ready = ready_nodes(group)
     strangers = stranded(ready)
     for node in strangers:
         reject(work, node)
     if strangers:
-        ready = candidates(work.group)
-    _track_waiting(work, ready)
-    group = work.group
-    give_up_at = gives_up_at(group)
-    if group.bounds_since is not None:
-        if work.now >= forms_at(group, ready) and not suspects(ready):
-            placement = placed(group, ready)
-            if placement.members:
-                _start_round(work, placement)
-                _tell_left_out(work)
-            else:
-                _finish_unreachable(work, ready)
+        ready = ready_nodes(work.group)
+    answer = next_round(work.group, ready)
+    _track_waiting(work, ready, answer)
+    give_up_at = gives_up_at(work.group)
+    if work.group.bounds_since is not None:
+        if work.now >= forms_at(work.group, answer) and not answer.suspects:
+            _form_or_fail(work, ready, answer)
     elif give_up_at is not None and work.now >= give_up_at:
-        if len(ready) < group.spec.min_nodes:
-            _finish_incomplete(work, ready)
-        else:
-            _finish_unreachable(work, ready)
+        _form_or_fail(work, ready, answer)
 
 
-def _track_waiting(work: Work, ready: list[Node]) -> None:
-    """Note since when the group has waited with a node, and since when its bounds have held."""
+def _form_or_fail(work: Work, ready: list[Node], answer: Selection | Shortfall) -> None:
+    if isinstance(answer, Selection):
+        _start_round(work, answer)
+        _tell_left_out(work)
+    elif answer.lack is Lack.NODES:
+        _finish_incomplete(work, ready)
+    else:
+        _finish_unreachable(work, ready)
+
+
+def _track_waiting(work: Work, ready: list[Node], answer: Selection | Shortfall) -> None:
+    """Record since when the group has been waiting with a node, and since when its bounds have held."""
     group, now = work.group, work.now
-    bounds_hold = enough(group, ready)
-    waits = bool(ready) or still_stopping(group)
+    bounds_hold = isinstance(answer, Selection) or answer.final
+    waits = bool(ready) or group.still_stopping
     work.change(
         waiting_since=(now if group.waiting_since is None else group.waiting_since) if waits else None,
         bounds_since=(now if group.bounds_since is None else group.bounds_since) if bounds_hold else None,
@@ -152,9 +206,15 @@ def _track_waiting(work: Work, ready: list[Node]) -> None:
     )
 
 
-def _start_round(work: Work, placement: Placement) -> None:
+def _start_round(work: Work, selection: Selection) -> None:
     group = work.group
     number = group.last_round + 1
+    last = (
+        frozenset(member.node_id for member in group.round.members)
+        if group.round is not None
+        else frozenset()
+    )
+    placement = place(selection.nodes, group.seats, last, selection.master)
     nodes = dict(group.nodes)
     for member in placement.members:
         nodes[member.node_id] = replace(
@@ -185,26 +245,25 @@ def _start_round(work: Work, placement: Placement) -> None:
     work.say("round_formed", text, cause=cause)
     if first and not group.spec.bounded:
         restarts = group.spec.on_join is OnJoin.RESTART
-        later = "restart the job to join it" if restarts else "are kept as spares"
+        later = "restart the job" if restarts else "are kept as spares"
         nodes_now = count(len(new.members), "node")
-        text = f"started with {nodes_now}, since no --nnodes was given; nodes that come later {later}"
+        text = f"started with {nodes_now}, since no --nnodes was given; nodes that join later {later}"
         work.say("started_unbounded", text)
 
 
 def _tell_left_out(work: Work) -> None:
-    """Say who is not in the round for want of a way to its master."""
+    """Say which nodes are left out because they cannot reach the master."""
     active, most = work.group.active_round, work.group.spec.max_nodes
     if active is not None and (most is None or len(active.members) < most):
         for node in out_of_reach(work.group, active):
-            text = f"{node.node_id} is left out: it cannot reach {active.master.node_id}, and no master serves all"
+            master = active.master.node_id
+            text = f"{node.node_id} is left out: it cannot reach {master}, and no node can be reached by all"
             work.say("node_left_out", text, node.node_id)
 
 
 def _finish_unreachable(work: Work, ready: list[Node]) -> None:
     who = unreached(work.group.unreachable, {node.node_id for node in ready})
-    message = (
-        f"no node can be the master: {who}. Check the firewall, --port-range, --interface and --local-addr"
-    )
+    message = f"no node can be master: {who}. Check the firewall, --port-range, --interface and --local-addr"
     cause = RootCause(kind="master_unreachable", message=message)
     finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
 
@@ -213,7 +272,7 @@ def _finish_incomplete(work: Work, ready: list[Node]) -> None:
     spec = work.group.spec
     who = f" ({names(node.node_id for node in ready)})" if ready else ""
     message = (
-        f"the nodes did not come together within {spec.join_timeout_s:g} s: "
+        f"not enough nodes joined within {spec.join_timeout_s:g} s: "
         f"{len(ready)} of {count(spec.min_nodes, 'node')} ready{who}"
     )
     cause = RootCause(kind="join_timeout", message=message)
@@ -225,21 +284,19 @@ def _finish_incomplete(work: Work, ready: list[Node]) -> None:
 
 def _admit_joiners(work: Work) -> None:
     """End a running round for nodes that make the world larger, in one batch per last call (rule 3c)."""
-    group, active = work.group, work.group.active_round
+    active = work.group.active_round
     if active is None:
         return
     if not is_loopback(active.master.address):
-        for node in candidates(group):
+        for node in ready_nodes(work.group):
             if is_loopback(node.address):
                 reject(work, node)
-        group = work.group
-    joiners = joiners_of(group, active)
-    if not joiners:
+    larger = growth(work.group, active)
+    if not larger.joiners:
         work.change(joiners_since=None)
         return
-    if group.joiners_since is None:
+    if work.group.joiners_since is None:
         work.change(joiners_since=work.now)
-        group = work.group
-    if work.now >= admits_at(group, active, joiners) and not suspects(joiners):
-        who = sorted(node.node_id for node in joiners)
+    if work.now >= admits_at(work.group, larger) and not larger.has_suspects:
+        who = sorted(node.node_id for node in larger.joiners)
         end_round(work, EndKind.JOINED, who[0], f"{names(who)} joined")

@@ -1,4 +1,4 @@
-"""Where state is kept: which store a `--store` URL names. One on etcd belongs to who leads: leadership.py."""
+"""Opens the store that a `--store` URL names, except on etcd, where only the leader has one."""
 
 from pathlib import Path
 
@@ -8,16 +8,14 @@ from hetrdzv.storage.sqlite import SqliteStore
 
 __all__ = ["open_store"]
 
-_KNOWN = (
-    "'memory' (forgotten when the server ends), 'sqlite:PATH', or 'etcd://HOST:PORT,...' for several servers"
-)
+_KNOWN = "'memory' (lost when the server ends), 'sqlite:PATH', or 'etcd://HOST:PORT,...' for several servers"
 
 
 def open_store(url: str) -> StateStore:
-    """The store that a URL names. Touches nothing yet: `load` does.
+    """The store that a URL names. Nothing is touched before its `load`.
 
     Args:
-        url: `memory` or `sqlite:PATH`; `~` is expanded, and missing directories are made.
+        url: `memory` or `sqlite:PATH`; `~` is expanded, missing directories are made.
 
     Raises:
         ValueError: the URL names no store.
@@ -31,11 +29,11 @@ def open_store(url: str) -> StateStore:
         case "sqlite", path if path:
             return SqliteStore(_absolute(url, path))
         case _:
-            raise ValueError(f"store '{url}' is not known: use {_KNOWN}")
+            raise ValueError(f"unknown store '{url}': use {_KNOWN}")
 
 
 def _absolute(url: str, path: str) -> Path:
     try:
         return Path(path).expanduser().resolve()
     except (RuntimeError, ValueError, OSError) as error:  # no such home, a null byte, a loop of links
-        raise ValueError(f"store '{url}' names no usable path: {error}") from error
+        raise ValueError(f"store '{url}' is not a usable path: {error}") from error

@@ -1,7 +1,7 @@
-"""The contract of a state store: what a server may rely on, whatever keeps its records.
+"""The contract that every state store keeps.
 
-A store knows keys and bytes; what they mean is records.py's business. `tests/storage/test_contract.py` runs
-against every store.
+A store knows keys and bytes; records.py knows what they mean. `tests/storage/test_contract.py` runs against every
+store.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Changes that go down together.
+    """Changes that are committed together.
 
     Attributes:
         puts: new values by key.
-        deletes: keys to remove, after the puts: a key in both is gone. A key that is not there is no error.
-        clock: how long this store has been served by now (seconds).
+        deletes: keys to remove after the puts, so a key in both is removed. Missing keys are not an error.
+        clock: how long this store has been served (seconds).
     """
 
     puts: Mapping[str, bytes]
@@ -26,10 +26,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that a store holds, as of one commit.
+    """Everything in a store as of one commit.
 
     Attributes:
-        records: all values by key, in no particular order.
+        records: all values by key, in no order.
         clock: the highest clock ever committed (seconds); 0.0 in a new store.
     """
 
@@ -38,24 +38,23 @@ class Snapshot:
 
 
 class StateStore(Protocol):
-    """Keeps records. Methods may be called concurrently; commits take effect in the order of their calls."""
+    """Keeps records. Methods may be called concurrently; commits take effect in the order in which they are called."""
 
     async def load(self) -> Snapshot:
-        """Read everything; also how a server starts anew after a failed commit.
+        """Read everything, at the start and again after a failed commit.
 
         Raises:
-            StorageError: it cannot be read, is in use by another server, or is closed.
+            StorageError: the store cannot be read, is in use by another server, or is closed.
         """
 
     async def commit(self, batch: Batch) -> None:
-        """Write a batch: all of it or nothing, durable when this returns. The clock never goes backwards.
+        """Write all of a batch or nothing; it is durable when this returns. The clock never goes backwards.
 
-        A caller that is cancelled does not know whether the batch went down, and neither does one that gets
-        an error: `load` says what holds.
+        After an error or a cancellation the caller does not know whether the batch was written; `load` tells.
 
         Raises:
-            StorageError: it could not be written, or the store is closed.
+            StorageError: the batch could not be written, or the store is closed.
         """
 
     async def close(self) -> None:
-        """Finish the commits that were begun and let everything go; a second call does nothing."""
+        """Finish commits in progress and release everything; a second call does nothing."""

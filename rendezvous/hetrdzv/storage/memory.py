@@ -1,6 +1,6 @@
-"""A store that keeps records in memory: for tests, and for jobs that need not outlive their server."""
+"""A store in memory, for tests and for jobs that need not outlive their server."""
 
-from hetrdzv.errors import StorageError
+from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.base import Batch, Snapshot
 
 EMPTY = Snapshot(records={}, clock=0.0)
@@ -10,7 +10,7 @@ class MemoryStore:
     """Records in a dict.
 
     Args:
-        content: what it holds at first: the snapshot of a predecessor makes this its successor's store.
+        content: what it holds at first, for example the snapshot of another store.
     """
 
     def __init__(self, content: Snapshot = EMPTY) -> None:
@@ -32,4 +32,4 @@ class MemoryStore:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise StorageError("the store in memory is closed: the server is going down; ask again soon")
+            raise StorageError("the store is closed: the server is shutting down; try again in a moment")

@@ -1,4 +1,4 @@
-"""A store in one SQLite file: how records get to disk, and what to say when they do not.
+"""A store in one SQLite file.
 
 SQLite runs in WAL mode with `synchronous=FULL`: a commit costs one fsync and survives a power cut
 (https://www.sqlite.org/wal.html, https://www.sqlite.org/pragma.html#pragma_synchronous).
@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from hetrdzv.errors import StorageError
+from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.base import Batch, Snapshot
 
 SCHEMA_VERSION = 1
 
 BUSY_TIMEOUT_S = 5.0
-"""How long a commit waits for a program that looks into the file (a sqlite3 shell, a backup)."""
+"""How long a commit waits for another program that has the file locked, such as a backup (seconds)."""
 
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
@@ -38,12 +38,12 @@ _ADVANCE_CLOCK = "UPDATE meta SET value = max(value, ?) WHERE key = 'clock'"
 _ANOTHER_FILE = "name another file with --store"
 
 _MEANINGS = {
-    sqlite3.SQLITE_FULL: "the disk is full: make room, and the server goes on by itself",
+    sqlite3.SQLITE_FULL: "the disk is full: make room, and the server recovers by itself",
     sqlite3.SQLITE_NOTADB: f"it is not a database: move it away, or {_ANOTHER_FILE}",
-    sqlite3.SQLITE_CORRUPT: f"it is corrupt: put back a copy, move it away, or {_ANOTHER_FILE}",
-    sqlite3.SQLITE_BUSY: "another program keeps it locked (a sqlite3 shell, a backup?): end that program",
-    sqlite3.SQLITE_READONLY: f"it may only be read: let hetserver write it, or {_ANOTHER_FILE}",
-    sqlite3.SQLITE_IOERR: "the disk or a limit is in the way: see `df`, `ulimit -f` and the kernel's log",
+    sqlite3.SQLITE_CORRUPT: f"it is corrupt: restore a backup, move it away, or {_ANOTHER_FILE}",
+    sqlite3.SQLITE_BUSY: "another program has it locked (a sqlite3 shell, a backup?): stop that program",
+    sqlite3.SQLITE_READONLY: f"it is read-only: let hetserver write it, or {_ANOTHER_FILE}",
+    sqlite3.SQLITE_IOERR: "the disk failed or a limit was reached: see `df`, `ulimit -f` and the kernel's log",
 }
 
 
@@ -51,12 +51,12 @@ T = TypeVar("T")
 
 
 class SqliteStore:
-    """Records in a file that one server at a time may serve.
+    """Records in a file that one server at a time may use.
 
-    One worker thread of its own owns the connection, so the event loop never waits for a disk.
+    A worker thread owns the connection, so the event loop never waits for the disk.
 
     Args:
-        path: the state file; made with mode 0600, and its directories too, where they are missing.
+        path: the state file, made with mode 0600 if it is missing; so are its directories.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,13 +83,13 @@ class SqliteStore:
     def _in_worker(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         if self._closed:
             raise StorageError(
-                f"state file {self._file.path} is closed: the server is going down; ask again in a moment"
+                f"state file {self._file.path} is closed: the server is shutting down; try again in a moment"
             )
         return asyncio.get_running_loop().run_in_executor(self._worker, work)
 
 
 class _StateFile:
-    """The file itself, without threads: every method runs in the worker."""
+    """The file itself; every method runs in the worker thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -104,7 +104,7 @@ class _StateFile:
                 records = dict(connection.execute("SELECT key, value FROM records"))
                 (clock,) = connection.execute("SELECT value FROM meta WHERE key = 'clock'").fetchone()
             except sqlite3.Error:
-                self._disconnect()  # the next load opens the file anew
+                self._disconnect()  # the next load opens the file again
                 raise
         return Snapshot(records, clock)
 
@@ -154,7 +154,7 @@ class _StateFile:
         """Whether the file has no schema yet.
 
         Raises:
-            StorageError: the schema is not one that this server knows.
+            StorageError: this server does not know the schema.
         """
         named = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         tables = {name for (name,) in named}
@@ -166,14 +166,14 @@ class _StateFile:
         match row:
             case (int(version),) if version > SCHEMA_VERSION:
                 raise StorageError(
-                    f"state file {self.path} has schema version {version}, but this hetserver knows none "
-                    f"beyond {SCHEMA_VERSION}: upgrade hetserver, or {_ANOTHER_FILE}"
+                    f"state file {self.path} has schema version {version}, but this hetserver reads at most version "
+                    f"{SCHEMA_VERSION}: upgrade hetserver, or {_ANOTHER_FILE}"
                 )
             case (int(),):
                 return False
             case _:
                 raise StorageError(
-                    f"state file {self.path} is a database of another program (its tables: "
+                    f"state file {self.path} is another program's database (its tables: "
                     f"{', '.join(sorted(tables))}): {_ANOTHER_FILE}"
                 )
 
@@ -191,12 +191,12 @@ class _StateFile:
 
     @contextlib.contextmanager
     def _explaining(self, verb: str) -> Iterator[None]:
-        """Turn what SQLite and the system say into who, what and what to do next."""
+        """Turn errors of SQLite and the system into messages that say what to do next."""
         try:
             yield
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-            primary = code & 0xFF  # the higher bits tell apart what people do the same about
+            primary = code & 0xFF  # the higher bits distinguish cases with the same remedy
             meaning = _MEANINGS.get(primary, f"see https://www.sqlite.org/rescode.html, or {_ANOTHER_FILE}")
             what = f"{error}, {getattr(error, 'sqlite_errorname', type(error).__name__)}"
             raise StorageError(f"state file {self.path} cannot be {verb} ({what}): {meaning}") from error
@@ -208,11 +208,11 @@ class _StateFile:
 
 
 class _Lock:
-    """An advisory lock on a file beside the state file; the kernel drops it however the process ends.
+    """An advisory lock on a file next to the state file; the kernel releases it however the process ends.
 
-    The state file itself will not do: SQLite's own locks on it are lost when any other descriptor of it is
-    closed (https://www.sqlite.org/howtocorrupt.html, 2.2). The lock file stays: if one server removed it, two
-    others could hold locks on two files of that name.
+    Locking the state file itself would not work: closing any other descriptor of it drops SQLite's own locks
+    (https://www.sqlite.org/howtocorrupt.html, 2.2). The lock file is never removed, or two servers could hold
+    locks on two files of the same name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -221,7 +221,7 @@ class _Lock:
         self._descriptor: int | None = None
 
     def take(self) -> None:
-        """Take the lock, or keep it where it is held already.
+        """Take the lock; does nothing if it is already held.
 
         Raises:
             StorageError: another server has it.
@@ -242,7 +242,7 @@ class _Lock:
             os.close(descriptor)
             raise
         self._descriptor = descriptor
-        with contextlib.suppress(OSError):  # the number is for people: a full disk is no reason to stop here
+        with contextlib.suppress(OSError):  # the pid is for people; a full disk is no reason to fail
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
 

@@ -1,0 +1,261 @@
+"""Assembles an agent from the options, runs it, and reports how the job ended."""
+
+import os
+import random
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import LogsSpecs
+from torch.distributed.run import _get_logs_specs_class
+from torch.numa.binding import NumaOptions
+
+from hetagent.cli import EXIT_FAILED, EXIT_SIGNAL
+from hetagent.job.logs import RoundLogsSpecs
+from hetagent.job.loop import Agent, AgentError, Identity
+from hetagent.job.ports import Ports
+from hetagent.job.store import HetRendezvousHandler
+from hetagent.job.summary import closing_block
+from hetagent.job.torch_starter import TorchStarter
+from hetagent.launch.base import Launch
+from hetagent.launch.choose import launch_of
+from hetagent.launch.choose import notes as launch_notes
+from hetagent.launch.command import WorkerCommand, worker_command
+from hetagent.node import devices, names, network, numa, processes
+from hetagent.node.console import counted, flush, say
+from hetagent.node.guardian import Guardian
+from hetagent.node.place import find_place
+from hetagent.node.standalone import OwnServer
+from hetagent.options.model import Options, UsageError
+from hetagent.protocol.line import Line
+from hetagent.protocol.offer import Offer
+from hetagent.protocol.session import Session
+from hetagent.slots import isolated, narrow, slots_of
+from hetrdzv.auth.client_token import reread_token
+from hetrdzv.auth.tls import ClientTls
+from hetrdzv.client.client import Client
+from hetrdzv.protocol.wire import JoinRequest, SpecFields
+
+
+def run(options: Options, server: OwnServer | None, token: str | None, tls: ClientTls) -> int:
+    """Join the group, follow the server until it says `exit`, and report the outcome at the terminal.
+
+    Args:
+        server: our own, with `--standalone`.
+        token, tls: how to speak to the servers.
+
+    Returns:
+        the exit status.
+    """
+    servers = options.servers if server is None else (server.url,)
+    known = options.node_id_given or server is not None
+    name = names.Name(options.node_id) if known else names.take(options.node_id, options.group, servers)
+    options = replace(options, node_id=name.node_id)
+
+    def tell(text: str) -> None:
+        say("\n".join(f"hetagent[{options.node_id}]: {line}" for line in text.splitlines()))
+
+    command = _command(options)
+    for note in (*name.notes, *options.notes, *launch_notes(options, command)):
+        tell(note)
+    chosen, slots = slots_of(options)
+    place = find_place(options.local_addr, options.interface, servers, options.connect_timeout_s, tell)
+    narrow(chosen)
+    options = isolated(options, slots, tell)
+    launch = launch_of(options, command, slots, os.environ)
+    if options.torchrun.numa_binding is not None:
+        numa.check(options.torchrun.numa_binding, slots, cpu=os.environ.get(devices.VISIBLE) == "")
+    identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
+    _sweep(identity, tell)
+
+    offer = _offer(options, slots, place.address, chosen, launch, wants_command=command is None)
+    session = Session(
+        options.group,
+        options.node_id,
+        identity.incarnation,
+        offer,
+        random.Random(),
+        connect_timeout_s=options.connect_timeout_s,
+    )
+    handler = HetRendezvousHandler(
+        options.group,
+        options.node_id,
+        lambda: network.hold_port(place.address, options.port_range),
+    )
+    logs_specs = _logs_specs(options, command)
+    spec = _worker_spec(options, slots, handler, command)
+
+    worker_env = place.socket_env(os.environ)
+
+    def moved() -> bool:
+        lost = place.address
+        if not place.moved():
+            return False
+        tell(f"this node has lost its address {lost}; offering {place.address} from now on")
+        session.offer = replace(session.offer, address=place.address)
+        worker_env.clear()
+        worker_env.update(place.socket_env(os.environ))
+        return True
+
+    token_file = options.token_file.absolute() if options.token_file is not None and server is None else None
+
+    def client() -> Client:
+        return Client(servers, token=token, renew_token=lambda: reread_token(token_file), tls=tls)
+
+    line = Line(session, client, tell)
+    if server is not None:
+        server.watch(line.give_up)
+    prefix = os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+    agent = Agent(
+        identity=identity,
+        line=line,
+        guardian=Guardian(
+            incarnation=identity.incarnation,
+            servers=servers,
+            token=token,
+            token_file=token_file,
+            tls=tls,
+            group=options.group,
+            node_id=options.node_id,
+        ),
+        starter=TorchStarter(spec, logs_specs, prefix),
+        ports=Ports(handler, lambda: network.hold_port(place.address, options.port_range)),
+        worker_env=worker_env,
+        moved=moved,
+        launch=launch,
+        stop_timeout_s=options.shutdown_timeout_s,
+        tell=tell,
+        signals=options.signals,
+    )
+    kind = "worker" if chosen is None else "CPU worker" if chosen.kind == "cpu" else "GPU"
+    tell(
+        f"joining group '{options.group}' at {', '.join(servers)} with {counted(slots, kind)} at {place.address}"
+    )
+    try:
+        agent.run()
+    finally:
+        if isinstance(logs_specs, RoundLogsSpecs):
+            logs_specs.close()
+        name.release()
+    say(closing_block(options.group, options.node_id, agent.outcome, agent.round_number, agent.ended_by))
+    status = _status(agent)
+    if agent.hangs:  # or the interpreter would wait for a look-up that may take a minute
+        flush()
+        os._exit(status)
+    return status
+
+
+def _status(agent: Agent) -> int:
+    if agent.signum is not None:
+        return EXIT_SIGNAL + agent.signum
+    if agent.outcome is None or agent.outcome.exit_code is None:
+        return EXIT_FAILED
+    return agent.outcome.exit_code
+
+
+def _offer(
+    options: Options,
+    slots: int,
+    address: str,
+    chosen: devices.Devices | None,
+    launch: Launch,
+    *,
+    wants_command: bool,
+) -> Offer:
+    """What this node offers to the group.
+
+    Raises:
+        UsageError: no server would accept it.
+    """
+    common: dict[str, Any] = {
+        "slots": slots,
+        "address": address,
+        "role": options.torchrun.role,
+        "labels": options.labels,
+        "device": chosen.facts if chosen is not None else {},
+        "wants_command": wants_command,
+        "wants_members": launch.wants_members,
+        "wants_daemon": launch.wants_daemon,
+    }
+    try:
+        spec = SpecFields(**options.spec)
+        JoinRequest(incarnation="any", port=1, spec=spec, **common)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        flag = str(first["loc"][0]).replace("_", "-").removesuffix("s" if first["loc"][0] == "labels" else "")
+        raise UsageError(f"no server accepts --{flag} {first['input']!r}: {first['msg']}") from None
+    return Offer(spec=spec, **common)
+
+
+def _command(options: Options) -> WorkerCommand | None:
+    """What the workers run; None: the group's command."""
+    if options.script is None:
+        return None
+    flags = options.torchrun
+    return worker_command(
+        options.script,
+        options.script_args,
+        module=flags.module,
+        no_python=flags.no_python,
+        run_path=flags.run_path,
+    )
+
+
+def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
+    """Kill the workers of an earlier agent of this node that was killed together with its guardian."""
+    orphans = processes.orphans(identity.node_id, identity.group)
+    if orphans:
+        tell(f"killing workers that an earlier agent left behind: pids {', '.join(map(str, orphans))}")
+        if stuck := processes.kill_orphans(identity.node_id, identity.group):
+            raise AgentError(
+                f"node '{identity.node_id}' cannot take part: processes of an earlier agent do not die: "
+                f"{processes.describe_stuck(stuck)}; check the node before you use it again"
+            )
+
+
+def _worker_spec(
+    options: Options, slots: int, handler: HetRendezvousHandler, command: WorkerCommand | None
+) -> WorkerSpec:
+    flags = options.torchrun
+    if slots > 1 and "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does, so that workers do not fight for cores
+    mode = flags.numa_binding
+    return WorkerSpec(
+        role=flags.role,
+        local_world_size=slots,
+        entrypoint=command.entrypoint if command is not None else sys.executable,
+        args=command.args if command is not None else (),
+        rdzv_handler=handler,
+        event_log_handler=flags.event_log_handler,
+        numa_options=NumaOptions(affinity_mode=mode) if mode is not None else None,
+        duplicate_stdout_filters=list(flags.duplicate_stdout_filters),
+        duplicate_stderr_filters=list(flags.duplicate_stderr_filters),
+        virtual_local_rank=flags.virtual_local_rank,
+    )
+
+
+def _logs_specs(options: Options, command: WorkerCommand | None) -> LogsSpecs:
+    flags = options.torchrun
+    ranks = set(flags.local_ranks_filter) if flags.local_ranks_filter is not None else None
+    common: Mapping[str, Any] = {
+        "log_dir": flags.log_dir,
+        "redirects": flags.redirects,
+        "tee": flags.tee,
+        "local_ranks_filter": ranks,
+    }
+    if flags.log_dir is not None and os.path.isfile(flags.log_dir):
+        raise UsageError(f"--log-dir {flags.log_dir} is a file: name a folder")
+    try:
+        if flags.logs_specs is not None:
+            specs: LogsSpecs = _get_logs_specs_class(flags.logs_specs)(**common)
+            return specs
+        return RoundLogsSpecs(**common, capture_stderr=command is not None and not command.is_python)
+    except OSError as error:
+        where = f"--log-dir {flags.log_dir}" if flags.log_dir else "no --log-dir, so a temporary one"
+        raise UsageError(f"{where}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UsageError(f"--logs-specs: {error}") from None

@@ -1,0 +1,1 @@
+"""The run loop, and the workers of a round."""

@@ -1,0 +1,51 @@
+"""Processes that outlive their round: those that do not die, and those that are left alone for the time being."""
+
+from collections.abc import Callable, Sequence
+
+from hetagent.node import processes
+
+
+class Leftovers:
+    """What is left of the rounds of one agent.
+
+    Args:
+        incarnation: the `HET_INCARNATION` of its workers.
+        tell: shows one line to the person at the terminal.
+    """
+
+    def __init__(self, incarnation: str, tell: Callable[[str], None]) -> None:
+        self._incarnation = incarnation
+        self._tell = tell
+        self._stuck: list[int] = []
+        self._spared = False
+
+    def note_stuck(self, pids: Sequence[int]) -> None:
+        """Processes have survived SIGKILL."""
+        if pids:
+            self._stuck += pids
+            self._tell(f"processes do not die: {processes.describe_stuck(pids)}")
+
+    def stuck(self) -> str:
+        """Which of them are still alive and why; empty if none is."""
+        alive = processes.living().keys() & self._stuck
+        return processes.describe_stuck(alive) if alive else ""
+
+    def spare(self) -> None:
+        """The workers have succeeded here: what they detached may keep running until the job's outcome is known."""
+        self._spared = True
+
+    def keep_spared(self) -> None:
+        """The job has succeeded: say what is left running."""
+        if self._spared and (pids := processes.marked(self._incarnation)):
+            shown = ", ".join(map(str, pids))
+            self._tell(f"processes that the workers detached (setsid) are left running: {shown}")
+
+    def kill_spared(self) -> None:
+        """That round was not the job's last, or the job has not succeeded."""
+        if self._spared:
+            self._spared = False
+            self.kill_all()
+
+    def kill_all(self) -> None:
+        """Kill everything that this agent's workers are or have started."""
+        self.note_stuck(processes.kill_tree_of(self._incarnation))

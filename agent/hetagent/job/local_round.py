@@ -1,0 +1,220 @@
+"""This node's part of one round: its processes, from their start until the last of them is gone."""
+
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hetagent.job.failures import failure_message
+from hetagent.job.starter import Exit, Starter
+from hetagent.job.workers import Cleared, Workers
+from hetagent.launch.base import Assignment, Launch
+from hetagent.node.network import host_port
+from hetrdzv.protocol.wire import FailureFields
+
+
+@dataclass(frozen=True, slots=True)
+class _Stopping:
+    """Workers that have been asked to stop: the signal they got, and when they will be killed (monotonic seconds)."""
+
+    signum: int
+    grace_s: float
+    kill_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the processes of a round ended on this node.
+
+    Attributes:
+        failure: the first failure; None if all succeeded.
+        due_at: when to report it (monotonic seconds).
+    """
+
+    failure: Exit | None
+    due_at: float
+
+
+class LocalRound:
+    """This node's processes of one round.
+
+    Args:
+        assignment: this node's part of the round.
+        launch: turns it into a command and an environment.
+        starter: makes the processes.
+        incarnation: the `HET_INCARNATION` by which they are found.
+
+    Attributes:
+        begun: whether the processes were started, or could not be; until then another `start` may follow.
+    """
+
+    def __init__(self, assignment: Assignment, launch: Launch, starter: Starter, incarnation: str) -> None:
+        self.assignment = assignment
+        self.begun = False
+        self._launch = launch
+        self._starter = starter
+        self._incarnation = incarnation
+        self._workers: Workers | None = None  # until they are cleared away
+        self._failed_here = False  # a worker of this node failed by itself
+        self._exits: list[Exit] = []
+        self._end: End | None = None  # not reported yet
+        self._stopping: _Stopping | None = None
+        self._look_at: float | None = None  # when the launch looks at its processes (monotonic seconds)
+
+    @property
+    def number(self) -> int:
+        """The round's number."""
+        return self.assignment.round
+
+    @property
+    def present(self) -> bool:
+        """Whether there are processes, dead or alive, that have not been cleared away."""
+        return self._workers is not None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the workers have been asked to stop."""
+        return self._stopping is not None
+
+    @property
+    def pids(self) -> list[int]:
+        """The workers' pids, by local rank."""
+        return list(self._workers.pids.values()) if self._workers is not None else []
+
+    @property
+    def failed(self) -> list[Exit]:
+        """How the failed workers ended, if one of them failed by itself; known once they have been cleared away."""
+        return [one for one in self._exits if not one.succeeded] if self._failed_here else []
+
+    @property
+    def place(self) -> str:
+        """This node's place in the round, for the terminal."""
+        start = self.assignment.start
+        last = start.rank_offset + start.slots - 1
+        ranks = f"rank {last}" if start.slots == 1 else f"ranks {start.rank_offset} to {last}"
+        master = f"{start.master.node_id} ({host_port(start.master.address, start.master.port)})"
+        return (
+            f"{ranks} of {start.world_size}, node {start.group_rank} of {start.nnodes}, master {master}, "
+            f"restart {start.restart_count}"
+        )
+
+    def due_at(self) -> float | None:
+        """When to look again even if nothing happens (monotonic seconds); None: no need."""
+        if self._workers is None:
+            return None
+        if self._stopping is not None:
+            return self._stopping.kill_at
+        moments = [self._look_at, self._end.due_at if self._end is not None else None]
+        return min((at for at in moments if at is not None), default=None)
+
+    # -- start -----------------------------------------------------------------------------------------------
+
+    def start(self, environ: Mapping[str, str]) -> bool:
+        """Start the processes.
+
+        Args:
+            environ: what every worker of this agent gets beside torchrun's environment.
+
+        Returns:
+            False if the launch is waiting for another `start` of this round.
+
+        Raises:
+            Exception: they could not be started; some of them may be running.
+        """
+        self.begun = True
+        command = self._launch.begin(self.assignment)
+        if command is None:
+            self.begun = False
+            return False
+        count = 1 if self._launch.one_per_node else self.assignment.start.slots
+        environs = [self._environ(environ, local_rank) for local_rank in range(count)]
+        started = self._starter.start(self.assignment, command, environs)
+        self._workers = Workers(started, self._incarnation)
+        if self._launch.look_after_s is not None:
+            self._look_at = time.monotonic() + self._launch.look_after_s
+        return True
+
+    def _environ(self, environ: Mapping[str, str], local_rank: int) -> dict[str, str | None]:
+        own = {"HET_RANK_OFFSET": str(self.assignment.start.rank_offset), "HET_ROUND": str(self.number)}
+        return {**environ, **own, **self._launch.environ(self.assignment, local_rank)}
+
+    def look(self) -> str | None:
+        """Have the launch look at its processes once, some time after their start; a warning if something is wrong."""
+        if self._look_at is None or self._workers is None or time.monotonic() < self._look_at:
+            return None
+        self._look_at = None
+        return self._launch.look(self.assignment, self.pids[0])
+
+    # -- end -------------------------------------------------------------------------------------------------
+
+    def end(self) -> End | None:
+        """How the processes ended by themselves, once that is to be reported; None until then, and while stopping."""
+        if self._workers is None:
+            return None
+        ended = self._workers.collect()
+        if self._stopping is not None:
+            return None
+        failed = [one for one in ended if not one.succeeded]
+        if self._end is None and (failed or not self._workers.running):
+            patience_s = self._launch.patience_s(self.assignment, failed=bool(failed))
+            self._end = End(self._workers.first(failed) if failed else None, time.monotonic() + patience_s)
+        if self._end is None or time.monotonic() < self._end.due_at:
+            return None
+        self._failed_here = self._end.failure is not None
+        return self._end
+
+    def describe(self, failure: Exit) -> tuple[FailureFields, str]:
+        """A worker's failure, for the server and in a few words for the terminal."""
+        assert self._workers is not None
+        message = failure_message(
+            self._workers.error_files.get(failure.local_rank, ""),
+            self._workers.stderr_files.get(failure.local_rank, ""),
+            failure.status,
+        )
+        local_rank, rank = failure.local_rank, self.assignment.start.rank_offset + failure.local_rank
+        who = f"rank {rank} (local rank {local_rank})"
+        if self._launch.one_per_node:
+            local_rank, rank, who = -1, -1, "the program of this node"
+        how = f"was killed by {failure.signal}" if failure.signal else f"exited with code {failure.exit_code}"
+        fields = FailureFields(
+            local_rank=local_rank,
+            rank=rank,
+            exit_code=failure.exit_code,
+            signal=failure.signal,
+            message=message,
+        )
+        return fields, f"{who} {how}"
+
+    def stop(self, signum: int, grace_s: float) -> None:
+        """Ask the workers to end; they are killed after the grace. A second call can only shorten it."""
+        if self._workers is None:
+            return
+        stopping = _Stopping(signum, grace_s, time.monotonic() + grace_s)
+        if self._stopping is None:
+            self._stopping = stopping
+            self._workers.send(signum)
+        elif stopping.kill_at < self._stopping.kill_at:
+            self._stopping = stopping
+
+    def stopped(self) -> bool:
+        """Whether the workers have ended since `stop`, or their grace is over."""
+        if self._workers is None or self._stopping is None:
+            return False
+        self._workers.collect()
+        return not self._workers.running or time.monotonic() >= self._stopping.kill_at
+
+    def overstayed(self) -> str | None:
+        """What to say if workers are still running at the end of their grace."""
+        if self._workers is None or self._stopping is None or not self._workers.running:
+            return None
+        name, grace_s = signal.Signals(self._stopping.signum).name, self._stopping.grace_s
+        return f"workers are still running {grace_s:g} s after {name}; killing them" if grace_s > 0 else None
+
+    def clear(self, *, spare_detached: bool = False, until: float | None = None) -> Cleared:
+        """Kill and take away what is left of the processes; see `Workers.clear`."""
+        assert self._workers is not None
+        # If this fails, they are still ours to clear.
+        cleared = self._workers.clear(spare_detached=spare_detached, until=until)
+        self._exits, self._workers = list(self._workers.exits), None
+        self._stopping = self._end = self._look_at = None
+        return cleared

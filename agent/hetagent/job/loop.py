@@ -1,0 +1,425 @@
+"""The agent's run loop: does on this node what the server decides."""
+
+import contextlib
+import os
+import selectors
+import signal
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hetagent.job import failures
+from hetagent.job.leftovers import Leftovers
+from hetagent.job.local_round import LocalRound
+from hetagent.job.ports import Ports
+from hetagent.job.starter import Starter
+from hetagent.launch.base import Assignment, Launch
+from hetagent.launch.command import CommandError
+from hetagent.node import processes, signals
+from hetagent.node.guardian import Guardian, GuardianError
+from hetagent.node.network import NetworkError
+from hetagent.protocol.line import Line
+from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, FailureFields, StartReply
+
+EXIT_FAILED = 1
+"""What the server has an agent exit with for a failure that is not a worker's own (docs/design.md, Agent)."""
+
+LEAVE_S = 4.0
+"""How long the goodbye to the server may take (seconds)."""
+
+
+class AgentError(RuntimeError):
+    """This node cannot continue; the text says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this agent is: what marks its workers as its own."""
+
+    group: str
+    node_id: str
+    incarnation: str
+
+
+class Agent:
+    """Runs this node's part of a job, every round of which a hetserver decides.
+
+    Args:
+        identity: who this agent is.
+        line: the connection to the server, not started yet.
+        guardian: ends the workers if this process dies, not started yet.
+        starter: makes the worker processes.
+        ports: the ports that this node offers.
+        worker_env: what every worker gets beside torchrun's environment.
+        launch: turns this node's part of a round into a command.
+        stop_timeout_s: seconds between SIGTERM and SIGKILL; None: the group's setting.
+        tell: shows one line to the person at the terminal.
+        moved: asked before each `ready`: whether this node has another address to offer now.
+        signals: on which signals the agent stops its workers and leaves.
+
+    Attributes:
+        outcome: the last directive (`exit`); None until it has come.
+        signum: the signal on which the agent leaves, or None.
+        hangs: whether threads are left that the interpreter would wait for: in a look-up of the server's name, or
+            writing to a console that nobody reads.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        line: Line,
+        guardian: Guardian,
+        starter: Starter,
+        ports: Ports,
+        worker_env: Mapping[str, str],
+        launch: Launch,
+        stop_timeout_s: float | None,
+        tell: Callable[[str], None],
+        moved: Callable[[], bool] = lambda: False,
+        signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    ) -> None:
+        self.outcome: DirectiveReply | None = None
+        self.signum: signal.Signals | None = None
+        self.hangs = False
+        self._identity = identity
+        self._line = line
+        self._guardian = guardian
+        self._starter = starter
+        self._ports = ports
+        self._worker_env = worker_env
+        self._launch = launch
+        self._stop_timeout_s = stop_timeout_s
+        self._group_stop_timeout_s = 30.0
+        self._tell = tell
+        self._moved = moved
+        self._signals = signals
+        self._selector = selectors.DefaultSelector()
+        self._got_signals: list[int] = []
+        self._taken: deque[DirectiveReply] = deque()  # not obeyed yet
+        self._round = 0  # the newest round that was started here, or over before it was
+        self._local: LocalRound | None = None  # this node's part of it
+        self._ready_after_stop = False  # join again once the workers are gone
+        self._leftovers = Leftovers(identity.incarnation, tell)
+        self._leave_by: float | None = None  # when a signal's grace is over (monotonic seconds)
+        self._leaves_because = ""  # why this node leaves by itself
+
+    @property
+    def round_number(self) -> int:
+        """The newest round that this node took part in."""
+        return self._round
+
+    @property
+    def ended_by(self) -> str:
+        """What ended the agent if no `exit` did: the name of a signal, or why this node left by itself."""
+        return self.signum.name if self.signum is not None else self._leaves_because
+
+    # -- the loop --------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Join, and do what the server says until it says `exit`, or until a signal arrives.
+
+        Raises:
+            AgentError: this node cannot continue.
+            GuardianError: the guardian cannot be started.
+        """
+        error: str | None = None
+        try:
+            self._run()
+            error = self._unfinished()
+            self._write_error_file(error)
+        except Exception as failure:
+            error = traceback.format_exc()
+            with contextlib.suppress(OSError):
+                failures.write_error(f"{type(failure).__name__}: {failure}", error)
+            raise
+        finally:
+            failed = self._local.failed if self._local is not None else []
+            try:
+                self._starter.finish(failed, succeeded=self._succeeded, error=error)
+            except Exception as failure:  # an event log must not change how the job ends
+                self._tell(f"the end of this agent was not recorded: {type(failure).__name__}: {failure}")
+
+    def _run(self) -> None:
+        with signals.noted(self._signals, self._got_signals) as woken:
+            try:
+                self._selector.register(woken, selectors.EVENT_READ, woken)
+                self._selector.register(self._line, selectors.EVENT_READ, self._line)
+                self._start_guardian()
+                self._line.start()
+                self._be_ready()
+                while not self._over:
+                    for key, _ in self._selector.select(self._timeout_s()):
+                        if key.data is woken:
+                            woken.recv(4096)
+                        elif key.data is self._guardian:
+                            self._replace_guardian()
+                    self._on_signals()
+                    self._on_workers()
+                    self._taken.extend(self._line.take())
+                    while self._taken:
+                        self._obey(self._taken.popleft())
+                    self._on_stopped()
+            finally:
+                self._shut_down()
+
+    @property
+    def _over(self) -> bool:
+        """Whether nothing is left to do: the outcome is known, or this node leaves, and no worker is left."""
+        return not self._has_workers and (self.outcome is not None or bool(self.ended_by))
+
+    @property
+    def _has_workers(self) -> bool:
+        return self._local is not None and self._local.present
+
+    def _timeout_s(self) -> float | None:
+        due_at = self._local.due_at() if self._local is not None else None
+        return None if due_at is None else max(0.0, due_at - time.monotonic())
+
+    def _shut_down(self) -> None:
+        """Whatever happened: leave nothing of the workers, say goodbye, give everything back."""
+        if self._local is not None:
+            self._local.stop(signal.SIGTERM, 0.0)
+        self._clear_workers()
+        if self._succeeded:
+            self._leftovers.keep_spared()
+        else:
+            self._leftovers.kill_spared()
+        self._launch.end()
+        self.hangs = not self._line.leave(self._goodbye(), LEAVE_S) or self.hangs
+        if not self._line.broken:  # otherwise the guardian notices our end, and says goodbye for us
+            self._guardian.dismiss()
+        self._ports.close()
+        self._selector.close()
+        self._line.close()
+
+    def _goodbye(self) -> str:
+        if self.signum is not None:
+            return f"its agent got {self.signum.name}"
+        if self._leaves_because:
+            return self._leaves_because
+        return "its agent has finished" if self.outcome is not None else "its agent failed"
+
+    # -- how it ended ------------------------------------------------------------------------------------------
+
+    @property
+    def _succeeded(self) -> bool:
+        return self.outcome is not None and self.outcome.outcome == "succeeded"
+
+    def _unfinished(self) -> str | None:
+        """Why this agent did not see the job to its end; None if it did."""
+        if self.signum is not None:
+            return f"got {self.signum.name}"
+        if (
+            self.outcome is not None
+            and self.outcome.outcome is None
+            and self.outcome.exit_code == EXIT_FAILED
+        ):
+            return self.outcome.why
+        return self._leaves_because or None
+
+    def _write_error_file(self, why: str | None) -> None:
+        """Write the root cause, or why this agent did not see the job to its end, for whoever started it."""
+        try:
+            if self.outcome is not None and self.outcome.root_cause is not None:
+                failures.write_root_cause(self.outcome.root_cause)
+            elif why is not None and self.signum is None:
+                failures.write_error(why, why)
+        except OSError as error:
+            self._tell(f"cannot write the root cause to {failures.ERROR_FILE}: {error}")
+
+    # -- the guardian ----------------------------------------------------------------------------------------
+
+    def _start_guardian(self) -> None:
+        self._guardian.start()
+        self._selector.register(self._guardian, selectors.EVENT_READ, self._guardian)
+
+    def _replace_guardian(self) -> None:
+        self._tell("the guardian died; starting another one")
+        self._selector.unregister(self._guardian)
+        try:
+            self._start_guardian()
+        except (GuardianError, OSError) as error:
+            self._tell(f"{error}; continuing without one")
+
+    # -- what happens ----------------------------------------------------------------------------------------
+
+    def _on_signals(self) -> None:
+        while self._got_signals:
+            signum = self._got_signals.pop(0)
+            name = signal.Signals(signum).name
+            if self.signum is not None:
+                self._leave_by = time.monotonic()
+                self._tell(f"got {name} again: killing the workers")
+                self._stop(signal.SIGKILL, 0.0)
+                continue
+            self.signum = signal.Signals(signum)
+            self._leave_by = time.monotonic() + self._grace_s()
+            self._line.leaving(name)
+            if self._local is None or not self._local.present:
+                self._tell(f"got {name}: leaving")
+            elif self._local.stopping:
+                self._tell(f"got {name}: leaving once the workers have stopped; press again to kill them")
+            else:
+                grace_s = self._grace_s()
+                self._tell(
+                    f"got {name}: passed on to the workers, which have {grace_s:g} s to stop; "
+                    "press again to kill them"
+                )
+                self._stop(signum, grace_s)
+
+    def _on_workers(self) -> None:
+        """Report workers that ended by themselves."""
+        if self._local is None:
+            return
+        if (warning := self._local.look()) is not None:
+            self._tell(warning)
+        end = self._local.end()
+        if end is None:
+            return
+        if end.failure is not None:
+            failure, text = self._local.describe(end.failure)
+            self._line.failed(self._round, failure, end.failure.seen_at)
+            self._tell(f"round {self._round}: {text}")
+            self._stop(signal.SIGTERM, self._grace_s())
+        else:
+            self._tell(f"round {self._round}: all local workers succeeded; waiting for the others")
+            self._line.succeeded(self._round)
+            self._clear_workers(spare_detached=True)
+
+    def _obey(self, directive: DirectiveReply) -> None:
+        self._group_stop_timeout_s = directive.stop_timeout_s
+        if self.signum is not None and directive.kind is not DirectiveKind.EXIT:
+            return
+        match directive.kind:
+            case DirectiveKind.WAIT:
+                pass
+            case DirectiveKind.START:
+                assert directive.start is not None
+                if directive.job > 1 and self._round == 0:
+                    group = self._identity.group
+                    self._tell(
+                        f"this is job {directive.job} of group '{group}'; rounds are numbered across jobs"
+                    )
+                self._on_start(directive.round, directive.start)
+            case DirectiveKind.STOP:
+                self._tell(f"round {directive.round} is over: {directive.why}")
+                self._round = max(self._round, directive.round)
+                self._ready_after_stop = True
+                self._stop(signal.SIGTERM, self._grace_s())
+            case DirectiveKind.EXIT:
+                self.outcome = directive
+                self._stop(signal.SIGTERM, self._grace_s())
+
+    def _on_stopped(self) -> None:
+        """Clean up once the workers have ended or their grace is over; then say that we are ready."""
+        if self._local is not None and self._local.stopped():
+            if (text := self._local.overstayed()) is not None:
+                self._tell(f"round {self._round}: {text}")
+            self._clear_workers()
+        if self._ready_after_stop and not self._has_workers and self.outcome is None and not self.ended_by:
+            self._be_ready()
+
+    # -- between rounds --------------------------------------------------------------------------------------
+
+    def _grace_s(self) -> float:
+        return self._stop_timeout_s if self._stop_timeout_s is not None else self._group_stop_timeout_s
+
+    def _stop(self, signum: int, grace_s: float) -> None:
+        if self._local is not None:
+            self._local.stop(signum, grace_s)
+
+    def _clear_workers(self, *, spare_detached: bool = False) -> None:
+        """Take away what is left of the round's processes."""
+        if self._local is not None and self._local.present:
+            cleared = self._local.clear(spare_detached=spare_detached, until=self._leave_by)
+            self._leftovers.note_stuck(cleared.stuck)
+            if spare_detached:
+                self._leftovers.spare()
+            if not cleared.shown:
+                self.hangs = True
+                self._tell("nobody reads the workers' output: continuing without waiting for it")
+            self._guardian.watch(())
+
+    def _be_ready(self) -> None:
+        self._ready_after_stop = False
+        self._leftovers.kill_spared()
+        if stuck := self._leftovers.stuck():
+            # They may hold a GPU, a port or a checkpoint: the next round would fail here again, and again.
+            self._leaves_because = f"its processes do not die: {stuck}"
+            self._tell(f"leaving, since {self._leaves_because}; check the node before you use it again")
+            return
+        self._launch.end()
+        if self._moved():  # the ports are held on an address that is gone
+            self._ports.close()
+        try:
+            port, script_port = self._ports.offer()
+        except NetworkError as error:
+            raise AgentError(
+                f"node '{self._identity.node_id}' cannot offer a port for the next round: {error}"
+            ) from None
+        self._line.ready(self._round, port, script_port)
+
+    # -- starting a round ------------------------------------------------------------------------------------
+
+    def _on_start(self, number: int, start: StartReply) -> None:
+        if self._has_workers or number < self._round:
+            return
+        if number == self._round:
+            # Another start of the newest round: it brings what the launch could not do without.
+            if self._local is not None and not self._local.begun and not self._ready_after_stop:
+                self._local.assignment.start = start
+                self._start_workers(self._local)
+            return
+        self._round = number
+        assignment = Assignment(
+            group=self._identity.group,
+            node_id=self._identity.node_id,
+            round=number,
+            start=start,
+            script_port=self._ports.script,
+            start_daemon=self._line.start_daemon,
+            interrupted=self._is_wanted,
+        )
+        self._local = LocalRound(assignment, self._launch, self._starter, self._identity.incarnation)
+        self._tell(f"round {number}: {self._local.place}")
+        self._start_workers(self._local)
+
+    def _is_wanted(self) -> bool:
+        """Whether something has happened that the loop has not looked at yet."""
+        return bool(self._taken or self._selector.select(0))
+
+    def _start_workers(self, local: LocalRound) -> None:
+        try:
+            begun = local.start(self._environ())
+        except Exception as error:  # whatever it is, it fails the round, not the agent
+            self._start_failed(error)
+            return
+        finally:
+            self._ports.script = local.assignment.script_port
+            for note in local.assignment.notes:
+                self._tell(note)
+            local.assignment.notes.clear()
+        if begun:
+            self._guardian.watch(local.pids)
+            self._line.started(local.number)
+
+    def _environ(self) -> dict[str, str]:
+        return {
+            **self._worker_env,
+            processes.NODE_ID: self._identity.node_id,
+            processes.INCARNATION: self._identity.incarnation,
+            processes.AGENT_PID: str(os.getpid()),
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(signum.name for signum in self._signals),
+        }
+
+    def _start_failed(self, error: Exception) -> None:
+        """Report it, and kill what was started before it: nobody else knows these processes."""
+        text = str(error) if isinstance(error, CommandError) else f"{type(error).__name__}: {error}"
+        message = failures.sendable(text)
+        self._tell(f"round {self._round}: the workers could not be started: {message}")
+        failure = FailureFields(local_rank=-1, rank=-1, message=message[: failures.MAX_CHARACTERS])
+        self._line.failed(self._round, failure, time.monotonic())
+        self._leftovers.kill_all()

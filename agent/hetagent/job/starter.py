@@ -1,0 +1,95 @@
+"""What the run loop asks of whatever makes worker processes.
+
+The loop knows what a round's workers are to run and who they are; it does not know how their processes come into being.
+Today they are started cold (`torch_starter.py`). A starter that keeps pre-imported processes in reserve takes the same
+three calls.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hetagent.launch.base import Assignment
+from hetagent.launch.command import WorkerCommand
+from hetagent.node.signals import signal_name
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The worker processes of one round.
+
+    Attributes:
+        pids: by local rank; each is a child of this process, leads a session of its own, and is reaped by `close` only.
+        error_files: where each local rank records its exception.
+        stderr_files: where each local rank's stderr goes; an empty name if it goes to the console only.
+        close: reaps the processes that have ended, waits until their output has reached the console, until the given
+            moment at most (monotonic seconds), and takes down everything that was set up beside them; returns False if
+            nobody reads the console.
+    """
+
+    pids: Mapping[int, int]
+    error_files: Mapping[int, str]
+    stderr_files: Mapping[int, str]
+    close: Callable[[float | None], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How one worker ended.
+
+    Attributes:
+        local_rank: which one.
+        pid: its process id.
+        status: its exit status; negative for a signal, as in `subprocess`.
+        seen_at: when the agent saw it (monotonic seconds).
+    """
+
+    local_rank: int
+    pid: int
+    status: int
+    seen_at: float
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the worker ended with status 0."""
+        return self.status == 0
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit status; None if a signal ended it."""
+        return self.status if self.status >= 0 else None
+
+    @property
+    def signal(self) -> str | None:
+        """The name of the signal that ended it, or None."""
+        return signal_name(-self.status) if self.status < 0 else None
+
+
+class Starter(Protocol):
+    """Makes the worker processes of this node, round after round."""
+
+    def start(
+        self,
+        assignment: Assignment,
+        command: WorkerCommand,
+        environs: Sequence[Mapping[str, str | None]],
+    ) -> Started:
+        """Start the workers of a round.
+
+        Args:
+            assignment: this node's part of the round: ranks, master, restart count.
+            command: what every worker runs.
+            environs: for each local rank, changes to torchrun's environment; None removes a variable.
+
+        Raises:
+            Exception: they could not be started. Some may be running; they bear the marks of `environs`.
+        """
+
+    def finish(self, failed: Sequence[Exit], *, succeeded: bool, error: str | None) -> None:
+        """Report how this agent ended to whoever listens (torch's events and metrics).
+
+        Args:
+            failed: how the workers of the last round ended, if one of them failed by itself.
+            succeeded: whether the job did.
+            error: what kept the agent from seeing the job to its end; None if nothing did.
+        """

@@ -1,0 +1,109 @@
+"""A torch rendezvous handler that returns what the server decided: the round's own store, and this node's place."""
+
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch.distributed import HashStore, Store, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from hetrdzv.protocol.wire import StartReply
+
+STORE_TIMEOUT = timedelta(seconds=60)
+
+ALL_ADDRESSES = ("0.0.0.0", "::")
+LOOPBACK = "127.0.0.1"
+"""Where a socket on all addresses is reached from its own host; an IPv6 one accepts IPv4 as well."""
+
+
+class HetRendezvousHandler(RendezvousHandler):
+    """Gives torch's agent the round that the server formed.
+
+    Every round has a new store, on a socket that this node has held open since it offered the port: so nobody else can
+    take the port, and a peer can test it before it starts anything.
+
+    Args:
+        group: the group's id, which is torch's run id.
+        node_id: this node's id.
+        hold: opens a listening socket on the address that this node offers.
+    """
+
+    def __init__(self, group: str, node_id: str, hold: Callable[[], socket.socket]) -> None:
+        self._group = group
+        self._node_id = node_id
+        self._hold = hold
+        self._held: socket.socket | None = None
+        self._store: Store | None = None
+        self._start: StartReply | None = None
+
+    def offer(self) -> int:
+        """The port on which this node would host the next round's store; held until that round uses it."""
+        if self._held is None:
+            self._held = self._hold()
+        port: int = self._held.getsockname()[1]
+        return port
+
+    def accept(self, start: StartReply) -> None:
+        """Take a round as the next one."""
+        self._start = start
+
+    @property
+    def start(self) -> StartReply:
+        """This node's place in the round accepted last."""
+        assert self._start is not None, "no round has been accepted"
+        return self._start
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """The round accepted last; if this node is its master, its store starts here."""
+        start = self.start
+        self.release()
+        # The agents of the other members need no store: the server has decided everything they would ask it.
+        self._store = self._host(start) if start.master.node_id == self._node_id else HashStore()
+        place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
+        return RendezvousInfo(self._store, start.group_rank, start.nnodes, place)
+
+    def _host(self, start: StartReply) -> TCPStore:
+        assert self._held is not None, "a member has offered a socket"
+        listener, self._held = self._held, None
+        # Where it listens, not where peers find it: a router in between may not lead back to this host.
+        host = listener.getsockname()[0]
+        return TCPStore(
+            host_name=LOOPBACK if host in ALL_ADDRESSES else host,
+            port=start.master.port,
+            is_master=True,
+            timeout=STORE_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+    def release(self) -> None:
+        """Close the store of the last round."""
+        self._store = None
+
+    def get_backend(self) -> str:
+        return "hetrdzv"
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """Nothing to do: the server decides the outcome of a group."""
+
+    def num_nodes_waiting(self) -> int:
+        """Always 0: when a joiner is admitted, the server tells the members to stop."""
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._group
+
+    def shutdown(self) -> bool:
+        """Close the store and the held socket."""
+        self.release()
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+        return True

@@ -1,0 +1,50 @@
+"""The block that every agent prints last: how the job went and, if it failed, whose fault that was."""
+
+from hetrdzv.protocol.wire import DirectiveReply, RootCauseReply
+
+RULE = "=" * 72
+
+REFUSALS = ("refused", "rejected")
+"""Reasons of an `exit` for a node that may not take part."""
+
+
+def closing_block(
+    group: str, node_id: str, outcome: DirectiveReply | None, round_number: int, ended_by: str
+) -> str:
+    """What the person at any node's terminal reads last.
+
+    Args:
+        outcome: the last directive, or None if the agent ended without one.
+        round_number: the newest round that this node took part in.
+        ended_by: what ended the agent if no directive did (`SIGTERM`).
+    """
+    lines = [RULE, f"job      {group}"]
+    if outcome is None:
+        lines.append(f"ended    node {node_id} left: {ended_by}")
+        lines.append(f"rounds   {round_number} so far on this node")
+    else:
+        label = "outcome" if outcome.outcome else "refused" if outcome.reason in REFUSALS else "ended"
+        lines.append(f"{label:<8} {outcome.why}")
+        if rounds := max(outcome.round, round_number):
+            lines.append(f"rounds   {rounds}, restarts spent {outcome.restarts}")
+        if outcome.root_cause is not None:
+            lines += _root_cause(outcome.root_cause)
+    lines.append(RULE)
+    return "\n".join(lines)
+
+
+def _root_cause(cause: RootCauseReply) -> list[str]:
+    lines = ["", f"root cause: {cause.message}"]
+    failure = cause.failure
+    if failure is None:
+        return lines
+    if failure.signal is None and failure.exit_code is None:  # nothing was started: the message says it all
+        return [*lines, f"  node {cause.node_id}, round {cause.round}"]
+    who = f"node {cause.node_id}"
+    if failure.rank >= 0:
+        who += f", rank {failure.rank} (local rank {failure.local_rank})"
+    how = f"killed by {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
+    lines.append(f"  {who}, {how}, round {cause.round}")
+    if failure.message:
+        lines += [f"  | {line}" for line in failure.message.rstrip().splitlines()]
+    return lines

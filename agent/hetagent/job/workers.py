@@ -1,0 +1,118 @@
+"""The worker processes of one round: notices their exits, signals them, and ends everything they started.
+
+Exits are read without reaping (`WNOWAIT`): a worker stays a zombie until its round is cleaned up, so that its pid,
+which is also the id of its session and process group, cannot be reused in the meantime. The caller learns from SIGCHLD
+when to look (`hetagent.node.signals.noted`).
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hetagent.job.starter import Exit, Started
+from hetagent.node import processes
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """What clearing away a round's processes came to.
+
+    Attributes:
+        stuck: pids that would not die within `processes.KILL_TIMEOUT_S`.
+        shown: whether all output has reached the console.
+    """
+
+    stuck: list[int]
+    shown: bool
+
+
+class Workers:
+    """The processes that a starter started for one round.
+
+    Args:
+        started: the processes; each leads a session of its own.
+        incarnation: the `HET_INCARNATION` in their environment.
+    """
+
+    def __init__(self, started: Started, incarnation: str) -> None:
+        self._started = started
+        self._incarnation = incarnation
+        self._sids = frozenset(started.pids.values())
+        self._running = dict(started.pids)
+        self._exits: dict[int, Exit] = {}
+
+    @property
+    def pids(self) -> Mapping[int, int]:
+        """The workers' pids by local rank, whether they run or not."""
+        return self._started.pids
+
+    @property
+    def running(self) -> bool:
+        """Whether a worker itself (not something it started) is still running."""
+        return bool(self._running)
+
+    @property
+    def exits(self) -> Sequence[Exit]:
+        """How the workers that have ended did so, by local rank."""
+        return [self._exits[rank] for rank in sorted(self._exits)]
+
+    @property
+    def error_files(self) -> Mapping[int, str]:
+        """Where each local rank records its exception."""
+        return self._started.error_files
+
+    @property
+    def stderr_files(self) -> Mapping[int, str]:
+        """Where each local rank's stderr goes; an empty name if it goes to the console only."""
+        return self._started.stderr_files
+
+    def collect(self) -> list[Exit]:
+        """The workers that have ended since the last call."""
+        ended = []
+        for local_rank, pid in list(self._running.items()):
+            status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if status is None:
+                continue
+            exited = status.si_code == os.CLD_EXITED
+            number = status.si_status if exited else -status.si_status
+            ended.append(Exit(local_rank, pid, number, time.monotonic()))
+            self._exits[local_rank] = ended[-1]
+            del self._running[local_rank]
+        return ended
+
+    def first(self, failed: Sequence[Exit]) -> Exit:
+        """Of the workers that were seen to have failed at the same time, the one that probably failed first.
+
+        A worker that was killed, or exited without an exception, was gone at once; the others recorded their
+        exceptions in the order in which these were raised, and unwound only after that.
+        """
+
+        def recorded_at(one: Exit) -> float:
+            try:
+                return os.stat(self.error_files.get(one.local_rank, "")).st_mtime
+            except OSError:
+                return 0.0
+
+        return min(failed, key=recorded_at)
+
+    def send(self, signum: int) -> None:
+        """Send a signal to the process groups of all workers."""
+        for sid in self._sids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter: sudo in a worker
+                os.killpg(sid, signum)
+
+    def clear(self, *, spare_detached: bool = False, until: float | None = None) -> "Cleared":
+        """Kill what is left of the workers and of what they started, reap the workers, close their logs.
+
+        Args:
+            spare_detached: leave alone the processes that have left the workers' sessions (`setsid`).
+            until: when to stop waiting for whoever reads the console (monotonic seconds).
+        """
+        if spare_detached:
+            stuck = processes.kill_all(lambda: processes.session_members(self._sids))
+        else:
+            stuck = processes.kill_tree_of(self._incarnation, self._sids)
+        self.collect()
+        return Cleared(stuck, self._started.close(until))

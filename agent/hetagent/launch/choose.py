@@ -1,0 +1,69 @@
+"""Creates the launch that a command line asks for."""
+
+from collections.abc import Mapping
+
+from hetagent.launch.base import Launch, Setup
+from hetagent.launch.command import WorkerCommand
+from hetagent.launch.kinds import LAUNCHES, kinds_with
+from hetagent.launch.node import placeholders
+from hetagent.node.devices import VISIBLE
+from hetagent.options.model import Options, UsageError
+
+
+def launch_of(
+    options: Options, command: WorkerCommand | None, slots: int, environ: Mapping[str, str]
+) -> Launch:
+    """The launch that a command line asks for.
+
+    Args:
+        command: what to run; None: the group's command.
+        slots: this node's.
+        environ: its CUDA_VISIBLE_DEVICES names the chosen GPUs.
+
+    Raises:
+        CommandError: the command, or what is installed here, cannot be started this way.
+        UsageError: flags that contradict the launch.
+    """
+    _check_flags(options, environ)
+    return LAUNCHES[options.launch].launch.of(
+        Setup(
+            command=command,
+            slots=slots,
+            visible=environ.get(VISIBLE),
+            isolate_gpus=options.isolate_gpus,
+            init_file=options.init_file,
+            port_range=options.port_range,
+        )
+    )
+
+
+def _check_flags(options: Options, environ: Mapping[str, str]) -> None:
+    given = {
+        "--init-file": options.init_file is not None,
+        "--isolate-gpus": options.isolate_gpus,
+        "--numa-binding": options.torchrun.numa_binding is not None,
+        "--virtual-local-rank": options.torchrun.virtual_local_rank,
+    }
+    for flag in (flag for flag, is_given in given.items() if is_given):
+        if options.launch not in (fitting := kinds_with(flag)):
+            raise UsageError(f"{flag} goes with --launch {' or '.join(fitting)}, not with {options.launch}")
+    if options.isolate_gpus and options.torchrun.virtual_local_rank:
+        raise UsageError("--isolate-gpus and --virtual-local-rank both narrow the GPUs: give one of them")
+    if options.torchrun.virtual_local_rank and environ.get(VISIBLE) == "":
+        raise UsageError(
+            "--virtual-local-rank gives each worker a GPU of its own, but CPU workers see none: leave it out"
+        )
+
+
+def notes(options: Options, command: WorkerCommand | None) -> list[str]:
+    """Hints for the person at the terminal about what looks like a mistake, but may be intended."""
+    if command is None or LAUNCHES[options.launch].launch.fills_placeholders:
+        return []
+    names = placeholders.forgotten(command.args)
+    shown = ", ".join(f"{{{name}}}" for name in names)
+    filling = " or ".join(name for name, kind in LAUNCHES.items() if kind.launch.fills_placeholders)
+    return (
+        [f"{shown} in the command is passed on unchanged: only --launch {filling} fills it in"]
+        if names
+        else []
+    )

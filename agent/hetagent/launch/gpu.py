@@ -1,0 +1,54 @@
+"""One process per GPU, as torchrun does it; each sees all of the node's GPUs, or only its own."""
+
+from collections.abc import Mapping
+from typing import Self
+
+from hetagent.launch.base import Assignment, Launch, Setup
+from hetagent.launch.command import CommandError, WorkerCommand
+from hetagent.node.devices import VISIBLE
+
+
+class PerGpu(Launch):
+    """One process per GPU.
+
+    Args:
+        command: see `Launch`.
+        isolated: the entry of CUDA_VISIBLE_DEVICES that each worker sees, one per slot; empty: every worker sees them
+            all.
+    """
+
+    def __init__(self, command: WorkerCommand | None, isolated: tuple[str, ...] = ()) -> None:
+        super().__init__(command)
+        self._isolated = isolated
+
+    @classmethod
+    def of(cls, setup: Setup) -> Self:
+        """With --isolate-gpus, split the visible GPUs."""
+        return cls(setup.command, entries(setup.visible, setup.slots) if setup.isolate_gpus else ())
+
+    def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
+        """With isolation, the one GPU. LOCAL_RANK stays, for logs and for whatever counts workers."""
+        return {VISIBLE: self._isolated[local_rank]} if self._isolated else {}
+
+
+def entries(visible: str | None, slots: int) -> tuple[str, ...]:
+    """The entry of CUDA_VISIBLE_DEVICES for each worker of a node.
+
+    Args:
+        visible: the node's CUDA_VISIBLE_DEVICES; None: all GPUs are visible, under their numbers.
+        slots: how many workers.
+
+    Raises:
+        CommandError: there are fewer GPUs than workers.
+    """
+    if visible is None:
+        return tuple(map(str, range(slots)))
+    found = tuple(entry.strip() for entry in visible.split(",") if entry.strip())
+    if not found:  # CPU workers see none, with or without isolation
+        return ()
+    if len(found) < slots:
+        raise CommandError(
+            f"--isolate-gpus gives each of {slots} workers a GPU of its own, but {VISIBLE}={visible} "
+            f"names {len(found)}: start fewer workers, or leave --isolate-gpus out"
+        )
+    return found[:slots]

@@ -1,0 +1,1 @@
+"""`--launch mpi`: programs written for mpirun, without ssh."""

@@ -1,0 +1,244 @@
+"""Programs written for mpirun (Open MPI 4): the master's agent runs it, and the agents stand in for ssh."""
+
+import ipaddress
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Self
+
+from hetagent.launch.base import Assignment, Launch, Setup, environ_of_node
+from hetagent.launch.command import RUNNER, CommandError, WorkerCommand
+from hetagent.launch.mpi import orted
+from hetagent.launch.mpi.folders import Scratch, sweep
+from hetagent.launch.mpi.relay import Relay
+from hetagent.node import network
+from hetrdzv.protocol.daemon import PROGRAM
+from hetrdzv.protocol.wire import MemberReply
+
+CHECK_TIMEOUT_S = 20.0
+"""How long `mpirun --version` may take (seconds)."""
+
+PATIENCE_S, DOUBT_S = 5.0, 1.0
+"""How long a node waits for the master's report after its own orted has failed, or exited with 0 (seconds).
+
+Only mpirun, which exits last, knows why all end: an orted that it told to go exits with 0 after a failure, too.
+"""
+
+MAX_FOLDER = 60
+"""Longest TMPDIR (characters): a socket's path may have 107, and Open MPI makes long ones."""
+
+MEMORY = "HET_MPI_MEMORY"
+"""Variable of a node's mpirun or orted: the folder in which its ranks share memory."""
+
+SHELL = "".join(
+    f'export OMPI_MCA_{name}_backing_directory="${MEMORY}"; ' for name in ("btl_vader", "osc_sm", "osc_rdma")
+)
+"""Runs before every rank's program. The node's environment cannot set these: mpirun gives its own to all nodes."""
+
+INSTALL = "install Open MPI 4, not 5, on every node (Debian 12: apt-get install openmpi-bin), or add its folder to PATH"
+
+
+class Mpi(Launch):
+    """One mpirun on the master and one orted on every other node, which start and watch the ranks.
+
+    Args:
+        command: see `Launch`; only the master's is used.
+        port_range: ports for Open MPI's own connections; None: any.
+
+    Raises:
+        CommandError: Open MPI is not installed, or not in a version that works this way.
+    """
+
+    one_per_node = True
+    wants_members = True
+    wants_daemon = True
+
+    def __init__(self, command: WorkerCommand | None, port_range: tuple[int, int] | None = None) -> None:
+        super().__init__(command)
+        self._port_range = port_range
+        self._scratch: Scratch | None = None
+        self._relay: Relay | None = None
+        self._orted = _check()
+        sweep()
+
+    @classmethod
+    def of(cls, setup: Setup) -> Self:
+        """Open MPI keeps to --port-range, too."""
+        return cls(setup.command, setup.port_range)
+
+    def begin(self, assignment: Assignment) -> WorkerCommand | None:
+        """mpirun on the master; orted elsewhere, as soon as mpirun has asked for it."""
+        if not assignment.is_master:
+            if assignment.start.daemon is None:
+                master = assignment.start.master.node_id
+                assignment.notes.append(
+                    f"waiting for mpirun on {master} to ask for this node; hetagent needs --launch mpi there, too"
+                )
+                return None
+            words = orted.arguments(assignment.start.daemon)
+            self._make_scratch()
+            return WorkerCommand(self._orted, tuple(words), is_python=False)
+        program = _plain(self.command_of(assignment))
+        members = assignment.start.members
+        assert members is not None, "this node joined with wants_members"
+        folder = self._make_scratch().files
+        assignment.take_script_port().close()
+        if len(members) > 1:
+            self._relay = Relay(folder, partial(_pass_on, assignment, members))
+        agent = self._relay.command if self._relay is not None else None
+        words = mpirun_words(members, program, agent, self._port_range)
+        return WorkerCommand(
+            "mpirun", tuple(words), is_python=False
+        )  # given with its path, it would expect orted at the same path on all nodes
+
+    def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
+        """The environment of the node. Its ranks inherit it from mpirun or orted; Open MPI tells each its own rank."""
+        assert self._scratch is not None
+        return {
+            **environ_of_node(assignment),
+            # Not the default folders: killed daemons and ranks leave files there, and the ranks of another node on
+            # this machine would mistake them for their own.
+            "OMPI_MCA_orte_tmpdir_base": str(self._scratch.files),
+            MEMORY: str(self._scratch.memory),
+        }
+
+    def patience_s(self, assignment: Assignment, *, failed: bool) -> float:
+        """See `PATIENCE_S`; 0 on the master."""
+        return 0.0 if assignment.is_master else PATIENCE_S if failed else DOUBT_S
+
+    def end(self) -> None:
+        """Stop taking mpirun's requests, and remove its folders."""
+        if self._relay is not None:
+            self._relay.close()
+        if self._scratch is not None:
+            self._scratch.close()
+        self._relay = self._scratch = None
+
+    def _make_scratch(self) -> Scratch:
+        self._scratch = Scratch()
+        return self._scratch
+
+
+def mpirun_words(
+    members: Sequence[MemberReply],
+    program: Sequence[str],
+    agent: str | None,
+    port_range: tuple[int, int] | None = None,
+) -> list[str]:
+    """mpirun's arguments: the nodes in the round's order, each with its slots.
+
+    Args:
+        program: what every rank runs.
+        agent: what mpirun calls instead of ssh; None if there is only one node.
+        port_range: first and last port for Open MPI's connections.
+    """
+    ours = {
+        "plm": "rsh",  # inside a Slurm job mpirun would use Slurm instead
+        "ras": "^slurm,tm,lsf,gridengine",
+        "plm_rsh_no_tree_spawn": "1",
+        "plm_rsh_pass_environ_mca_params": "0",  # each node has its own in its agent's environment
+        "orte_do_not_resolve": "1",
+    }
+    if agent is not None:
+        ours["plm_rsh_agent"] = agent
+    wishes: dict[str, str] = {}
+    if (networks := _networks(members)) is not None:
+        wishes = {f"{kind}_tcp_if_include": networks for kind in ("oob", "btl")}
+    if port_range is not None:
+        first, last = port_range
+        wishes |= {
+            "oob_tcp_dynamic_ipv4_ports": f"{first}-{last}",
+            "btl_tcp_port_min_v4": str(first),
+            "btl_tcp_port_range_v4": str(last - first + 1),
+        }
+    settings = ours | {name: value for name, value in wishes.items() if not _is_set(name)}
+    return [
+        *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
+        *(word for name, value in settings.items() for word in ("--mca", name, value)),
+        *("--stdin", "none", "--bind-to", "none", "--map-by", "slot", "--rank-by", "slot"),
+        *("-np", str(sum(member.slots for member in members))),
+        *("-H", ",".join(f"{orted.host_name(member)}:{member.slots}" for member in members)),
+        *("/bin/sh", "-c", f'{SHELL}exec "$@"', "sh"),
+        *program,
+    ]
+
+
+def _is_set(name: str) -> bool:
+    """Whether the user has set it, or its opposite."""
+    names = (name, name.replace("_include", "_exclude"))
+    return any(os.environ.get(f"OMPI_MCA_{one}") for one in names)
+
+
+def _networks(members: Sequence[MemberReply]) -> str | None:
+    """The networks of the members' addresses in Open MPI's notation; None: let Open MPI choose."""
+    try:
+        addresses = [ipaddress.IPv4Address(member.address) for member in members]
+    except ValueError:
+        return None  # host names, or IPv6, for which Open MPI has no such setting
+    own = network.network_of(members[0].address)
+    if own is not None and own.prefixlen < 32 and all(address in own for address in addresses):
+        return str(own)
+    # Open MPI 4 takes /32 to mean every network; /31 means two addresses.
+    return ",".join(dict.fromkeys(f"{ipaddress.ip_network((int(one) & ~1, 31))}" for one in addresses))
+
+
+def _pass_on(
+    assignment: Assignment, members: Sequence[MemberReply], host: str, words: Sequence[str]
+) -> "Future[str | None]":
+    """Have a member run mpirun's daemon."""
+    assert assignment.start_daemon is not None
+    target = next((one.node_id for one in members[1:] if orted.host_name(one) == host), None)
+    try:
+        if target is None:
+            raise CommandError(f"there is no host '{host}' in round {assignment.round}")
+        daemon = orted.command_line(words)
+        orted.arguments(daemon)  # checked here, so that an error shows at this terminal
+    except CommandError as error:
+        refused: Future[str | None] = Future()
+        refused.set_result(str(error))
+        return refused
+    return assignment.start_daemon(assignment.round, target, daemon)
+
+
+def _plain(command: WorkerCommand) -> list[str]:
+    """A command without our runner: several ranks would write the same error file."""
+    return [command.entrypoint, *(word for word in command.args if word != str(RUNNER))]
+
+
+def _check() -> str:
+    """Check Open MPI before this node joins.
+
+    Returns:
+        the path of orted.
+
+    Raises:
+        CommandError: Open MPI 4 is not installed, or TMPDIR cannot be used.
+    """
+    found = {name: shutil.which(name) for name in ("mpirun", PROGRAM)}
+    missing = [name for name, path in found.items() if path is None]
+    if missing:
+        raise CommandError(f"--launch mpi needs {' and '.join(missing)}, not found in PATH: {INSTALL}")
+    folder = tempfile.gettempdir()
+    if set(" :") & set(folder) or len(folder) > MAX_FOLDER:
+        raise CommandError(
+            f"--launch mpi keeps sockets in {folder}, which is too long or has a space or colon: set TMPDIR to "
+            f"another folder, of at most {MAX_FOLDER} characters"
+        )
+    try:
+        done = subprocess.run(
+            ["mpirun", "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=CHECK_TIMEOUT_S,
+            check=False,
+        )
+        said = done.stdout.decode(errors="replace").strip().partition("\n")[0]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    if "(Open MPI) 4." not in said:
+        raise CommandError(f"--launch mpi works with Open MPI 4, but mpirun here says {said!r}: {INSTALL}")
+    return str(found[PROGRAM])

@@ -1,0 +1,105 @@
+"""The placeholders in a node's command, such as `{rank_offset}`. Pure."""
+
+import re
+import string
+from collections.abc import Iterator, Mapping, Sequence
+
+from hetagent.launch.base import Assignment
+from hetagent.launch.command import CommandError
+from hetagent.node.network import host_port
+
+KNOWN: Mapping[str, str] = {
+    "init_method": "where the processes meet: tcp://addr:port, or with --init-file a file:// name",
+    "master_addr": "address of the round's master",
+    "master_port": "port there, which the script opens",
+    "world_size": "processes in all",
+    "gpus": "processes of this node (its slots)",
+    "rank_offset": "global rank of this node's first process",
+    "node_rank": "number of this node in the round",
+    "nnodes": "nodes in the round",
+    "round": "number of the round",
+    "restart_count": "restarts that failures have cost so far",
+    "group": "id of the group",
+}
+"""Every placeholder and what it stands for."""
+
+
+def used(words: Sequence[str]) -> set[str]:
+    """The placeholders that a command uses.
+
+    Raises:
+        CommandError: an unknown placeholder, or a brace that belongs to none.
+    """
+    return {name for word in words for name in _names(word)}
+
+
+def fill(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """The command with its placeholders replaced; `{{` and `}}` become single braces.
+
+    Raises:
+        CommandError: as `used`.
+    """
+    used(words)
+    return [word.format_map(values) for word in words]
+
+
+def forgotten(words: Sequence[str]) -> list[str]:
+    """Known placeholders in a command whose launch style fills none in; any other braces are fine there."""
+    found = re.findall(r"(?<!\{)\{(\w+)\}(?!\})", "\0".join(words))
+    return sorted({name for name in found if name in KNOWN})
+
+
+def values(assignment: Assignment, init_method: str | None = None) -> dict[str, str]:
+    """What the placeholders stand for in a round.
+
+    Args:
+        init_method: where the processes meet, if not over TCP at the master.
+    """
+    start = assignment.start
+    address, port = start.master.address, start.master.script_port
+    return {
+        "init_method": init_method or f"tcp://{host_port(address, port)}",
+        "master_addr": address,
+        "master_port": str(port),
+        "world_size": str(start.world_size),
+        "gpus": str(start.slots),
+        "rank_offset": str(start.rank_offset),
+        "node_rank": str(start.group_rank),
+        "nnodes": str(start.nnodes),
+        "round": str(assignment.round),
+        "restart_count": str(start.restart_count),
+        "group": assignment.group,
+    }
+
+
+def uneven_warning(names: set[str], assignment: Assignment) -> str | None:
+    """Why a command computes wrong ranks, if it assumes equal GPU counts and this round's differ."""
+    start = assignment.start
+    even = (
+        start.world_size == start.nnodes * start.slots and start.rank_offset == start.group_rank * start.slots
+    )
+    if even or not {"node_rank", "gpus"} <= names or names & {"rank_offset", "world_size"}:
+        return None
+    return (
+        f"warning: the nodes of this round have different GPU counts, and the command has {{node_rank}} and {{gpus}}: "
+        f"{{node_rank}} * {{gpus}} is {start.group_rank * start.slots} here, but the first rank of this node is "
+        f"{start.rank_offset}, and {{nnodes}} * {{gpus}} is {start.nnodes * start.slots}, but the world size is "
+        f"{start.world_size}: pass {{rank_offset}} and {{world_size}} to the script instead"
+    )
+
+
+def _names(word: str) -> Iterator[str]:
+    advice = (
+        f"known are {', '.join(f'{{{name}}}' for name in KNOWN)}; a literal brace is written {{{{ or }}}}"
+    )
+    try:
+        parts = list(string.Formatter().parse(word))
+    except ValueError as error:
+        raise CommandError(f"'{word}' in the command cannot be read ({error}): {advice}") from None
+    for _, name, style, conversion in parts:
+        if name is None:
+            continue
+        if name not in KNOWN or style or conversion:
+            shown = f"{{{name}{f'!{conversion}' if conversion else ''}{f':{style}' if style else ''}}}"
+            raise CommandError(f"'{word}' in the command has the unknown placeholder {shown}: {advice}")
+        yield name

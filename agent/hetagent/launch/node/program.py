@@ -1,0 +1,87 @@
+"""One process per node, which starts the node's workers itself; its arguments are filled in for each round."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Self
+
+from hetagent.launch.base import Assignment, Launch, Setup, environ_of_node
+from hetagent.launch.command import CommandError, WorkerCommand
+from hetagent.launch.node import placeholders
+from hetagent.launch.node.init_file import InitFile
+from hetagent.node import processes
+
+LOOK_AFTER_S = 30.0
+"""When the node's processes are counted after their start (seconds)."""
+
+TORCH_LIBRARY = "libtorch_cpu"
+
+
+class PerNode(Launch):
+    """One process per node.
+
+    The script hosts its own store on the port that the master's agent holds until just before the start.
+
+    Args:
+        command: see `Launch`; may have placeholders.
+        init_file: where the processes meet, if not over TCP.
+
+    Raises:
+        CommandError: the command has an unknown placeholder, or does not use `init_file`.
+    """
+
+    one_per_node = True
+    fills_placeholders = True
+    look_after_s = LOOK_AFTER_S
+
+    def __init__(self, command: WorkerCommand | None, init_file: InitFile | None = None) -> None:
+        super().__init__(command)
+        self._init_file = init_file
+        if command is not None:
+            self._check(command)
+
+    @classmethod
+    def of(cls, setup: Setup) -> Self:
+        """With --init-file, let the processes meet in that directory."""
+        return cls(setup.command, InitFile(setup.init_file) if setup.init_file is not None else None)
+
+    def _check(self, command: WorkerCommand) -> set[str]:
+        names = placeholders.used(command.args)
+        if self._init_file is not None and "init_method" not in names:
+            raise CommandError(
+                "--init-file gives {init_method} a file:// name, but the command does not have {init_method}: "
+                "pass it to the script, for example --distributed-init-method {init_method}"
+            )
+        return names
+
+    def begin(self, assignment: Assignment) -> WorkerCommand:
+        """Fill in the command, and free the script's port for it."""
+        command = self.command_of(assignment)
+        warning = placeholders.uneven_warning(self._check(command), assignment)
+        if warning is not None:
+            assignment.notes.append(warning)
+        where = self._init_file.begin(assignment) if self._init_file is not None else None
+        values = placeholders.values(assignment, where)
+        if assignment.is_master:
+            assignment.take_script_port().close()
+        return replace(command, args=tuple(placeholders.fill(command.args, values)))
+
+    def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
+        """The environment of a node, not of a worker."""
+        return environ_of_node(assignment)
+
+    def look(self, assignment: Assignment, pid: int) -> str | None:
+        """Check that the process has started as many workers as the node has slots: the other nodes wait for all."""
+        slots, found = assignment.start.slots, processes.leaves_with(TORCH_LIBRARY, pid)
+        if found >= slots:
+            return None
+        running = f"{found} process{'es' if found != 1 else ''}"
+        return (
+            f"warning: node '{assignment.node_id}' has {slots} slots, but its program runs {running} with torch "
+            f"{LOOK_AFTER_S:g} s after its start; unless it starts more, all nodes wait for the missing ranks until "
+            "the program's own time-out: pass it {gpus}, or start hetagent with as many --gpus as it uses"
+        )
+
+    def end(self) -> None:
+        """Remove the round's files."""
+        if self._init_file is not None:
+            self._init_file.end()

@@ -1,0 +1,1 @@
+"""This machine: devices, network, processes."""

@@ -1,0 +1,247 @@
+"""Chooses what this node's workers run on: the GPUs that --gpus and --device ask for, or CPUs."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hetagent.node.console import counted
+from hetagent.node.gpus import Gpu, NoGpus, discover, is_rocm, visible_to_torch
+from hetrdzv.protocol.wire import MAX_SLOTS
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+HIP_VISIBLE = "HIP_VISIBLE_DEVICES"
+"""AMD's name for it. HIP looks at `VISIBLE` only where this one is unset or empty."""
+
+
+class DeviceError(ValueError):
+    """What was asked for is malformed or not there."""
+
+
+Discovery = Callable[[], Sequence[Gpu]]
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What this node's workers run on.
+
+    Attributes:
+        kind: `cuda` (as in torch, this includes AMD's GPUs) or `cpu`.
+        indices: the chosen GPUs, one per worker, numbered among the visible ones as `torch.device("cuda", index)`
+            does before `narrow`; empty for CPU workers.
+        slots: how many workers.
+        names: the name of each chosen GPU.
+        memory_bytes: the memory of each of them; 0 where the driver does not say.
+        listed_in: the variable that lists the visible GPUs.
+    """
+
+    kind: Literal["cuda", "cpu"]
+    indices: tuple[int, ...]
+    slots: int
+    names: tuple[str, ...] = ()
+    memory_bytes: tuple[int, ...] = ()
+    listed_in: str = VISIBLE
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the server shows of them."""
+        facts: dict[str, str] = {"kind": self.kind}
+        if self.names:
+            counts = {name: self.names.count(name) for name in self.names}
+            facts["name"] = ", ".join(f"{count} x {name}" for name, count in counts.items())[:256]
+        smallest = min(self.memory_bytes, default=0)
+        if smallest:
+            facts["memory_gib"] = f"{smallest / 2**30:.0f}"
+        return facts
+
+
+def choose(
+    gpus: str | None, device: str, environ: Mapping[str, str], discovery: Discovery = discover
+) -> Devices:
+    """Choose what the workers run on.
+
+    Args:
+        gpus: `4` (the first four visible ones), `auto` or None (all of them), or `0,2,3` (these of the visible
+            ones; `2,` is a list of one). With CPU workers: how many; `auto` is one per CPU that this process may
+            use (torchrun counts all of the machine's), and None is one.
+        device: `cuda`, `cpu`, or `auto`, which is `cuda`. Never CPU workers unasked: a node with a broken driver
+            would join a GPU job and slow all of it down.
+        environ: its CUDA_VISIBLE_DEVICES, or AMD's HIP_VISIBLE_DEVICES, lists the visible GPUs.
+        discovery: looks up NVIDIA's GPUs; where that fails and torch was built for ROCm, torch is asked.
+
+    Raises:
+        DeviceError: says what was asked for, what is here and what to pass instead.
+    """
+    if device not in ("auto", "cuda", "cpu"):
+        raise DeviceError(f"--device {device}: must be auto, cuda or cpu")
+    wanted = _parse(gpus)
+    if device == "cpu":
+        return _choose_cpu(wanted, gpus)
+    visible, listed_in, problem = _look(environ, discovery)
+    indices = _indices(wanted, gpus, device, len(visible), problem)
+    chosen = [visible[index] for index in indices]
+    return Devices(
+        kind="cuda",
+        indices=indices,
+        slots=len(indices),
+        names=tuple(gpu.name for gpu in chosen),
+        memory_bytes=tuple(gpu.memory_bytes for gpu in chosen),
+        listed_in=listed_in,
+    )
+
+
+def narrow(devices: Devices, environ: Mapping[str, str]) -> Mapping[str, str | None]:
+    """Changes to the environment that leave exactly the chosen GPUs visible, and none to CPU workers.
+
+    Under ROCm only CUDA_VISIBLE_DEVICES is left to list GPUs, so that whatever narrows it further (`--isolate-gpus`,
+    torch's `--virtual-local-rank`) has an effect.
+
+    Args:
+        environ: the one that the devices were chosen with; its names for the GPUs are kept.
+
+    Returns:
+        values by variable; None removes it.
+    """
+    if devices.kind == "cpu":
+        # to HIP an empty list is the same as none
+        return {VISIBLE: ""} | ({HIP_VISIBLE: "-1"} if is_rocm() else {})
+    names = [str(index) for index in devices.indices]
+    if (listed := environ.get(devices.listed_in)) is not None:
+        entries = [entry.strip() for entry in listed.split(",")]
+        names = [entries[index] for index in devices.indices]
+    narrowed: dict[str, str | None] = {VISIBLE: ",".join(names)}
+    return narrowed | ({HIP_VISIBLE: None} if devices.listed_in == HIP_VISIBLE else {})
+
+
+def mig_slices(listed: str | None) -> int:
+    """How many MIG slices a value of CUDA_VISIBLE_DEVICES names. CUDA shows a process only the first of them.
+
+    https://docs.nvidia.com/datacenter/tesla/mig-user-guide/, "CUDA Device Enumeration"
+    """
+    return sum(entry.strip().startswith("MIG-") for entry in (listed or "").split(","))
+
+
+# -- what was asked ------------------------------------------------------------------------------------------
+
+
+def _parse(gpus: str | None) -> int | list[int] | None:
+    """A count, a list of indices, or None for `auto`."""
+    text = (gpus or "auto").strip()
+    if text == "auto":
+        return None
+    advice = "pass a number (4), auto, or a list of indices (0,2,3)"
+    entries = [entry.strip() for entry in text.removesuffix(",").split(",")]
+    for entry in entries:
+        if entry.startswith("-") and entry[1:].isdecimal():
+            raise DeviceError(f"--gpus {text}: {entry} is negative: {advice}")
+        if not (entry.isascii() and entry.isdecimal()):
+            raise DeviceError(f"--gpus {text}: '{entry}' is not a number: {advice}")
+        if len(entry) > 9:
+            raise DeviceError(f"--gpus {text}: a node can have at most {MAX_SLOTS} workers")
+    numbers = [int(entry) for entry in entries]
+    if "," not in text:
+        if numbers[0] == 0:
+            raise DeviceError("--gpus 0: a node without workers has no part in the job: pass at least 1")
+        if numbers[0] > MAX_SLOTS:
+            raise DeviceError(f"--gpus {text}: a node can have at most {MAX_SLOTS} workers")
+        return numbers[0]
+    for number in numbers:
+        if numbers.count(number) > 1:
+            raise DeviceError(f"--gpus {text}: GPU {number} is listed twice: every worker needs its own")
+    return numbers
+
+
+def _choose_cpu(wanted: int | list[int] | None, gpus: str | None) -> Devices:
+    if isinstance(wanted, list):
+        raise DeviceError(
+            f"--gpus {gpus} names GPUs, but --device cpu uses none: pass a number of CPU workers"
+        )
+    if wanted is None:
+        wanted = 1 if gpus is None else min(len(os.sched_getaffinity(0)), MAX_SLOTS)
+    return Devices(kind="cpu", indices=(), slots=wanted)
+
+
+def _indices(
+    wanted: int | list[int] | None, gpus: str | None, device: str, count: int, problem: str
+) -> tuple[int, ...]:
+    """The indices of the GPUs that were asked for, of `count` visible ones; `problem` says why there are not more."""
+    because = f" ({problem})" if problem else ""
+    if wanted is None:
+        if count == 0:
+            asked = "--device cuda" if device == "cuda" else f"--gpus {gpus or 'auto'}"
+            raise DeviceError(
+                f"{asked}: no GPU here{because}: pass --device cpu --gpus N to start N CPU workers"
+            )
+        wanted = min(count, MAX_SLOTS)
+    if isinstance(wanted, int):
+        asked, enough, indices = counted(wanted, "GPU"), wanted <= count, tuple(range(wanted))
+    else:
+        missing = [index for index in wanted if index >= count]
+        asked = f"GPU{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        enough, indices = not missing, tuple(wanted)
+    if enough:
+        return indices
+    if count == 0:
+        raise DeviceError(f"{asked} requested, none here{because}: add --device cpu to start CPU workers")
+    here = ", ".join(map(str, range(count)))
+    raise DeviceError(f"{asked} requested, {count} here: {here}{because}")
+
+
+# -- what is here --------------------------------------------------------------------------------------------
+
+
+def _look(environ: Mapping[str, str], discovery: Discovery) -> tuple[list[Gpu], str, str]:
+    """The visible GPUs, the variable that lists them, and what limits their number, if anything."""
+    listed_in, none = VISIBLE, "the NVIDIA driver has none"
+    try:
+        visible = _visible(discovery(), environ.get(VISIBLE))
+    except NoGpus as error:
+        if not is_rocm():
+            return [], listed_in, str(error)
+        listed_in, none = HIP_VISIBLE if environ.get(HIP_VISIBLE) else VISIBLE, "torch for ROCm sees none"
+        try:
+            visible = visible_to_torch(environ)
+        except NoGpus as failure:
+            return [], listed_in, str(failure)
+    listed = environ.get(listed_in)
+    if listed is None:
+        return visible, listed_in, "" if visible else none
+    return visible, listed_in, f"{listed_in}={listed}" if listed else f"{listed_in} is empty"
+
+
+def _visible(found: Sequence[Gpu], value: str | None) -> list[Gpu]:
+    """The GPUs that CUDA would show with this value of CUDA_VISIBLE_DEVICES.
+
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars: an invalid entry ends the list,
+    a repeated one empties it; entries are indices or beginnings of UUIDs, and the first entry decides which.
+    Indices are in the driver's order, which is CUDA's only with CUDA_DEVICE_ORDER=PCI_BUS_ID: on a node with
+    different models the names may be swapped, but the count is right.
+    """
+    whole = [gpu for gpu in found if not gpu.uuid.startswith("MIG-")]
+    if value is None:
+        return whole
+    prefix = next((prefix for prefix in ("GPU-", "MIG-") if value.strip().startswith(prefix)), None)
+    visible: list[Gpu] = []
+    for entry in value.split(","):
+        gpu = _by_index(whole, entry) if prefix is None else _by_uuid(found, entry.strip(), prefix)
+        if gpu is None:
+            break
+        if gpu in visible:
+            return []
+        visible.append(gpu)
+    return visible
+
+
+def _by_index(whole: Sequence[Gpu], entry: str) -> Gpu | None:
+    # CUDA reads an entry as strtol does: `1x` is 1.
+    text = entry.strip().removeprefix("+")
+    digits = text[: len(text) - len(text.lstrip("0123456789"))]
+    index = int(digits) if digits else -1
+    return whole[index] if 0 <= index < len(whole) else None
+
+
+def _by_uuid(found: Sequence[Gpu], entry: str, prefix: str) -> Gpu | None:
+    if not entry.startswith(prefix):
+        return None
+    matches = [gpu for gpu in found if gpu.uuid.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None

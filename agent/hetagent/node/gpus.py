@@ -1,0 +1,117 @@
+"""Finds this node's GPUs without initialising any of them in this process.
+
+A process that has initialised CUDA occupies a GPU, and no fork of it can use one. So NVIDIA's GPUs are looked up
+with nvidia-ml-py, and AMD's in a child process.
+"""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+ASK_TIMEOUT_S = 60.0
+"""How long a child process may take to import torch and list the GPUs (seconds)."""
+
+_ASK_TORCH = """
+import torch
+for index in range(torch.cuda.device_count()):
+    found = torch.cuda.get_device_properties(index)
+    print(found.total_memory, found.name)
+"""
+
+
+class NoGpus(Exception):
+    """GPUs cannot be looked up; says why in a few words."""
+
+
+class Gpu(NamedTuple):
+    """A GPU, or a slice of one (MIG), as the driver describes it; without a UUID where torch was asked."""
+
+    uuid: str
+    name: str
+    memory_bytes: int
+
+
+def discover() -> list[Gpu]:
+    """Every GPU that the NVIDIA driver has, in its order (PCI bus), then the MIG slices.
+
+    Raises:
+        NoGpus: there is no driver, or no way to ask it.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        raise NoGpus("nvidia-ml-py is not installed: pip install 'hetrdzv[agent]'") from None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        missing = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        raise NoGpus("no NVIDIA driver" if error.value in missing else f"NVIDIA driver: {error}") from None
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [_describe(handle) for handle in handles] + [
+            _describe(instance) for handle in handles for instance in _instances(handle)
+        ]
+    except pynvml.NVMLError as error:
+        raise NoGpus(f"NVIDIA driver: {error}") from None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def is_rocm() -> bool:
+    """Whether torch was built for AMD's GPUs."""
+    import torch
+
+    return torch.version.hip is not None
+
+
+def visible_to_torch(environ: Mapping[str, str]) -> list[Gpu]:
+    """The GPUs that torch sees in an environment, in its order. Takes as long as `import torch`.
+
+    Raises:
+        NoGpus: torch fails there.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ASK_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise NoGpus(f"torch has not listed the GPUs within {ASK_TIMEOUT_S:g} s") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise NoGpus(f"torch for ROCm fails: {last}")
+    lines = (line.partition(" ") for line in done.stdout.splitlines())
+    return [Gpu("", name, int(memory)) for memory, _, name in lines]
+
+
+def _describe(handle: object) -> Gpu:
+    import pynvml
+
+    try:
+        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError:  # memory that a GPU shares with its CPU
+        memory = 0
+    return Gpu(_text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle)), memory)
+
+
+def _instances(handle: object) -> list[object]:
+    """The MIG slices of a GPU; most GPUs have none."""
+    import pynvml
+
+    instances: list[object] = []
+    try:
+        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            instances += [pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)]
+    except pynvml.NVMLError:  # there is none, or none with this index
+        pass
+    return instances
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,165 @@
+"""Starts the guardian and talks to it over a pipe; `guardian_process.py` is its program."""
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import hetagent
+import hetrdzv
+from hetagent.node import guardian_process
+from hetrdzv.auth.tls import ClientTls
+
+START_TIMEOUT_S = 10.0
+DISMISS_TIMEOUT_S = 5.0
+
+ENVIRONMENT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "SSL_CERT_DIR", "SSL_CERT_FILE", "TZ")
+"""What the guardian gets of the agent's environment: no secret, and no mark that makes it look like a worker."""
+
+
+class GuardianError(RuntimeError):
+    """The guardian cannot be started, so workers would outlive an agent that is killed."""
+
+
+class Guardian:
+    """A process that kills an agent's workers and says goodbye to the server if the agent dies.
+
+    Selectors take it for a file that becomes readable when the guardian itself dies. Then `unregister` it, `start` it
+    again and `register` it again.
+
+    Args:
+        incarnation: the `HET_INCARNATION` of the workers.
+        servers: URLs of the servers.
+        token: for the servers; passed over the pipe only.
+        token_file: read again if a server no longer accepts the token.
+        tls: for connections to the servers.
+        group, node_id: who has left when the agent has died.
+    """
+
+    def __init__(
+        self,
+        *,
+        incarnation: str,
+        servers: Sequence[str],
+        token: str | None,
+        group: str,
+        node_id: str,
+        token_file: Path | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
+        self._message = {
+            "incarnation": incarnation,
+            "servers": list(servers),
+            "token": token,
+            "token_file": _text(token_file),
+            "tls": {name: _text(path) for name, path in asdict(tls or ClientTls()).items()},
+            "group": group,
+            "node_id": node_id,
+        }
+        self._sessions: tuple[int, ...] = ()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The guardian's pid; None before `start` and after `dismiss`."""
+        return self._process.pid if self._process is not None else None
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when the guardian dies; a different one after each `start`."""
+        if self._process is None:
+            raise ValueError("the guardian is not running: start it first")
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def start(self) -> None:
+        """Start it, or another one if it has died; returns when it is on guard, after some 40 ms.
+
+        Raises:
+            GuardianError: it did not come up.
+        """
+        self._bury()
+        command = [sys.executable, "-I", "-S", os.path.abspath(guardian_process.__file__)]
+        environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        # In a session of its own, so that neither the terminal's signals nor a kill of the agent's group reach it.
+        # Workers do not inherit its pipes, since subprocesses close all other descriptors.
+        self._process = subprocess.Popen(
+            command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+        self._send(json.dumps(self._message | {"sys_path": _sys_path()}))
+        if not select.select([self], [], [], START_TIMEOUT_S)[0]:
+            self._process.kill()
+        if os.read(self.fileno(), 64) != b"ready\n":
+            status = self._bury()
+            raise GuardianError(
+                f"the guardian of node {self._message['node_id']!r} did not start (status {status} of "
+                f"{' '.join(command)}): without it, workers would outlive a killed agent; stderr says more"
+            )
+        if self._sessions:
+            self.watch(self._sessions)
+
+    def watch(self, sessions: Collection[int]) -> None:
+        """Tell it which sessions are the workers', so that it finds even those that overwrote their environment.
+
+        Call this with none once the workers are gone: their ids may be reused.
+        """
+        self._sessions = tuple(sessions)
+        self._send(" ".join(["sessions", *map(str, self._sessions)]))
+
+    def dismiss(self, timeout_s: float = DISMISS_TIMEOUT_S) -> None:
+        """End it without any action on its part. Harmless if it is not running.
+
+        Args:
+            timeout_s: seconds after which it is killed.
+        """
+        if self._process is None:
+            return
+        self._send("done")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        self._bury()
+
+    def _send(self, line: str) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        # If it has died, `fileno` shows it, and the next one gets the message as well.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line.encode() + b"\n")
+
+    def _bury(self) -> int | None:
+        """Clean up the last guardian; returns its exit status."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        # Kill it before its pipe is closed, which it would take for the agent's death.
+        process.kill()
+        status = process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+        return status
+
+
+def _text(path: Path | None) -> str | None:
+    return str(path) if path is not None else None
+
+
+def _sys_path() -> list[str]:
+    """Where this process imports from, as absolute paths, and where both packages are if import hooks found them."""
+    places = [os.path.abspath(place) for place in sys.path]
+    roots = [
+        os.path.dirname(os.path.dirname(os.path.abspath(file)))
+        for file in (hetagent.__file__, hetrdzv.__file__)
+    ]
+    return places + [root for root in roots if root not in places]

@@ -1,0 +1,308 @@
+"""The address, interface and ports that this node offers to the others."""
+
+import contextlib
+import errno
+import ipaddress
+import random
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import urlsplit
+
+import psutil
+
+from hetrdzv.protocol.addresses import DEFAULT_PORT, is_loopback
+
+CONNECT_TIMEOUT_S = 2.0
+"""How long to try to connect to one address of a server (seconds)."""
+
+HOST_NAME_TIMEOUT_S = 2.0
+"""How long to wait for the look-up of this host's own name (seconds)."""
+
+DEFAULT_PORTS = {"bare": DEFAULT_PORT, "http": 80, "https": 443}
+MAX_PORT = 65_535
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+WILDCARDS = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
+
+
+class NetworkError(OSError):
+    """This node cannot offer what was asked for."""
+
+
+class NamesAway(NetworkError):
+    """The resolver does not know the server's name yet."""
+
+
+# -- addresses -----------------------------------------------------------------------------------------------
+
+
+def offered_address(
+    local_addr: str | None, interface: str | None, servers: Sequence[str]
+) -> tuple[str, str | None]:
+    """The address that this node offers, and its interface, if one of this node's has it.
+
+    Args:
+        local_addr, interface: what the person gave; at most one of them.
+        servers: URLs; the address towards them is taken where neither was given.
+
+    Raises:
+        NetworkError: there is none.
+    """
+    if interface is not None:
+        return address_of(interface), interface
+    address = local_addr or local_address_towards_any(servers)
+    return address, interface_of(address)
+
+
+def local_address_towards_any(urls: Sequence[str]) -> str:
+    """`local_address_towards` the first server for which there is one: others may be down, and their names too.
+
+    Raises:
+        NamesAway: there is none, but the resolver may find a name later.
+        NetworkError: there is none.
+    """
+    failures = []
+    for url in urls:
+        try:
+            return local_address_towards(url)
+        except NetworkError as error:
+            failures.append(error)
+    raise next((error for error in failures if isinstance(error, NamesAway)), failures[0])
+
+
+def local_address_towards(url: str) -> str:
+    """This node's address on the way to a server, which its peers can most likely use too.
+
+    If the server answers, it is that of the connection: the server's name may stand for several addresses, some
+    of which lead nowhere. If it does not answer yet, it is that of the route. Blocks for at most
+    `CONNECT_TIMEOUT_S` per address of the server.
+
+    Args:
+        url: `http://host:port`; an IPv6 address in brackets.
+
+    Raises:
+        NamesAway: the name does not resolve yet.
+        NetworkError: the name does not resolve, or there is no route.
+    """
+    parts = urlsplit(url if "://" in url else f"bare://{url}")
+    host, port = parts.hostname or "", parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
+    advice = "pass --local-addr or --interface to say which address this node offers"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        away = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
+        raise (NamesAway if away else NetworkError)(
+            f"cannot resolve '{host}' of the server's URL {url} ({why}): check --server"
+        ) from None
+    failures = []
+    for kind in (
+        socket.SOCK_STREAM,
+        socket.SOCK_DGRAM,
+    ):  # connecting the latter sends nothing, only picks a route
+        for family, _, _, _, sockaddr in found:
+            try:
+                with socket.socket(family, kind) as sock:
+                    sock.settimeout(CONNECT_TIMEOUT_S)
+                    sock.connect(sockaddr)
+                    return str(sock.getsockname()[0])
+            except OSError as error:
+                failures.append(f"{sockaddr[0]}: {error.strerror or error}")
+    raise NetworkError(f"no route to the server {url} ({', '.join(failures[-len(found) :])}): {advice}")
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that has an IP address; None if none of this node's has it (NAT), or it is a name."""
+    wanted = _ip(address)
+    return next((name for name, ip, _ in _interface_addresses() if ip == wanted), None)
+
+
+def network_of(address: str) -> ipaddress.IPv4Network | None:
+    """The network of an IPv4 address of this node; None if the address is not this node's."""
+    for addresses in psutil.net_if_addrs().values():
+        for one in addresses:
+            if one.family == socket.AF_INET and one.address == address and one.netmask is not None:
+                return ipaddress.IPv4Network(f"{address}/{one.netmask}", strict=False)
+    return None
+
+
+def address_of(interface: str, family: socket.AddressFamily = socket.AF_INET) -> str:
+    """An IP address of an interface.
+
+    Args:
+        family: preferred if the interface has addresses of both; a link-local address comes last.
+
+    Raises:
+        NetworkError: there is no such interface, or it has no address; lists the ones there are.
+    """
+    preferred = 6 if family == socket.AF_INET6 else 4
+    there = list(_interface_addresses())
+    mine = [
+        (ip.is_link_local, ip.version != preferred, text) for name, ip, text in there if name == interface
+    ]
+    if mine:
+        return min(mine)[2]
+    known = ", ".join(f"{name} ({text})" for name, _, text in there)
+    problem = "has no IP address" if interface in psutil.net_if_addrs() else "does not exist here"
+    raise NetworkError(f"interface '{interface}' {problem}: choose one of {known or 'none'}")
+
+
+def socket_env(
+    address: str, interface: str | None, environ: Mapping[str, str], *, chosen: bool
+) -> dict[str, str]:
+    """Variables that bind gloo and NCCL to the interface of the offered address where that is needed.
+
+    Both are bound to an interface that was chosen. Otherwise NCCL picks its own, perhaps several, as under
+    torchrun, and gloo is bound only where the host name would give it an address that peers cannot use.
+    Blocks for at most `HOST_NAME_TIMEOUT_S`.
+
+    Args:
+        address: the one this node offers.
+        interface: the one with that address, if any.
+        environ: what is set here already stays.
+        chosen: whether the person named the address or the interface.
+    """
+    if interface is None:
+        return {}
+    # NCCL takes a bare name for a prefix (`eth1` would mean `eth10` as well), hence the `=`
+    wanted = {"GLOO_SOCKET_IFNAME": interface} | ({"NCCL_SOCKET_IFNAME": f"={interface}"} if chosen else {})
+    missing = {name: value for name, value in wanted.items() if not environ.get(name)}
+    return missing if chosen or (missing and _misleads_gloo(address)) else {}
+
+
+def _misleads_gloo(address: str) -> bool:
+    """Whether gloo, left alone, would offer peers an address that leads nowhere, unlike `address`."""
+    own = _gloos_choice()
+    return own is None or (is_loopback(own) and not is_loopback(address))
+
+
+def _gloos_choice() -> str | None:
+    """The address that gloo takes: the first of the host name that can be bound (torch's ProcessGroupGloo.cpp).
+
+    None where there is none, or where the look-up takes too long.
+    """
+    found: list[str] = []
+
+    def look_up() -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            addresses = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+            found.extend(
+                str(sockaddr[0]) for family, *_, sockaddr in addresses if _can_bind(family, str(sockaddr[0]))
+            )
+
+    thread = threading.Thread(target=look_up, name="hetagent-host-name", daemon=True)
+    thread.start()
+    thread.join(HOST_NAME_TIMEOUT_S)
+    return found[0] if found else None
+
+
+def host_port(address: str, port: int) -> str:
+    """`address:port` as in a URL, an IPv6 address in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+# -- ports ---------------------------------------------------------------------------------------------------
+
+
+def parse_port_range(text: str) -> tuple[int, int]:
+    """First and last port of `29500-29600`, or of a single `29500`.
+
+    Raises:
+        ValueError: it is malformed; says how.
+    """
+    low, dash, high = (part.strip() for part in text.partition("-"))
+    if not (low.isascii() and low.isdecimal()) or (dash and not (high.isascii() and high.isdecimal())):
+        raise ValueError(f"port range '{text}' is not of the form 29500-29600")
+    first, last = int(low), int(high or low)
+    if not 1 <= first <= MAX_PORT or not 1 <= last <= MAX_PORT:
+        raise ValueError(f"port range '{text}' is not within 1-{MAX_PORT}")
+    if first > last:
+        raise ValueError(f"port range '{text}' ends before it begins: did you mean {last}-{first}?")
+    return first, last
+
+
+def hold_port(address: str, port_range: tuple[int, int] | None) -> socket.socket:
+    """Bind a free port, and keep it until the socket is closed or passed on.
+
+    Args:
+        address: what the node offers. The socket is bound to it if it is this node's, otherwise (NAT, a name that
+            only others resolve) to the wildcard address.
+        port_range: first and last port, tried in random order so that nodes on one host do not race; None: any
+            port, chosen by the kernel.
+
+    Returns:
+        A listening socket that no child inherits: peers can try the port, and no other program can bind it.
+        It has SO_REUSEADDR, or the connections of earlier rounds, which the kernel remembers for a minute, would
+        use up a small range.
+
+    Raises:
+        NetworkError: no port of the range is free, or the address cannot be bound.
+    """
+    if port_range is None:
+        ports = [0]
+    else:
+        ports = list(range(port_range[0], port_range[1] + 1))
+        random.shuffle(ports)
+    family, host = _bindable(address)
+    failures: dict[int, str] = {}
+    for port in ports:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if family == socket.AF_INET6 and host == WILDCARDS[family]:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
+            sock.listen(socket.SOMAXCONN)
+        except OSError as error:
+            sock.close()
+            failures[error.errno or 0] = error.strerror or str(error)
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                break
+        else:
+            return sock
+    why = ", ".join(failures.values())
+    if port_range is None:
+        raise NetworkError(f"cannot bind a port on {host}: {why}")
+    raise NetworkError(
+        f"no free port in {port_range[0]}-{port_range[1]} on {host} ({why}): "
+        "widen --port-range, or stop the programs that use them"
+    )
+
+
+def _bindable(address: str) -> tuple[socket.AddressFamily, str]:
+    """The address to bind for an offered one, and its family."""
+    candidates: list[tuple[socket.AddressFamily, str]] = []
+    # Any other name may mean a different address to the peers than to us (127.0.1.1 in Debian's /etc/hosts).
+    if address == "localhost" or _ip(address) is not None:
+        with contextlib.suppress(socket.gaierror):
+            found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+            candidates = [(family, str(sockaddr[0])) for family, _, _, _, sockaddr in found]
+    families = [family for family, _ in candidates] or [socket.AF_INET6]
+    candidates += [(family, WILDCARDS[family]) for family in (*families, socket.AF_INET)]
+    return next((one for one in candidates if _can_bind(*one)), candidates[-1])
+
+
+def _can_bind(family: socket.AddressFamily, host: str) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.bind((host, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _interface_addresses() -> Iterator[tuple[str, IPAddress, str]]:
+    """Each interface with each of its IP addresses, parsed and as the system writes it (`fe80::1%eth0`)."""
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
+            ip = _ip(one.address)
+            if ip is not None and one.family in WILDCARDS:
+                yield name, ip, one.address
+
+
+def _ip(text: str) -> IPAddress | None:
+    """An IP address, without the interface of a link-local one (`%eth0`); None for a name."""
+    try:
+        return ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None

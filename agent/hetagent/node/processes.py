@@ -1,0 +1,257 @@
+"""Finds and kills the processes of workers, by /proc (Linux only).
+
+A process is recognised by three traces, because each alone can be lost: the environment that it was started with (a
+program that renames itself overwrites it), its session (a grandchild may open its own) and its parent (gone once that
+has died).
+
+Standard library only: the guardian imports this module. psutil would not be faster either: finding the marked processes
+among 120 takes 3 ms here and 12 ms with `psutil.process_iter`.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+INCARNATION = "HET_INCARNATION"
+NODE_ID = "HET_NODE_ID"
+AGENT_PID = "HET_AGENT_PID"
+GROUP = "TORCHELASTIC_RUN_ID"
+
+KILL_TIMEOUT_S = 10.0
+"""How long `kill_all` tries by default (seconds); what is still there after that hangs in the kernel."""
+
+PAUSE_MIN_S, PAUSE_MAX_S = 0.002, 0.1
+"""Pause after the first and after many scans that found something to kill (seconds)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A living process as /proc/PID/stat shows it; `started` is in clock ticks since boot."""
+
+    pid: int
+    parent: int
+    session: int
+    started: int
+
+
+def living() -> dict[int, Process]:
+    """Every process of this PID namespace that is not dead, by pid."""
+    return {process.pid: process for process in map(_read, _pids()) if process is not None}
+
+
+def session_members(sids: Collection[int]) -> list[int]:
+    """Pids of the living processes in the sessions `sids`, whether or not the session's leader still lives."""
+    return sorted(process.pid for process in living().values() if process.session in sids)
+
+
+def marked(incarnation: str) -> list[int]:
+    """Pids of the living processes started with `HET_INCARNATION=incarnation`, never the caller's."""
+    return sorted(pid for pid in _others() if environment(pid).get(INCARNATION) == incarnation)
+
+
+def orphans(node_id: str, group: str) -> list[int]:
+    """Pids of the workers of this node and group whose agent no longer exists, never the caller's.
+
+    An agent calls this when it starts, to find what an earlier agent left behind if that agent and its guardian were
+    both killed. Processes of other PID namespaces are not orphans: their agent's pid means nothing here.
+    """
+    alive = living()
+    here = _pid_namespace("self")
+    found = []
+    for pid in _others():
+        env = environment(pid)
+        if env.get(NODE_ID) != node_id or env.get(GROUP) != group:
+            continue
+        agent = env.get(AGENT_PID, "")
+        if agent.isdecimal() and int(agent) not in alive and _pid_namespace(str(pid)) == here:
+            found.append(pid)
+    return sorted(found)
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The environment a process was started with; empty if the process is gone or belongs to another user."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = os.fsdecode(file.read()).split("\0")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
+
+
+def leaves_with(library: str, root: int) -> int:
+    """How many of a process and its descendants have loaded a shared library and have no child that has.
+
+    A launcher and its workers load the same libraries, so only processes that start no further ones are counted. A
+    worker's own children (data loaders) are counted in its place, so the result is never too large.
+
+    Args:
+        library: part of the library's file name.
+        root: pid of the first process.
+    """
+    alive = living()
+    family = _closure({root}, set(), alive)
+    having = {pid for pid in family if _has_loaded(pid, library)}
+    return len(having - {alive[pid].parent for pid in having if pid in alive})
+
+
+def kill_all(find: Callable[[], Collection[int]], timeout_s: float = KILL_TIMEOUT_S) -> list[int]:
+    """Kill whatever `find` returns until two scans in a row find nothing, so that no fork escapes.
+
+    Never kills the caller or process 1. Does not sleep if the first scan finds nothing.
+
+    Args:
+        find: looks for processes; called repeatedly.
+        timeout_s: seconds after which to give up.
+
+    Returns:
+        Pids that would not die: see `describe_stuck`.
+    """
+    deadline = time.monotonic() + timeout_s
+    untouchable = {1, os.getpid()}
+    found_any, quiet, pause_s = False, 0, PAUSE_MIN_S
+    while True:
+        found = set(find()) - untouchable
+        quiet = 0 if found else quiet + 1
+        if quiet == 2 or time.monotonic() >= deadline:
+            return sorted(found)
+        found_any = found_any or bool(found)
+        _kill(found)
+        if found_any:
+            time.sleep(pause_s)
+            pause_s = min(PAUSE_MAX_S, 2 * pause_s) if found else PAUSE_MIN_S
+
+
+def _kill(pids: Collection[int]) -> None:
+    """SIGSTOP to all, then SIGKILL, parents before their children.
+
+    Otherwise a shell whose child dies first runs its next command, and the reader of a pipe takes the end of a killed
+    writer for the end of its input. The order matters too: when a parent dies, the kernel may continue its stopped
+    children (SIGHUP and SIGCONT to an orphaned process group).
+    """
+    alive = {pid: process for pid in pids if (process := _read(pid)) is not None}
+    in_order = sorted(alive, key=lambda pid: (alive[pid].started, pid))
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in in_order:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signum)
+
+
+def kill_tree(
+    find: Callable[[], Iterable[int]], sessions: Collection[int] = (), timeout_s: float = KILL_TIMEOUT_S
+) -> list[int]:
+    """`kill_all` for the processes that `find` returns, the sessions they lead, and their descendants.
+
+    A session that they merely belong to is left alone, since it may be the user's shell; so is the caller's own.
+
+    Args:
+        find: looks for the first processes.
+        sessions: ids of sessions known to be the workers'.
+        timeout_s: seconds after which to give up.
+    """
+    own = os.getsid(0)
+    ours = set(sessions) - {own}
+
+    def scan() -> set[int]:
+        found = set(find())
+        # A session has its leader's pid as its id, and stays ours when the leader has died and others live on.
+        ours.update(found - {own})
+        return _closure(found, ours, living())
+
+    return kill_all(scan, timeout_s)
+
+
+def kill_tree_of(
+    incarnation: str, sessions: Collection[int] = (), timeout_s: float = KILL_TIMEOUT_S
+) -> list[int]:
+    """`kill_tree` for everything the agent of this incarnation started; returns the pids that would not die."""
+    return kill_tree(lambda: marked(incarnation), sessions, timeout_s)
+
+
+def kill_orphans(node_id: str, group: str, timeout_s: float = KILL_TIMEOUT_S) -> list[int]:
+    """`kill_tree` for `orphans`; returns the pids that would not die."""
+    return kill_tree(lambda: orphans(node_id, group), (), timeout_s)
+
+
+def describe_stuck(pids: Collection[int], most: int = 5) -> str:
+    """Why processes survived SIGKILL: `12 (state D: hangs in the kernel), 13 (another user's)`."""
+    shown = ", ".join(f"{pid} ({_why_alive(pid)})" for pid in sorted(pids)[:most])
+    return shown + (f" and {len(pids) - most} more" if len(pids) > most else "")
+
+
+def _why_alive(pid: int) -> str:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return "another user's"
+    except ProcessLookupError:
+        return "gone by now"
+    fields = _stat_fields(pid)
+    state = fields[0].decode() if fields else "?"
+    return "state D: hangs in the kernel" if state == "D" else f"state {state}"
+
+
+def _closure(found: set[int], sessions: set[int], alive: dict[int, Process]) -> set[int]:
+    """`found`, the members of `sessions`, and the descendants of both, without the caller."""
+    children: dict[int, list[int]] = {}
+    for process in alive.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    pending = [pid for pid in alive if pid in found or alive[pid].session in sessions]
+    closure: set[int] = set()
+    while pending:
+        pid = pending.pop()
+        if pid not in closure and pid != os.getpid():
+            closure.add(pid)
+            pending += children.get(pid, [])
+    return closure
+
+
+def _pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
+def _others() -> Iterator[int]:
+    """All but the caller, newest first: a process that forks may be gone when its turn comes, its child not listed."""
+    for pid in sorted(_pids(), reverse=True):
+        if pid != os.getpid() and _read(pid) is not None:
+            yield pid
+
+
+def _read(pid: int) -> Process | None:
+    """A process; None if it is gone or a zombie."""
+    fields = _stat_fields(pid)
+    if fields is None:
+        return None
+    state, threads = fields[0], int(fields[17])
+    # A process whose first thread has ended looks like a zombie while other threads run, perhaps stuck in a driver.
+    if state in (b"Z", b"X") and threads <= 1:
+        return None
+    return Process(pid, parent=int(fields[1]), session=int(fields[3]), started=int(fields[19]))
+
+
+def _stat_fields(pid: int) -> list[bytes] | None:
+    """The fields of /proc/PID/stat after the process's name; None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return None
+    # The name, in parentheses, may contain spaces and parentheses; nothing after it does.
+    return stat[stat.rindex(b")") + 1 :].split()
+
+
+def _has_loaded(pid: int, library: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            return library.encode() in file.read()
+    except OSError:
+        return False
+
+
+def _pid_namespace(pid: str) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return None

@@ -1,0 +1,52 @@
+"""A hetserver of the agent's own, for a job on one node (`--standalone`)."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+
+class OwnServer:
+    """A hetserver that is this process's child."""
+
+    def __init__(self, url: str, process: subprocess.Popen[bytes]) -> None:
+        self.url = url
+        self._process = process
+
+    def watch(self, gone: Callable[[str], None]) -> None:
+        """Call `gone`, in a thread of its own, when the server ends, and say how it ended."""
+
+        def wait() -> None:
+            gone(f"the server that --standalone started ended with status {self._process.wait()}")
+
+        threading.Thread(target=wait, name="hetagent-own-server", daemon=True).start()
+
+
+@contextlib.contextmanager
+def own_server() -> Iterator[OwnServer]:
+    """A child hetserver on a free port, with its state in memory; it ends with the block, or with this process."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(128)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "hetrdzv.cli.hetserver", "--fd", str(listener.fileno())),
+                *("--store", "memory", "--log-level", "warning", "--stop-at-eof"),
+            ],
+            stdin=subprocess.PIPE,
+            pass_fds=(listener.fileno(),),
+            start_new_session=True,  # Ctrl-C must reach only the agent, which needs its server until the end
+        )
+    try:
+        yield OwnServer(url, server)
+    finally:
+        assert server.stdin is not None
+        server.stdin.close()
+        try:
+            server.wait(5)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()

@@ -1,0 +1,1 @@
+"""What the person asked for."""

@@ -1,0 +1,83 @@
+"""The options of one agent, checked and typed."""
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import Std
+from torch.numa.binding import AffinityMode
+
+
+class UsageError(ValueError):
+    """The command line makes no sense; the text says what to change."""
+
+
+Streams = Std | dict[int, Std]
+"""Output streams of all workers, or by local rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchrunOptions:
+    """Those of torchrun's options that pass unchanged to torch's agent, each with torchrun's meaning."""
+
+    role: str
+    module: bool
+    no_python: bool
+    run_path: bool
+    virtual_local_rank: bool
+    numa_binding: AffinityMode | None
+    event_log_handler: str
+    log_dir: str | None
+    logs_specs: str | None
+    redirects: Streams
+    tee: Streams
+    local_ranks_filter: frozenset[int] | None
+    duplicate_stdout_filters: tuple[str, ...]
+    duplicate_stderr_filters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the person asked for, with defaults from Slurm filled in. None means "not given".
+
+    Attributes:
+        servers: URLs; empty with `standalone`.
+        node_id, node_id_given: if it was not given, it is the host name, to which a second agent of the group on
+            this host adds a number (node/names.py).
+        gpus, nproc_per_node: as given; at most one of them.
+        spec: the given settings of the group, by name.
+        signals: the agent stops its workers and leaves on these.
+        shutdown_timeout_s: seconds between SIGTERM and SIGKILL on this node; None: the group's.
+        script: the training script, module or program; None: the group's command.
+        notes: remarks to show at the start.
+        torchrun: the options that are torchrun's alone.
+    """
+
+    servers: tuple[str, ...]
+    group: str
+    node_id: str
+    node_id_given: bool
+    gpus: str | None
+    nproc_per_node: str | None
+    device: str
+    token_file: Path | None
+    ca_cert: Path | None
+    client_cert: Path | None
+    client_key: Path | None
+    standalone: bool
+    local_addr: str | None
+    interface: str | None
+    port_range: tuple[int, int] | None
+    labels: Mapping[str, str]
+    connect_timeout_s: float
+    spec: Mapping[str, object]
+    signals: tuple[signal.Signals, ...]
+    launch: str
+    init_file: Path | None
+    isolate_gpus: bool
+    shutdown_timeout_s: float | None
+    script: str | None
+    script_args: tuple[str, ...]
+    notes: tuple[str, ...]
+    torchrun: TorchrunOptions

@@ -1,0 +1,255 @@
+"""From the command line and the environment to checked options."""
+
+import os
+import signal
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Mapping, Sequence
+
+from torch.distributed.elastic.multiprocessing import Std
+from torch.distributed.run import parse_min_max_nnodes
+from torch.numa.binding import AffinityMode
+
+from hetagent.node.names import host_name
+from hetagent.options import slurm
+from hetagent.options.flags import REFUSED, SPEC_FLAGS, TORCHRUNS_SIGNALS, dest, parser
+from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
+from hetagent.options.values import seconds
+from hetrdzv.client import servers_from
+from hetrdzv.protocol.ids import checked_id
+
+SAME: Sequence[tuple[str, str]] = (("gpus", "nproc_per_node"), ("local_addr", "interface"))
+"""Flags that mean the same thing, so that at most one of them can be given."""
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """Parse and check a command line.
+
+    Raises:
+        UsageError: flags contradict each other or cannot apply here.
+        SystemExit: argparse's own errors, with status 2, and --help.
+    """
+    args = parser().parse_args(list(argv))
+    _refuse(args)
+    from_slurm = _fill_from_slurm(args, environ)
+    return Options(
+        servers=_servers(args, environ),
+        group=_group(args, environ),
+        node_id=_node_id(args),
+        node_id_given=args.node_id is not None,
+        gpus=args.gpus,
+        nproc_per_node=args.nproc_per_node,
+        device=args.device,
+        token_file=args.token_file,
+        ca_cert=args.ca_cert,
+        client_cert=args.client_cert,
+        client_key=args.client_key,
+        standalone=bool(args.standalone),
+        local_addr=args.local_addr,
+        interface=args.interface,
+        port_range=args.port_range,
+        labels=dict(args.label or ()),
+        connect_timeout_s=args.connect_timeout_s,
+        spec=_spec(args),
+        signals=tuple(dict.fromkeys((*_signals(args.signals_to_handle), *from_slurm.signals))),
+        launch=args.launch,
+        init_file=args.init_file,
+        isolate_gpus=args.isolate_gpus,
+        shutdown_timeout_s=_shutdown_timeout_s(args, environ),
+        script=args.training_script,
+        script_args=tuple(args.training_script_args),
+        notes=(*from_slurm.notes, *_ignored(environ)),
+        torchrun=_torchrun(args),
+    )
+
+
+def _torchrun(args: Namespace) -> TorchrunOptions:
+    return TorchrunOptions(
+        role=_id("--role", args.role),
+        module=bool(args.module),
+        no_python=bool(args.no_python),
+        run_path=bool(args.run_path),
+        virtual_local_rank=bool(args.virtual_local_rank),
+        numa_binding=AffinityMode(args.numa_binding) if args.numa_binding is not None else None,
+        event_log_handler=args.event_log_handler,
+        log_dir=args.log_dir,
+        logs_specs=args.logs_specs,
+        redirects=_streams("--redirects", args.redirects),
+        tee=_streams("--tee", args.tee),
+        local_ranks_filter=_ranks(args.local_ranks_filter),
+        duplicate_stdout_filters=tuple(args.duplicate_stdout_filters or ()),
+        duplicate_stderr_filters=tuple(args.duplicate_stderr_filters or ()),
+    )
+
+
+# -- what cannot be meant ------------------------------------------------------------------------------------
+
+
+def _refuse(args: Namespace) -> None:
+    """Refuse flags that cannot apply, contradict each other or say nothing alone."""
+    for flag, reason in REFUSED.items():
+        if getattr(args, dest(flag)) is not None:
+            raise UsageError(f"{flag} cannot be used with hetagent: {reason}")
+    if args.gpus is not None and args.nproc_per_node == os.environ.get("PET_NPROC_PER_NODE"):
+        args.nproc_per_node = None
+    for one, other in SAME:
+        if getattr(args, one) is not None and getattr(args, other) is not None:
+            flags = (f"--{name.replace('_', '-')}" for name in (one, other))
+            raise UsageError(f"{' and '.join(flags)} mean the same: give only one")
+    if args.training_script is None and (args.module or args.no_python or args.run_path):
+        flag = "--module" if args.module else "--no-python" if args.no_python else "--run-path"
+        raise UsageError(f"{flag} says how to start a script, but there is none: add it after the flags")
+
+
+def _ignored(environ: Mapping[str, str]) -> list[str]:
+    """Notes on the variables of refused flags."""
+    return [
+        f"ignoring PET_{dest(flag).upper()}: {reason}"
+        for flag, reason in REFUSED.items()
+        if environ.get(f"PET_{dest(flag).upper()}")
+    ]
+
+
+def _id(flag: str, value: str) -> str:
+    try:
+        return checked_id(value)
+    except ValueError as error:
+        raise UsageError(f"{flag} {error}") from None
+
+
+# -- who and where -------------------------------------------------------------------------------------------
+
+
+def _fill_from_slurm(args: Namespace, environ: Mapping[str, str]) -> slurm.Defaults:
+    """Set what was not given from the environment of a Slurm job step."""
+    given = slurm.Given(
+        group=_given_group(args, environ),
+        node_id=args.node_id,
+        gpus=args.gpus,
+        workers=args.nproc_per_node,
+        cpu=args.device == "cpu",
+        nnodes=_nnodes(args),
+        signals=None if args.signals_to_handle == TORCHRUNS_SIGNALS else _signals(args.signals_to_handle),
+        standalone=bool(args.standalone),
+    )
+    try:
+        found = slurm.defaults(environ, given)
+    except slurm.SlurmError as error:
+        raise UsageError(str(error)) from None
+    for name in ("group", "node_id", "gpus", "nnodes"):
+        if (value := getattr(found, name)) is not None:
+            setattr(args, name, str(value))
+    return found
+
+
+def _servers(args: Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The servers' URLs; none with --standalone."""
+    if args.standalone:
+        if args.server:
+            raise UsageError("--standalone starts its own server: leave --server out")
+        return ()
+    given = args.server or environ.get("HET_SERVER")
+    if not given:
+        raise UsageError(
+            "no server: give --server http://host:29400 (or set HET_SERVER), or --standalone for one node"
+        )
+    try:
+        return tuple(servers_from(given))
+    except ValueError as error:
+        raise UsageError(f"{'--server' if args.server else 'HET_SERVER'}: {error}") from None
+
+
+def _node_id(args: Namespace) -> str:
+    if args.node_id is not None:
+        return _id("--node-id", args.node_id)
+    try:
+        return host_name()
+    except ValueError as error:
+        raise UsageError(f"{error}: give --node-id") from None
+
+
+def _group(args: Namespace, environ: Mapping[str, str]) -> str:
+    if args.group is not None and args.rdzv_id not in (None, args.group, os.environ.get("PET_RDZV_ID")):
+        raise UsageError(
+            f"--group is {args.group!r}, but --rdzv-id is {args.rdzv_id!r}: they mean the same, give only one"
+        )
+    group = _given_group(args, environ)
+    return "default" if group is None else _id("--group", group)
+
+
+def _given_group(args: Namespace, environ: Mapping[str, str]) -> str | None:
+    """The group that was named; an empty name, from an unset shell variable, counts as given and is refused later."""
+    given: tuple[str | None, ...] = (args.group, args.rdzv_id, environ.get("HET_GROUP") or None)
+    return next((group for group in given if group is not None), None)
+
+
+# -- values --------------------------------------------------------------------------------------------------
+
+
+def _spec(args: Namespace) -> dict[str, object]:
+    """The settings of the group that were given."""
+    spec: dict[str, object] = {
+        name: getattr(args, name) for name in SPEC_FLAGS if getattr(args, name) is not None
+    }
+    if args.max_restarts is not None:
+        spec["max_restarts"] = int(args.max_restarts)
+    if (nnodes := _nnodes(args)) is not None:
+        spec["min_nodes"], spec["max_nodes"] = nnodes
+    if args.standalone:
+        if spec.get("min_nodes", 1) != 1 or spec.get("max_nodes", 1) != 1:
+            raise UsageError(
+                "--standalone is for one node: leave --nnodes out, or start a hetserver for several nodes"
+            )
+        spec["min_nodes"] = spec["max_nodes"] = 1
+    return spec
+
+
+def _nnodes(args: Namespace) -> tuple[int, int] | None:
+    if args.nnodes is None:
+        return None
+    try:
+        fewest, most = parse_min_max_nnodes(args.nnodes)
+    except (ValueError, RuntimeError):
+        raise UsageError(f"--nnodes {args.nnodes!r} must be N or MIN:MAX, for example 2 or 2:4") from None
+    if not 0 < fewest <= most:
+        raise UsageError(f"--nnodes {args.nnodes}: MIN must be at least 1, and MAX not below MIN")
+    return fewest, most
+
+
+def _signals(names: str) -> tuple[signal.Signals, ...]:
+    found = []
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        try:
+            found.append(signal.Signals[name])
+        except KeyError:
+            raise UsageError(f"--signals-to-handle: there is no signal {name!r}") from None
+        if found[-1] in slurm.UNHANDLED:
+            raise UsageError(f"--signals-to-handle: no program can handle {name}")
+    return tuple(found)
+
+
+def _streams(flag: str, text: str) -> Streams:
+    try:
+        return Std.from_str(text)
+    except ValueError:
+        streams = "0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3"
+        raise UsageError(f"{flag} {text!r} does not name streams: {streams}") from None
+
+
+def _ranks(text: str) -> frozenset[int] | None:
+    if not text:
+        return None
+    try:
+        return frozenset(int(rank) for rank in text.split(","))
+    except ValueError:
+        raise UsageError(f"--local-ranks-filter {text!r} must be local ranks, for example 0,1") from None
+
+
+def _shutdown_timeout_s(args: Namespace, environ: Mapping[str, str]) -> float | None:
+    """--shutdown-timeout, or torchrun's variable for it."""
+    given = args.shutdown_timeout
+    if given is None:
+        given = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or None
+    try:
+        return None if given is None else seconds(str(given))
+    except (ValueError, ArgumentTypeError):
+        raise UsageError(f"--shutdown-timeout {given} is not a number of seconds") from None

@@ -1,0 +1,272 @@
+"""The thread and the client around a session: sends its requests, hands its directives to the agent."""
+
+import asyncio
+import contextlib
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from hetagent.protocol.delivery import Delivery
+from hetagent.protocol.mailbox import Mailbox
+from hetagent.protocol.requests import Request
+from hetagent.protocol.session import Session
+from hetrdzv.client.client import Client
+from hetrdzv.protocol.errors import HetError, Unreachable
+from hetrdzv.protocol.wire import DEFAULTS, DirectiveKind, DirectiveReply, FailureFields
+
+WAIT_NEWS_S = 5.0
+"""While a node waits, changes of what it waits for are shown at most this often (seconds)."""
+
+UNHEARD_LEAVE_S = 0.5
+"""How long a goodbye to a server that has never answered may take at most (seconds)."""
+
+
+class Line:
+    """A session in a thread of its own.
+
+    Readable (`fileno`) while there are directives to take. All other methods may be called from any thread. If the
+    thread breaks, which is a bug, the agent is told to exit with 1.
+
+    Args:
+        make_client: makes the HTTP client, in the thread that uses it.
+        tell: shows one line to the person at the terminal.
+    """
+
+    def __init__(
+        self, session: Session, make_client: Callable[[], Client], tell: Callable[[str], None]
+    ) -> None:
+        self._session = session
+        self._make_client = make_client
+        self._tell = tell
+        self._loop = asyncio.new_event_loop()
+        self._kick = asyncio.Event()
+        self._mailbox = Mailbox(self._handed_over)
+        self._delivery = Delivery(session.node_id, self._mailbox, self._master_unreachable, tell)
+        self._thread = threading.Thread(target=self._main, name="hetagent-line", daemon=True)
+        self._closing = False
+        self._answered = False  # some server has
+        self._hopeless = False  # no server will hear our goodbye
+        self._abandoned = False  # nobody takes directives any more
+        self._error: Exception | None = None  # what broke the thread, or is about to
+        self._daemons: dict[tuple[int, str], Future[str | None]] = {}
+        self._told_wait = ("", 0.0)
+        self._stop_timeout_s = DEFAULTS.stop_timeout_s
+
+    def start(self) -> None:
+        """Start talking to the server."""
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while there are directives to take."""
+        return self._mailbox.fileno()
+
+    def take(self) -> list[DirectiveReply]:
+        """The directives that came since the last call, in order."""
+        return self._mailbox.take()
+
+    @property
+    def handed_at(self) -> float:
+        """When the last directive was handed over (monotonic seconds)."""
+        return self._mailbox.put_at
+
+    @property
+    def broken(self) -> bool:
+        """Whether the thread broke, so that no server will hear from this node again."""
+        return self._error is not None
+
+    # -- what the agent says ---------------------------------------------------------------------------------
+
+    def ready(self, after_round: int, port: int, script_port: int) -> None:
+        """Join, or ready for the next round: all workers of `after_round` are gone."""
+        self._say(lambda now: self._session.ready(after_round, port, script_port, now))
+
+    def started(self, round_number: int) -> None:
+        """All local workers were started."""
+        self._say(lambda now: self._session.started(round_number, now))
+
+    def succeeded(self, round_number: int) -> None:
+        """All local workers ended with status 0."""
+        self._say(lambda now: self._session.succeeded(round_number, now))
+
+    def failed(self, round_number: int, failure: FailureFields, seen_at: float) -> None:
+        """A local worker failed; `seen_at` is when that was seen (monotonic seconds)."""
+        self._say(lambda now: self._session.failed(round_number, failure, seen_at))
+
+    def start_daemon(self, round_number: int, node_id: str, words: Sequence[str]) -> "Future[str | None]":
+        """This node is the round's master, and another member is to run a daemon.
+
+        Returns:
+            why it does not run, None once the server has accepted it; cancelled if there is no server any more.
+        """
+        answer: Future[str | None] = Future()
+
+        def say(now: float) -> None:
+            former = self._daemons.setdefault((round_number, node_id), answer)
+            if former is not answer:
+                answer.set_result(f"{node_id} has already been given a daemon in round {round_number}")
+                return
+            self._session.start_daemon(round_number, node_id, words, now)
+
+        if not self._say(say):
+            answer.cancel()
+        return answer
+
+    def leaving(self, why: str) -> None:
+        """This node is about to leave; its workers may still be running."""
+        self._say(lambda now: self._session.leaving(why, now))
+
+    def leave(self, why: str, timeout_s: float) -> bool:
+        """This node has left; returns when the server knows, or has not answered in time.
+
+        Returns:
+            whether the thread has ended; if not, it hangs in a look-up of the server's name.
+        """
+        if not self._thread.is_alive():
+            return True
+        self._say(lambda now: self._session.leave(why, now), last=True)
+        self._thread.join(timeout_s if self._answered else min(timeout_s, UNHEARD_LEAVE_S))
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Give the descriptors back; only after `leave`."""
+        if self._thread.is_alive() or self._mailbox.closed:
+            return
+        self._loop.close()
+        self._mailbox.close()
+
+    def abandon(self, why: str) -> None:
+        """This node has left, and its agent is gone: like `leave` and `close`, but without waiting."""
+        self._abandoned = True
+        self._say(lambda now: self._session.leave(why, now), last=True)
+        self.close()  # if the thread has ended already
+
+    def give_up(self, why: str) -> None:
+        """There is no server any more and there will be none: the agent exits with 1."""
+        self._hopeless = True
+        self._exit("no server", why)
+
+    def _say(self, what: Callable[[float], None], *, last: bool = False) -> bool:
+        """Have the thread do it; returns whether there still is a thread."""
+
+        def run() -> None:
+            try:
+                what(time.monotonic())
+            except Exception as error:
+                self._error = error
+            self._closing = self._closing or last
+            self._kick.set()
+
+        try:
+            self._loop.call_soon_threadsafe(run)
+        except RuntimeError:  # the loop is closed: this agent has left already, or the thread broke
+            return False
+        return True
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._talk())
+        except Exception as error:
+            self._break(error)
+        finally:
+            for answer in self._daemons.values():
+                answer.cancel()
+            if self._abandoned:
+                self._mailbox.close()
+
+    def _break(self, error: Exception) -> None:
+        """Make the agent exit, which would otherwise wait for ever."""
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        self._error = error
+        self._tell("".join(traceback.format_exception(error)).rstrip())
+        what = f"{type(error).__name__}: {error}"
+        self._exit("broken", f"the thread that talks to the server broke, which is a bug: {what}")
+
+    def _exit(self, reason: str, why: str) -> None:
+        """Tell the agent to exit, on behalf of no server."""
+        exit_ = DirectiveReply(
+            kind=DirectiveKind.EXIT,
+            version=reason,
+            round=0,
+            reason=reason,
+            why=why,
+            poll_s=0.0,
+            lease_s=DEFAULTS.lease_s,
+            stop_timeout_s=self._stop_timeout_s,
+            max_disconnect_s=DEFAULTS.max_disconnect_s,
+            exit_code=1,
+        )
+        self._mailbox.put(exit_)
+
+    async def _talk(self) -> None:
+        async with self._make_client() as client, asyncio.TaskGroup() as tasks:
+            delivering = tasks.create_task(self._delivery.run())
+            requests: set[asyncio.Task[None]] = set()
+            while not (self._closing and (self._session.finished or self._hopeless)):
+                if self._error is not None:
+                    raise self._error
+                for request in self._session.requests(time.monotonic()):
+                    task = tasks.create_task(self._send(client, request))
+                    requests.add(task)
+                    task.add_done_callback(requests.discard)
+                self._pass_on()
+                if self._closing and self._session.finished:
+                    break  # the time for its goodbye was over just now
+                wakeup = self._session.wakeup()
+                timeout_s = None if wakeup is None else max(0.0, wakeup - time.monotonic())
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._kick.wait(), timeout_s)
+                self._kick.clear()
+            for task in (delivering, *requests):
+                task.cancel()
+
+    async def _send(self, client: Client, request: Request) -> None:
+        answer: DirectiveReply | HetError | None
+        try:
+            answer = await request.send(client)
+        except HetError as error:
+            answer = error
+        if not isinstance(answer, Unreachable):
+            self._answered = True
+        elif self._closing and not self._answered:
+            self._hopeless = True
+        self._session.received(request, answer, time.monotonic())
+        if isinstance(answer, DirectiveReply):
+            self._stop_timeout_s = answer.stop_timeout_s
+            self._tell_notices()
+            self._tell_wait(answer)
+        self._kick.set()
+
+    def _tell_notices(self) -> None:
+        for notice in self._session.notices():
+            self._tell(notice)
+
+    def _pass_on(self) -> None:
+        self._tell_notices()
+        for directive in self._session.directives():
+            self._delivery.add(directive)
+        for answer in self._session.daemon_answers():
+            self._daemons.pop((answer.round, answer.node_id)).set_result(answer.refusal)
+
+    def _tell_wait(self, answer: DirectiveReply) -> None:
+        """Show what the group waits for, if more than the seconds in it has changed."""
+        if answer.kind != "wait":
+            self._told_wait = ("", 0.0)
+            return
+        gist, now = re.sub(r"\d+ s\b", "", answer.why), time.monotonic()
+        if gist != self._told_wait[0] and now - self._told_wait[1] >= WAIT_NEWS_S:
+            self._told_wait = (gist, now)
+            self._tell(f"waiting: {answer.why}")
+
+    def _handed_over(self, directive: DirectiveReply) -> None:
+        """The agent has been handed a directive; a hook for subclasses."""
+
+    def _master_unreachable(self, round_number: int, why: str) -> None:
+        self._session.master_unreachable(round_number, why, time.monotonic())
+        self._kick.set()

@@ -1,0 +1,47 @@
+"""What a node offers its group, and the join that says so."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hetrdzv.protocol.wire import JoinRequest, SpecFields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a node offers its group; the fields are those of `JoinRequest`."""
+
+    slots: int
+    address: str
+    role: str = "default"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    device: Mapping[str, str] = field(default_factory=dict)
+    wants_command: bool = False
+    wants_members: bool = False
+    wants_daemon: bool = False
+    spec: SpecFields = field(default_factory=SpecFields)
+
+    def request(self, incarnation: str, ports: tuple[int, int], after_round: int) -> JoinRequest:
+        """The join of a node that makes this offer.
+
+        Args:
+            ports: of the agent's store and of a store that the script opens itself.
+            after_round: the newest round whose workers are gone.
+
+        Raises:
+            pydantic.ValidationError: no server could accept it.
+        """
+        return JoinRequest(
+            incarnation=incarnation,
+            slots=self.slots,
+            address=self.address,
+            port=ports[0],
+            script_port=ports[1],
+            after_round=after_round,
+            role=self.role,
+            labels=dict(self.labels),
+            device=dict(self.device),
+            wants_command=self.wants_command,
+            wants_members=self.wants_members,
+            wants_daemon=self.wants_daemon,
+            spec=self.spec,
+        )

@@ -1,0 +1,430 @@
+"""The node's side of the protocol, sans-I/O: what happens goes in, requests and directives come out.
+
+No thread, no socket and no clock: whoever drives a session tells it the time (`now`, monotonic seconds) and carries its
+requests, so that the agent and the simulation run the same code. After any input, and whenever `wakeup()` says so, ask
+for `requests`, then for `directives` and `notices`.
+"""
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from math import inf
+
+from pydantic import ValidationError
+
+from hetagent.protocol.contact import Contact
+from hetagent.protocol.directives import Directives, Need
+from hetagent.protocol.offer import Offer
+from hetagent.protocol.refusals import STRANGERS, directive_of, is_answer, is_for_good
+from hetagent.protocol.reports import DaemonAnswer, Reports
+from hetagent.protocol.requests import Answer, Head, Join, Leave, Poll, Report, Request, StartDaemon
+from hetrdzv.protocol.errors import HetError, Unavailable
+from hetrdzv.protocol.wire import (
+    DaemonRequest,
+    DirectiveReply,
+    FailureFields,
+    JoinRequest,
+    ReportKind,
+    ReportRequest,
+)
+
+PACE_S = 0.1
+"""Polls that bring nothing new are at least this far apart, whatever the server does (seconds)."""
+
+FINISHING_RETRY_S = 0.3
+"""Pause before another attempt to join a group whose last job is still exiting (seconds)."""
+
+REJOIN_PACE_S = 0.3
+"""Joins that the session sends by itself are at least this far apart (seconds)."""
+
+IN_USE_RETRY_S = 0.5
+IN_USE_MARGIN_S = 2.0
+"""A node id in use is tried for a lease and this much longer: the agent that uses it may be dead (seconds)."""
+
+LEAVE_PATIENCE_S = 3.0
+"""How long a goodbye is attempted (seconds)."""
+
+
+class Session:
+    """One agent's conversation with the server about one node.
+
+    Args:
+        incarnation: new with every agent process.
+        offer: what the node offers; may be replaced before a `ready`.
+        rng: for the jitter of pauses.
+        connect_timeout_s: how long a first contact is attempted (seconds).
+    """
+
+    def __init__(
+        self,
+        group: str,
+        node_id: str,
+        incarnation: str,
+        offer: Offer,
+        rng: random.Random,
+        *,
+        connect_timeout_s: float = 60.0,
+    ) -> None:
+        self.group = group
+        self.node_id = node_id
+        self.incarnation = incarnation
+        self.offer = offer
+        self._contact = Contact(rng, connect_timeout_s)
+        self._reports = Reports()
+        self._notices: deque[str] = deque()
+        self._told = Directives(offer.spec)
+        # requests
+        self._next_number = 1
+        self._poll: Poll | None = None
+        self._poll_sent_at = 0.0
+        self._talk: Join | Report | StartDaemon | Leave | None = None
+        self._talk_sent_at = 0.0
+        self._poll_at = 0.0
+        self._ports = (0, 0)
+        self._join_due: JoinRequest | None = None
+        self._join_at = 0.0
+        self._joined_at = -inf  # when the last join was sent
+        self._leaving = False
+        self._goodbye: str | None = None
+        self._goodbye_until = inf
+        self._finished = False
+        # what the server knows of this node, as far as this node can tell
+        self._known = False  # it has this node, so a poll makes sense
+        self._maybe_known = False  # a join was sent that it may have accepted
+        self._ever_joined = False
+        self._in_use_until: float | None = None
+        self._finishing_told = False
+
+    # -- inputs: what the agent says -----------------------------------------------------------------------
+
+    def ready(self, after_round: int, port: int, script_port: int, now: float) -> None:
+        """Join, or ready for the next round: all workers of `after_round` and before are gone.
+
+        Raises:
+            pydantic.ValidationError: no server could accept the offer or a port.
+        """
+        self._ports = (port, script_port)
+        self._told.ready(after_round)
+        self._contact.begin(now)
+        self._join(now)
+
+    def started(self, round_number: int, now: float) -> None:
+        """All local workers of the round were started."""
+        self._report(ReportKind.STARTED, round_number, now)
+
+    def succeeded(self, round_number: int, now: float) -> None:
+        """All local workers of the round ended with status 0."""
+        self._report(ReportKind.SUCCEEDED, round_number, now)
+
+    def failed(self, round_number: int, failure: FailureFields, now: float) -> None:
+        """A local worker failed; `now` is when that was seen."""
+        self._report(ReportKind.FAILED, round_number, now, failure=failure)
+
+    def master_unreachable(self, round_number: int, message: str, now: float) -> None:
+        """The round's master does not answer at its address; no worker was started."""
+        self._report(ReportKind.MASTER_UNREACHABLE, round_number, now, message=message)
+
+    def start_daemon(self, round_number: int, node_id: str, words: Sequence[str], now: float) -> None:
+        """This node is the round's master, and another member is to run a daemon; see `daemon_answers`."""
+        try:
+            body = DaemonRequest(
+                master=self.node_id, incarnation=self.incarnation, round=round_number, words=list(words)
+            )
+        except ValidationError:
+            why = "its command line is longer than a server accepts; it names all nodes, so give them shorter ids"
+            self._reports.refuse_daemon(round_number, node_id, why)
+            return
+        if self._finished or self._told.exit_told:
+            self._reports.refuse_daemon(round_number, node_id, "this agent is about to exit")
+        else:
+            self._reports.add_daemon(body, node_id, now)
+
+    def leaving(self, why: str, now: float) -> None:
+        """This node is about to leave and will not join again; its workers may still be running."""
+        self._leaving, self._join_due = True, None
+        if self._maybe_known:
+            self._report(ReportKind.LEAVING, self._told.newest_round, now, message=why)
+
+    def leave(self, why: str, now: float) -> None:
+        """The agent exits; its workers are gone."""
+        self._leaving, self._join_due = True, None
+        self._goodbye, self._goodbye_until = why[:256], now + LEAVE_PATIENCE_S
+        self._told.left()
+        self._contact.retry_at = min(self._contact.retry_at, now)
+        self._finished = self._finished or not self._maybe_known
+
+    def received(self, request: Request, answer: Answer, now: float) -> None:
+        """A request was answered, or failed; a reply to none in flight (a duplicate) is ignored."""
+        if request == self._poll:
+            self._poll = None
+        elif request == self._talk:
+            self._talk = None
+        else:
+            return
+        if self._finished:
+            return
+        if isinstance(answer, HetError):
+            self._refused(request, answer, now)
+            return
+        self._hear(request, now)
+        match request:
+            case Join():
+                self._known = self._maybe_known = self._ever_joined = True
+                self._in_use_until, self._finishing_told = None, False
+                if request.body == self._join_due:
+                    self._join_due = None
+            case Report() | StartDaemon():
+                self._reports.settle()
+            case Leave():
+                self._finished = True
+        if answer is not None:
+            version = self._told.version
+            self._take(request.number, answer, now)
+            if isinstance(request, Poll):
+                self._poll_at = self._poll_sent_at + (PACE_S if self._told.version == version else 0.0)
+
+    # -- outputs -------------------------------------------------------------------------------------------
+
+    def requests(self, now: float) -> list[Request]:
+        """What is to be sent now. Each is in flight until `received`; at most one poll and one other request are."""
+        self._pass_time(now)
+        due: list[Request] = []
+        talk_at = self._talk_at()
+        if talk_at is not None and now >= talk_at:
+            self._talk, self._talk_sent_at = self._next_talk(now), now
+            due.append(self._talk)
+        poll_at = self._next_poll_at()
+        if poll_at is not None and now >= poll_at:
+            wait_s = 0.0 if self._contact.away else min(self._told.poll_s, self._told.max_disconnect_s / 2)
+            self._poll = Poll(
+                **self._head(), incarnation=self.incarnation, after=self._told.version, wait_s=wait_s
+            )
+            self._poll_sent_at = now
+            due.append(self._poll)
+        return due
+
+    def wakeup(self) -> float | None:
+        """When to ask for `requests` again if nothing happens before; None: no need."""
+        moments = [self._talk_at(), self._next_poll_at(), self._disconnects_at()]
+        if self._goodbye is not None and not self._finished:
+            moments.append(self._goodbye_until)
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def directives(self) -> list[DirectiveReply]:
+        """The directives that came since the last call, in order."""
+        return self._told.hand_out()
+
+    def notices(self) -> list[str]:
+        """What the person at the terminal should know, since the last call."""
+        taken, self._notices = list(self._notices), deque()
+        return taken
+
+    def daemon_answers(self) -> list[DaemonAnswer]:
+        """What became of the daemons that this master asked for, since the last call; each is answered once."""
+        return self._reports.take_answers()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the server accepted the goodbye, or did not answer it in time."""
+        return self._finished
+
+    @property
+    def workers_may_run(self) -> bool:
+        """Whether a start was handed out and no `ready` has come since."""
+        return self._told.workers_may_run
+
+    # -- what is to be sent, and when ----------------------------------------------------------------------
+
+    def _talk_at(self) -> float | None:
+        """When the next report, goodbye or join is to be sent; in this order, one at a time."""
+        if self._talk is not None or self._finished:
+            return None
+        if self._reports or self._goodbye is not None:
+            return self._contact.retry_at
+        if self._join_due is not None:
+            return max(self._join_at, self._contact.retry_at)
+        return None
+
+    def _next_talk(self, now: float) -> Join | Report | StartDaemon | Leave:
+        if self._reports:
+            return self._reports.next(self._head(), now)
+        if self._goodbye is not None:
+            return Leave(**self._head(), incarnation=self.incarnation, reason=self._goodbye)
+        assert self._join_due is not None
+        self._joined_at = now
+        self._maybe_known = True
+        return Join(**self._head(), body=self._join_due)
+
+    def _next_poll_at(self) -> float | None:
+        """When the next poll is due: one is open whenever the server knows this node and no join is on its way."""
+        if self._poll is not None or not self._known or self._goodbye is not None or self._finished:
+            return None
+        if self._join_due is not None or isinstance(self._talk, Join):
+            return None
+        return max(self._poll_at, self._contact.retry_at)
+
+    def _disconnects_at(self) -> float | None:
+        """When workers are to be stopped because no server answers (rule 8)."""
+        if not self.workers_may_run or self._told.stop_told or self._told.exit_told:
+            return None
+        return self._contact.ends_at(self._told.max_disconnect_s)
+
+    def _is_out_of_touch(self, now: float) -> bool:
+        """Whether workers, if they ran, would be stopped because no server answers."""
+        ends_at = self._contact.ends_at(self._told.max_disconnect_s)
+        return ends_at is not None and now >= ends_at
+
+    def _pass_time(self, now: float) -> None:
+        if now >= self._goodbye_until:
+            self._finished = True
+        disconnects_at = self._disconnects_at()
+        if disconnects_at is not None and now >= disconnects_at:
+            why = f"no server has answered for {self._told.max_disconnect_s:g} s (max_disconnect_s)"
+            self._told.stop("disconnected", why)
+
+    def _head(self) -> Head:
+        number, self._next_number = self._next_number, self._next_number + 1
+        return {"number": number, "group": self.group, "node_id": self.node_id}
+
+    def _report(
+        self,
+        kind: ReportKind,
+        round_number: int,
+        now: float,
+        failure: FailureFields | None = None,
+        message: str = "",
+    ) -> None:
+        body = ReportRequest(
+            incarnation=self.incarnation, round=round_number, kind=kind, failure=failure, message=message
+        )
+        if not self._finished:
+            self._reports.add(body, now)
+
+    def _join(self, at: float) -> None:
+        """Have a join sent, unless this node is about to leave."""
+        body = self.offer.request(self.incarnation, self._ports, self._told.over_round)
+        if not self._leaving and not self._told.exit_told:
+            self._join_due, self._join_at = body, at
+
+    def _rejoin(self, now: float) -> None:
+        """Join again without being asked to, but not in a busy loop, whatever the server says."""
+        self._join(max(now, self._joined_at + REJOIN_PACE_S))
+
+    # -- what the server says ------------------------------------------------------------------------------
+
+    def _take(self, number: int, directive: DirectiveReply, now: float) -> None:
+        need = self._told.take(
+            number,
+            directive,
+            next_number=self._next_number,
+            leaving=self._leaving,
+            out_of_touch=self._is_out_of_touch(now),
+            now=now,
+        )
+        if self._told.exit_told:
+            self._join_due = None
+        if need is Need.ACKNOWLEDGE or (need is Need.JOIN and self._join_due is None):
+            self._rejoin(now)
+
+    def _give_up(self, why: str, reason: str = "refused", *, gone: bool = True) -> None:
+        """This agent cannot continue: it has to stop its workers and exit with 1.
+
+        Args:
+            reason: the directive's.
+            gone: the server does not have this node, so there is nobody to say goodbye to.
+        """
+        if gone:
+            self._known = self._maybe_known = False
+            self._finished = self._finished or self._goodbye is not None
+        self._reports.drop(why)
+        self._told.exit(reason, why)
+        self._join_due = None
+
+    # -- when a request fails ------------------------------------------------------------------------------
+
+    def _refused(self, request: Request, error: HetError, now: float) -> None:
+        match request, error.code:
+            case Leave(), _ if is_answer(error) and error.code not in STRANGERS:
+                self._finished = True
+            case _, "stale_incarnation":
+                self._hear(request, now)
+                self._give_up(str(error))
+            case Report() | StartDaemon(), "stale_round":
+                self._hear(request, now)
+                self._reports.settle(str(error))
+                directive = directive_of(error)
+                if directive is not None:
+                    self._take(request.number, directive, now)
+            case StartDaemon(), code if is_for_good(error) and code not in STRANGERS:
+                self._hear(request, now)
+                self._reports.settle(str(error))
+            case Poll() | Report(), "unknown_group" | "unknown_node":
+                self._hear(request, now)
+                if not self._told.is_late(request.number):
+                    self._forgotten(error, now)
+            case Report(), "invalid_request" | "body_too_large":
+                self._give_up(f"the server rejects a report of this agent: {error}", gone=False)
+            case Join(), "node_id_in_use":
+                self._hear(request, now)
+                self._in_use(error, now)
+            case Join(), "group_finishing":
+                self._hear(request, now)
+                self._join_at = now + FINISHING_RETRY_S
+                if not self._finishing_told:
+                    self._finishing_told = True
+                    self._notices.append(f"{error}; waiting for that to happen")
+            case Join(), _ if self._is_final(error):
+                self._give_up(str(error))
+            case _:
+                self._unanswered(request, error, now)
+
+    def _is_final(self, error: HetError) -> bool:
+        """Whether it makes no sense to repeat a join that was refused with this error."""
+        if error.code in STRANGERS:
+            return not self._ever_joined
+        return is_for_good(error)
+
+    def _hear(self, request: Request, now: float) -> None:
+        """A server answered."""
+        sent_at = self._poll_sent_at if isinstance(request, Poll) else self._talk_sent_at
+        if self._contact.heard(sent_at, self._next_number, self._told.max_disconnect_s, now):
+            self._notices.append("the server is back")
+
+    def _unanswered(self, request: Request, error: HetError, now: float) -> None:
+        """No server answered; the request is repeated until one does."""
+        if self._contact.is_old(request):
+            return
+        if (tried_s := self._contact.hopeless_after_s(now)) is not None:
+            advice = "" if isinstance(error, Unavailable) else ": start hetserver there, or check --server"
+            shown_s = round(tried_s, 1 if tried_s < 10 else None)
+            self._give_up(f"{error}; gave up after {shown_s:g} s{advice}", "unreachable")
+            return
+        news = self._contact.lost(error, now)
+        if news is not None:
+            running = self.workers_may_run and not self._told.stop_told
+            self._notices.append(f"{news}; {'workers continue, ' if running else ''}trying again")
+
+    def _forgotten(self, error: HetError, now: float) -> None:
+        """The server no longer has this node, nor the round that it may be in."""
+        self._known = self._maybe_known = False
+        self._reports.drop(str(error))
+        if self._goodbye is not None:
+            self._finished = True
+        elif self.workers_may_run:
+            self._told.stop("forgotten", f"the server has forgotten this node: {error}")
+        elif not self._leaving and self._join_due is None:
+            self._notices.append(f"the server has forgotten this node, joining again: {error}")
+            self._rejoin(now)
+
+    def _in_use(self, error: HetError, now: float) -> None:
+        """Another agent uses this node id; it may have died without the server having noticed yet."""
+        if self._in_use_until is not None and now >= self._in_use_until:
+            self._give_up(str(error))
+            return
+        if self._in_use_until is None:
+            patience_s = self._told.lease_s + IN_USE_MARGIN_S
+            self._in_use_until = now + patience_s
+            self._notices.append(
+                f"{error}; trying for {patience_s:g} s, in case that is this node's former agent and it is dead"
+            )
+        self._join_at = min(now + IN_USE_RETRY_S, self._in_use_until)

@@ -1,0 +1,81 @@
+"""How many workers this node starts, on which devices, and which of these each worker sees."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch.distributed.run import determine_local_world_size
+
+from hetagent.launch.kinds import kinds_with
+from hetagent.node import devices
+from hetagent.options.model import Options, UsageError
+from hetrdzv.protocol.wire import MAX_SLOTS
+
+
+def slots_of(options: Options) -> tuple[devices.Devices | None, int]:
+    """The chosen devices, and how many workers this node starts on them.
+
+    None are chosen, and none are checked, where --nproc-per-node gives a number, as with torchrun.
+
+    Raises:
+        DeviceError, UsageError: what was asked for is malformed or not here.
+    """
+    nproc = options.nproc_per_node
+    if nproc is None:
+        chosen = devices.choose(options.gpus, options.device, os.environ)
+        return chosen, chosen.slots
+    if nproc in ("gpu", "auto") and options.device != "cpu":
+        try:
+            chosen = devices.choose("auto", "cuda", os.environ)
+            return chosen, chosen.slots
+        except devices.DeviceError as error:
+            if nproc == "gpu":
+                raise UsageError(f"--nproc-per-node gpu: {error}") from None
+    try:
+        slots = determine_local_world_size(nproc)
+    except ValueError as error:
+        raise UsageError(f"--nproc-per-node {nproc}: {error}; pass a number, gpu, cpu or auto") from None
+    if not 1 <= slots <= MAX_SLOTS:
+        raise UsageError(f"--nproc-per-node {nproc}: a node has 1 to {MAX_SLOTS} workers")
+    if options.device == "auto":
+        return None, slots
+    return devices.choose(str(slots), options.device, os.environ), slots
+
+
+def narrow(chosen: devices.Devices | None) -> None:
+    """Leave only the chosen devices visible to this process and its children."""
+    for name, value in devices.narrow(chosen, os.environ).items() if chosen is not None else ():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def isolated(options: Options, slots: int, tell: Callable[[str], None]) -> Options:
+    """The options, with `--isolate-gpus` where workers on several MIG slices would otherwise all use the first.
+
+    Args:
+        slots: how many workers this node starts.
+        tell: shows a line at the terminal.
+
+    Raises:
+        UsageError: this launch cannot give each worker a slice.
+    """
+    slices = devices.mig_slices(os.environ.get(devices.VISIBLE))
+    if slots == 1 or slices < 2 or options.isolate_gpus or options.torchrun.virtual_local_rank:
+        return options
+    if options.launch not in kinds_with("--isolate-gpus"):
+        raise UsageError(
+            f"--launch {options.launch} cannot give each of {slots} workers its own MIG slice, and CUDA shows a "
+            "process only the first: use --launch gpu, or start one agent per slice, each with its own "
+            f"{devices.VISIBLE} and --gpus 1"
+        )
+    if slots > slices:
+        raise UsageError(
+            f"{slots} workers need a MIG slice each, but {devices.VISIBLE} lists {slices}: start fewer workers"
+        )
+    tell(
+        "CUDA shows a process only one MIG slice, so each worker gets its own, as with --isolate-gpus; "
+        "a script that calls set_device(LOCAL_RANK) needs --virtual-local-rank"
+    )
+    return replace(options, isolate_gpus=True)

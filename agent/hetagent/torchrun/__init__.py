@@ -1,0 +1,36 @@
+"""The entry point for `torchrun --rdzv-backend=hetrdzv`.
+
+Every torchrun on the machine loads this module, whatever its backend, so it imports nothing slow.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+
+
+def backend() -> "Callable[[RendezvousParameters], RendezvousHandler]":
+    """What torch's registry keeps under our name: a function that creates the handler of a job."""
+    return create_handler
+
+
+def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":
+    """Create the handler of a job (docs/torchrun.md).
+
+    Removes `HET_TOKEN` from the environment, so that the workers do not inherit it.
+
+    Raises:
+        ValueError: the endpoint, the run id or `--rdzv-conf` makes no sense; says what to change.
+        AccessError, TlsError: a token or certificate file cannot be used.
+    """
+    from hetagent.torchrun.conf import conf_of, take_token
+    from hetagent.torchrun.handler import TorchrunHandler
+    from hetagent.torchrun.messages import as_rdzv_conf
+    from hetrdzv.auth.tls import TlsError
+
+    try:
+        conf = conf_of(params)
+    except TlsError as error:
+        raise TlsError(as_rdzv_conf(str(error))) from None
+    return TorchrunHandler(conf, take_token(conf.token_file))

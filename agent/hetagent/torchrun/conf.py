@@ -1,0 +1,200 @@
+"""Reads and checks what torchrun was told about the rendezvous: endpoint, run id and --rdzv-conf (docs/torchrun.md)."""
+
+import os
+import re
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from hetagent.node.names import host_name
+from hetagent.node.network import parse_port_range
+from hetagent.options.flags import SPEC_FLAGS
+from hetagent.options.values import seconds, setting
+from hetrdzv.auth.client_token import client_token
+from hetrdzv.auth.tls import ClientTls
+from hetrdzv.client import servers_from
+from hetrdzv.protocol.ids import checked_id
+from hetrdzv.protocol.wire import UNLIMITED_RESTARTS, JoinRequest, SpecFields
+
+CONNECT_TIMEOUT_S = 60.0
+
+
+TORCHS_STOP_TIMEOUT_S = 30.0
+"""How long torch's agent gives workers to stop before a restart, whatever --shutdown-timeout says (seconds)."""
+
+TORCHS_OWN = frozenset({"timeout"})
+"""Options that torch adds to every job for its own backends; ignored."""
+
+
+class ConfError(ValueError):
+    """The settings of a job make no sense; the text says what to change."""
+
+
+def _path(text: str) -> Path:
+    return Path(text).absolute()
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"\d+", text):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+OPTIONS: Mapping[str, Callable[[str], Any]] = {
+    "node_id": checked_id,
+    "slots": _whole,
+    "local_addr": str,
+    "interface": str,
+    "port_range": parse_port_range,
+    "connect_timeout_s": seconds,
+    "token_file": _path,
+    "ca_cert": _path,
+    "client_cert": _path,
+    "client_key": _path,
+    "max_restarts": _whole,
+    **{name: partial(setting, one) for name, one in SPEC_FLAGS.items()},
+}
+"""Every option of --rdzv-conf, with the function that parses its value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conf:
+    """One node's settings for one job.
+
+    Attributes:
+        node_id, node_id_given: if it was not given, it is the host name, to which a second agent of the group on
+            this host adds a number (node/names.py).
+        slots: how many workers the node has, as given; torch's agent usually knows better. Only for display.
+    """
+
+    servers: tuple[str, ...]
+    group: str
+    node_id: str
+    node_id_given: bool
+    slots: int | None
+    local_addr: str | None
+    interface: str | None
+    port_range: tuple[int, int] | None
+    connect_timeout_s: float
+    token_file: Path | None
+    tls: ClientTls
+    spec: SpecFields
+
+
+def conf_of(params: RendezvousParameters) -> Conf:
+    """The settings that torchrun's --rdzv-endpoint, --rdzv-id, --nnodes, --local-addr and --rdzv-conf amount to.
+
+    Raises:
+        ConfError: they make no sense.
+        TlsError: a certificate or key cannot be used.
+    """
+    options = _options(params.config)
+    try:
+        group = checked_id(params.run_id)
+    except ValueError as error:
+        raise ConfError(f"--rdzv-id {error}: it is the group's id on the server") from None
+    local_addr = options.get("local_addr", params.local_addr)
+    if params.local_addr not in (None, local_addr):
+        raise ConfError("--local-addr and --rdzv-conf local_addr contradict each other: give one of them")
+    if local_addr is not None and "interface" in options:
+        raise ConfError("local_addr and interface both choose the address: give one of them")
+    # torch's agents count restarts (--max-restarts): the server sets no limit of its own unless asked to
+    spec = {"max_restarts": UNLIMITED_RESTARTS, "min_nodes": params.min_nodes, "max_nodes": params.max_nodes}
+    spec |= {name: options[name] for name in ("max_restarts", *SPEC_FLAGS) if name in options}
+    slots = options.get("slots")
+    return Conf(
+        servers=_servers(params.endpoint),
+        group=group,
+        node_id=options.get("node_id") or _host_name(),
+        node_id_given="node_id" in options,
+        slots=slots,
+        local_addr=local_addr,
+        interface=options.get("interface"),
+        port_range=options.get("port_range"),
+        connect_timeout_s=options.get("connect_timeout_s", CONNECT_TIMEOUT_S),
+        token_file=options.get("token_file"),
+        tls=ClientTls.of(
+            {name: options.get(name) for name in ("ca_cert", "client_cert", "client_key")}, os.environ
+        ),
+        spec=_spec(spec, slots, local_addr),
+    )
+
+
+def _options(config: Mapping[str, object]) -> dict[str, Any]:
+    """The options that were given, parsed.
+
+    Raises:
+        ConfError: one is unknown or has a bad value. The value of an unknown one is not repeated, it may be a secret.
+    """
+    known = f"known are {', '.join(sorted(OPTIONS))}"
+    unknown = sorted(config.keys() - OPTIONS.keys() - TORCHS_OWN)
+    if unknown:
+        raise ConfError(f"--rdzv-conf has no option {', '.join(map(repr, unknown))} with hetrdzv; {known}")
+    found = {}
+    for name, value in config.items():
+        if name in OPTIONS and value is not None:
+            try:
+                found[name] = OPTIONS[name](str(value))
+            except (ValueError, ArgumentTypeError) as error:
+                raise ConfError(f"--rdzv-conf {name}={value}: {error}") from None
+    return found
+
+
+def _servers(endpoint: str) -> tuple[str, ...]:
+    if not endpoint.strip():
+        raise ConfError("no server: give --rdzv-endpoint host:29400, where hetserver listens")
+    try:
+        return tuple(servers_from(endpoint))
+    except ValueError as error:
+        raise ConfError(f"--rdzv-endpoint: {error}") from None
+
+
+def _host_name() -> str:
+    try:
+        return host_name()
+    except ValueError as error:
+        raise ConfError(f"{error}: give --rdzv-conf node_id=NAME") from None
+
+
+def _spec(fields: Mapping[str, Any], slots: int | None, local_addr: str | None) -> SpecFields:
+    """The group's spec; also checks whatever else a join could be refused for."""
+    try:
+        spec = SpecFields(**fields)
+        JoinRequest(
+            incarnation="any",
+            slots=1 if slots is None else slots,
+            address=local_addr or "any",
+            port=1,
+            spec=spec,
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfError(f"--rdzv-conf {first['loc'][-1]}={first['input']}: {first['msg']}") from None
+    return spec
+
+
+_taken_token: list[str] = []
+"""HET_TOKEN's former value, for a program that launches twice: the variable is there only the first time."""
+
+
+def take_token(token_file: Path | None) -> str | None:
+    """The token for the server, from a file or else from HET_TOKEN, which is removed since workers do not need it.
+
+    Raises:
+        AccessError: the file, or HET_TOKEN, cannot be used.
+    """
+    try:
+        given = client_token(None)
+    finally:
+        os.environ.pop("HET_TOKEN", None)
+    if given is not None:
+        _taken_token[:] = [given]
+    if token_file is not None:
+        return client_token(token_file)
+    return _taken_token[0] if _taken_token else None

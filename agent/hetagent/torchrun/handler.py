@@ -1,0 +1,355 @@
+"""The rendezvous handler that torch's own agent calls: turns its calls into reports, and directives into its rounds.
+
+torch's agent asks for the next round when its workers have failed or when we say that nodes are waiting; by then it
+has stopped its workers. How they fared otherwise has to be inferred from what it does with the round's store.
+"""
+
+import os
+import socket
+import threading
+import time
+import weakref
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar, cast
+
+from torch.distributed import Store
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+
+from hetagent.job.store import STORE_TIMEOUT, HetRendezvousHandler
+from hetagent.node import names, network
+from hetagent.protocol.line import Line
+from hetagent.torchrun.background import Call
+from hetagent.torchrun.callers import failure_of_callers, signal_of_callers, workers_of_callers
+from hetagent.torchrun.conf import TORCHS_STOP_TIMEOUT_S, Conf
+from hetagent.torchrun.connection import Connection, cancel
+from hetagent.torchrun.directives import Directives
+from hetagent.torchrun.environment import WorkerEnvironment
+from hetagent.torchrun.messages import as_rdzv_conf, tell
+from hetagent.torchrun.store import PASSED, PAUSE_S, RoundOverError, RoundStore, look_for, visit
+from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.wire import DirectiveReply, FailureFields
+
+LEAVE_S = 4.0
+"""How long saying goodbye to the server may take (seconds)."""
+
+OUTCOME_S = 15.0
+"""How long an agent that is through torch's exit barrier waits for the group's outcome (seconds)."""
+
+LONGEST_INTERVAL_S = 1.0
+"""The longest `monitor_interval` of other agents that is waited for when a round ends (seconds)."""
+
+ALREADY_CLOSED = frozenset({"group_finished", "unknown_group"})
+"""Errors of a cancel that leave nothing to close: the job is over, or nobody has joined it."""
+
+T = TypeVar("T")
+
+
+def _abandon(line: Line, environment: WorkerEnvironment) -> None:
+    """Clean up after a handler that was not shut down; may run in any thread."""
+    environment.remove()
+    line.abandon("its agent is gone")
+
+
+class TorchrunHandler(HetRendezvousHandler):
+    """One node's part in a job whose rounds a hetserver decides and whose workers torch's agent runs.
+
+    Args:
+        token: for the servers.
+    """
+
+    def __init__(self, conf: Conf, token: str | None) -> None:
+        given = conf.node_id_given
+        self._name = names.Name(conf.node_id) if given else names.take(conf.node_id, conf.group, conf.servers)
+        conf = replace(conf, node_id=self._name.node_id)
+        super().__init__(conf.group, conf.node_id, self._hold_port)
+        self._conf = conf
+        self._token = token
+        self._tell = partial(tell, conf.node_id)  # not a method: the line must not keep this handler alive
+        self._connection: Connection | None = None
+        self._directives: Directives | None = None  # while connected
+        self._environment = WorkerEnvironment()
+        self._closed: str | None = None  # why this handler takes no part any more
+        self._succeeded = False  # this node's workers have
+        self._passed = False  # torch's exit barrier, so all nodes' workers have succeeded
+        self._round_store: RoundStore | None = None
+        # torch's monitor_interval, as we see it
+        self._asked_at = 0.0
+        self._interval_s = LONGEST_INTERVAL_S  # until it has been seen; a round may end before
+
+    # -- what torch's agent calls ----------------------------------------------------------------------------
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Block until the next round; the workers of the last one are gone.
+
+        If the server has not ended the last round, workers of this node have failed: reports that.
+
+        Raises:
+            RendezvousConnectionError: no server accepts this node; says why.
+            RendezvousTimeoutError: the nodes did not come together within `join_timeout_s`.
+            RendezvousClosedError: the job failed or was cancelled, or this handler was closed; says why.
+            RendezvousGracefulExitError: the job succeeded without this node, or the node was drained.
+            SystemExit: the same under torchrun, whose launcher cannot handle a graceful exit.
+        """
+        if self._closed is not None:
+            if self._directives is not None:
+                self._directives.line.workers(running=False)
+            raise RendezvousClosedError(self._closed)
+        directives = self._directives or self._connect()
+        directives.heed()
+        self._report_failure(directives)
+        directives.line.workers(running=False)
+        while True:
+            directives.in_round = False
+            self.release()
+            directives.stop = None
+            directives.line.ready(directives.round, self._offered_port(), 0)
+            start = directives.next_start()
+            if start is not None and (info := self._enter(directives, start)) is not None:
+                return info
+
+    def num_nodes_waiting(self) -> int:
+        """1 if this node has to ask for the next round because the server ended this one; else 0.
+
+        Never asks the server. Once per round, waits until every other agent has asked as well: workers whose peers
+        end before their own agent has noticed look as if they had failed, and torch counts that.
+        """
+        directives = self._directives
+        if directives is None:
+            return 0
+        directives.heed()
+        now = time.monotonic()
+        if not (directives.in_round and directives.over):
+            self._interval_s = min(now - self._asked_at, LONGEST_INTERVAL_S)
+            self._asked_at = now
+            return 0
+        time.sleep(min(max(0.0, directives.line.handed_at + self._interval_s - now), LONGEST_INTERVAL_S))
+        return 1
+
+    def is_closed(self) -> bool:
+        """Whether the job is over for this node, as far as the server has said."""
+        if self._directives is not None:
+            self._directives.heed()
+        return self._closed is not None or (
+            self._directives is not None and self._directives.exit is not None
+        )
+
+    def set_closed(self) -> None:
+        """End the job for all nodes, as `hetctl cancel` does, unless it has succeeded.
+
+        torch's launcher never calls this, and `shutdown` does not close: an agent that ends, for example with
+        SIGTERM, must not end the job of the others (pytorch#67742).
+
+        Raises:
+            RendezvousConnectionError: the server could not be asked, or refused; this handler is closed anyway.
+        """
+        self._closed = f"this handler has closed the rendezvous of group '{self._group}'"
+        if self._passed:
+            return
+        try:
+            cancel(self._conf, self._token)
+        except HetError as error:
+            what = f"group '{self._group}' could not be closed for its other nodes: {error}"
+            raise RendezvousConnectionError(as_rdzv_conf(what)) from None
+
+    def shutdown(self) -> bool:
+        """Report how it went, and leave.
+
+        Unless torch's agent has entered its exit barrier or got a signal, this node's workers have failed.
+        """
+        self._closed = f"this node has left group '{self._group}': create another handler"
+        directives, self._directives = self._directives, None
+        if directives is not None:
+            directives.heed()
+            if self._succeeded:
+                self._await_outcome(directives)
+                why = "its agent has finished"
+            elif (signal := signal_of_callers()) is not None:
+                why = f"its agent got {signal}"
+            else:
+                self._report_failure(directives, final=True)
+                why = "its agent gave up"
+            directives.line.leave(why, LEAVE_S)
+            directives.line.close()
+            self._leaver.detach()
+        self._environment.remove()
+        self._name.release()
+        return super().shutdown()
+
+    def release(self) -> None:
+        """Close the round's store, even though torch's agent keeps its reference to it."""
+        super().release()
+        if self._round_store is not None:
+            self._round_store.close()
+            self._round_store = None
+
+    # -- towards the server ----------------------------------------------------------------------------------
+
+    def _connect(self) -> Directives:
+        conf, tell = self._conf, self._tell
+        for note in self._name.notes:
+            tell(note)
+        try:
+            connection = Connection(conf, self._token, self._slots(), tell)
+        except network.NetworkError as error:
+            raise RendezvousConnectionError(as_rdzv_conf(str(error))) from None
+        self._connection, self._directives = connection, Directives(connection.line, tell)
+        # After a signal torch does not call shutdown(): a program that goes on must not seem to take part.
+        self._leaver = weakref.finalize(self, _abandon, connection.line, self._environment)
+        self._leaver.atexit = False  # then the server sees the connection break
+        connection.line.start()
+        tell(f"group '{conf.group}' at {', '.join(conf.servers)}: offering {connection.address}")
+        stop_timeout_s = conf.spec.stop_timeout_s
+        if stop_timeout_s is not None and stop_timeout_s < TORCHS_STOP_TIMEOUT_S:
+            tell(
+                f"warning: stop_timeout_s={stop_timeout_s:g} is less than the {TORCHS_STOP_TIMEOUT_S:g} s that torch "
+                "gives workers to stop before a restart: workers of the old round may still run beside the new ones"
+            )
+        return self._directives
+
+    def _slots(self) -> int:
+        """How many workers torch's agent starts here, for what the server shows."""
+        given, known = self._conf.slots, workers_of_callers(self)
+        if known is None:
+            return given or 1
+        if given not in (None, known):
+            self._tell(
+                f"warning: slots={given} was given, but torch starts {known} workers on this node; showing {known}"
+            )
+        return known
+
+    def _hold_port(self) -> socket.socket:
+        assert self._connection is not None, "not connected"
+        return self._connection.hold_port()
+
+    def _offered_port(self) -> int:
+        """Hold a port on this node's current address.
+
+        Raises:
+            RendezvousConnectionError: none is free.
+        """
+        assert self._connection is not None, "not connected"
+        super().shutdown()  # peers may wait at a socket that was held for a round which did not come about
+        self._connection.refresh_address()
+        self._environment.begin()
+        self._environment.add(self._connection.socket_env(os.environ))
+        try:
+            return self.offer()
+        except network.NetworkError as error:
+            what = f"node '{self._node_id}' cannot offer a port for the next round: {error}"
+            raise RendezvousConnectionError(as_rdzv_conf(what)) from None
+
+    def _report_failure(self, directives: Directives, *, final: bool = False) -> None:
+        """Report that workers of this node failed, if it is in a round that nobody has ended.
+
+        Args:
+            final: torch's agent has no restart left. That is also reported of a round that has ended: else the others
+                could only blame this node for leaving.
+        """
+        if directives.in_round and not (directives.exit if final else directives.over):
+            failure = failure_of_callers()
+            if final:
+                failure = failure.model_copy(update={"final": True})
+            directives.line.failed(directives.round, failure, time.monotonic())
+
+    def _await_outcome(self, directives: Directives) -> None:
+        """Keep the store until nobody needs it: the server has heard from every node that it succeeded.
+
+        If the barrier was not passed, only the master's agent has to stay for the others.
+        """
+        if self._passed:
+            directives.wait_until_over(OUTCOME_S)
+        elif self.start.master.node_id == self._node_id:
+            directives.wait_until_over(None)
+
+    # -- a round ---------------------------------------------------------------------------------------------
+
+    def _enter(self, directives: Directives, directive: DirectiveReply) -> RendezvousInfo | None:
+        """Meet the other agents of a round in its store; None if that did not come about.
+
+        torch's agent gets the store only when all are there, so that all that it asks the store for will come.
+        """
+        start = directive.start
+        assert start is not None, "a start directive has one"
+        self.accept(start)
+        directives.round, directives.in_round = directive.round, True
+        self._succeeded = self._passed = False
+        self._asked_at = time.monotonic()
+        master = f"{start.master.node_id} ({network.host_port(start.master.address, start.master.port)})"
+        self._tell(
+            f"round {directive.round}: node {start.group_rank} of {start.nnodes}, master {master}, "
+            f"restart {start.restart_count}"
+        )
+        here = f"hetrdzv/round_{directive.round}/"
+        hosted = self._host(start) if start.master.node_id == self._node_id else None
+
+        def meet(abandoned: threading.Event) -> Store:
+            store = hosted or visit(start)
+            if not abandoned.is_set():
+                store.set(f"{here}{start.group_rank}", start.master.node_id)
+            peers = [f"{here}{rank}" for rank in range(start.nnodes)]
+            look_for(store, peers, abandoned, STORE_TIMEOUT.total_seconds())
+            return store
+
+        try:
+            store = self._while_it_lasts(directives, meet)
+        except RoundOverError:
+            return None
+        except (RuntimeError, TimeoutError) as error:
+            what = f"the agents of round {directive.round} did not meet in its store: {error}"
+            self._tell(what)
+            failure = FailureFields(local_rank=-1, rank=-1, message=what)
+            directives.line.failed(directive.round, failure, time.monotonic())
+            return None
+        self._environment.add({"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id})
+        self._round_store = RoundStore(store, self._on_success, self._await_barrier, self._during_round)
+        directives.line.workers(running=True)
+        directives.line.started(directive.round)
+        place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
+        return RendezvousInfo(cast("Store", self._round_store), start.group_rank, start.nnodes, place)
+
+    def _while_it_lasts(self, directives: Directives, call: Call[T]) -> T:
+        """Use the round's store in a thread, no longer than the round lasts; see `Directives.while_it_lasts`."""
+        # A visited store may hang, and is left to its thread. A hosted one has to be gone before the next offer.
+        hosts = self.start.master.node_id == self._node_id
+        return directives.while_it_lasts(call, None if hosts else 2 * PAUSE_S)
+
+    def _on_success(self) -> None:
+        assert self._directives is not None
+        self._succeeded = True
+        self._directives.line.succeeded(self._directives.round)
+        self._directives.line.workers(running=False)
+
+    def _await_barrier(self, store: Store, timeout_s: float) -> None:
+        """torch's exit barrier, which ends early when the round does."""
+        directives = self._directives
+        assert directives is not None
+        try:
+            self._while_it_lasts(
+                directives, lambda abandoned: look_for(store, [PASSED], abandoned, timeout_s)
+            )
+        except RuntimeError as error:
+            over = directives.explain()
+            if over is None or over.outcome != "succeeded":  # else the master was only faster than this node
+                raise RoundOverError(str(error) if over is None else over.why) from None
+        self._passed = True
+
+    def _during_round(self, call: Call[T]) -> T:
+        """What torch's agent does in the store before its workers start.
+
+        Raises:
+            RoundOverError: the server ended the round first, perhaps because the store is gone.
+        """
+        directives = self._directives
+        assert directives is not None
+        try:
+            return self._while_it_lasts(directives, call)
+        except RuntimeError:
+            if directives.explain() is None:
+                raise
+            raise RoundOverError(f"round {directives.round} is over") from None

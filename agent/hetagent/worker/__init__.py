@@ -1,0 +1,1 @@
+"""What runs in the workers' Python; standard library only."""

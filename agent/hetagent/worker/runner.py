@@ -1,0 +1,192 @@
+"""Runs a worker's Python script exactly as `python` would, and records the exception that ends it.
+
+    python -u .../runner.py [-m] SCRIPT_OR_MODULE ARGS...
+
+The script sees what it would see if started by `python -u [-m] SCRIPT_OR_MODULE ARGS...`: arguments, `sys.path`,
+`__main__` and all that depends on it (pickle, spawned children), exit status, tracebacks. There are two differences: a
+crash prints a traceback (faulthandler), and an exception that ends the script is recorded in the file that
+TORCHELASTIC_ERROR_FILE names, in the format of torch's ErrorHandler, so that every node can show it.
+
+This file is started by its path, and imports nothing that a bare interpreter has not already imported.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+CANNOT_OPEN = 2
+"""The exit status of `python` when it cannot open the script."""
+
+
+def main() -> None:
+    """Remove all traces of this file, then run the script."""
+    sys.orig_argv.remove(sys.argv[0])
+    del sys.argv[0]
+    if not _safe_path():
+        del sys.path[0]  # this file's directory
+    if sys.stderr is not None:
+        import faulthandler
+
+        faulthandler.enable(all_threads=True)
+    fresh = _fresh_main()
+    if sys.argv[0] == "-m":
+        module = sys.argv.pop(1)
+        _prepend_path(os.getcwd())
+        _recorded(lambda: _run_by_runpy(module, alter_argv=True))
+        return
+    path = _absolute(sys.argv[0])
+    if _is_importable(path):
+        sys.path.insert(0, path)  # a directory or zip file: even with -P, since it is the program
+        _recorded(lambda: _run_by_runpy("__main__", alter_argv=False))
+        return
+    _prepend_path(os.path.dirname(os.path.realpath(path)))
+    _recorded(lambda: _run_file(path, fresh))
+
+
+def _fresh_main() -> dict[str, object]:
+    """Replace `__main__` by a new module with what the interpreter puts there; return its namespace."""
+    module = type(sys)("__main__")
+    namespace = module.__dict__
+    namespace.update({name: value for name, value in globals().items() if name[:2] == name[-2:] == "__"})
+    namespace.update(__doc__=None)
+    # It would be shared with this file; later versions of Python create it when it is first used.
+    if "__annotations__" in namespace:
+        namespace.update(__annotations__={})
+    sys.modules["__main__"] = module
+    return namespace
+
+
+def _run_by_runpy(name: str, alter_argv: bool) -> None:
+    """Do what `python -m NAME` does, or for `__main__` what `python DIRECTORY` does."""
+    main = sys.modules["__main__"].__dict__
+    main.pop("__file__", None)
+    main.pop("__cached__", None)
+    main["__loader__"] = None
+    import runpy
+
+    # Private, but it is the function that the interpreter itself has called since Python 2.6.
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
+
+
+def _run_file(path: str, namespace: dict[str, object]) -> None:
+    """Do what `python PATH` does."""
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        message = f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}"
+        _write_record(message, message)
+        print(f"{sys.orig_argv[0]}: {message}", file=sys.stderr)
+        sys.exit(CANNOT_OPEN)
+    namespace["__file__"] = path
+    if path.endswith(".pyc"):
+        from _frozen_importlib_external import SourcelessFileLoader
+
+        namespace["__loader__"] = loader = SourcelessFileLoader("__main__", path)
+        code = loader.get_code("__main__")
+        assert code is not None
+    else:
+        namespace["__loader__"] = type(globals()["__loader__"])("__main__", path)
+        code = compile(source, path, "exec", dont_inherit=True)
+    exec(code, namespace)
+
+
+def _recorded(run: "Callable[[], None]") -> None:
+    """Run the script; record the exception that ends it, and let the interpreter handle it, without our frames."""
+    pid = os.getpid()
+    try:
+        run()
+    except BaseException as error:
+        theirs = _without_ours(error.__traceback__)
+        # A child that the script forked may get here as well, but it is not the worker.
+        if os.getpid() == pid and not _is_orderly(error):
+            _record(error.with_traceback(theirs))
+        _hide_our_frames(theirs)
+        raise
+
+
+def _is_orderly(error: BaseException) -> bool:
+    """Whether there is nothing to record: an exit with a number, or Ctrl-C, but not `sys.exit("text")`."""
+    if isinstance(error, SystemExit):
+        return error.code is None or isinstance(error.code, int)
+    return isinstance(error, KeyboardInterrupt)
+
+
+def _without_ours(traceback: "TracebackType | None") -> "TracebackType | None":
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _hide_our_frames(theirs: "TracebackType | None") -> None:
+    """Have the script's excepthook print `theirs`, since raising the exception again adds our frames to it."""
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        return
+
+    def print_theirs(kind: type[BaseException], error: BaseException, _: "TracebackType | None") -> None:
+        sys.excepthook = hook
+        sys.last_traceback = theirs
+        hook(kind, error.with_traceback(theirs), theirs)
+
+    sys.excepthook = print_theirs
+
+
+def _record(error: BaseException) -> None:
+    try:
+        import traceback
+
+        stack = "".join(traceback.format_exception(error))
+        _write_record(f"{type(error).__name__}: {error}", stack)
+    except Exception:
+        pass  # an exception that cannot even be formatted; the interpreter says so on stderr
+
+
+def _write_record(message: str, stack: str) -> None:
+    """Write the error file, unless torch's `@record` already has or the agent wants none."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    import json
+    import time
+
+    extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
+    try:
+        with open(path, "x") as file:
+            json.dump({"message": {"message": message, "extraInfo": extra}}, file)
+    except OSError:
+        pass
+
+
+def _absolute(path: str) -> str:
+    """The path made absolute as the interpreter does it, without normalizing it."""
+    return os.path.join(os.getcwd(), path)
+
+
+def _is_importable(path: str) -> bool:
+    """Whether modules can be imported from it: a directory or a zip file."""
+    for hook in sys.path_hooks:
+        try:
+            hook(path)
+        except ImportError:
+            continue
+        return True
+    return False
+
+
+def _prepend_path(directory: str) -> None:
+    if not _safe_path():
+        sys.path.insert(0, directory)
+
+
+def _safe_path() -> bool:
+    """Whether the interpreter does not put the program's directory first in `sys.path` (-P, -I)."""
+    return sys.flags.safe_path
+
+
+if __name__ == "__main__":
+    main()

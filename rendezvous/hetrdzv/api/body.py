@@ -1,0 +1,77 @@
+"""Reads the body of a request, with limits on its size and on the time it may take."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Self
+
+from starlette.types import Message, Receive
+
+from hetrdzv.api.limits import Bodies
+from hetrdzv.protocol.errors import BodyTooLarge, RequestTooSlow
+from hetrdzv.protocol.wire import MAX_BODY_BYTES
+
+BODY_TIMEOUT_S = 10.0
+"""How long a client may take to send a body (seconds)."""
+
+
+class Body:
+    """The whole body of a request, which is small; nothing beyond the limit is ever held or parsed.
+
+    Args:
+        headers: of the request, by lower-case names.
+        receive: the ASGI channel that the body comes from.
+        held: where large bodies are counted, for the length of a `with` block.
+    """
+
+    def __init__(self, headers: Mapping[str, str], receive: Receive, held: Bodies) -> None:
+        self._headers = headers
+        self._receive = receive
+        self._held = held
+        self._size = 0
+        self._first: list[Message] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.grow(self._size, 0)
+
+    async def receive(self) -> Message:
+        """The ASGI channel for the application: the whole body at once, then whatever follows."""
+        return self._first.pop() if self._first else await self._receive()
+
+    async def read(self) -> bool:
+        """Read the body; False if the client disconnected before it had sent everything.
+
+        Raises:
+            BodyTooLarge, RequestTooSlow, Busy: it is refused.
+        """
+        length = self._headers.get("content-length", "0")
+        if _number(length) > MAX_BODY_BYTES:
+            raise BodyTooLarge(f"body: it has {length} bytes; the limit is {MAX_BODY_BYTES}")
+        if length == "0" and "transfer-encoding" not in self._headers:
+            return True
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                more = True
+                while more:
+                    message = await self._receive()
+                    if message["type"] != "http.request":
+                        return False
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) > MAX_BODY_BYTES:
+                        raise BodyTooLarge(f"body: it has more than {MAX_BODY_BYTES} bytes")
+                    self._held.grow(self._size, len(body))
+                    self._size = len(body)
+        except TimeoutError:
+            raise RequestTooSlow(
+                f"body: it did not arrive within {BODY_TIMEOUT_S:g} s; send it again"
+            ) from None
+        self._first = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+        return True
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else 0

@@ -1,0 +1,50 @@
+"""Converts requests to commands of the core; views.py is the way back."""
+
+from hetrdzv.core.commands import Join, Report, ReportKind, StartDaemon
+from hetrdzv.core.model import OFFERED, Failure
+from hetrdzv.protocol import wire
+from hetrdzv.protocol.daemon import refusal
+from hetrdzv.protocol.errors import DaemonRefused
+
+
+def join_command(node_id: str, body: wire.JoinRequest) -> Join:
+    """A join, or ready for the next round."""
+    return Join(
+        node_id=node_id,
+        incarnation=body.incarnation,
+        after_round=body.after_round,
+        spec=body.spec.given(),
+        **{name: getattr(body, name) for name in OFFERED},
+    )
+
+
+def report_command(node_id: str, body: wire.ReportRequest) -> Report | None:
+    """A report; None if this version does not know its kind."""
+    if not isinstance(body.kind, ReportKind):
+        return None
+    return Report(
+        node_id=node_id,
+        incarnation=body.incarnation,
+        round=body.round,
+        kind=body.kind,
+        age_s=body.age_s,
+        failure=Failure(**body.failure.model_dump()) if body.failure is not None else None,
+        message=body.message,
+    )
+
+
+def daemon_command(node_id: str, body: wire.DaemonRequest) -> StartDaemon:
+    """A daemon for a node to run.
+
+    Raises:
+        DaemonRefused: it is not the one program that a master may have other nodes run.
+    """
+    if (why := refusal(body.words)) is not None:
+        raise DaemonRefused(f"node '{node_id}' cannot be asked to run this: {why}")
+    return StartDaemon(
+        node_id=node_id,
+        master=body.master,
+        incarnation=body.incarnation,
+        round=body.round,
+        words=tuple(body.words),
+    )

@@ -1,0 +1,204 @@
+"""HTTP/1.1 connections: limits on how many there are and how slow they may be, and TLS with small buffers.
+
+uvicorn's protocol over h11 does the work. What we use of it beyond its documented API is listed in
+tests/server/api/test_uvicorn.py.
+"""
+
+import asyncio
+import contextlib
+import logging
+from asyncio.sslproto import SSLProtocol
+from collections import Counter
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from hetrdzv.api import problems
+from hetrdzv.api.gate import CERTIFIED
+from hetrdzv.api.limits import neighbourhood
+from hetrdzv.auth.tls import ServerTls
+from hetrdzv.protocol import versions
+from hetrdzv.protocol.errors import Busy, HetError, Malformed, RequestTooSlow
+from hetrdzv.settings import Limits
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 1
+"""How long open requests may take after a stop was requested (seconds); polls are answered at once."""
+
+PER_ADDRESS = 2
+"""An address may have this many times as many connections as polls: an agent may give up one for another."""
+
+TLS_BUFFER_BYTES = 1 << 14
+"""Size of the read buffer of a TLS connection. asyncio's default is 256 KiB each, for requests of half a KiB."""
+
+
+class Connections:
+    """Counts connections, in all and by address.
+
+    Args:
+        limits: how many there may be, and how slow.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._all = 0
+        self._by_address: Counter[str] = Counter()
+        self._warned = False
+
+    def refusal(self, address: str) -> str | None:
+        """Why an address may not have another connection; None if it may, which is then counted."""
+        limits = self.limits
+        if self._all >= limits.max_connections:
+            if not self._warned:
+                self._warned = True
+                logger.warning("%d connections are open; refusing more (--max-connections)", self._all)
+            return f"the server has {self._all} connections, the maximum: try again, or try another server"
+        if self._by_address[address] >= PER_ADDRESS * limits.max_polls_per_address:
+            return (
+                f"{address} has {self._by_address[address]} connections, the maximum for one address: "
+                f"close some, or start hetserver with a larger --max-polls-per-address"
+            )
+        self._all += 1
+        self._by_address[address] += 1
+        return None
+
+    def closed(self, address: str) -> None:
+        """A counted connection was closed."""
+        self._all -= 1
+        self._warned = self._warned and self._all > self.limits.max_connections * 9 // 10
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]
+
+
+class Connection(H11Protocol):
+    """A connection that is closed if its client is slow to send a header or to read replies.
+
+    Args:
+        connections: where it is counted.
+    """
+
+    def __init__(self, *args: Any, connections: Connections, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._connections = connections
+        self._address: str | None = None
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._has_data = False
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        address = neighbourhood(peer[0]) if peer else ""
+        refusal = self._connections.refusal(address)
+        if refusal is not None:
+            self._close_with(Busy(refusal))
+            return
+        self._address = address
+        if transport.get_extra_info("peercert"):
+            self.app_state = {**self.app_state, CERTIFIED: True}
+        self._await_header()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._header_timer, self._stall_timer, self.timeout_keep_alive_task):
+            if timer is not None:
+                timer.cancel()
+        if self._address is not None:
+            self._connections.closed(self._address)
+            self._address = None
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return
+        self._has_data = True
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE and not self._transport.is_closing():
+            self._await_header()
+        elif self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall_timer is None:
+            self._stall_timer = _later(self._connections.limits.idle_timeout_s, self._abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _await_header(self) -> None:
+        if self._header_timer is None:
+            self._header_timer = _later(self._connections.limits.header_timeout_s, self._header_is_late)
+
+    def _header_is_late(self) -> None:
+        self._header_timer = None
+        if self._transport.is_closing() or self.conn.their_state is not h11.IDLE:
+            return
+        if not self._has_data:
+            self._transport.close()
+            return
+        seconds = self._connections.limits.header_timeout_s
+        self._close_with(RequestTooSlow(f"header: it did not arrive within {seconds:g} s; send it again"))
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn: what is not HTTP is answered like any other mistake."""
+        self._close_with(Malformed("this is not an HTTP/1.1 request, or its header is larger than 64 KiB"))
+
+    def _close_with(self, error: HetError) -> None:
+        """Send an error and close the connection."""
+        answer = problems.answer(error)
+        headers = {**answer.headers, **versions.HEADERS, "connection": "close"}
+        reason = HTTPStatus(answer.status).phrase.encode()
+        with contextlib.suppress(h11.LocalProtocolError):
+            response = h11.Response(status_code=answer.status, headers=[*headers.items()], reason=reason)
+            head = self.conn.send(response)
+            self._transport.write((head or b"") + (self.conn.send(h11.Data(data=answer.body)) or b""))
+            self.conn.send(h11.EndOfMessage())
+        self._transport.close()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+        self._stall_timer = _later(GRACE_S, self._abort)
+
+    def _abort(self) -> None:
+        """Give up on a client that does not read what it is sent."""
+        self._stall_timer = None
+        self._transport.abort()
+
+
+class TlsConnection(SSLProtocol):
+    """asyncio's TLS, with a smaller read buffer for each connection."""
+
+    max_size = TLS_BUFFER_BYTES
+
+
+def protocol_factory(limits: Limits, tls: ServerTls | None) -> Callable[..., asyncio.BaseProtocol]:
+    """What uvicorn calls for every new connection; takes the arguments of its `H11Protocol`."""
+    connections = Connections(limits)
+    tls_options: dict[str, Any] = {  # typeshed wants a waiter and whole seconds
+        "waiter": None,
+        "server_side": True,
+        "ssl_handshake_timeout": limits.header_timeout_s,
+        "ssl_shutdown_timeout": GRACE_S,
+    }
+
+    def make(*args: Any, **more: Any) -> asyncio.BaseProtocol:
+        connection = Connection(*args, connections=connections, **more)
+        if tls is None:
+            return connection
+        return TlsConnection(asyncio.get_running_loop(), connection, tls.context, **tls_options)
+
+    return make
+
+
+def _later(seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(seconds, call)

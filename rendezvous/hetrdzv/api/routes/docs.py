@@ -1,0 +1,44 @@
+"""`/docs`: the routes on one plain page, made from the OpenAPI document; works without internet.
+
+FastAPI's own page loads Swagger UI from a CDN, so on a cluster without internet it stays blank.
+"""
+
+import json
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+router = APIRouter(include_in_schema=False)
+
+_HEAD = """<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>
+<style>body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto }}
+summary {{ font: bold 15px monospace; cursor: pointer }}</style><h1>{title}</h1>
+<p>Every error is problem details (RFC 9457) with a <code>code</code>.
+For programs: <a href=/openapi.json>/openapi.json</a>"""
+
+
+@router.get("/docs")
+async def docs(request: Request) -> HTMLResponse:
+    """The routes, for people."""
+    policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+    return HTMLResponse("".join(_page(request.app.openapi())), headers=policy)
+
+
+def _page(document: dict[str, Any]) -> Iterator[str]:
+    yield _HEAD.format(title=escape(f"{document['info']['title']} {document['info']['version']}"))
+    yield "<h2>Routes</h2>"
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            yield _entry(f"{method.upper()} {path}", operation)
+    yield "<h2>Bodies and replies</h2>"
+    for name, schema in sorted(document["components"]["schemas"].items()):
+        yield _entry(name, schema)
+
+
+def _entry(title: str, content: dict[str, Any]) -> str:
+    """One part of the document: its description, and all of it on demand."""
+    about, details = escape(content.get("description", "")), escape(json.dumps(content, indent=2))
+    return f"<details><summary>{escape(title)}</summary><pre>{details}</pre></details><p>{about}</p>"

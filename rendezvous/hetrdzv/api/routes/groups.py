@@ -1,0 +1,113 @@
+"""Routes about groups: inspect, create, restart, cancel, delete, follow."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import Response, StreamingResponse
+
+from hetrdzv.api import problems, views
+from hetrdzv.api.dispatch import service_of
+from hetrdzv.api.lenient import LenientRoute
+from hetrdzv.auth.policy import Permit, permit_of
+from hetrdzv.core.commands import Cancel, Put, Restart
+from hetrdzv.protocol import wire
+from hetrdzv.service.history import PLACE_PATTERN, Place
+from hetrdzv.service.service import Service
+
+router = APIRouter(
+    prefix="/v1/groups",
+    tags=["groups"],
+    route_class=LenientRoute,
+    dependencies=[Depends(problems.known_parameters)],
+    responses=problems.RESPONSES,
+)
+
+KEEPALIVE_S = 15.0
+"""A followed history sends something at least this often, so that both ends notice a dead connection (seconds)."""
+
+
+@router.get("", response_model=wire.GroupsReply)
+async def list_groups(request: Request) -> Response:
+    """All groups in the scope of the token, in brief."""
+    service, grant = service_of(request), permit_of(request).grant
+    now = service.now()
+    shown = [views.group_summary(group, now) for group in service.groups() if grant.covers(group.group_id)]
+    return views.json_response(wire.GroupsReply(groups=shown))
+
+
+@router.get("/{group_id}", response_model=wire.GroupReply)
+async def get_group(request: Request, group_id: wire.Id) -> Response:
+    """Everything about a group: spec, state, why, round with members and master, nodes, root cause."""
+    service = service_of(request)
+    return views.group_response(service.group(group_id), service.now())
+
+
+@router.put("/{group_id}", response_model=wire.GroupReply)
+async def put_group(request: Request, group_id: wire.Id, spec: wire.SpecFields) -> Response:
+    """Create a group with a spec. The same spec again changes nothing, another one gets 409."""
+    service = service_of(request)
+    return views.group_response(await service.execute(group_id, Put(spec.given())), service.now())
+
+
+@router.delete("/{group_id}", status_code=204)
+async def delete_group(request: Request, group_id: wire.Id) -> Response:
+    """Delete a group whose nodes are gone or whose job is over."""
+    await service_of(request).delete(group_id)
+    return Response(status_code=204)
+
+
+@router.post("/{group_id}/restart", response_model=wire.GroupReply)
+async def restart_group(request: Request, group_id: wire.Id) -> Response:
+    """End the current round so that another forms, or run a finished group again; uses no restart."""
+    service = service_of(request)
+    return views.group_response(await service.execute(group_id, Restart()), service.now())
+
+
+@router.post("/{group_id}/cancel", response_model=wire.GroupReply)
+async def cancel_group(request: Request, group_id: wire.Id) -> Response:
+    """Cancel the job: all workers are stopped, agents exit with 3."""
+    service = service_of(request)
+    return views.group_response(await service.execute(group_id, Cancel()), service.now())
+
+
+@router.get(
+    "/{group_id}/events",
+    response_model=wire.EventsReply,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
+async def get_events(
+    request: Request,
+    group_id: wire.Id,
+    after: Annotated[int, Query(ge=0)] = 0,
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
+    last_event_id: Annotated[str | None, Header(pattern=PLACE_PATTERN)] = None,
+) -> Response:
+    """The numbered history; with `Accept: text/event-stream` it follows (to resume: `Last-Event-ID`)."""
+    service = service_of(request)
+    news, last = service.history(group_id, after)
+    if "text/event-stream" in accept:
+        place = Place(after) if last_event_id is None else Place.parse(last_event_id)
+        stream = _stream(service, group_id, place, permit_of(request))
+        return StreamingResponse(
+            stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+    return views.json_response(
+        wire.EventsReply(events=[views.event_reply(stored) for stored in news], last=last)
+    )
+
+
+async def _stream(service: Service, group_id: str, after: Place, entry: Permit) -> AsyncIterator[str]:
+    """Server-sent events: one per event of the history, a comment when nothing happens.
+
+    Ends when the token of the request is no longer valid.
+    """
+    yield ": follows\n\n"
+    async for news in service.follow(group_id, after, KEEPALIVE_S):
+        if not entry.is_valid:
+            return
+        if news is None:
+            yield ": quiet\n\n"
+        else:
+            place, stored = news
+            yield f"id: {place}\ndata: {views.event_reply(stored).model_dump_json()}\n\n"

@@ -1,0 +1,125 @@
+"""Routes about one node of a group: join, poll for the directive, report, leave, drain."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import Response
+
+from hetrdzv.api import problems, views
+from hetrdzv.api.commands import daemon_command, join_command, report_command
+from hetrdzv.api.dispatch import polls_of, service_of
+from hetrdzv.api.lenient import LenientRoute, ignored
+from hetrdzv.auth.policy import permit_of
+from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, ReportKind, StartDaemon, Undrain
+from hetrdzv.protocol import wire
+from hetrdzv.protocol.errors import StaleRound
+from hetrdzv.protocol.versions import is_newer
+
+router = APIRouter(
+    prefix="/v1/groups/{group_id}/nodes/{node_id}",
+    tags=["nodes"],
+    route_class=LenientRoute,
+    dependencies=[Depends(problems.known_parameters)],
+    responses=problems.RESPONSES,
+)
+
+WaitSeconds = Annotated[float, Query(ge=0, le=3600, description="Seconds; at most half the lease.")]
+
+
+async def _answer_poll(
+    request: Request, group_id: str, command: Join | Renew, after: str | None, wait_s: float
+) -> Response:
+    async def hung_up() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    found = await polls_of(request).answer(hung_up, group_id, command, after, wait_s)
+    if found is None:
+        return Response(status_code=204)  # nobody reads it
+    return views.directive_response(*found)
+
+
+@router.put("", response_model=wire.DirectiveReply)
+async def join(
+    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.JoinRequest, wait: WaitSeconds = 0.0
+) -> Response:
+    """Join, or ready for the next round. Replies with the directive; with `wait` it may wait for one."""
+    if "command" in body.spec.model_fields_set:
+        permit_of(request).check_command(group_id)
+    return await _answer_poll(request, group_id, join_command(node_id, body), None, wait)
+
+
+@router.get("/directive", response_model=wire.DirectiveReply)
+async def get_directive(
+    request: Request,
+    group_id: wire.Id,
+    node_id: wire.Id,
+    incarnation: wire.Id,
+    after: Annotated[str | None, Query(max_length=256)] = None,
+    wait: WaitSeconds = 0.0,
+) -> Response:
+    """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease."""
+    return await _answer_poll(request, group_id, Renew(node_id, incarnation), after, wait)
+
+
+@router.post("/report", response_model=wire.DirectiveReply)
+async def report(request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.ReportRequest) -> Response:
+    """Report on a member's workers. A report on an older round gets 409 and the current directive."""
+    command = report_command(node_id, body)
+    if command is None:
+        if not is_newer(request.headers):
+            raise problems.UnknownKind("kind", body.kind, list(ReportKind))
+        ignored(f"reports of kind '{body.kind[:80]}'")
+    return await _answer_member(request, group_id, node_id, body.incarnation, command)
+
+
+@router.post("/daemon", response_model=wire.DirectiveReply)
+async def start_daemon(
+    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.DaemonRequest
+) -> Response:
+    """Have this node run the daemon of the master's launcher; replies with the directive of the master."""
+    return await _answer_member(
+        request, group_id, body.master, body.incarnation, daemon_command(node_id, body)
+    )
+
+
+async def _answer_member(
+    request: Request, group_id: str, speaker: str, incarnation: str, command: Report | StartDaemon | None
+) -> Response:
+    """Execute what a member of a round says and reply with its directive, even if the round is over."""
+    service = service_of(request)
+    try:
+        if command is not None:
+            await service.execute(group_id, command)
+    except StaleRound:
+        current = service.directive(group_id, speaker, incarnation)
+        request.state.directive = views.directive_reply(*current)
+        raise
+    return views.directive_response(*service.directive(group_id, speaker, incarnation))
+
+
+@router.delete("", status_code=204)
+async def leave(
+    request: Request,
+    group_id: wire.Id,
+    node_id: wire.Id,
+    incarnation: wire.Id,
+    reason: Annotated[str, Query(max_length=256)] = "",
+) -> Response:
+    """The agent leaves; its workers are gone."""
+    await service_of(request).execute(group_id, Leave(node_id=node_id, incarnation=incarnation, why=reason))
+    return Response(status_code=204)
+
+
+@router.post("/drain", response_model=wire.GroupReply)
+async def drain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
+    """Take a node out: its agent stops its workers and exits with 4. Holds over restarts of the agent."""
+    service = service_of(request)
+    return views.group_response(await service.execute(group_id, Drain(node_id)), service.now())
+
+
+@router.post("/undrain", response_model=wire.GroupReply)
+async def undrain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
+    """Let a drained node join again."""
+    service = service_of(request)
+    return views.group_response(await service.execute(group_id, Undrain(node_id)), service.now())

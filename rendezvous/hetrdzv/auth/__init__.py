@@ -1,0 +1,1 @@
+"""Who may do what: tokens and their files, the roles of routes, TLS."""

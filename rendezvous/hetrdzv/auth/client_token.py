@@ -1,0 +1,52 @@
+"""The one token that an agent or hetctl uses: from `--token-file`, or from `HET_TOKEN`."""
+
+import os
+from pathlib import Path
+
+from hetrdzv.auth.files import AccessError
+from hetrdzv.auth.tokens import is_token
+
+
+def client_token(token_file: Path | None) -> str | None:
+    """The token to send; None if there is none.
+
+    Args:
+        token_file: `--token-file`; without it, `HET_TOKEN` of the environment counts.
+
+    Raises:
+        AccessError: what was given is not a token.
+    """
+    if token_file is not None:
+        return read_token(token_file)
+    token = os.environ.get("HET_TOKEN", "").strip()
+    if token and not is_token(token):
+        raise AccessError("HET_TOKEN must hold one token, a single word of ASCII characters")
+    return token or None
+
+
+def reread_token(token_file: Path | None) -> str | None:
+    """The token in a file that may have changed; None if there is no file, or no token in it."""
+    try:
+        return read_token(token_file) if token_file is not None else None
+    except AccessError:
+        return None
+
+
+def read_token(path: Path) -> str:
+    """The only token in a file.
+
+    Raises:
+        AccessError: the file cannot be read, is empty, or holds more than one word.
+    """
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise AccessError(f"token file {path} cannot be read: {reason}") from None
+    if not is_token(token):
+        what = "holds more than that" if token else "is empty"
+        raise AccessError(
+            f"token file {path} must hold one token, a single word of ASCII characters, but {what}: "
+            f"write a token into it, for example with openssl rand -hex 32"
+        )
+    return token

@@ -1,0 +1,134 @@
+"""Who may use which route: the role that each route requires, checked against the grant of a token.
+
+docs/security.md shows the same table. A route without a row is for admins of all groups only, so one that was forgotten
+here is open to nobody else.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fastapi import Request
+from starlette.types import Scope
+
+from hetrdzv.auth.tokens import Grant, Role, Tokens
+from hetrdzv.protocol.errors import Forbidden
+
+_GROUP = "/v1/groups/{group_id}"
+_NODE = f"{_GROUP}/nodes/{{node_id}}"
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
+"""Paths that need neither token nor certificate: they reveal nothing about any group."""
+
+ROLES: Mapping[str, Role] = {
+    "GET /v1/groups": Role.READ,
+    "GET /metrics": Role.READ,
+    f"GET {_GROUP}": Role.READ,
+    f"PUT {_GROUP}": Role.ADMIN,
+    f"DELETE {_GROUP}": Role.ADMIN,
+    f"POST {_GROUP}/restart": Role.ADMIN,
+    f"POST {_GROUP}/cancel": Role.ADMIN,
+    f"GET {_GROUP}/events": Role.READ,
+    f"PUT {_NODE}": Role.AGENT,
+    f"GET {_NODE}/directive": Role.AGENT,
+    f"POST {_NODE}/report": Role.AGENT,
+    f"POST {_NODE}/daemon": Role.AGENT,
+    f"DELETE {_NODE}": Role.AGENT,
+    f"POST {_NODE}/drain": Role.ADMIN,
+    f"POST {_NODE}/undrain": Role.ADMIN,
+}
+"""The lowest role that may use a route."""
+
+SCOPED = frozenset({"GET /v1/groups"})
+"""Routes that name no group, but show only groups in the scope of the token."""
+
+_KEY = "hetrdzv.permit"
+
+
+class Row(NamedTuple):
+    """A route with the role that it requires."""
+
+    route: str
+    method: str
+    path: re.Pattern[str]
+    role: Role
+
+
+def _row(route: str, role: Role) -> Row:
+    method, _, template = route.partition(" ")
+    return Row(route, method, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", template)), role)
+
+
+_ROWS = [_row(route, role) for route, role in ROLES.items()]
+
+
+class Permit:
+    """What a request may do.
+
+    Args:
+        grant: of its token.
+        token: None if none is required.
+        tokens: those that the server accepts.
+    """
+
+    def __init__(self, grant: Grant, token: str | None = None, tokens: Tokens | None = None) -> None:
+        self.grant = grant
+        self._token = token
+        self._tokens = tokens
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the token still has this grant; ask again during a long reply."""
+        return self._tokens is None or self._tokens.find(self._token or "") == self.grant
+
+    def put_into(self, scope: Scope) -> Scope:
+        """The ASGI scope of a request, with this permit in it."""
+        return {**scope, _KEY: self}
+
+    def check(self, method: str, path: str) -> None:
+        """Check that a request is permitted.
+
+        Raises:
+            Forbidden: it is not; says what the token is for and what was asked.
+        """
+        grant = self.grant
+        if grant.role is Role.ADMIN and grant.scope is None:
+            return
+        asked = f"{method} {path[:200]}"
+        for row in _ROWS:
+            if row.method == method and (found := row.path.fullmatch(path)) is not None:
+                break
+        else:
+            raise _forbidden(grant, asked, "is not a route, or is one for admins of all groups")
+        if grant.role < row.role:
+            raise _forbidden(grant, asked, f"needs the role {row.role}")
+        group_id = found.groupdict().get("group_id")
+        if group_id is not None:
+            if not grant.covers(group_id):
+                raise _forbidden(grant, asked, f"is about group '{group_id[:128]}'")
+        elif grant.scope is not None and row.route not in SCOPED:
+            raise _forbidden(grant, asked, "is about all groups")
+
+    def check_command(self, group_id: str) -> None:
+        """Check that a token may set the command that agents run.
+
+        Raises:
+            Forbidden: it may not.
+        """
+        if self.grant.role < Role.ADMIN:
+            what = f"a command for group '{group_id}' in the spec of a join"
+            raise _forbidden(self.grant, what, "needs the role admin, since other nodes would run it")
+
+
+def permit_of(request: Request) -> Permit:
+    """The permit of a request."""
+    found: Any = request.scope[_KEY]
+    assert isinstance(found, Permit)
+    return found
+
+
+def _forbidden(grant: Grant, asked: str, why: str) -> Forbidden:
+    return Forbidden(
+        f"this token may not do that: its {grant}, but {asked} {why}: "
+        f"use another token, or change its line in hetserver's token file"
+    )

@@ -1,0 +1,216 @@
+"""TLS for clients and servers: which certificates each shows and trusts, and what a failure means."""
+
+import logging
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetrdzv.auth.files import Stamp, stamp_of
+from hetrdzv.protocol.errors import HetError
+
+logger = logging.getLogger(__name__)
+
+
+class TlsError(HetError):
+    """A certificate, key or CA file that cannot be used."""
+
+    code = "tls"
+
+
+# -- the client's side -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """What a client trusts and shows.
+
+    Attributes:
+        ca_cert: the CA that must have signed the server's certificate; None: any public CA.
+        cert, key: of this client; None: it shows none. The key may be in the file of the certificate.
+    """
+
+    ca_cert: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    @classmethod
+    def of(cls, flags: Mapping[str, Path | None], environ: Mapping[str, str]) -> "ClientTls":
+        """From `--ca-cert`, `--client-cert` and `--client-key`, else from the environment.
+
+        Args:
+            flags: `ca_cert`, `client_cert`, `client_key`; None if not given.
+
+        Raises:
+            TlsError: a file cannot be used.
+        """
+
+        def path(flag: str, variable: str) -> Path | None:
+            given = flags.get(flag) or environ.get(variable)
+            return Path(given).absolute() if given else None
+
+        ca_cert = path("ca_cert", "HET_CA_CERT")
+        found = cls(ca_cert, path("client_cert", "HET_CLIENT_CERT"), path("client_key", "HET_CLIENT_KEY"))
+        if found.key is not None and found.cert is None:
+            raise TlsError("--client-key is the key of a certificate: give --client-cert too")
+        found.context()
+        return found
+
+    def context(self) -> ssl.SSLContext | bool:
+        """For httpx; True if nothing was given.
+
+        Raises:
+            TlsError: a file cannot be used.
+        """
+        if self.ca_cert is None and self.cert is None:
+            return True
+        if self.ca_cert is None:
+            import httpx  # only clients need it
+
+            context = httpx.create_ssl_context(trust_env=False)
+        else:
+            _require_readable("--ca-cert", self.ca_cert)
+            try:
+                context = ssl.create_default_context(cafile=str(self.ca_cert))
+            except (ssl.SSLError, OSError) as error:
+                raise TlsError(
+                    f"--ca-cert {self.ca_cert} is not a PEM file of certificates ({error})"
+                ) from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.cert is not None:
+            _load(context, self.cert, self.key, "--client-cert", "--client-key")
+        return context
+
+
+def explain_tls(error: ssl.SSLError, host: str, tls: ClientTls) -> str:
+    """What a TLS failure means, and what to do."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS error: {error.verify_message}; {_advice(error.verify_code, host, tls)}"
+    reason = (error.reason or "handshake failed").replace("_", " ").lower()
+    if reason in ("wrong version number", "record layer failure", "http request"):
+        hint = "it does not speak TLS: use http://"
+    elif "certificate required" in reason:
+        hint = "this server requires a client certificate: give --client-cert and --client-key"
+    elif "alert" in reason and ("certificate" in reason or "unknown ca" in reason):
+        hint = "it rejects our --client-cert: was that signed by the CA in its --tls-client-ca?"
+    else:
+        return f"TLS error: {reason}"
+    return f"TLS error: {reason}; {hint}"
+
+
+def _advice(code: int, host: str, tls: ClientTls) -> str:
+    match code:
+        case 9:
+            return "its certificate is not valid yet: compare the clocks of both machines"
+        case 10:
+            return "its certificate has expired: renew it there"
+        case 62 | 64:
+            return f"its certificate is not for {host}: use a name that is in the certificate, or replace it"
+    by = f"a CA in {tls.ca_cert}" if tls.ca_cert is not None else "a public CA"
+    return f"its certificate is not signed by {by}: give --ca-cert with the CA that signed it"
+
+
+# -- the server's side -------------------------------------------------------------------------------------
+
+
+class ServerTls:
+    """What a server shows, and which clients it trusts. New connections see a changed certificate.
+
+    Args:
+        cert, key: of the server; the key may be in the file of the certificate.
+        client_ca: the CA that must have signed the clients' certificates; None: they need none.
+
+    Raises:
+        TlsError: a file cannot be used.
+    """
+
+    def __init__(self, cert: Path, key: Path | None, client_ca: Path | None) -> None:
+        self._cert, self._key = cert, key
+        self.asks_clients = client_ca is not None
+        self._stamps = self._look()
+        self._complaint = ""
+        self.context = _server_context()
+        _load(self.context, cert, key, "--tls-cert", "--tls-key")
+        if client_ca is not None:
+            _require_readable("--tls-client-ca", client_ca)
+            try:
+                self.context.load_verify_locations(client_ca)
+            except (ssl.SSLError, OSError) as error:
+                raise TlsError(
+                    f"--tls-client-ca {client_ca} is not a PEM file of certificates ({error})"
+                ) from None
+            # a client without one is told so by gate.py; one with a wrong one gets no connection
+            self.context.verify_mode = ssl.CERT_OPTIONAL
+
+    def refresh(self, *, now: bool = False) -> None:
+        """Reload the certificate if its files have changed; if the new one cannot be used, log so and keep the old one.
+
+        Args:
+            now: reload it in any case.
+        """
+        stamps = self._look()
+        if stamps == self._stamps and not now:
+            return
+        self._stamps = stamps
+        try:
+            _load(_server_context(), self._cert, self._key, "--tls-cert", "--tls-key")  # a trial
+            _load(self.context, self._cert, self._key, "--tls-cert", "--tls-key")
+        except TlsError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                logger.error("%s; the previous certificate stays in use", error)
+            return
+        self._complaint = ""
+        logger.info("reloaded certificate %s; new connections see it", self._cert)
+
+    def _look(self) -> list[Stamp | None]:
+        return [_stamp(path) for path in (self._cert, self._key or self._cert)]
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        return stamp_of(os.stat(path))
+    except OSError:
+        return None
+
+
+def _server_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _require_readable(flag: str, path: Path) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise TlsError(f"{flag} {path} cannot be read: {error.strerror}") from None
+
+
+def _load(context: ssl.SSLContext, cert: Path, key: Path | None, cert_flag: str, key_flag: str) -> None:
+    """Load a certificate and its key.
+
+    Raises:
+        TlsError: they cannot be used; says why.
+    """
+    _require_readable(cert_flag, cert)
+    if key is not None:
+        _require_readable(key_flag, key)
+
+    def no_password() -> str:  # otherwise OpenSSL would ask for it on the terminal
+        raise TlsError(f"the key of {cert_flag} {cert} is encrypted: use one without a password, mode 0600")
+
+    where = f"{cert_flag} {cert}" + (f" and {key_flag} {key}" if key is not None else "")
+    try:
+        context.load_cert_chain(cert, key, no_password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise TlsError(
+                f"{where} do not belong together: this is the key of another certificate"
+            ) from None
+        hint = f"; if it does not contain the key, give {key_flag}" if key is None else ""
+        raise TlsError(
+            f"{where}: not a certificate with its key in PEM ({error.reason or error}){hint}"
+        ) from None

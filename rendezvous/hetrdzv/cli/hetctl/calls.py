@@ -1,0 +1,64 @@
+"""What subcommands do with a server: call it, print its reply as a sentence or as JSON."""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import click
+from pydantic import BaseModel
+
+from hetrdzv.auth.client_token import client_token, reread_token
+from hetrdzv.auth.tls import ClientTls
+from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.options import shared
+from hetrdzv.client import Client
+from hetrdzv.protocol.wire import GroupReply
+
+_T = TypeVar("_T")
+
+
+def call(ask: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
+    """Run a coroutine with a client of the server that the shared options name."""
+    options = shared()
+    token = client_token(options.token_file)
+    files = {name: getattr(options, name) for name in ("ca_cert", "client_cert", "client_key")}
+    tls = ClientTls.of(files, os.environ)
+
+    async def run() -> _T:
+        async with client:
+            return await ask(client)
+
+    try:
+        client = Client(
+            options.server,
+            token=token,
+            renew_token=lambda: reread_token(options.token_file),  # `events --follow` may run for days
+            tls=tls,
+        )
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    return asyncio.run(run())
+
+
+def tell(reply: GroupReply, text: str) -> None:
+    """Print a sentence about what was done, or the reply with --json."""
+    if shared().as_json:
+        print_json(reply)
+    else:
+        tables.write(tables.one_line(text))
+
+
+def standing(group: GroupReply) -> str:
+    """A group's state and the reason for it."""
+    return f"{group.state}: {group.why}"
+
+
+def print_json(reply: BaseModel) -> None:
+    """Print a reply as the API sends it."""
+    tables.write(reply.model_dump_json(indent=2))
+
+
+def complain(text: str) -> None:
+    """Print an error or a warning to stderr, in one line."""
+    click.echo(f"hetctl: {tables.one_line(text)}", err=True)

@@ -1,0 +1,91 @@
+"""Subcommands about whole groups: create, status, restart, cancel, delete."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.calls import call, print_json, standing, tell
+from hetrdzv.cli.hetctl.options import GROUP, Id, Nnodes, Seconds, command, shared
+from hetrdzv.core.phrasing import count
+from hetrdzv.protocol.wire import SETTINGS, SpecFields
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _settings_of_a_group(function: _F) -> _F:
+    """A flag for each setting of a group that has a flag of its own name."""
+    for setting in reversed(list(SETTINGS.values())):
+        if setting.has_flag:
+            kind = click.Choice(setting.choices) if setting.choices else Seconds()
+            text = f"{setting.help} (default: {setting.shown_default})"
+            function = click.option(f"--{setting.name.replace('_', '-')}", type=kind, help=text)(function)
+    return function
+
+
+@command("Create a group.")
+@GROUP
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGS...]")
+@click.option("--nnodes", type=Nnodes(), help="How many nodes the job wants.")
+@click.option("--max-restarts", type=int, metavar="N", help="Restarts of the whole group (default 3).")
+@_settings_of_a_group
+def create(group: str, command: tuple[str, ...], nnodes: tuple[int, int] | None, **fields: object) -> None:
+    """Create GROUP with the given settings and the defaults for the others.
+
+    Agents that are started without a script run SCRIPT. If the group exists, its settings must be the same.
+    """
+    spec = {name: value for name, value in fields.items() if value is not None}
+    if nnodes is not None:
+        spec["min_nodes"], spec["max_nodes"] = nnodes
+    if command:
+        spec["command"] = list(command)
+    reply = call(lambda client: client.put(group, SpecFields.model_validate(spec)))
+    tell(reply, f"group '{group}' exists, {standing(reply)}")
+
+
+@command("Show all groups, or one with its nodes.")
+@click.argument("group", type=Id(), required=False)
+def status(group: str | None) -> None:
+    """Show all groups, or GROUP with its nodes."""
+    if group is not None:
+        reply = call(lambda client: client.group(group))
+        if shared().as_json:
+            print_json(reply)
+        else:
+            tables.show(*tables.group_view(reply))
+        return
+    groups = call(lambda client: client.groups())
+    if shared().as_json:
+        print_json(groups)
+    elif groups.groups:
+        tables.show(tables.groups_table(groups.groups))
+    else:
+        tables.write("no groups yet; the first agent to join creates one, or: hetctl create GROUP")
+
+
+@command("End a group's round so that another forms.")
+@GROUP
+def restart(group: str) -> None:
+    """End the round of GROUP so that another forms, or start a finished job again; does not count as a restart."""
+    reply = call(lambda client: client.restart(group))
+    tell(reply, f"group '{group}' restarts, {standing(reply)}")
+
+
+@command("End a group's job.")
+@GROUP
+def cancel(group: str) -> None:
+    """End the job of GROUP: all workers are stopped, agents exit with 3."""
+    reply = call(lambda client: client.cancel(group))
+    live = reply.counts.nodes
+    stopping = f"; {count(live, 'node')} told to stop" if live else ""
+    tell(reply, f"group '{group}' is cancelled{stopping}")
+
+
+@command("Forget a group.")
+@GROUP
+def delete(group: str) -> None:
+    """Forget GROUP, whose nodes are gone or whose job is over. Prints nothing with --json."""
+    call(lambda client: client.delete(group))
+    if not shared().as_json:
+        tables.write(f"group '{group}' is deleted")

@@ -1,0 +1,172 @@
+"""What subcommands are made of: the options that all share, and types of arguments."""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from hetrdzv.client import servers_from
+from hetrdzv.protocol.addresses import DEFAULT_PORT
+from hetrdzv.protocol.ids import checked_id
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(slots=True)
+class Shared:
+    """The options that all subcommands share."""
+
+    server: tuple[str, ...] = ()
+    token_file: Path | None = None
+    ca_cert: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    as_json: bool = False
+
+
+def shared() -> Shared:
+    """The shared options of the running command."""
+    found: Shared = click.get_current_context().ensure_object(Shared)
+    return found
+
+
+# -- types of arguments ----------------------------------------------------------------------------------
+
+
+class Id(click.ParamType[Any]):
+    """A group id or node id."""
+
+    name = "id"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return checked_id(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class _Servers(click.ParamType[Any]):
+    """Server URLs, separated by commas."""
+
+    name = "URL[,URL...]"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        try:
+            return value if isinstance(value, tuple) else tuple(servers_from(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Seconds(click.ParamType[Any]):
+    """A finite number of seconds; the server checks the range."""
+
+    name = "S"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return seconds
+
+
+class Nnodes(click.ParamType[Any]):
+    """`N` or `MIN:MAX`, like torchrun's."""
+
+    name = "N|MIN:MAX"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", value)
+        if found is None:
+            self.fail(f"{value!r} must be N or MIN:MAX", param, ctx)
+        low, high = found.groups()
+        return int(low), int(high or low)
+
+
+GROUP = click.argument("group", type=Id())
+NODE = click.argument("node", type=Id())
+
+
+# -- decorators of commands ------------------------------------------------------------------------------
+
+_FILES = {
+    "--token-file": "File with a token for the server (or HET_TOKEN).",
+    "--ca-cert": "CA that signed the server's certificate, PEM (or HET_CA_CERT).",
+    "--client-cert": "Certificate to present to the server, PEM (or HET_CLIENT_CERT).",
+    "--client-key": "Key of --client-cert, PEM (or HET_CLIENT_KEY).",
+}
+
+
+def command(short_help: str) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a function a subcommand that takes the shared options; add it to `SUBCOMMANDS` in main.py."""
+
+    def make(function: Callable[..., None]) -> click.Command:
+        return click.command(short_help=short_help)(takes_shared(hidden=True)(function))
+
+    return make
+
+
+def takes_shared(*, hidden: bool) -> Callable[[_F], _F]:
+    """Add the shared options, which may stand before and after the subcommand.
+
+    Args:
+        hidden: leave them out of the help: they are in that of hetctl itself.
+    """
+
+    def add(command: _F) -> _F:
+        for option in (
+            click.option(
+                "--json",
+                "as_json",
+                is_flag=True,
+                help="Print the API's JSON.",
+                expose_value=False,
+                callback=_keep,
+            ),
+            *(
+                click.option(
+                    flag,
+                    type=click.Path(path_type=Path),
+                    metavar="FILE",
+                    help=text,
+                    hidden=hidden,
+                    expose_value=False,
+                    callback=_keep,
+                )
+                for flag, text in reversed(_FILES.items())
+            ),
+            click.option(
+                "--server",
+                type=_Servers(),
+                envvar=None if hidden else "HET_SERVER",
+                default=None if hidden else f"http://127.0.0.1:{DEFAULT_PORT}",
+                show_default=True,
+                show_envvar=True,
+                help="URL of hetserver; several separated by commas.",
+                hidden=hidden,
+                expose_value=False,
+                callback=_keep,
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Store a shared option; one after the subcommand overrides the same one before it."""
+    if value:
+        setattr(ctx.ensure_object(Shared), param.name or "", value)

@@ -1,0 +1,265 @@
+"""Formats replies for people: tables, headings and lines that fit any terminal width."""
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hetrdzv.core.phrasing import count, spent_of
+from hetrdzv.protocol.wire import (
+    EventReply,
+    FailureReply,
+    GroupReply,
+    GroupSummary,
+    NodeReply,
+    RootCauseReply,
+    RoundReply,
+)
+
+TRACEBACK_LINES = 20
+"""How many lines of a root cause's traceback are shown: the last ones."""
+
+PIPED_WIDTH = 10_000
+"""Width where output is not a terminal (columns): every row stays on one line, for grep and awk."""
+
+_STYLES = {
+    "running": "green",
+    "succeeded": "green",
+    "starting": "cyan",
+    "ready": "cyan",
+    "spare": "cyan",
+    "waiting": "yellow",
+    "stopping": "yellow",
+    "suspect": "yellow",
+    "failed": "bold red",
+    "lost": "red",
+}
+
+_CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+
+
+def show(*parts: RenderableType) -> None:
+    """Print to stdout: coloured and folded on a terminal, elsewhere plain with one line per row."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPED_WIDTH
+    narrowest = max(_narrowest(part) if isinstance(part, Table) else 0 for part in parts)
+    console.width = max(console.width, narrowest)
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part, crop=False)
+    write("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def write(line: str) -> None:
+    """Print a line to stdout and flush."""
+    print(line, flush=True)
+
+
+def plain(text: str) -> str:
+    """A text without terminal control sequences; it may come from any worker's stderr."""
+    return _CONTROL.sub("", text.expandtabs(8).replace("\r\n", "\n"))
+
+
+def one_line(text: str) -> str:
+    """A text on one line, without control sequences."""
+    return " ".join(line.strip() for line in plain(text).splitlines() if line.strip())
+
+
+def groups_table(groups: Iterable[GroupSummary]) -> Table:
+    """All groups, one per row."""
+    table = _table()
+    table.add_column("GROUP", overflow="fold", min_width=8)
+    table.add_column("STATE", no_wrap=True)
+    for name in ("ROUND", "WORLD", "NODES", "RESTARTS"):
+        table.add_column(name, no_wrap=True, justify="right")
+    table.add_column("WHY", overflow="fold", min_width=20)
+    for group in groups:
+        table.add_row(
+            group.group_id,
+            _state(group.state),
+            str(group.round or "-"),
+            str(group.world_size or "-"),
+            str(group.counts.nodes),
+            spent_of(group.restarts, group.max_restarts),
+            one_line(group.why),
+        )
+    return table
+
+
+def group_view(group: GroupReply) -> Iterator[RenderableType]:
+    """One group: a heading, its nodes in rank order, nodes that are gone, the root cause of a failure."""
+    yield _heading(group)
+    live = [node for node in group.nodes if node.heard_s_ago is not None]
+    live.sort(key=lambda node: (node.group_rank is None, node.group_rank or 0))
+    if live:
+        yield ""
+        yield _live_table(live)
+    gone = [node for node in group.nodes if node.heard_s_ago is None]
+    if gone:
+        yield ""
+        yield _gone_table(gone)
+    if group.root_cause is not None:
+        yield ""
+        yield from _root_cause(group.root_cause)
+
+
+def event_line(event: EventReply) -> str:
+    """Number, local time and text of an event."""
+    at = datetime.fromisoformat(event.at).astimezone()
+    return f"{event.number:>4}  {at:%Y-%m-%d %H:%M:%S}  {one_line(event.text)}"
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+
+
+def _narrowest(table: Table) -> int:
+    """The narrowest width at which rich folds cells and does not cut them off (columns)."""
+    widths = (
+        column.min_width or max(cell_len(str(cell)) for cell in (column.header, *column.cells))
+        for column in table.columns
+    )
+    return sum(widths) + 2 * (len(table.columns) - 1)
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=_STYLES.get(state, ""))
+
+
+def _heading(group: GroupReply) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold", min_width=20)
+    grid.add_row("group", group.group_id)
+    grid.add_row("state", _state(group.state))
+    grid.add_row("why", one_line(group.why))
+    grid.add_row("job", str(group.job))
+    grid.add_row("round", _round(group.current_round))
+    grid.add_row("restarts", spent_of(group.restarts, group.max_restarts))
+    if group.current_round is not None and group.current_round.ended is None:
+        master = group.current_round.master
+        grid.add_row("master", f"{master.node_id} at {master.address} port {master.port}")
+    grid.add_row("nodes", f"{_counted(group)}; wanted: {_wanted(group)}")
+    if group.spec.get("command"):
+        grid.add_row("command", plain(shlex.join(group.spec["command"])))
+    if group.drained:
+        grid.add_row("drained", ", ".join(group.drained))
+    if group.unreachable:
+        grid.add_row("unreachable", _unreachable(group))
+    return grid
+
+
+def _unreachable(group: GroupReply) -> str:
+    by_master: dict[str, list[str]] = {}
+    for pair in group.unreachable:
+        by_master.setdefault(pair.master, []).append(pair.node_id)
+    return "; ".join(f"{master} from {', '.join(who)}" for master, who in by_master.items())
+
+
+def _round(current: RoundReply | None) -> str:
+    if current is None:
+        return "none yet"
+    nodes = count(len(current.members), "node")
+    ended = ", ended" if current.ended is not None else ""
+    return f"{current.number} (world size {current.world_size}, {nodes}{ended})"
+
+
+def _counted(group: GroupReply) -> str:
+    counts = group.counts
+    more = ((counts.members, "in the round"), (counts.spares, "spare"), (counts.gone, "gone"))
+    return ", ".join([f"{counts.nodes} here", *(f"{number} {word}" for number, word in more if number)])
+
+
+def _wanted(group: GroupReply) -> str:
+    low, high = group.spec.get("min_nodes", 1), group.spec.get("max_nodes")
+    if high is None:
+        return f"{low} or more"
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _live_table(nodes: list[NodeReply]) -> Table:
+    table = _table()
+    table.add_column("NODE", overflow="fold", min_width=10)
+    table.add_column("STATE", no_wrap=True)
+    for name in ("RANKS", "OFFSET", "SLOTS"):
+        table.add_column(name, no_wrap=True, justify="right")
+    table.add_column("ADDRESS", overflow="fold", min_width=_address_width(nodes))
+    table.add_column("HEARD", no_wrap=True, justify="right")
+    whys = [_node_why(node) for node in nodes]
+    if any(whys):
+        table.add_column("WHY", overflow="fold", min_width=10)
+    for node, why in zip(nodes, whys, strict=True):
+        offset = "-" if node.rank_offset is None else str(node.rank_offset)
+        cells: list[RenderableType] = [
+            node.node_id,
+            _state(node.state),
+            _ranks(node),
+            offset,
+            str(node.slots),
+            node.address,
+            _ago(node.heard_s_ago or 0.0),
+        ]
+        table.add_row(*cells, *([why] if any(whys) else []))
+    return table
+
+
+def _gone_table(nodes: list[NodeReply]) -> Table:
+    table = _table()
+    table.add_column("GONE", overflow="fold", min_width=8)
+    table.add_column("STATE", no_wrap=True)
+    table.add_column("SLOTS", no_wrap=True, justify="right")
+    table.add_column("ADDRESS", overflow="fold", min_width=_address_width(nodes))
+    table.add_column("WHY", overflow="fold", min_width=20)
+    for node in nodes:
+        table.add_row(node.node_id, _state(node.state), str(node.slots), node.address, _node_why(node))
+    return table
+
+
+def _address_width(nodes: Iterable[NodeReply]) -> int:
+    """Wide enough that no IPv4 address is folded (columns)."""
+    return min(15, max(len(node.address) for node in nodes))
+
+
+def _ranks(node: NodeReply) -> str:
+    if node.rank_offset is None:
+        return "-"
+    last = node.rank_offset + node.slots - 1
+    return str(last) if node.slots == 1 else f"{node.rank_offset}-{last}"
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _node_why(node: NodeReply) -> str:
+    parts = [one_line(node.why)] if node.why else []
+    if node.failure is not None:
+        parts.append(_failure(node.failure))
+    return "; ".join(parts)
+
+
+def _failure(failure: FailureReply) -> str:
+    if failure.signal is None and failure.exit_code is None:
+        return "its workers could not be started"
+    how = f"killed by {plain(failure.signal)}" if failure.signal else f"exit code {failure.exit_code}"
+    return f"{f'rank {failure.rank}' if failure.rank >= 0 else 'its program'}: {how}"
+
+
+def _root_cause(cause: RootCauseReply) -> Iterator[RenderableType]:
+    where = f" (round {cause.round})" if cause.round else ""
+    yield Text.assemble(("root cause", "bold"), f"{where}: {one_line(cause.message)}")
+    lines = plain(cause.failure.message).rstrip().splitlines() if cause.failure is not None else []
+    if len(lines) > TRACEBACK_LINES:
+        yield Text(f"  … {len(lines) - TRACEBACK_LINES} lines before (all: --json)", style="dim")
+    for line in lines[-TRACEBACK_LINES:]:
+        yield Padding(Text(line, overflow="fold"), (0, 0, 0, 2), expand=False)

@@ -1,0 +1,171 @@
+"""Turns transport errors and unusable answers into errors that a person understands."""
+
+import errno
+import json
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from hetrdzv.auth.tls import ClientTls, explain_tls
+from hetrdzv.protocol import versions
+from hetrdzv.protocol.errors import (
+    HetError,
+    LeaderLost,
+    NotHetserver,
+    Problem,
+    Unavailable,
+    Unreachable,
+    VersionMismatch,
+)
+
+_R = TypeVar("_R", bound=BaseModel)
+
+
+class MaybeDone(Unavailable):
+    """A server lost its leadership while it worked on the request, which may or may not have taken effect."""
+
+
+def unusable(response: httpx.Response, server: str) -> HetError | None:
+    """Why an answer is no reply to the request, so that another server has to be asked; None if it is one.
+
+    Redirects (3xx) are left to the caller, which knows the other servers.
+    """
+    status, version = response.status_code, response.headers.get(versions.MAJOR_HEADER)
+    if version is None:
+        if status in (502, 503, 504):
+            return Unreachable(f"HTTP {status} from a proxy in front of it")
+        what = response.headers.get("Content-Type", "no content type").split(";")[0].strip()
+        return NotHetserver(
+            f"{server} answered, but is not a hetserver (HTTP {status}, {what[:100]}): check --server"
+        )
+    if version != str(versions.MAJOR):
+        older = "the server" if version.isdecimal() and int(version) < versions.MAJOR else "this client"
+        return VersionMismatch(
+            f"{server} speaks version {version[:20]} of the API and this client version {versions.MAJOR}: "
+            f"{older} is older, upgrade it"
+        )
+    if status == 503:
+        problem = problem_of(response)
+        kind = MaybeDone if problem.code == LeaderLost.code else Unavailable
+        return kind(f"{problem} (HTTP 503)")
+    return None
+
+
+def transport_error(
+    error: httpx.TransportError, server: str, limits: httpx.Timeout, tls: ClientTls, *, answered_before: bool
+) -> HetError:
+    """What to tell a person about a transport error.
+
+    Args:
+        limits: the time-outs of the request (seconds).
+        answered_before: whether this server has answered a request, which rules some causes out.
+    """
+    is_plain = server.startswith("http://")
+    tls_hint = "; if it speaks TLS, give https://" if is_plain else ""
+    if isinstance(error, httpx.ProtocolError) and not _is_cut(error):
+        return NotHetserver(f"{server} answered, but is not a hetserver (no HTTP): check --server{tls_hint}")
+    if isinstance(error, httpx.TimeoutException):
+        limit_s = limits.connect if isinstance(error, httpx.ConnectTimeout) else limits.read
+        return Unreachable(f"timed out after {limit_s:g} s")
+    causes = list(_causes(error))
+    for cause in causes:
+        match cause:
+            case socket.gaierror(errno=socket.EAI_AGAIN):
+                return Unreachable("host name lookup failed for now")
+            case socket.gaierror():
+                return Unreachable("host name unknown")
+            case ssl.SSLError() if cause.reason != "APPLICATION_DATA_AFTER_CLOSE_NOTIFY":
+                return Unreachable(explain_tls(cause, urlsplit(server).hostname or "", tls))
+            case ConnectionRefusedError():
+                return Unreachable("connection refused")
+            case OSError(errno=errno.EHOSTUNREACH):
+                return Unreachable("no route to host")
+            case OSError(errno=errno.ENETUNREACH):
+                return Unreachable("network unreachable")
+    if isinstance(error, httpx.ConnectError):
+        texts = (cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror)
+        reason = next(texts, None)
+        return Unreachable(f"no connection ({reason})" if reason else "no connection")
+    hint = ""
+    if not answered_before:
+        hint = tls_hint
+        if not is_plain and tls.cert is not None:
+            hint = "; is our --client-cert signed by the authority in its --tls-client-ca?"
+    return Unreachable(f"connection cut before the answer came{hint}")
+
+
+def verdict(failures: Mapping[str, HetError]) -> HetError:
+    """The error to raise when no server gave a usable answer; `failures` says why, by URL."""
+    strangers = [error for error in failures.values() if not isinstance(error, Unreachable)]
+    if len(strangers) == len(failures):
+        return strangers[0]
+    reasons = [
+        str(error) if error in strangers else f"{server}: {error}" for server, error in failures.items()
+    ]
+    if not any(isinstance(error, Unavailable) for error in failures.values()):
+        return Unreachable(f"no server answers ({'; '.join(reasons)})")
+    if len(reasons) == 1:
+        return Unavailable(reasons[0])
+    return Unavailable(f"no server can do this now ({'; '.join(reasons)})")
+
+
+def problem_of(response: httpx.Response) -> Problem:
+    """The error that a server answered with, whatever is in its body."""
+    try:
+        body = json.loads(response.content)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        body = {}
+    detail, code = body.get("detail"), body.get("code")
+    return Problem(
+        response.status_code,
+        code if isinstance(code, str) else "error",
+        detail if isinstance(detail, str) and detail else f"the server answered HTTP {response.status_code}",
+        body,
+    )
+
+
+def parsed(model: type[_R], data: bytes | str, server: str, *, newer: bool) -> _R:
+    """A reply's JSON as a model.
+
+    Args:
+        newer: whether the server speaks a newer minor version of the API than this client.
+
+    Raises:
+        VersionMismatch: a newer server says something that this client must not ignore.
+        NotHetserver: it does not fit the model.
+    """
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole of it"
+        what = f"{model.__name__} ({where}: {first['msg']})"
+        if newer:
+            raise VersionMismatch(
+                f"{server} is newer and sent a {what} that this version of hetrdzv does not understand: "
+                f"upgrade it here"
+            ) from None
+        raise NotHetserver(f"{server} answered, but not with a {what}: check --server") from None
+
+
+def _is_cut(error: httpx.ProtocolError) -> bool:
+    """Whether the other side closed the connection, which httpx reports as a violation of the protocol."""
+    return str(error).startswith(("Server disconnected", "peer closed connection"))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and everything that led to it, depth first."""
+    yield error
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _causes(inner)
+    before = error.__cause__ or error.__context__
+    if before is not None:
+        yield from _causes(before)

@@ -1,0 +1,159 @@
+"""Why a group stands where it stands, and why a node waits, in one sentence each (docs/design.md, rule 9)."""
+
+from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round
+from hetrdzv.core.phrasing import count, names, unreached
+from hetrdzv.core.selection import (
+    Lack,
+    Selection,
+    Shortfall,
+    Spare,
+    growth,
+    next_round,
+    ready_nodes,
+    spare_reason,
+)
+from hetrdzv.core.timers import admits_at, forms_at, gives_up_at, resolved_at, unresolved
+
+
+def explain(group: Group, now: float) -> str:
+    """Why the group stands where it stands.
+
+    Args:
+        now: the server's clock (seconds).
+    """
+    match group.state:
+        case GroupState.SUCCEEDED:
+            return "the job succeeded"
+        case GroupState.CANCELLED:
+            return "the job was cancelled"
+        case GroupState.FAILED:
+            return f"the job failed: {group.root_cause.message if group.root_cause else 'unknown cause'}"
+        case GroupState.STARTING | GroupState.RUNNING:
+            return _explain_round(group)
+        case GroupState.WAITING:
+            return _explain_waiting(group, now)
+
+
+def explain_wait(group: Group, node: Node, now: float) -> str:
+    """Why a node that has nothing to do has nothing to do.
+
+    Args:
+        now: the server's clock (seconds).
+    """
+    if node.wants_command and group.spec.command is None:
+        return (
+            f"{node.node_id} was started without a script, and group '{group.group_id}' has no command yet: "
+            f"hetctl create {group.group_id} -- train.py"
+        )
+    active = group.active_round
+    if active is None:
+        return explain(group, now)
+    larger = growth(group, active)
+    if any(joiner.node_id == node.node_id for joiner in larger.joiners):
+        admits = _left(admits_at(group, larger), now)
+        return f"round {active.number} runs, and will restart to include {node.node_id} ({admits})"
+    why = _SPARE_REASONS[spare_reason(group, node, active)]
+    text = why.format(
+        max_nodes=group.spec.max_nodes, master=active.master.node_id, address=active.master.address
+    )
+    return f"round {active.number} runs without {node.node_id}, which is kept as a spare{text}"
+
+
+_SPARE_REASONS = {
+    Spare.ON_JOIN: " (on_join is spare)",
+    Spare.FULL: " (max_nodes is {max_nodes})",
+    Spare.SUCCEEDED: " (workers on other nodes have already succeeded)",
+    Spare.OUT_OF_REACH: (
+        " (it could not reach {master} at {address}: check the firewall, --port-range and --interface, then "
+        "restart its agent)"
+    ),
+    Spare.LOOPBACK_MASTER: (
+        " ({master}, the master, offers address {address}, which no other host can reach: start hetagent there "
+        "with --local-addr or --interface)"
+    ),
+    Spare.NOT_LARGER: "",
+}
+
+
+def _explain_round(group: Group) -> str:
+    current = group.round
+    if current is None:
+        return "no round"
+    if group.state is GroupState.STARTING:
+        late = [m.node_id for m in current.members if group.phase_of(m) is NodePhase.STARTING]
+        return f"round {current.number} is starting: waiting for {names(late)} to start {_its(late)} workers"
+    nodes = count(len(current.members), "node")
+    return f"round {current.number} runs on {nodes}, world size {current.world_size}"
+
+
+def _explain_waiting(group: Group, now: float) -> str:
+    ended = group.round
+    if ended is None or ended.end is None:
+        return _explain_missing(group, now)
+    prefix = f"round {ended.number} ended ({ended.end.why}); "
+    if ended.end.judged:
+        return prefix + _explain_missing(group, now)
+    late = [node.node_id for node in unresolved(group, now)]
+    left = _left(resolved_at(group, ended.end), now)
+    return f"{prefix}waiting for {names(late)} to stop {_its(late)} workers ({left})"
+
+
+def _explain_missing(group: Group, now: float) -> str:
+    """What a group waits for that has no round, or whose round was judged."""
+    ready = ready_nodes(group)
+    have = f"{len(ready)} of {count(group.spec.min_nodes, 'node')} ready" if ready else "no node is ready"
+    if ready:
+        have += f" ({names(node.node_id for node in ready)})"
+    answer = next_round(group, ready)
+    if isinstance(answer, Shortfall) and answer.lack is Lack.NODES:
+        return _explain_too_few(group, have, answer.missing, now)
+    if group.bounds_since is None:
+        who = unreached(group.unreachable, {node.node_id for node in ready})
+        more = f"waiting for more{_in_place_of(group.round, group)}{_until(group, now)}"
+        return f"{have}, but none can be master ({who}); {more}"
+    if answer.suspects:
+        who = names(node.node_id for node in answer.suspects)
+        return f"{have}; lost the connection to {who}, waiting to hear from {_them(answer.suspects)} again"
+    return f"{have}; {_explain_last_wait(group, answer, now)}"
+
+
+def _explain_last_wait(group: Group, answer: Selection | Shortfall, now: float) -> str:
+    what = "last call" if group.last_call else "waiting for a replacement"
+    most = f", or as soon as {group.spec.max_nodes} are ready" if group.spec.max_nodes is not None else ""
+    return f"{what}: starts in {max(0.0, forms_at(group, answer) - now):.0f} s{most}"
+
+
+def _explain_too_few(group: Group, have: str, missing: int, now: float) -> str:
+    wanting = [n.node_id for n in group.live if n.wants_command and group.spec.command is None]
+    if wanting:
+        create = f"hetctl create {group.group_id} -- train.py"
+        return f"{names(wanting)} {'waits' if len(wanting) == 1 else 'wait'} for a command: {create}"
+    return f"{have}; waiting for {missing} more{_in_place_of(group.round, group)}{_until(group, now)}"
+
+
+def _until(group: Group, now: float) -> str:
+    give_up_at = gives_up_at(group)
+    return f" ({_left(give_up_at, now)})" if give_up_at is not None else ""
+
+
+def _in_place_of(ended: Round | None, group: Group) -> str:
+    if ended is None:
+        return ""
+    gone = [
+        member.node_id
+        for member in ended.members
+        if (node := group.nodes.get(member.node_id)) is None or node.gone
+    ]
+    return f" in place of {names(gone)}" if gone else ""
+
+
+def _left(until: float, now: float) -> str:
+    return f"at most {max(0.0, until - now):.0f} s more"
+
+
+def _its(who: list[str]) -> str:
+    return "its" if len(who) == 1 else "their"
+
+
+def _them(who: tuple[Node, ...]) -> str:
+    return "it" if len(who) == 1 else "them"

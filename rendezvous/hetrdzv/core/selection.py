@@ -1,0 +1,240 @@
+"""Which nodes form a round, or what is short of one: the answer that everything else reads.
+
+`select` alone compares nodes with the bounds of a group. Forming rounds, timers, the sentence `why` and the reasons
+of spares follow from what it answers.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hetrdzv.core.model import Group, Node, NodePhase, Round
+from hetrdzv.core.order import natural_key, seat
+from hetrdzv.core.spec import GroupSpec, OnJoin
+from hetrdzv.protocol.addresses import is_loopback
+
+Pairs = AbstractSet[tuple[str, str]]
+"""(node, master) pairs of node ids: the first could not reach the second's port."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Nodes that can form a round.
+
+    Attributes:
+        nodes: who is in it, in no particular order (order.py has that).
+        master: the node id that must be master, since not everybody reaches the first in order; None: the first.
+        suspects: ready nodes that were cut off and not heard since: nothing forms before that is settled.
+        full: whether no further node could be taken.
+        smaller: whether the round has fewer nodes than the last one had.
+    """
+
+    nodes: tuple[Node, ...]
+    master: str | None
+    suspects: tuple[Node, ...]
+    full: bool
+    smaller: bool
+
+
+class Lack(StrEnum):
+    """What a round is short of."""
+
+    NODES = "nodes"
+    MASTER = "master"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """Why no round can form now.
+
+    Attributes:
+        lack: what is missing.
+        missing: how many nodes more are needed; 0 where it is a master.
+        final: whether more nodes would not help: nobody who is missing could serve as master.
+        suspects, full, smaller: as `Selection` has them.
+    """
+
+    lack: Lack
+    missing: int = 0
+    final: bool = False
+    suspects: tuple[Node, ...] = ()
+    full: bool = False
+    smaller: bool = False
+
+
+def select(
+    spec: GroupSpec,
+    ready: Sequence[Node],
+    seats: Sequence[str] = (),
+    last_members: Collection[str] = (),
+    unreachable: Pairs = frozenset(),
+) -> Selection | Shortfall:
+    """Choose the nodes of the next round.
+
+    Survivors of the last round come first, then nodes that have a place, then natural order. Where no master serves
+    all of those who would be taken, the largest part of all that one serves is taken, if it is large enough.
+
+    Args:
+        ready: the nodes to choose from.
+        seats: places of the past, in rank order.
+        last_members: node ids of the last round, or none.
+        unreachable: pairs among all nodes of the group.
+    """
+    found, most = len(ready), spec.max_nodes
+    if found < spec.min_nodes:
+        return Shortfall(lack=Lack.NODES, missing=spec.min_nodes - found)
+    suspects = tuple(node for node in ready if node.cut_at is not None)
+    full = most is not None and found >= most
+    smaller = found < len(last_members)
+    if not unreachable and (most is None or found <= most):
+        return Selection(nodes=tuple(ready), master=None, suspects=suspects, full=full, smaller=smaller)
+    by_id = {node.node_id: node for node in ready}
+    last = frozenset(last_members)
+    preferred = _by_preference(by_id, seats, by_id.keys() & last)
+    chosen, master = preferred[:most], None
+    if unreachable:
+        chosen, master = _served(chosen, preferred, seats, last, unreachable, most)
+        if len(chosen) < spec.min_nodes:
+            final = by_id.keys() >= last
+            return Shortfall(lack=Lack.MASTER, final=final, suspects=suspects, full=full, smaller=smaller)
+    nodes = tuple(by_id[node_id] for node_id in chosen)
+    return Selection(nodes=nodes, master=master, suspects=suspects, full=full, smaller=smaller)
+
+
+def _by_preference(node_ids: Iterable[str], seats: Sequence[str], survivors: AbstractSet[str]) -> list[str]:
+    """Whom a round takes first: survivors, then those with a place, then by name."""
+    seated = frozenset(seats)
+    return sorted(
+        node_ids, key=lambda node_id: (node_id not in survivors, node_id not in seated, natural_key(node_id))
+    )
+
+
+def _served(
+    chosen: Sequence[str],
+    preferred: Sequence[str],
+    seats: Sequence[str],
+    last: AbstractSet[str],
+    unreachable: Pairs,
+    most: int | None,
+) -> tuple[list[str], str]:
+    """Nodes that can all reach their master, and that master: all who were chosen, or the largest part there is."""
+    taken = frozenset(chosen)
+    ordered = [node_id for node_id in seat(taken, seats, last - taken) if node_id in taken]
+    shunned = {master for node_id, master in unreachable if node_id in taken}
+    master = next((node_id for node_id in ordered if node_id not in shunned), None)
+    if master is not None:
+        return list(chosen), master
+    masters = [*ordered, *preferred[len(ordered) :]]
+    parts = [
+        [one, *(each for each in preferred if each != one and (each, one) not in unreachable)][:most]
+        for one in masters
+    ]
+    part = max(parts, key=len)  # of equals that of the earlier master
+    return part, part[0]
+
+
+# -- the same of a group -------------------------------------------------------------------------------------
+
+
+def ready_nodes(group: Group) -> list[Node]:
+    """The nodes that are ready for the next round. A suspect counts until it is lost, but is waited for."""
+    job, drained, no_command = group.job, group.drained, group.spec.command is None
+    return [
+        node
+        for node in group.nodes.values()
+        if node.phase is NodePhase.READY
+        and node.job == job
+        and node.leaving is None
+        and node.rejected is None
+        and not (no_command and node.wants_command)
+        and node.node_id not in drained
+    ]
+
+
+def next_round(group: Group, ready: Sequence[Node]) -> Selection | Shortfall:
+    """What `select` answers for the ready nodes of a group that runs no round."""
+    last = tuple(member.node_id for member in group.round.members) if group.round is not None else ()
+    return select(group.spec, ready, group.seats, last, group.unreachable)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Nodes for whose sake a running round would end (rule 3c).
+
+    Attributes:
+        joiners: the ready nodes that a larger round would take in; empty where it would not be larger.
+        full: whether that round could take no further node.
+    """
+
+    joiners: tuple[Node, ...] = ()
+    full: bool = False
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether a joiner was cut off and not heard since."""
+        return any(node.cut_at is not None for node in self.joiners)
+
+
+class Spare(StrEnum):
+    """Why a ready node is not in the running round."""
+
+    ON_JOIN = "on_join"
+    FULL = "full"
+    SUCCEEDED = "succeeded"
+    OUT_OF_REACH = "out_of_reach"
+    LOOPBACK_MASTER = "loopback_master"
+    NOT_LARGER = "not_larger"
+
+
+def growth(group: Group, active: Round) -> Growth:
+    """Who would be taken in if the running round ended now."""
+    if _nobody_joins(group, active) is not None:
+        return Growth()
+    local = is_loopback(active.master.address)
+    waiting = [node for node in ready_nodes(group) if is_loopback(node.address) is local]
+    if not waiting:
+        return Growth()
+    members = [group.nodes[member.node_id] for member in active.members]
+    last = frozenset(member.node_id for member in active.members)
+    answer = select(group.spec, [*members, *waiting], group.seats, last, group.unreachable)
+    if isinstance(answer, Shortfall) or len(answer.nodes) <= len(members):
+        return Growth()
+    joiners = tuple(node for node in answer.nodes if node.node_id not in last)
+    return Growth(joiners, answer.full)
+
+
+def spare_reason(group: Group, node: Node, active: Round) -> Spare:
+    """Why a ready node, which is no joiner, is kept as a spare."""
+    reason = _nobody_joins(group, active)
+    if reason is not None:
+        return reason
+    if (node.node_id, active.master.node_id) in group.unreachable:
+        return Spare.OUT_OF_REACH
+    if is_loopback(active.master.address) and not is_loopback(node.address):
+        return Spare.LOOPBACK_MASTER
+    return Spare.NOT_LARGER
+
+
+def _nobody_joins(group: Group, active: Round) -> Spare | None:
+    """Why nobody at all is taken into a running round, or None."""
+    if group.spec.on_join is not OnJoin.RESTART:
+        return Spare.ON_JOIN
+    if group.spec.max_nodes is not None and len(active.members) >= group.spec.max_nodes:
+        return Spare.FULL
+    if active.finished or any(group.phase_of(one) is NodePhase.SUCCEEDED for one in active.members):
+        return Spare.SUCCEEDED
+    return None
+
+
+def out_of_reach(group: Group, active: Round) -> list[Node]:
+    """Ready nodes that could not reach the master of a round; most rounds have none."""
+    cut_off = {node_id for node_id, master in group.unreachable if master == active.master.node_id}
+    return [node for node in ready_nodes(group) if node.node_id in cut_off] if cut_off else []
+
+
+def stranded(nodes: Iterable[Node]) -> list[Node]:
+    """Nodes that offer a loopback address although others are on other hosts: nobody there can reach them."""
+    nodes = list(nodes)
+    loopback = [node for node in nodes if is_loopback(node.address)]
+    return loopback if len(loopback) < len(nodes) else []

@@ -1,0 +1,210 @@
+"""The settings of a group: each with its default, bounds and help in one place.
+
+To add a setting, add a field to `GroupSpec`. The wire model, the flags of `hetagent` and `hetctl create`, and the
+bounds in the OpenAPI document follow from it; docs/groups.md is checked against it.
+"""
+
+# ruff: noqa: RUF009 - `_setting` makes dataclass fields
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
+
+from hetrdzv.protocol.errors import InvalidSpec, SpecConflict
+
+
+class OnJoin(StrEnum):
+    """What a joiner does to a running group: make it restart with one node more, or wait as a spare."""
+
+    RESTART = "restart"
+    SPARE = "spare"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What there is to know about one setting of a group.
+
+    Attributes:
+        kind: `int`, `float` (seconds), an enum, or `tuple` (words).
+        least, most: bounds of a number.
+        optional: whether it may be None.
+        help: one sentence for `--help`; empty where the setting has no flag of its own name.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    least: float | None
+    most: float | None
+    optional: bool
+    help: str
+
+    @property
+    def has_flag(self) -> bool:
+        """Whether `hetagent` and `hetctl create` have a flag of this name (`--lease-s`)."""
+        return bool(self.help)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values of an enum; empty for others."""
+        return tuple(one.value for one in self.kind) if issubclass(self.kind, StrEnum) else ()
+
+    @property
+    def shown_default(self) -> str:
+        """The default as a flag takes it."""
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+    def check(self, value: Any) -> None:
+        """Raise unless the value is of the right kind and within bounds.
+
+        Raises:
+            InvalidSpec: names the setting, the value and the bounds.
+        """
+        if self.least is None or (value is None and self.optional):
+            return
+        if isinstance(value, bool) or not isinstance(value, int if self.kind is int else (int, float)):
+            what = "a whole number" if self.kind is int else "a number"
+            raise InvalidSpec(
+                f"{self.name} is {value!r}, but must be {what} between {self.least} and {self.most}"
+            )
+        if not self.least <= value <= (self.most or 0):
+            raise InvalidSpec(f"{self.name} is {value}, but must be between {self.least} and {self.most}")
+
+
+def _setting(
+    kind: type,
+    default: Any,
+    least: float | None = None,
+    most: float | None = None,
+    *,
+    optional: bool = False,
+    help: str = "",  # noqa: A002 - argparse's and click's own word
+) -> Any:
+    return field(
+        default=default,
+        metadata={"kind": kind, "least": least, "most": most, "optional": optional, "help": help},
+    )
+
+
+DAY_S = 86_400
+
+UNLIMITED_RESTARTS = 1_000_000
+"""A `max_restarts` that no job reaches, for agents that count restarts themselves (torch's). Texts leave it out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """What a group was asked to be. JSON, flags and `PUT /v1/groups/{id}` share the names; times are in seconds.
+
+    Raises:
+        InvalidSpec: a value is out of range, or bounds contradict each other.
+    """
+
+    min_nodes: int = _setting(int, 1, 1, 100_000)
+    max_nodes: int | None = _setting(int, None, 1, 100_000, optional=True)
+    max_restarts: int = _setting(int, 3, 0, UNLIMITED_RESTARTS)
+    join_timeout_s: float = _setting(
+        float, 600.0, 0.1, 30 * DAY_S, help="Seconds until the group fails if its nodes do not come together."
+    )
+    last_call_s: float = _setting(
+        float, 10.0, 0, DAY_S, help="Seconds a round waits for more nodes once it has enough."
+    )
+    replace_wait_s: float = _setting(
+        float, 0.0, 0, DAY_S, help="Seconds to wait for a replacement before the group shrinks after a loss."
+    )
+    stop_timeout_s: float = _setting(
+        float, 30.0, 0, DAY_S, help="Seconds between SIGTERM and SIGKILL when workers are stopped."
+    )
+    lease_s: float = _setting(
+        float, 5.0, 0.5, 3_600, help="Seconds without a heartbeat after which a node is lost."
+    )
+    max_disconnect_s: float = _setting(
+        float,
+        600.0,
+        0.5,
+        30 * DAY_S,
+        help="Seconds without any server after which an agent stops its workers.",
+    )
+    on_join: OnJoin = _setting(
+        OnJoin,
+        OnJoin.RESTART,
+        help="What a node that joins a running group does: restart the job, or wait as a spare.",
+    )
+    command: tuple[str, ...] | None = _setting(tuple, None, optional=True)
+
+    def __post_init__(self) -> None:
+        for setting in SETTINGS.values():
+            setting.check(getattr(self, setting.name))
+        if self.max_nodes is not None and self.max_nodes < self.min_nodes:
+            raise InvalidSpec(f"max_nodes is {self.max_nodes}, below min_nodes, which is {self.min_nodes}")
+        if self.command is not None and not self.command:
+            raise InvalidSpec("command is empty: name a script, for example: -- train.py --lr 0.1")
+
+    @property
+    def bounded(self) -> bool:
+        """Whether anybody said how many nodes the job wants."""
+        return self.min_nodes > 1 or self.max_nodes is not None
+
+
+SETTINGS: Mapping[str, Setting] = {
+    one.name: Setting(name=one.name, default=one.default, **one.metadata) for one in fields(GroupSpec)
+}
+"""Every setting of a group, by name."""
+
+DEFAULTS = GroupSpec()
+"""A group of which nobody said anything."""
+
+
+def extended(
+    spec: GroupSpec, given: Mapping[str, object], fixed: AbstractSet[str], group_id: str
+) -> GroupSpec:
+    """A spec with more of its settings given: the first to give one fixes it.
+
+    Args:
+        fixed: the settings that were fixed before. A command may always be added where there is none.
+        group_id: for the error message.
+
+    Raises:
+        InvalidSpec: a setting that does not exist, a value out of range, bounds that contradict each other.
+        SpecConflict: a setting that was fixed to another value.
+    """
+    news: dict[str, Any] = {}
+    for name, value in ((name, _value(name, value)) for name, value in given.items()):
+        old = getattr(spec, name)
+        if value == old:
+            continue
+        if name in fixed and not (name == "command" and old is None):
+            raise SpecConflict(
+                f"group '{group_id}' has {name}={_shown(old)}, and {name}={_shown(value)} was given: "
+                f"give the same value, leave it out, or use another group"
+            )
+        news[name] = value
+    return replace(spec, **news)
+
+
+def _value(name: str, value: object) -> object:
+    if name not in SETTINGS:
+        raise InvalidSpec(f"a group has no field '{name}'; its fields are {', '.join(SETTINGS)}")
+    kind = SETTINGS[name].kind
+    if kind is tuple and isinstance(value, list | tuple):
+        return tuple(str(word) for word in value)
+    if issubclass(kind, StrEnum):
+        try:
+            return kind(str(value))
+        except ValueError:
+            raise InvalidSpec(f"{name} is {_shown(value)}, but must be {' or '.join(kind)}") from None
+    return value
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return "none"
+        case tuple():
+            return repr(" ".join(str(word) for word in value))
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)

@@ -1,0 +1,240 @@
+"""Changes to a group that commands and settling share: nodes go, rounds end, jobs begin and finish."""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
+from hetrdzv.core.model import (
+    End,
+    EndKind,
+    Event,
+    Group,
+    GroupState,
+    Node,
+    NodePhase,
+    RootCause,
+    Round,
+)
+from hetrdzv.core.phrasing import names
+from hetrdzv.core.spec import SETTINGS, GroupSpec, extended
+from hetrdzv.core.timers import expired
+from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
+
+GONE_NODES_KEPT = 64
+"""How many lost and left nodes a group remembers, beside the members of its round."""
+
+LOSSES = frozenset({EndKind.LOST, EndKind.LEFT, EndKind.DRAINED})
+"""Ends that explain what failed elsewhere at the same time (rule 5)."""
+
+
+class Work:
+    """A step in progress: the group so far and the events so far. Lives no longer than one `step`."""
+
+    def __init__(self, group: Group, now: float) -> None:
+        self.group = group
+        self.now = now
+        self.events: list[Event] = []
+
+    def change(self, **fields: object) -> None:
+        """Replace fields of the group; the group stays the same object where nothing differs."""
+        if any(getattr(self.group, name) != value for name, value in fields.items()):
+            self.group = replace(self.group, **fields)  # type: ignore[arg-type]
+
+    def change_node(self, node: Node, **fields: object) -> Node:
+        """Replace fields of one node of the group."""
+        changed = replace(node, **fields)  # type: ignore[arg-type]
+        self.group = self.group.with_node(changed)
+        return changed
+
+    def say(self, kind: str, text: str, node_id: str | None = None, cause: EndKind | None = None) -> None:
+        """Add an event to the history."""
+        number = self.group.round.number if self.group.round is not None else None
+        self.events.append(Event(kind, text, node_id, number, None if cause is None else cause.value))
+
+
+# -- nodes are heard ---------------------------------------------------------------------------------------
+
+
+def require_speaker(group: Group, node_id: str, incarnation: str) -> Node:
+    """The node that an agent speaks for.
+
+    Raises:
+        UnknownNode: the group has no node of that name.
+        StaleIncarnation: the node belongs to another agent now.
+    """
+    node = group.nodes.get(node_id)
+    if node is None:
+        raise UnknownNode(f"group '{group.group_id}' has no node '{node_id}': it has to join first")
+    if node.incarnation != incarnation:
+        raise StaleIncarnation(
+            f"node '{node_id}' of group '{group.group_id}' now belongs to another agent at {node.address}: "
+            f"this agent must stop its workers; give it another --node-id to run both"
+        )
+    return node
+
+
+def heard(work: Work, node: Node) -> Node:
+    """Record that a node's agent was heard from."""
+    told_at = work.now if work.group.hears_stop(node) else node.stop_told_at
+    return work.change_node(node, heard_at=work.now, cut_at=None, stop_told_at=told_at)
+
+
+# -- nodes go ------------------------------------------------------------------------------------------------
+
+
+def expire(work: Work) -> None:
+    """Mark nodes lost that missed their lease, or whose connection was cut."""
+    for node, why in expired(work.group, work.now):
+        take_out(work, node, NodePhase.LOST, why)
+
+
+def take_out(work: Work, node: Node, phase: NodePhase, why: str) -> None:
+    """Take a node out of the group's live ones; ends its round unless its part in it is done.
+
+    The part of a node that succeeded is done, too, when it says goodbye in a round that something else ended.
+    """
+    was_gone, done = node.gone, work.group.part_done(node)
+    done = done or (
+        phase is NodePhase.LEFT and node.phase is NodePhase.SUCCEEDED and not work.group.active_round
+    )
+    work.change_node(node, phase=phase, daemon=(), gone_at=work.now, gone_why=why, cut_at=None)
+    word = "lost" if phase is NodePhase.LOST else "left"
+    work.say(f"node_{phase}", f"{node.node_id} {word}: {why}", node.node_id)
+    if was_gone:
+        return
+    kind = EndKind.LOST if phase is NodePhase.LOST else EndKind.LEFT
+    withdraw(work, node, kind, f"{node.node_id} {word}: {why}", done=done)
+
+
+def withdraw(work: Work, node: Node, kind: EndKind, why: str, *, done: bool) -> None:
+    """Take a node out of the newest round; ends that round unless the node's part in it is done.
+
+    A node that goes because its workers failed explains nothing: its failure does.
+    """
+    current = work.group.round
+    if current is None or work.group.state.terminal or not work.group.in_round(node):
+        return
+    if done:
+        work.change(round=replace(current, finished=current.finished | {node.node_id}))
+    elif node.failure is not None and current.end is not None and work.group.gave_up(node):
+        departed = {**current.end.departed, node.node_id: node.failure}
+        work.change(round=replace(current, end=replace(current.end, departed=departed)))
+    else:
+        end_round(work, kind, node.node_id, why)
+
+
+def set_leaving(work: Work, node: Node, why: str, kind: EndKind) -> None:
+    """Record that a node is about to leave; ends its round unless its part in it is done."""
+    if node.gone or node.leaving is not None:
+        return
+    node = work.change_node(node, leaving=why)
+    work.say("node_leaving", f"{node.node_id} is leaving: {why}", node.node_id)
+    if not work.group.part_done(node):
+        withdraw(work, node, kind, f"{node.node_id} is leaving: {why}", done=False)
+
+
+def reject(work: Work, node: Node) -> None:
+    """Reject a node that no other host can reach; its agent is told to exit."""
+    why = (
+        f"node '{node.node_id}' offers address {node.address}, but group '{work.group.group_id}' has nodes "
+        f"on other hosts: start hetagent with --local-addr or --interface"
+    )
+    work.change_node(node, rejected=why, phase=NodePhase.LEFT, gone_at=work.now, gone_why=why, cut_at=None)
+    work.say("node_rejected", why, node.node_id)
+
+
+def remembered(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) -> Mapping[str, Node]:
+    """The live nodes and the newest of those that are gone.
+
+    Args:
+        keep: node ids that are never forgotten.
+    """
+    gone = [node for node in nodes.values() if node.gone_at is not None and node.node_id not in keep]
+    if len(gone) <= GONE_NODES_KEPT:
+        return nodes
+    gone.sort(key=lambda node: node.gone_at or 0.0)
+    forgotten = {node.node_id for node in gone[:-GONE_NODES_KEPT]}
+    return {node_id: node for node_id, node in nodes.items() if node_id not in forgotten}
+
+
+# -- rounds and jobs end and begin ---------------------------------------------------------------------------
+
+
+def end_round(work: Work, kind: EndKind, node_id: str | None, why: str) -> None:
+    """End the active round, or record a loss as the cause of the failure that ended it (rule 5)."""
+    current = work.group.round
+    if current is None:
+        return
+    if current.end is None:
+        end = End(kind=kind, node_id=node_id, why=why, at=work.now)
+        work.change(state=GroupState.WAITING, round=replace(current, end=end), joiners_since=None)
+        work.say("round_ended", f"round {current.number} ended: {why}", node_id)
+    elif kind in LOSSES and current.end.kind is EndKind.FAILED and not current.end.judged:
+        _blame(work, current, replace(current.end, kind=kind, node_id=node_id, why=why))
+
+
+def _blame(work: Work, ended: Round, end: End) -> None:
+    end = replace(end, why=f"{end.why}; failures elsewhere were a consequence")
+    work.change(round=replace(ended, end=end))
+    work.say("round_judged", f"round {ended.number} ended because {end.why}", end.node_id)
+
+
+def finish(work: Work, state: GroupState, text: str, root_cause: RootCause | None = None) -> None:
+    """Finish the job with an outcome."""
+    work.change(
+        state=state,
+        root_cause=root_cause,
+        finished_at=work.now,
+        waiting_since=None,
+        bounds_since=None,
+        joiners_since=None,
+    )
+    work.say(f"group_{state}", text)
+
+
+def begin_job(work: Work, spec: GroupSpec, *, spec_fixed: bool) -> None:
+    """Start a new job in a finished group, once no node of the old one is left.
+
+    Agents that came after the outcome was decided never had workers, so nothing waits for them.
+
+    Raises:
+        GroupFinishing: names the nodes that have not exited yet.
+    """
+    expire(work)
+    group = work.group
+    finished_at = group.finished_at if group.finished_at is not None else work.now
+    old = [node.node_id for node in group.live if node.joined_at <= finished_at]
+    if old:
+        raise GroupFinishing(
+            f"group '{group.group_id}' has {group.state} and is waiting for its nodes to exit ({names(old)}); "
+            f"a new job can start once they are gone, within {group.lease_s:g} s at the latest"
+        )
+    work.group = Group(
+        group_id=group.group_id,
+        spec=spec,
+        spec_fixed=spec_fixed,
+        by_put=group.by_put,
+        job=group.job + 1,
+        last_round=group.last_round,
+        nodes=remembered(group.nodes),
+        drained=group.drained,
+        previous_outcome=group.state,
+        created_at=group.created_at,
+    )
+    work.say("job_began", f"job {work.group.job} of group '{group.group_id}' started")
+
+
+def fix_spec(work: Work, given: Mapping[str, object], *, final: bool) -> None:
+    """Take over settings that were given; those that were fixed before must be the same.
+
+    Args:
+        final: whether this fixes the whole spec (an agent with a script, or a person's `PUT`).
+
+    Raises:
+        InvalidSpec, SpecConflict: as `spec.extended`.
+    """
+    group = work.group
+    fixed = SETTINGS.keys() if group.spec_fixed else group.given
+    spec = extended(group.spec, given, fixed, group.group_id)
+    if not group.spec_fixed or spec != group.spec:
+        work.change(spec=spec, given=group.given.union(given), spec_fixed=group.spec_fixed or final)

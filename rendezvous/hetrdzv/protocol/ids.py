@@ -1,0 +1,27 @@
+"""The rule for ids of groups, nodes and agents."""
+
+import re
+
+ID_PATTERN = r"^\.*[A-Za-z0-9_-][A-Za-z0-9._-]*$"
+"""Not only dots, since `.` and `..` have a meaning in URLs."""
+
+MAX_ID_LENGTH = 128
+
+ID_RULE = f"1 to {MAX_ID_LENGTH} letters, digits, '.', '_' or '-' (not only dots)"
+"""The rule in words, for error messages."""
+
+
+def is_id(value: str) -> bool:
+    """Whether a value is a valid id."""
+    return len(value) <= MAX_ID_LENGTH and re.fullmatch(ID_PATTERN, value) is not None and "\n" not in value
+
+
+def checked_id(value: str) -> str:
+    """The value, if it is a valid id.
+
+    Raises:
+        ValueError: it is not; the message states the rule.
+    """
+    if not is_id(value):
+        raise ValueError(f"{value!r} must be {ID_RULE}")
+    return value

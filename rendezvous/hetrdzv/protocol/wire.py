@@ -1,0 +1,365 @@
+"""Requests and replies of the HTTP API, for the server and its clients.
+
+Names are those of the core. Times are in seconds; names of durations end in `_s`.
+"""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, Strict, StringConstraints, create_model
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import PydanticCustomError
+
+from hetrdzv.core.commands import ReportKind as ReportKind  # part of the wire, for clients
+from hetrdzv.core.directive import DirectiveKind as DirectiveKind
+from hetrdzv.core.model import GroupState
+from hetrdzv.core.spec import DEFAULTS as DEFAULTS
+from hetrdzv.core.spec import SETTINGS as SETTINGS
+from hetrdzv.core.spec import UNLIMITED_RESTARTS as UNLIMITED_RESTARTS
+from hetrdzv.core.spec import Setting as Setting
+from hetrdzv.protocol.daemon import MAX_CHARACTERS, MAX_WORDS
+from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH
+
+MAX_BODY_BYTES = 1 << 20
+"""The largest body of a request."""
+
+MAX_SLOTS = 1024
+"""How many workers a node may offer at most."""
+
+Id = Annotated[str, StringConstraints(pattern=ID_PATTERN, max_length=MAX_ID_LENGTH)]
+Text = Annotated[str, StringConstraints(max_length=16_384)]
+Word = Annotated[str, StringConstraints(max_length=MAX_CHARACTERS)]
+ShortText = Annotated[str, StringConstraints(max_length=256)]
+Whole = Annotated[int, Strict(), Field(ge=-(2**53), le=2**53)]
+"""A JSON integer that every reader understands as the same number; not a string or a boolean."""
+Seconds = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Flag = Annotated[bool, Strict()]
+Port = Annotated[Whole, Field(ge=1, le=65_535)]
+
+_T = TypeVar("_T")
+
+Shown = Annotated[_T | SkipJsonSchema[str], Field(union_mode="left_to_right")]
+"""A value that clients only show. One that this version does not know, from a newer server, stays a string."""
+
+
+def _report_kind(value: object) -> ReportKind | str:
+    if not isinstance(value, str):
+        raise PydanticCustomError("string_type", "Input should be a valid string")
+    try:
+        return ReportKind(value)
+    except ValueError:
+        return value
+
+
+AnyReportKind = Annotated[ReportKind | str, PlainValidator(_report_kind, json_schema_input_type=ReportKind)]
+"""A kind that this version does not know stays a string; the route decides what to do with it."""
+
+
+class Wire(BaseModel):
+    """Base of requests: unknown fields are refused by name (but see api/lenient.py)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Reply(BaseModel):
+    """Base of replies, made from values of the core; fields that a newer server has added are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, from_attributes=True)
+
+
+def _with_ranges(schema: dict[str, Any]) -> None:
+    """Add to the JSON schema of `SpecFields` what the core checks: ranges, and which fields cannot be null."""
+    fields = schema["properties"]
+    for name, setting in SETTINGS.items():
+        if setting.least is not None:
+            fields[name]["anyOf"][0] |= {"minimum": setting.least, "maximum": setting.most}
+        if not setting.optional:
+            fields[name] |= fields[name].pop("anyOf")[0]
+    fields["command"]["anyOf"][0]["minItems"] = 1
+
+
+_JSON_TYPES: dict[type, Any] = {
+    int: Whole,
+    float: Seconds,
+    tuple: Annotated[list[Text], Field(max_length=1024)],
+}
+_SPEC_FIELDS: dict[str, Any] = {
+    name: (_JSON_TYPES.get(setting.kind, setting.kind) | None, None) for name, setting in SETTINGS.items()
+}
+
+
+class SpecFields(create_model("SpecFields", __base__=Wire, **_SPEC_FIELDS)):  # type: ignore[misc]
+    """Settings of a group (core/spec.py). A field that is not given is not compared."""
+
+    model_config = ConfigDict(json_schema_extra=_with_ranges)
+
+    def given(self) -> dict[str, Any]:
+        """The fields that were given, by name."""
+        return {name: getattr(self, name) for name in sorted(self.model_fields_set)}
+
+
+class JoinRequest(Wire):
+    """`PUT /v1/groups/{g}/nodes/{n}`: join, or declare the node ready for the next round."""
+
+    incarnation: Id
+    slots: Annotated[Whole, Field(ge=1, le=MAX_SLOTS)]
+    address: Annotated[str, StringConstraints(min_length=1, max_length=253)]
+    port: Port
+    script_port: Annotated[Whole, Field(ge=0, le=65_535)] = 0
+    after_round: Annotated[Whole, Field(ge=0)] = 0
+    role: Id = "default"
+    labels: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
+    device: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
+    wants_command: Flag = False
+    wants_members: Flag = False
+    wants_daemon: Flag = False
+    spec: SpecFields = SpecFields()
+
+
+class FailureFields(Wire):
+    """How a worker failed; see core/model.py, Failure."""
+
+    local_rank: Annotated[Whole, Field(ge=-1, lt=MAX_SLOTS)]
+    rank: Annotated[Whole, Field(ge=-1)]
+    exit_code: Whole | None = None
+    signal: ShortText | None = None
+    message: Text = ""
+    final: Flag = False
+
+
+class ReportRequest(Wire):
+    """`POST /v1/groups/{g}/nodes/{n}/report`; `age_s` is how long ago the agent saw what it reports (seconds)."""
+
+    incarnation: Id
+    round: Annotated[Whole, Field(ge=0)]
+    kind: AnyReportKind
+    age_s: Annotated[Seconds, Field(ge=0, le=1e9)] = 0.0
+    failure: FailureFields | None = None
+    message: Text = ""
+
+
+class DaemonRequest(Wire):
+    """`POST /v1/groups/{g}/nodes/{n}/daemon`: what the round's master wants node `n` to run.
+
+    Attributes:
+        master, incarnation: the master and its agent.
+        words: the program, which is orted, and its arguments.
+    """
+
+    master: Id
+    incarnation: Id
+    round: Annotated[Whole, Field(ge=0)]
+    words: Annotated[list[Word], Field(min_length=1, max_length=MAX_WORDS)]
+
+
+class FailureReply(Reply):
+    """How a worker failed."""
+
+    local_rank: int
+    rank: int
+    exit_code: int | None = None
+    signal: str | None = None
+    message: str = ""
+
+
+class RootCauseReply(Reply):
+    """Why a group failed: its earliest failure, and on which node."""
+
+    kind: str
+    message: str
+    round: int = 0
+    node_id: str | None = None
+    failure: FailureReply | None = None
+
+
+class MasterReply(Reply):
+    """The round's master: where its store listens."""
+
+    node_id: str
+    address: str
+    port: int
+    script_port: int
+
+
+class MemberReply(Reply):
+    """A node's place in a round."""
+
+    node_id: str
+    group_rank: int
+    rank_offset: int
+    slots: int
+    address: str
+
+
+class StartReply(Reply):
+    """A member's place in its round.
+
+    Attributes:
+        members: the whole round in rank order, for a node that joined with `wants_members`. For others the size of
+            a `start` does not grow with the round.
+        daemon: what the master wants this node to run, once it has said so; for a node that joined with `wants_daemon`.
+    """
+
+    group_rank: int
+    rank_offset: int
+    slots: int
+    role_offset: int
+    role_world_size: int
+    world_size: int
+    nnodes: int
+    restart_count: int
+    max_restarts: int
+    master: MasterReply
+    command: list[str] | None = None
+    members: list[MemberReply] | None = None
+    daemon: list[str] | None = None
+
+
+class DirectiveReply(Reply):
+    """What a node has to do now.
+
+    Attributes:
+        version: opaque; changes with kind, round or reason.
+        job: how many jobs the group has had, this one included.
+        poll_s: how long the next poll may wait (seconds).
+        lease_s: without a heartbeat for this long, the node is lost (seconds).
+        restarts: how many restarts the job has used.
+    """
+
+    kind: DirectiveKind
+    version: str
+    round: int
+    reason: str
+    why: str
+    poll_s: float
+    lease_s: float
+    stop_timeout_s: float
+    max_disconnect_s: float
+    restarts: int = 0
+    job: int = 1
+    start: StartReply | None = None
+    outcome: Shown[GroupState] | None = None
+    exit_code: int | None = None
+    root_cause: RootCauseReply | None = None
+
+
+class RoundReply(Reply):
+    """The newest round; `ended` says why it is over, None while it runs."""
+
+    number: int
+    world_size: int
+    restart_count: int
+    master: MasterReply
+    members: list[MemberReply]
+    ended: str | None = None
+
+
+NodeState = Literal[
+    "ready",
+    "spare",
+    "starting",
+    "running",
+    "succeeded",
+    "failed",
+    "stopping",
+    "suspect",
+    "drained",
+    "lost",
+    "left",
+]
+
+
+class NodeReply(Reply):
+    """A node as people see it; `heard_s_ago` is the time since its last heartbeat (seconds), None once it is gone."""
+
+    node_id: str
+    state: Shown[NodeState]
+    slots: int
+    address: str
+    group_rank: int | None = None
+    rank_offset: int | None = None
+    heard_s_ago: float | None = None
+    incarnation: str
+    role: str
+    labels: dict[str, str]
+    device: dict[str, str]
+    why: str = ""
+    failure: FailureReply | None = None
+
+
+class CountsReply(Reply):
+    """How many nodes and slots a group has, and where the nodes are."""
+
+    nodes: int
+    slots: int
+    members: int
+    spares: int
+    gone: int
+
+
+class GroupSummary(Reply):
+    """A group in `GET /v1/groups`."""
+
+    group_id: str
+    state: Shown[GroupState]
+    why: str
+    job: int
+    round: int
+    world_size: int
+    restarts: int
+    max_restarts: int
+    counts: CountsReply
+
+
+class UnreachableReply(Reply):
+    """A node that could not reach a master, which will not become its master again."""
+
+    node_id: str
+    master: str
+
+
+class GroupReply(GroupSummary):
+    """`GET /v1/groups/{g}`: everything about a group."""
+
+    spec: dict[str, Any]
+    current_round: RoundReply | None
+    nodes: list[NodeReply]
+    drained: list[str]
+    unreachable: list[UnreachableReply] = []
+    root_cause: RootCauseReply | None = None
+
+
+class GroupsReply(Reply):
+    """`GET /v1/groups`."""
+
+    groups: list[GroupSummary]
+
+
+class EventReply(Reply):
+    """An event of a group's history; `at` is wall-clock time (ISO 8601, UTC), for people only."""
+
+    number: int
+    at: str
+    kind: str
+    text: str
+    node_id: str | None = None
+    round: int | None = None
+    cause: str | None = None
+
+
+class EventsReply(Reply):
+    """`GET /v1/groups/{g}/events?after=N`; ask with `after=last` for later events."""
+
+    events: list[EventReply]
+    last: int
+
+
+class ProblemReply(Reply):
+    """Every error (RFC 9457). `directive` comes with a stale report: what the agent has to do now."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str
+    field: str | None = None
+    directive: DirectiveReply | None = None

@@ -1,0 +1,1 @@
+"""All groups of one store: applies commands, commits them, wakes whoever waits."""

@@ -1,0 +1,45 @@
+"""Places in the history of a group, which a follower keeps over a reconnection."""
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from hetrdzv.core.model import Group
+
+PLACE_PATTERN = r"^[0-9]{1,18}(@[0-9]{1,18})?$"
+"""How a place is written: `17@3000000`. A number alone counts in whichever group has the name now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the history of a group: right behind the event `number`.
+
+    Attributes:
+        life: which group of this name the number counts in, see `life_of`; None: the present one.
+    """
+
+    number: int
+    life: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From its written form.
+
+        Raises:
+            ValueError: it does not match `PLACE_PATTERN`.
+        """
+        if not re.fullmatch(PLACE_PATTERN, text):
+            raise ValueError(f"'{text}' is not a place in a history")
+        number, _, life = text.partition("@")
+        return cls(int(number), int(life) if life else None)
+
+    def __str__(self) -> str:
+        return f"{self.number}" if self.life is None else f"{self.number}@{self.life}"
+
+
+def life_of(group: Group) -> int:
+    """Tells a group from a deleted one of the same name, whose events were numbered from 1 as well.
+
+    When the group was made, in microseconds of the server's clock: stored with the group, so the same on every server.
+    """
+    return round(group.created_at * 1e6)

@@ -1,0 +1,203 @@
+"""One of several servers on one etcd cluster: serves while it leads, and otherwise knows who does.
+
+Every term of leadership has a `Service` of its own, which loads everything from etcd. The election itself is in
+storage/etcd/election.py.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from contextlib import suppress
+
+from hetrdzv.protocol.errors import NoLeader, NotLeader, ServerStopping, StorageError
+from hetrdzv.service.replica import ReplicaStatus
+from hetrdzv.service.service import Service
+from hetrdzv.storage.base import StateStore
+from hetrdzv.storage.etcd.client import Etcd, EtcdRefused
+from hetrdzv.storage.etcd.election import (
+    CALL_S,
+    DEFAULT_LEASE_S,
+    Leader,
+    Term,
+    awake_s,
+    campaign,
+    renew_until_over,
+    resign,
+    who_leads,
+)
+from hetrdzv.storage.etcd.store import EtcdStore
+
+logger = logging.getLogger(__name__)
+
+FOLLOW_S = 0.25
+"""How often a follower looks who leads (seconds)."""
+
+START_PATIENCE_S = 10.0
+"""How long to wait for etcd at the start (seconds)."""
+
+REPEAT_S = 10.0
+"""The same complaint is logged again only after this long (seconds)."""
+
+
+class ElectedReplica:
+    """One of several servers on one etcd cluster.
+
+    Args:
+        etcd: closed by `close`.
+        url: where clients reach this server.
+        lease_s: how long this server is taken for the leader without a renewal (seconds).
+        make_service: makes the service of a term from its store.
+    """
+
+    def __init__(
+        self,
+        etcd: Etcd,
+        url: str,
+        lease_s: int = DEFAULT_LEASE_S,
+        make_service: Callable[[StateStore], Service] = Service,
+    ) -> None:
+        self._etcd = etcd
+        self._url = url
+        self._lease_s = lease_s
+        self._make_service = make_service
+        self._stop = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._term: Term | None = None
+        self._service: Service | None = None
+        self._spent_lease: int | None = None
+        self._leader: Leader | None = None
+        self._seen_at = 0.0
+        self._complaint = ("", 0.0)
+
+    # -- what requests ask -----------------------------------------------------------------------------------
+
+    def service(self) -> Service:
+        if self._stop.is_set():
+            raise ServerStopping("the server is stopping; try again in a moment, or try another server")
+        if self._service is not None and self.answers(self._service):
+            return self._service
+        if (leader := self._other()) is not None:
+            raise NotLeader(f"this server does not lead: ask {leader}", leader)
+        raise NoLeader("no server leads right now; try again in a moment (if this lasts, its log says why)")
+
+    def answers(self, service: Service) -> bool:
+        return service is self._service and self._term is not None and self._term.left_s() > 0.0
+
+    def status(self) -> ReplicaStatus:
+        try:
+            self.service().require_ready()
+        except NotLeader as error:
+            return ReplicaStatus("follower", error.leader)
+        return ReplicaStatus("leader", self._url)
+
+    def _other(self) -> str | None:
+        """The URL of another server that leads, if one was seen lately."""
+        if self._leader is None or awake_s() - self._seen_at > self._lease_s:
+            return None
+        return self._leader.url if self._leader.url != self._url else None
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        until = awake_s() + START_PATIENCE_S
+        while True:
+            try:
+                self._saw(await who_leads(self._etcd))
+                break
+            except EtcdRefused:
+                raise
+            except StorageError as error:
+                if self._stop.is_set():
+                    return
+                if awake_s() >= until:
+                    raise
+                self._complain(f"{error}; trying for {START_PATIENCE_S:g} s")
+            await self._pause(FOLLOW_S)
+        self._running = asyncio.ensure_future(self._run())
+
+    def begin_stop(self) -> None:
+        self._stop.set()
+        if self._service is not None:
+            self._service.begin_stop()
+
+    async def close(self) -> None:
+        self.begin_stop()
+        if self._running is not None:
+            await self._running
+        await self._etcd.close()
+
+    async def _run(self) -> None:
+        """Follow whoever leads; campaign when nobody does."""
+        while not self._stop.is_set():
+            try:
+                await self._resign()
+                self._saw(await who_leads(self._etcd))
+                if self._leader is None and (term := await campaign(self._etcd, self._url, self._lease_s)):
+                    await self._lead(term)
+                    continue
+            except StorageError as error:
+                self._complain(str(error))
+            except Exception:  # a bug must not take this server out of the election for good
+                logger.exception("following or leading failed; trying again")
+            await self._pause(FOLLOW_S * random.uniform(0.8, 1.2))
+
+    async def _lead(self, term: Term) -> None:
+        """Serve until the term is over or the server stops.
+
+        Raises:
+            StorageError: the state cannot be served; raised after a pause in which other servers may try.
+        """
+        service = self._make_service(EtcdStore(self._etcd, term.fence))
+        over = asyncio.ensure_future(renew_until_over(self._etcd, term, self._complain))
+        stop = asyncio.ensure_future(self._stop.wait())
+        start = asyncio.ensure_future(service.start())
+        try:
+            await asyncio.wait({over, stop, start}, return_when=asyncio.FIRST_COMPLETED)
+            if start.done() and start.exception() is None:
+                self._term, self._service, self._leader = term, service, None
+                logger.info("this server leads now, at %s", self._url)
+                await asyncio.wait({over, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if over.done():
+                logger.warning("this server no longer leads: %s", over.result())
+        finally:
+            if not start.done():
+                term.fence.lost.set()  # nothing more is written
+            service.begin_stop()
+            start.cancel()
+            try:
+                await asyncio.gather(start, return_exceptions=True)
+                await service.close()
+            finally:
+                self._service = self._term = None
+                self._spent_lease = term.lease
+                for task in (over, stop):
+                    task.cancel()
+            with suppress(StorageError):
+                await self._resign(CALL_S / 2)
+        if not start.cancelled() and (error := start.exception()) is not None:
+            await self._pause(self._lease_s)
+            raise error
+
+    async def _resign(self, within_s: float = CALL_S) -> None:
+        if self._spent_lease is not None:
+            await resign(self._etcd, self._spent_lease, within_s)
+            self._spent_lease = None
+
+    # -- helpers ---------------------------------------------------------------------------------------------
+
+    def _saw(self, leader: Leader | None) -> None:
+        if leader is not None and leader != self._leader:
+            logger.info("%s leads", leader.url)
+        self._leader, self._seen_at = leader, awake_s()
+
+    def _complain(self, what: str) -> None:
+        """Log a failure, but not the same one over and over."""
+        said, at = self._complaint
+        if what != said or awake_s() - at > REPEAT_S:
+            self._complaint = (what, awake_s())
+            logger.error("%s", what)
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), seconds)

@@ -1,0 +1,313 @@
+"""Committed groups and proposed changes: one transaction per turn of the event loop.
+
+A change is *proposed* as the new *head* of its group, in memory only. `commit` writes all heads proposed in one turn
+of the event loop as one transaction; only then does it answer the proposers and let readers see the new state. After
+a failed commit nobody knows what is stored, so the owner drops everything in memory and loads it again.
+
+The ledger calls nobody back: its owner (service.py) says when to commit and acts on the changes it gets.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+
+from hetrdzv.core.invariants import InvariantError, check
+from hetrdzv.core.model import Event, Group
+from hetrdzv.protocol.errors import StorageError
+from hetrdzv.service.metrics import Metrics
+from hetrdzv.storage import records
+from hetrdzv.storage.base import Batch, Snapshot, StateStore
+from hetrdzv.storage.records import StoredEvent
+
+logger = logging.getLogger(__name__)
+
+EVENTS_KEPT = 1_000
+"""How many events are kept per group."""
+
+CLOCK_STORED_EVERY_S = 10.0
+"""How often the clock is stored when nothing else is (seconds): a crash loses at most this much of it."""
+
+LARGE = 5_000
+"""Snapshots with more records than this are parsed in a thread, since a leader has to renew its lease meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A committed change of one group.
+
+    Attributes:
+        old, new: the group before and after; None where it did not exist, or was deleted.
+        events: what happened in between.
+    """
+
+    group_id: str
+    old: Group | None
+    new: Group | None
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(slots=True)
+class _Head:
+    """The newest proposed state of a group; None to delete it. `replace` changes it in place."""
+
+    group: Group | None
+
+
+@dataclass(slots=True)
+class _Proposal:
+    """Somebody waiting for the commit of a head.
+
+    Attributes:
+        quiet: nothing changed except when a node was last heard.
+    """
+
+    group_id: str
+    events: tuple[Event, ...]
+    done: asyncio.Future[Group | None]
+    quiet: bool
+
+
+class Ledger:
+    """The groups of one store.
+
+    Args:
+        store: closed by `close`.
+        wall: wall-clock time for events, for people only.
+
+    Attributes:
+        groups: committed groups by id.
+        is_loaded: whether `groups` is what the store holds.
+    """
+
+    def __init__(self, store: StateStore, wall: Callable[[], datetime], metrics: Metrics) -> None:
+        self._store = store
+        self._wall = wall
+        self._metrics = metrics
+        self._heads: dict[str, _Head] = {}
+        self._events: dict[str, deque[StoredEvent]] = {}
+        self._pending: list[_Proposal] = []
+        self._in_flight: list[_Proposal] = []
+        self._has_work = asyncio.Event()
+        self._clock_stored = 0.0
+        self.groups: dict[str, Group] = {}
+        self.is_loaded = False
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def head(self, group_id: str) -> Group | None:
+        """The state that the next change of a group applies to; None if there is none, or it is being deleted."""
+        head = self._heads.get(group_id)
+        return self.groups.get(group_id) if head is None else head.group
+
+    def has_room(self, most: int) -> bool:
+        """Whether there are fewer than `most` groups, counting those not committed yet."""
+        if len(self.groups) + len(self._heads) < most:
+            return True
+        new = sum(head.group is not None and name not in self.groups for name, head in self._heads.items())
+        return len(self.groups) + new < most
+
+    def is_settled(self, group_id: str) -> bool:
+        """Whether no change of a group is waiting for a commit."""
+        return group_id not in self._heads
+
+    def history(self, group_id: str) -> Iterable[StoredEvent]:
+        """The events of a group, oldest first."""
+        return self._events.get(group_id, ())
+
+    # -- proposing -------------------------------------------------------------------------------------------
+
+    async def propose(
+        self, group_id: str, new: Group | None, events: tuple[Event, ...] = (), *, quiet: bool = False
+    ) -> Group | None:
+        """Make `new` the head of a group (None: delete it) and wait for the commit; returns what was committed.
+
+        Raises:
+            StorageError: nothing proposed since the last commit was stored.
+        """
+        self._heads[group_id] = _Head(new)
+        return await self._enqueue(group_id, events, quiet)
+
+    async def settle(self, group_id: str) -> None:
+        """Wait until every proposed change of a group is committed; returns at once if there is none.
+
+        Raises:
+            StorageError: it could not be stored.
+        """
+        if group_id in self._heads:
+            await self._enqueue(group_id, (), quiet=True)
+
+    def renew(self, group: Group) -> None:
+        """Replace a settled group by one that differs only in fields that are never stored."""
+        self.groups[group.group_id] = group
+
+    def replace(self, change: Callable[[Group], Group]) -> None:
+        """Change every group, committed or proposed, in fields that are never stored."""
+        for group_id, group in self.groups.items():
+            self.groups[group_id] = change(group)
+        for head in self._heads.values():
+            if head.group is not None:
+                head.group = change(head.group)
+
+    def store_clock(self, now: float) -> None:
+        """Have the clock stored if that was long ago."""
+        if self.groups and self._clock_is_due(now):
+            self._has_work.set()
+
+    async def _enqueue(self, group_id: str, events: tuple[Event, ...], quiet: bool) -> Group | None:
+        done: asyncio.Future[Group | None] = asyncio.get_running_loop().create_future()
+        self._pending.append(_Proposal(group_id, events, done, quiet))
+        self._has_work.set()
+        return await asyncio.shield(done)
+
+    # -- committing ------------------------------------------------------------------------------------------
+
+    async def work(self) -> None:
+        """Wait for the end of a turn of the event loop in which there was something to commit."""
+        await self._has_work.wait()
+        await asyncio.sleep(0)  # lets the other commands of this turn join the transaction
+
+    async def commit(self, now: float) -> list[Change]:
+        """Commit everything proposed so far as one transaction, then answer the proposers.
+
+        Args:
+            now: the server's clock (seconds).
+
+        Returns:
+            one change per group, without those where only a heartbeat was noted.
+
+        Raises:
+            Exception: the caller has to `drop` everything and load it again.
+        """
+        self._has_work.clear()
+        self._in_flight, self._pending = self._pending, []
+        proposals = self._in_flight
+        heads = {p.group_id: self._heads.setdefault(p.group_id, self._settled(p.group_id)) for p in proposals}
+        puts: dict[str, bytes] = {}
+        deletes: set[str] = set()
+        for group_id, head in heads.items():
+            put, delete = records.changes(self.groups.get(group_id), head.group)
+            puts.update(put)
+            deletes.update(delete)
+            if head.group is None:
+                deletes.update(records.event_key(group_id, s.number) for s in self.history(group_id))
+        lasting = [p for p in proposals if heads[p.group_id].group is not None]
+        news = self._number_events(lasting, puts, deletes)
+        if puts or deletes or self._clock_is_due(now):
+            began = time.perf_counter()
+            await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))
+            self._metrics.committed(time.perf_counter() - began)
+            self._clock_stored = now
+        loud = {p.group_id for p in proposals if not p.quiet}
+        published = [
+            self._publish(group_id, head, news.get(group_id, ())) for group_id, head in heads.items()
+        ]
+        for proposal in proposals:
+            if not proposal.done.done():
+                proposal.done.set_result(heads[proposal.group_id].group)
+        self._in_flight = []
+        return [change for change in published if change.group_id in loud]
+
+    async def drain(self) -> None:
+        """Wait until everything proposed so far is committed or has failed."""
+        while waiting := [p.done for p in (*self._in_flight, *self._pending) if not p.done.done()]:
+            await asyncio.wait(waiting)
+
+    async def close(self, now: float) -> None:
+        """Store the clock and close the store."""
+        try:
+            if self.is_loaded:
+                await self._store.commit(Batch(puts={}, deletes=frozenset(), clock=now))
+        except StorageError as error:
+            logger.warning("could not store the clock on shutdown: %s", error)
+        finally:
+            await self._store.close()
+
+    def _settled(self, group_id: str) -> _Head:
+        return _Head(self.groups.get(group_id))
+
+    def _clock_is_due(self, now: float) -> bool:
+        return now >= self._clock_stored + CLOCK_STORED_EVERY_S
+
+    def _number_events(
+        self, proposals: list[_Proposal], puts: dict[str, bytes], deletes: set[str]
+    ) -> Mapping[str, list[StoredEvent]]:
+        at = self._wall().isoformat(timespec="milliseconds")
+        news: dict[str, list[StoredEvent]] = {}
+        for proposal in proposals:
+            group_id = proposal.group_id
+            for event in proposal.events:
+                new = news.setdefault(group_id, [])
+                kept = self._events.get(group_id, ())
+                number = (new[-1].number if new else kept[-1].number if kept else 0) + 1
+                new.append(StoredEvent(number, at, event))
+                puts[records.event_key(group_id, number)] = records.event_record(new[-1])
+                if number > EVENTS_KEPT:
+                    deletes.add(records.event_key(group_id, number - EVENTS_KEPT))
+        return news
+
+    def _publish(self, group_id: str, head: _Head, news: Iterable[StoredEvent]) -> Change:
+        """Make a head the committed group."""
+        change = Change(group_id, self.groups.get(group_id), head.group, tuple(s.event for s in news))
+        if self._heads.get(group_id) is head:  # else there is a newer one by now
+            del self._heads[group_id]
+        if head.group is None:
+            self.groups.pop(group_id, None)
+            self._events.pop(group_id, None)
+        else:
+            self.groups[group_id] = head.group
+            self._events.setdefault(group_id, deque(maxlen=EVENTS_KEPT)).extend(news)
+        return change
+
+    # -- loading ---------------------------------------------------------------------------------------------
+
+    async def read(self) -> Snapshot:
+        """What the store holds; changes nothing in memory.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        return await self._store.load()
+
+    async def restore(self, snapshot: Snapshot, now: float) -> None:
+        """Replace what is in memory by a snapshot, with a full lease for every node.
+
+        Args:
+            now: the server's clock (seconds).
+
+        Raises:
+            StorageError: the snapshot is malformed, or holds an impossible group; nothing changed.
+        """
+        parse = partial(records.restore, snapshot.records, now)
+        large = len(snapshot.records) > LARGE
+        found = await asyncio.to_thread(parse) if large else parse()
+        for restored in found.values():
+            try:
+                check(restored.group)
+            except InvariantError as error:
+                raise StorageError(
+                    f"the store holds an impossible state ({error}): restore a backup of it, "
+                    f"or name another store with --store"
+                ) from error
+        self._clock_stored = snapshot.clock
+        self.groups = {group_id: restored.group for group_id, restored in found.items()}
+        self._events = {
+            group_id: deque(restored.events, maxlen=EVENTS_KEPT) for group_id, restored in found.items()
+        }
+        self.is_loaded = True
+
+    def drop(self, error: Exception) -> None:
+        """Fail every proposal with the error of a commit and distrust memory until `restore`."""
+        self._metrics.commit_failed()
+        proposals, self._in_flight, self._pending = [*self._in_flight, *self._pending], [], []
+        self._heads.clear()
+        self.is_loaded = False
+        refusal = error if isinstance(error, StorageError) else StorageError(f"not stored: {error!r}")
+        for proposal in proposals:
+            if not proposal.done.done():
+                proposal.done.set_exception(refusal)
+                proposal.done.exception()  # its proposer may be gone

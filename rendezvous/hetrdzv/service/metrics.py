@@ -1,0 +1,169 @@
+"""The metrics of a server, for Prometheus.
+
+Everything is counted from committed changes. Labels have few values, whatever people call their groups and nodes.
+"""
+
+from collections import Counter as Tally
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from hetrdzv.core.model import Event, Group, GroupState, NodePhase
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+"""Buckets for times that people wait (seconds)."""
+
+COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+"""Buckets for commits (seconds)."""
+
+_AT_WORK = (GroupState.STARTING, GroupState.RUNNING, GroupState.WAITING)
+
+
+class Metrics:
+    """The metrics of one server process."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._groups = Gauge("hetrdzv_groups", "Groups by state.", ["state"], registry=self._registry)
+        self._nodes = Gauge("hetrdzv_nodes", "Nodes by state.", ["state"], registry=self._registry)
+        self._polls = Gauge(
+            "hetrdzv_open_polls", "Long polls and followed histories.", registry=self._registry
+        )
+        self._leads = Gauge(
+            "hetrdzv_leader", "Whether this server answers requests about groups.", registry=self._registry
+        )
+        self._rounds = Counter(
+            "hetrdzv_rounds",
+            "Rounds formed, by what ended the previous one (first: there was none).",
+            ["cause"],
+            registry=self._registry,
+        )
+        self._restarts = Counter("hetrdzv_restarts", "Restarts used.", registry=self._registry)
+        self._finished = Counter(
+            "hetrdzv_groups_finished", "Jobs by their outcome.", ["outcome"], registry=self._registry
+        )
+        for state in GroupState:
+            if state.terminal:  # starts at 0, or the first outcome would not be an increase
+                self._finished.labels(state.value)
+        self._rendezvous = Histogram(
+            "hetrdzv_rendezvous_seconds",
+            "Time from the first waiting node to the round.",
+            registry=self._registry,
+            buckets=SECONDS,
+        )
+        self._recovery = Histogram(
+            "hetrdzv_recovery_seconds",
+            "Time from the end of a round until all members of the next have started their workers.",
+            ["cause"],
+            registry=self._registry,
+            buckets=SECONDS,
+        )
+        self._slots = Counter(
+            "hetrdzv_slot_seconds",
+            "Slots of the newest round times seconds, by group state; running divided by all is the goodput.",
+            ["state"],
+            registry=self._registry,
+        )
+        self._commits = Histogram(
+            "hetrdzv_commit_seconds",
+            "Commits to the store.",
+            registry=self._registry,
+            buckets=COMMIT_SECONDS,
+        )
+        self._commit_failures = Counter(
+            "hetrdzv_commit_failures", "Commits that failed.", registry=self._registry
+        )
+        self._counted_at: dict[str, float] = {}
+        self._ended_at: dict[str, float] = {}
+        self._cause: dict[str, str] = {}
+        self._known = (self._counted_at, self._ended_at, self._cause)
+
+    def committed(self, seconds: float) -> None:
+        """Note how long a commit took (seconds)."""
+        self._commits.observe(seconds)
+
+    def commit_failed(self) -> None:
+        """Note that a commit failed."""
+        self._commit_failures.inc()
+
+    def forget(self) -> None:
+        """The groups were reloaded, or belong to another server now: drop what was remembered between two counts."""
+        for known in self._known:
+            known.clear()
+
+    def published(
+        self, group_id: str, old: Group | None, new: Group | None, events: Sequence[Event], now: float
+    ) -> None:
+        """Note a committed change of a group.
+
+        Args:
+            old, new: the group before and after; None if it did not exist, or was deleted.
+            events: what happened in between.
+            now: the server's clock (seconds).
+        """
+        if old is not None:
+            self._count_slots(old, now)
+        if new is None:
+            for known in self._known:
+                known.pop(group_id, None)
+            return
+        self._counted_at[group_id] = now
+        for event in events:
+            self._happened(group_id, event, old, now)
+        if new.state.terminal and not (old is not None and old.state.terminal and old.job == new.job):
+            self._finished.labels(new.state.value).inc()
+            for known in self._known[1:]:
+                known.pop(group_id, None)
+
+    def _happened(self, group_id: str, event: Event, old: Group | None, now: float) -> None:
+        match event.kind:
+            case "job_began":
+                self._cause.pop(group_id, None)
+            case "round_formed":
+                self._cause[group_id] = event.cause or "first"
+                self._rounds.labels(self._cause[group_id]).inc()
+                self._rendezvous.observe(now - _waits_since(old, now))
+            case "round_ended":
+                self._ended_at[group_id] = now
+            case "round_running":
+                ended_at = self._ended_at.pop(group_id, None)
+                if ended_at is not None:
+                    self._recovery.labels(self._cause.get(group_id, "first")).observe(now - ended_at)
+            case "restart_spent":
+                self._restarts.inc()
+
+    def _count_slots(self, group: Group, now: float) -> None:
+        since = self._counted_at.get(group.group_id)
+        if since is not None and group.round is not None and group.state in _AT_WORK:
+            self._slots.labels(group.state.value).inc(group.round.world_size * max(0.0, now - since))
+
+    def render(self, groups: Iterable[Group], *, now: float, open_polls: int, leads: bool) -> bytes:
+        """All metrics in Prometheus' text format (`CONTENT_TYPE`)."""
+        states: Tally[str] = Tally({state.value: 0 for state in GroupState})
+        phases: Tally[str] = Tally({phase.value: 0 for phase in NodePhase})
+        for group in groups:
+            states[group.state.value] += 1
+            phases.update(node.phase.value for node in group.nodes.values())
+            self._count_slots(group, now)
+            self._counted_at[group.group_id] = now
+        for gauge, tally in ((self._groups, states), (self._nodes, phases)):
+            for label, number in tally.items():
+                gauge.labels(label).set(number)
+        self._polls.set(open_polls)
+        self._leads.set(leads)
+        return generate_latest(self._registry)
+
+
+def _waits_since(group: Group | None, now: float) -> float:
+    """Since when nodes have waited for the round that forms now.
+
+    Args:
+        group: as it was before the round.
+    """
+    if group is None or group.state.terminal:
+        return now
+    if group.round is not None:
+        return now if group.round.end is None else group.round.end.at
+    return now if group.waiting_since is None else group.waiting_since

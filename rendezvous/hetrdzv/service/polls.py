@@ -1,0 +1,93 @@
+"""Long polls: answered when the directive changes; a client that hangs up before becomes suspect.
+
+Knows nothing of HTTP, so that the simulation runs it too.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hetrdzv.core.commands import Join, Renew
+from hetrdzv.core.directive import Directive, DirectiveKind
+from hetrdzv.core.model import Group
+from hetrdzv.service.service import Service
+
+MAX_POLL_S = 30.0
+"""No poll waits longer than this, whatever the lease (seconds)."""
+
+Speaker = tuple[str, str, str]
+"""Group id, node id and incarnation."""
+
+HungUp = Callable[[], Coroutine[Any, Any, None]]
+"""Makes a coroutine that ends when the client has hung up."""
+
+
+def poll_s(group: Group) -> float:
+    """How long a poll of a group's nodes may wait (seconds)."""
+    return min(group.lease_s / 2, MAX_POLL_S)
+
+
+class Polls:
+    """The open polls. An agent may have several while it gives up on one connection for another.
+
+    Attributes:
+        service: answers them.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._open: Counter[Speaker] = Counter()
+
+    def __len__(self) -> int:
+        return self._open.total()
+
+    async def answer(
+        self, hung_up: HungUp, group_id: str, command: Join | Renew, after: str | None, wait_s: float
+    ) -> tuple[Group, Directive] | None:
+        """Apply a command, then answer with the directive, at the latest after `wait_s` seconds.
+
+        A join waits while there is nothing to do, another poll until the version is not `after`.
+
+        Returns:
+            None if the client hung up before.
+        """
+        speaker = (group_id, command.node_id, command.incarnation)
+        with self._counted(
+            speaker
+        ):  # before the command: an older poll may be found cut while it is committed
+            await self.service.execute(group_id, command)
+            found = self.service.directive(*speaker)
+            if isinstance(command, Join):
+                after = found[1].version if found[1].kind is DirectiveKind.WAIT else None
+            wait_s = min(wait_s, poll_s(found[0]))
+            if found[1].version == after and wait_s > 0:
+                changed = await self._wait(hung_up, speaker, after, wait_s)
+                if changed is None and self._open[speaker] == 1:  # this was the agent's only poll
+                    await self.service.cut(*speaker)
+                return changed
+        return found
+
+    async def _wait(
+        self, hung_up: HungUp, speaker: Speaker, after: str | None, wait_s: float
+    ) -> tuple[Group, Directive] | None:
+        """The directive once it has changed or the time is up; None if the client hung up before."""
+        watching = asyncio.ensure_future(self.service.watch(*speaker, after, wait_s))
+        hanging_up = asyncio.ensure_future(hung_up())
+        try:
+            await asyncio.wait({watching, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
+            return watching.result() if watching.done() else None
+        finally:
+            watching.cancel()
+            hanging_up.cancel()
+
+    @contextmanager
+    def _counted(self, speaker: Speaker) -> Iterator[None]:
+        self._open[speaker] += 1
+        try:
+            yield
+        finally:
+            self._open[speaker] -= 1
+            if not self._open[speaker]:
+                del self._open[speaker]

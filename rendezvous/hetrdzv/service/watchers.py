@@ -1,0 +1,73 @@
+"""Who waits for news of which group, and whom a change wakes."""
+
+import asyncio
+from collections.abc import Iterable
+
+from hetrdzv.core.model import Group
+
+FOLLOWERS = ""
+"""The name under which followers of a group's history wait; polls wait under their node ids."""
+
+
+class Watchers:
+    """Polls and followers waiting for news; once woken, they look for themselves what is new."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[str, dict[asyncio.Future[bool], None]]] = {}
+
+    def count(self) -> int:
+        """How many wait."""
+        return sum(len(waiting) for names in self._groups.values() for waiting in names.values())
+
+    async def wait(self, group_id: str, name: str, timeout_s: float) -> bool:
+        """Wait until woken (True), or for `timeout_s` seconds (False)."""
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[bool] = loop.create_future()
+        names = self._groups.setdefault(group_id, {})
+        waiting = names.setdefault(name, {})  # a dict keeps the order in which they came
+        waiting[woken] = None
+        timer = loop.call_later(max(0.0, timeout_s), _resolve, woken, False)
+        try:
+            return await woken
+        finally:
+            timer.cancel()
+            waiting.pop(woken, None)
+            if not waiting:
+                del names[name]
+                if not names:
+                    del self._groups[group_id]
+
+    def wake(self, group_id: str, names: Iterable[str]) -> None:
+        """Wake those that wait under some names of a group."""
+        waiting = self._groups.get(group_id, {})
+        for name in names:
+            for woken in waiting.get(name, ()):
+                _resolve(woken, True)
+
+    def wake_nodes(self, group_id: str, old: Group | None, new: Group | None) -> None:
+        """Wake the polls whose directive a change of a group may have changed."""
+        names = [name for name in self._groups.get(group_id, ()) if name != FOLLOWERS]
+        if new is not None and old is not None and not _concerns_all(old, new):
+            names = [name for name in names if old.nodes.get(name) is not new.nodes.get(name)]
+        self.wake(group_id, names)
+
+    def wake_all(self) -> None:
+        """Wake everybody."""
+        for group_id, names in self._groups.items():
+            self.wake(group_id, names)
+
+
+def _concerns_all(old: Group, new: Group) -> bool:
+    """Whether a change may change the directives of nodes whose own record it leaves alone."""
+    return (
+        old.round is not new.round
+        or old.state is not new.state
+        or old.job != new.job
+        or old.drained != new.drained
+        or old.spec != new.spec
+    )
+
+
+def _resolve(woken: asyncio.Future[bool], result: bool) -> None:
+    if not woken.done():
+        woken.set_result(result)

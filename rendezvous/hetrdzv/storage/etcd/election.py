@@ -1,0 +1,191 @@
+"""Leader election on etcd: campaign, renew, resign, and who leads.
+
+The leader key hangs on an etcd lease. Whoever made it leads for as long as the lease cannot have run out: for the
+length of the lease less a margin, counted from when the last successful renewal was sent, on a clock that goes on while
+the machine sleeps.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from etcd3aio.kv import KVService
+
+from hetrdzv.protocol.errors import StorageError
+from hetrdzv.storage.etcd.client import PAUSE_S, Etcd, EtcdAway
+from hetrdzv.storage.etcd.store import Fence
+
+DEFAULT_LEASE_S = 3
+"""How long a silent leader is still taken for the leader (seconds); etcd grants no less than 2 by default."""
+
+MARGIN = 0.15
+"""The leader stops answering this part of its lease before it can have run out."""
+
+RENEWALS = 6
+"""How often a lease is renewed during its length."""
+
+CALL_S = 2.0
+"""How long to try a call that can be repeated later (seconds)."""
+
+
+def awake_s() -> float:
+    """A monotonic clock that goes on while the machine sleeps (seconds)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The content of the leader key.
+
+    Attributes:
+        url: where the leader answers.
+        nonce: tells its campaigns apart.
+    """
+
+    url: str
+    nonce: str
+
+    @classmethod
+    def read(cls, found: Any) -> "Leader | None":
+        """From the leader key; None if there is none.
+
+        Raises:
+            StorageError: something else wrote the key.
+        """
+        if found is None:
+            return None
+        try:
+            content = json.loads(found.value)
+            return cls(str(content["url"]), str(content["nonce"]))
+        except (ValueError, KeyError, TypeError):
+            raise StorageError(
+                f"the key {found.key.decode(errors='replace')} on etcd does not belong to hetserver: "
+                f"name another prefix with --store"
+            ) from None
+
+    def value(self) -> bytes:
+        """For the leader key."""
+        return json.dumps({"url": self.url, "nonce": self.nonce}).encode()
+
+
+class Term:
+    """Our time as the leader.
+
+    Args:
+        lease: the etcd lease that the leader key hangs on.
+        ttl_s: how long the lease lasts without a renewal (seconds).
+        sent_at: when the request that granted it was sent, by `awake_s`.
+
+    Attributes:
+        until: until when the leader key is certainly ours, by `awake_s`.
+    """
+
+    def __init__(self, fence: Fence, lease: int, ttl_s: float, sent_at: float) -> None:
+        self.fence = fence
+        self.lease = lease
+        self.ttl_s = ttl_s
+        self.until = 0.0
+        self.renewed(sent_at, ttl_s)
+
+    def renewed(self, sent_at: float, ttl_s: float) -> None:
+        """Note that a renewal sent at this time succeeded."""
+        self.until = sent_at + ttl_s * (1.0 - MARGIN)
+
+    def left_s(self) -> float:
+        """For how much longer the leader key is certainly ours (seconds)."""
+        return 0.0 if self.fence.lost.is_set() else self.until - awake_s()
+
+
+async def who_leads(etcd: Etcd, within_s: float = CALL_S) -> Leader | None:
+    """The present leader, or None.
+
+    Raises:
+        StorageError: etcd does not say.
+    """
+    return Leader.read(await etcd.get(etcd.key("leader"), within_s=within_s))
+
+
+async def campaign(etcd: Etcd, url: str, lease_s: int) -> Term | None:
+    """Try to become the leader; None if somebody else is.
+
+    Raises:
+        StorageError: etcd does not say how it ended.
+    """
+    ours = Leader(url, secrets.token_hex(8))
+    key, began = etcd.key("leader"), awake_s()
+    lease, ttl_s = await etcd.grant(lease_s, within_s=CALL_S)
+    try:
+        reply = await etcd.txn(
+            [KVService.txn_compare_create_revision(key, 0)],
+            [KVService.txn_op_put(key, ours.value(), lease=lease)],
+            [KVService.txn_op_get(key)],
+            within_s=CALL_S,
+        )
+    except BaseException:
+        with suppress(StorageError):
+            await etcd.revoke(lease, within_s=CALL_S / 4)
+        raise
+    revision = reply.header.revision
+    if not reply.succeeded:
+        (found,) = reply.responses[0].response_range.kvs
+        if Leader.read(found) != ours:
+            await etcd.revoke(lease, within_s=CALL_S)
+            return None
+        revision = found.create_revision  # an earlier attempt that got no answer had made it
+    return Term(Fence(key, revision), lease, ttl_s, began)
+
+
+async def renew_until_over(etcd: Etcd, term: Term, complain: Callable[[str], None]) -> str:
+    """Renew the lease of a term until the term is over, then fence off every write.
+
+    Args:
+        complain: told about failed renewals.
+
+    Returns:
+        why the term is over.
+    """
+    try:
+        return await _renew(etcd, term, complain)
+    finally:
+        term.fence.lost.set()
+
+
+async def _renew(etcd: Etcd, term: Term, complain: Callable[[str], None]) -> str:
+    attempt_s, pause_s, why = term.ttl_s / 5, 0.0, "its lease ran out"
+    while True:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(term.fence.lost.wait(), pause_s)
+        pause_s = PAUSE_S
+        sent_at, left_s = awake_s(), term.left_s()
+        if term.fence.lost.is_set():
+            return "etcd refused a write"
+        if left_s <= 0.0:
+            return why
+        try:
+            within_s = min(attempt_s, left_s)
+            ttl_s = await etcd.keep_alive(term.lease, within_s=within_s, attempt_s=within_s)
+        except EtcdAway as error:
+            why = f"its lease could not be renewed in time: {error}"
+            continue
+        except StorageError as error:
+            why = f"its lease could not be renewed: {error}"
+            complain(why)
+            continue
+        if ttl_s <= 0:
+            return "etcd ended its lease"
+        term.renewed(sent_at, ttl_s)
+        pause_s = term.ttl_s / RENEWALS
+
+
+async def resign(etcd: Etcd, lease: int, within_s: float = CALL_S) -> None:
+    """End the lease of a term that is over, so that nobody has to wait for it to run out.
+
+    Raises:
+        StorageError: etcd does not say whether it did.
+    """
+    await etcd.revoke(lease, within_s=within_s)

@@ -1,0 +1,249 @@
+"""Converts groups to versioned JSON records and back.
+
+    groups/{g}/group                the group without its nodes and its round
+    groups/{g}/nodes/{n}            one node, without its memory-only fields
+    groups/{g}/round                the newest round of the job, its members inside
+    groups/{g}/events/{number}      one line of the history
+
+Every record carries `"v"`. Adding a field with a default needs no new version: older records get the default.
+Unknown fields are ignored, so removing a field needs none either, and an older server of the same version can take
+over. Anything else needs a new version, which older servers refuse to read.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
+from typing import NoReturn, TypeVar
+from urllib.parse import quote, unquote
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from hetrdzv.core.model import Event, Group, Node, Round
+from hetrdzv.protocol.errors import InvalidSpec, StorageError
+
+VERSION = 1
+
+_MEMORY_ONLY = {"heard_at", "cut_at", "stop_told_at"}
+_STORED_APART = {"nodes", "round"}
+
+_stored = attrgetter(*(f.name for f in fields(Node) if f.name not in _MEMORY_ONLY))
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """One event of a group's history.
+
+    Attributes:
+        number: counts the events of a group from 1.
+        at: wall-clock time (ISO 8601, UTC), for people only.
+    """
+
+    number: int
+    at: str
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredGroup:
+    """A group read from a store, with its history in order."""
+
+    group: Group
+    events: tuple[StoredEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Versioned:
+    """The part of a record that is read first."""
+
+    v: int
+
+
+_VERSIONED = TypeAdapter(_Versioned)
+_GROUP = TypeAdapter(Group)
+_NODE = TypeAdapter(Node)
+_ROUND = TypeAdapter(Round)
+_EVENT = TypeAdapter(StoredEvent)
+
+
+# -- keys ------------------------------------------------------------------------------------------------
+
+
+def group_prefix(group_id: str) -> str:
+    """The prefix of all keys of a group, and of no other group's."""
+    return f"groups/{_segment(group_id)}/"
+
+
+def event_prefix(group_id: str) -> str:
+    """The prefix of the keys of a group's events."""
+    return f"{group_prefix(group_id)}events/"
+
+
+def event_key(group_id: str, number: int) -> str:
+    """The key of an event; the keys of a group's events sort like their numbers."""
+    return f"{event_prefix(group_id)}{number:012d}"
+
+
+def _group_key(group_id: str) -> str:
+    return f"{group_prefix(group_id)}group"
+
+
+def _round_key(group_id: str) -> str:
+    return f"{group_prefix(group_id)}round"
+
+
+def _node_key(group_id: str, node_id: str) -> str:
+    return f"{group_prefix(group_id)}nodes/{_segment(node_id)}"
+
+
+def _segment(name: str) -> str:
+    return quote(name, safe="")
+
+
+# -- writing ---------------------------------------------------------------------------------------------
+
+
+def changes(old: Group | None, new: Group | None) -> tuple[dict[str, bytes], set[str]]:
+    """The writes that turn a stored `old` into a stored `new`.
+
+    Args:
+        old: the group as it is stored; None if it is not.
+        new: the group as it should be; None to remove it (the caller removes its events).
+
+    Returns:
+        records to put by key, and keys to delete.
+    """
+    puts: dict[str, bytes] = {}
+    if new is None:
+        return puts, set() if old is None else _keys(old)
+    group_id = new.group_id
+    if old is None or old != replace(new, nodes=old.nodes, round=old.round):
+        puts[_group_key(group_id)] = _record(_GROUP, new, _STORED_APART)
+    if new.round is not None and (old is None or old.round != new.round):
+        puts[_round_key(group_id)] = _record(_ROUND, new.round)
+    known = old.nodes if old is not None else {}
+    for node_id, node in new.nodes.items():
+        before = known.get(node_id)
+        if before is not node and (before is None or _differs(before, node)):
+            puts[_node_key(group_id, node_id)] = _record(_NODE, node, _MEMORY_ONLY)
+    return puts, set() if old is None else _vanished(old, new)
+
+
+def event_record(stored: StoredEvent) -> bytes:
+    """The record of an event."""
+    return _record(_EVENT, stored)
+
+
+def _keys(group: Group) -> set[str]:
+    keys = {_node_key(group.group_id, node_id) for node_id in group.nodes}
+    keys.add(_group_key(group.group_id))
+    if group.round is not None:
+        keys.add(_round_key(group.group_id))
+    return keys
+
+
+def _vanished(old: Group, new: Group) -> set[str]:
+    keys = {_node_key(old.group_id, node_id) for node_id in old.nodes.keys() - new.nodes.keys()}
+    if old.round is not None and new.round is None:
+        keys.add(_round_key(old.group_id))
+    return keys
+
+
+def _differs(before: Node, node: Node) -> bool:
+    """Whether two nodes differ in a stored field."""
+    return _stored(before) != _stored(node)
+
+
+def _record(adapter: TypeAdapter[T], value: T, without: set[str] | None = None) -> bytes:
+    body = adapter.dump_json(value, exclude=without)
+    return b'{"v":%d,%b' % (VERSION, body.removeprefix(b"{"))
+
+
+# -- reading ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Parts:
+    """The records of one group found so far."""
+
+    group: Group | None = None
+    round: Round | None = None
+    nodes: dict[str, Node] = field(default_factory=dict)
+    events: list[StoredEvent] = field(default_factory=list)
+
+
+def restore(records: Mapping[str, bytes], now: float) -> dict[str, RestoredGroup]:
+    """The groups in a store, by id.
+
+    Nodes come in the order in which they joined. Events without a group belonged to a deleted one and are skipped.
+
+    Args:
+        records: everything under `groups/`.
+        now: the server's clock (seconds); every live node gets a full lease from now.
+
+    Raises:
+        StorageError: a record cannot be read; says which and why.
+    """
+    found: defaultdict[str, _Parts] = defaultdict(_Parts)
+    for key, record in records.items():
+        match key.split("/"):
+            case ["groups", group, "group"]:
+                found[unquote(group)].group = _read(_GROUP, key, record)
+            case ["groups", group, "round"]:
+                found[unquote(group)].round = _read(_ROUND, key, record)
+            case ["groups", group, "nodes", node]:
+                found[unquote(group)].nodes[unquote(node)] = _read(_NODE, key, record)
+            case ["groups", group, "events", _]:
+                found[unquote(group)].events.append(_read(_EVENT, key, record))
+            case _:
+                _malformed(key, "this hetserver does not know such a key")
+    return {
+        group_id: RestoredGroup(_assemble(group_id, parts, now), _in_order(parts.events))
+        for group_id, parts in found.items()
+        if parts.group is not None or parts.round is not None or parts.nodes
+    }
+
+
+def _assemble(group_id: str, parts: _Parts, now: float) -> Group:
+    if parts.group is None:
+        _malformed(_group_key(group_id), "it is missing, but other records of the group exist")
+    if parts.group.group_id != group_id:
+        _malformed(_group_key(group_id), f"it is about group '{parts.group.group_id}'")
+    nodes = sorted(parts.nodes.items(), key=lambda item: (item[1].joined_at, item[0]))
+    heard = {node_id: node if node.gone else replace(node, heard_at=now) for node_id, node in nodes}
+    return replace(parts.group, nodes=heard, round=parts.round)
+
+
+def _in_order(events: list[StoredEvent]) -> tuple[StoredEvent, ...]:
+    return tuple(sorted(events, key=lambda stored: stored.number))
+
+
+def _read(adapter: TypeAdapter[T], key: str, record: bytes) -> T:
+    try:
+        version = _VERSIONED.validate_json(record, strict=True).v
+        if version > VERSION:
+            raise StorageError(
+                f"record {key} has version {version}, but this hetserver reads at most version {VERSION}: "
+                f"upgrade hetserver, or name another store with --store"
+            )
+        if version < 1:
+            _malformed(key, f"version {version} does not exist")
+        return adapter.validate_json(record, strict=True)
+    except ValidationError as error:
+        _malformed(key, "; ".join(_line(detail) for detail in error.errors(include_url=False)), error)
+    except InvalidSpec as error:
+        _malformed(key, str(error), error)
+
+
+def _line(error: ErrorDetails) -> str:
+    place = ".".join(str(part) for part in error["loc"])
+    return f"{place}: {error['msg']}" if place else error["msg"]
+
+
+def _malformed(key: str, why: str, cause: Exception | None = None) -> NoReturn:
+    raise StorageError(
+        f"record {key} is malformed ({why}): restore a backup of the store, or name another store with --store"
+    ) from cause

@@ -1,0 +1,211 @@
+"""An agent in this process with everything real around it: server, line, guardian, workers."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import Std
+
+from hetagent.job.logs import RoundLogsSpecs
+from hetagent.job.loop import Agent, Identity
+from hetagent.job.ports import Ports
+from hetagent.job.store import HetRendezvousHandler
+from hetagent.job.torch_starter import TorchStarter
+from hetagent.launch.base import Launch
+from hetagent.launch.command import WorkerCommand
+from hetagent.node.guardian import Guardian
+from hetagent.node.network import hold_port
+from hetagent.node.processes import marked
+from hetagent.protocol.line import Line
+from hetagent.protocol.offer import Offer
+from hetagent.protocol.session import Session
+from hetrdzv.client.client import Client
+from hetrdzv.protocol.wire import SpecFields
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Rig:
+    """An agent with everything real around it, in a group of its own.
+
+    Args:
+        command: what each worker runs, in a shell in the folder of the test; None: the group's command.
+        is_python: whether its stderr need not be captured.
+        spec: of the group.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        folder: Path,
+        command: str | None,
+        *,
+        slots: int = 1,
+        ports: tuple[int, int] | None = None,
+        tee: Std = Std.NONE,
+        is_python: bool = True,
+        connect_timeout_s: float = 60.0,
+        group_id: str | None = None,
+        **spec: Any,
+    ) -> None:
+        self.folder = folder
+        self.group_id = group_id or uuid.uuid4().hex
+        self.said: list[str] = []
+        self._url = f"{url}/v1/groups/{self.group_id}"
+        self.identity = Identity(self.group_id, "a", uuid.uuid4().hex)
+        fields = SpecFields(**({"min_nodes": 1, "max_nodes": 1, "stop_timeout_s": 5.0} | spec))
+        offer = Offer(slots=slots, address="127.0.0.1", wants_command=command is None, spec=fields)
+        session = Session(
+            self.group_id,
+            "a",
+            self.identity.incarnation,
+            offer,
+            random.Random(),
+            connect_timeout_s=connect_timeout_s,
+        )
+        handler = HetRendezvousHandler(self.group_id, "a", lambda: hold_port("127.0.0.1", ports))
+        self.spec = WorkerSpec(
+            role="default",
+            local_world_size=slots,
+            entrypoint="none yet",
+            rdzv_handler=handler,
+            event_log_handler="null",
+        )
+        words = ("-c", f"cd {folder}; {command}".replace("$$", "$$$$"))  # torch replaces macros in arguments
+        self.line = Line(session, lambda: Client([url]), self.said.append)
+        self.guardian = Guardian(
+            incarnation=self.identity.incarnation, servers=[url], token=None, group=self.group_id, node_id="a"
+        )
+        self.starter = TorchStarter(self.spec, RoundLogsSpecs(str(folder / "logs"), tee=tee))
+        self.agent = Agent(
+            identity=self.identity,
+            line=self.line,
+            guardian=self.guardian,
+            starter=self.starter,
+            ports=Ports(handler, lambda: hold_port("127.0.0.1", ports)),
+            worker_env={"MINE": "1"},
+            launch=Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python)),
+            stop_timeout_s=None,
+            tell=self.said.append,
+            signals=SIGNALS,
+        )
+        self._threads: list[threading.Thread] = []
+        self._errors: list[BaseException] = []
+
+    def run(self, *acts: Callable[[], Any], leaves: bool = False) -> int | None:
+        """Run the agent, and beside it some acts one after the other; the exit code that the server gave.
+
+        Args:
+            leaves: whether processes of the workers may be left in the end.
+        """
+
+        def act() -> None:
+            try:
+                for one in acts:
+                    one()
+            except BaseException as error:
+                self._errors.append(error)
+                if not over.is_set():  # else it would be this process that ends
+                    self.agent._got_signals += [signal.SIGTERM, signal.SIGTERM]
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        over = threading.Event()
+        thread = threading.Thread(target=act)
+        thread.start()
+        before = [signal.getsignal(signum) for signum in signal.valid_signals()]
+        try:
+            self.agent.run()
+        finally:
+            over.set()
+            thread.join(20)
+            assert [signal.getsignal(signum) for signum in signal.valid_signals()] == before
+            assert leaves or marked(self.identity.incarnation) == []
+        if self._errors:
+            raise self._errors[0]
+        return self.agent.outcome.exit_code if self.agent.outcome is not None else None
+
+    # -- acts ------------------------------------------------------------------------------------------------
+
+    def appears(self, *names: str) -> Callable[[], None]:
+        """Wait for files that workers make."""
+        return lambda: soon(lambda: all((self.folder / name).exists() for name in names), f"files {names}")
+
+    def says(self, text: str) -> Callable[[], None]:
+        """Wait until the agent has said something."""
+        return lambda: soon(lambda: any(text in line for line in self.said), f"{text!r} in {self.said}")
+
+    def gets(self, signum: signal.Signals) -> Callable[[], None]:
+        """Send this process, in which the agent runs, a signal."""
+        return lambda: os.kill(os.getpid(), signum)
+
+    def asks(self, what: str) -> Callable[[], None]:
+        """Act on the group."""
+        return lambda: httpx.post(f"{self._url}/{what}", trust_env=False).raise_for_status()  # type: ignore[return-value]
+
+    def touches(self, name: str) -> Callable[[], None]:
+        return (self.folder / name).touch
+
+    def group(self) -> dict[str, Any]:
+        body: dict[str, Any] = httpx.get(self._url, trust_env=False).json()
+        return body
+
+    def put(self, **spec: Any) -> None:
+        httpx.put(self._url, json=spec, trust_env=False).raise_for_status()
+
+
+class OtherNode:
+    """Another node of the rig's group, played by requests; the master if its id sorts before `a`."""
+
+    def __init__(self, made: Rig, node_id: str, port: int = 1, **spec: Any) -> None:
+        self.rig = made
+        self._node_id = node_id
+        self._port = port
+        self._spec = spec
+
+    def ask(self, method: str, path: str, **body: Any) -> dict[str, Any]:
+        reply = httpx.request(method, f"{self.rig._url}{path}", json=body, trust_env=False)
+        reply.raise_for_status()
+        found: dict[str, Any] = reply.json()
+        return found
+
+    def ready(self, after: int = 0) -> None:
+        """It joins, or joins again."""
+        offer = {"slots": 1, "address": "127.0.0.1", "port": self._port, "spec": {} if after else self._spec}
+        self.ask("PUT", f"/nodes/{self._node_id}", incarnation="m", after_round=after, **offer)
+
+    def reports(self, kind: str, number: int = 1, **more: Any) -> None:
+        body = {"incarnation": "m", "round": number, "kind": kind, **more}
+        self.ask("POST", f"/nodes/{self._node_id}/report", **body)
+
+
+Make = Callable[..., Rig]
+
+
+def soon(what: Callable[[], Any], named: str = "") -> Any:
+    until = time.monotonic() + 15
+    while time.monotonic() < until:
+        if found := what():
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"{named} not within 15 s")
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def tails() -> list[str]:
+    """Threads of torch's that copy output; one that stays keeps the interpreter from ending."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("TailLog")]

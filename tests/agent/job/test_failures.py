@@ -1,0 +1,159 @@
+"""Of a failed worker the end of what it said is told; whoever started the agent gets the root cause in a file."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from hetagent.job.failures import (
+    MAX_CHARACTERS,
+    failure_message,
+    read_record,
+    write_error,
+    write_root_cause,
+)
+from hetrdzv.protocol.wire import FailureFields, FailureReply, RootCauseReply
+
+
+def error_file(tmp_path: Path, content: object) -> str:
+    path = tmp_path / "error.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def recorded(stack: str) -> dict[str, object]:
+    return {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": stack, "timestamp": "1"}}}
+
+
+def test_the_traceback_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "stderr.log").write_text("noise")
+    file = error_file(tmp_path, recorded("Traceback ...\nValueError: x\n"))
+    assert failure_message(file, str(tmp_path / "stderr.log"), 1) == "Traceback ...\nValueError: x"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"message": "text"}, "text"),
+        ({"message": {"message": "only"}}, "only"),
+        ({"message": {"message": "x", "extraInfo": None}}, "x"),
+        ('{"message": {"mess', "exit code 7"),
+        ("", "exit code 7"),
+        ("[1]", "exit code 7"),
+        ("\x00\xff", "exit code 7"),
+        ({"message": {}}, "exit code 7"),
+        (recorded(" \n"), "exit code 7"),
+    ],
+)
+def test_records_of_any_kind(tmp_path: Path, content: object, message: str) -> None:
+    assert failure_message(error_file(tmp_path, content), None, 7) == message
+
+
+def test_a_file_name_that_is_not_utf_8_can_be_told(tmp_path: Path) -> None:
+    """The runner writes `\\udce9`, which JSON reads as a lone surrogate: no UTF-8 has it, and no wire takes it."""
+    name = os.fsdecode(b"caf\xe9.txt")
+    message = failure_message(error_file(tmp_path, recorded(f"ValueError: cannot read {name}\n")), None, 1)
+    assert message == r"ValueError: cannot read caf\udce9.txt"
+    assert FailureFields(local_rank=0, rank=0, message=message).message == message
+    long = failure_message(error_file(tmp_path, recorded("\udce9" * MAX_CHARACTERS)), None, 1)
+    assert len(long) == MAX_CHARACTERS
+
+
+def test_hostile_error_files_are_no_more_than_unreadable(tmp_path: Path) -> None:
+    nested = tmp_path / "nested.json"
+    nested.write_text("[" * 100_000)
+    deep = tmp_path / "deep.json"
+    deep.write_text('{"message": ' + "[" * 900 + "]" * 900 + "}")
+    huge = tmp_path / "huge.json"
+    with huge.open("wb") as file:
+        file.write(b'{"message": "')
+        file.truncate(1 << 40)
+    fifo = tmp_path / "fifo.json"
+    os.mkfifo(fifo)
+    for path in (nested, deep, huge, fifo, tmp_path):
+        assert failure_message(str(path), None, 7) == "exit code 7", path
+        assert failure_message(None, str(fifo), 7) == "exit code 7"
+        assert read_record(str(path)) is None or path is deep
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "message"),
+    [(3, "exit code 3"), (-9, "killed by SIGKILL"), (-40, "killed by signal 40")],
+)
+def test_without_words_the_status_speaks(tmp_path: Path, exitcode: int, message: str) -> None:
+    empty = tmp_path / "stderr.log"
+    empty.write_text(" \n")
+    assert failure_message(None, None, exitcode) == message
+    assert failure_message("", "", exitcode) == message
+    assert failure_message(str(tmp_path / "absent"), str(empty), exitcode) == message
+    assert failure_message(os.devnull, os.devnull, exitcode) == message
+
+
+def test_the_end_is_kept_in_whole_lines(tmp_path: Path) -> None:
+    lines = [f"line {number:05} ü" for number in range(2000)]
+    message = failure_message(error_file(tmp_path, recorded("\n".join(lines) + "\n")), None, 1)
+    assert MAX_CHARACTERS - 13 < len(message) <= MAX_CHARACTERS
+    assert message.split("\n") == lines[-len(message.split("\n")) :]
+    log = tmp_path / "stderr.log"
+    log.write_text("\n".join(lines))
+    assert failure_message(None, str(log), 1) == message
+    log.write_text("first\n" + "x" * 50_000)
+    assert failure_message(None, str(log), 1) == "x" * MAX_CHARACTERS
+    log.write_bytes(b"first\n" + b"\xff" * 10 + b"\n" + b"y" * (MAX_CHARACTERS - 1))
+    assert failure_message(None, str(log), 1) == "y" * (MAX_CHARACTERS - 1)
+    log.write_text("first\n" + "a" * 1999 + "\n" + "b" * (MAX_CHARACTERS - 2000))
+    assert failure_message(None, str(log), 1).startswith("aaa")
+    log.write_text("first\n" + "z" * MAX_CHARACTERS)
+    assert failure_message(None, str(log), 1) == "z" * MAX_CHARACTERS
+
+
+# -- the agent's own error file ------------------------------------------------------------------------------
+
+
+def cause(**failure: Any) -> RootCauseReply:
+    found = FailureReply(local_rank=1, rank=5, **failure)
+    return RootCauseReply(
+        kind="worker", message="rank 5 on gpu3 failed", round=2, node_id="gpu3", failure=found
+    )
+
+
+def test_the_root_cause_is_written_in_torchs_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    path.write_text("from an earlier job, and longer" * 100)
+    write_root_cause(cause(exit_code=3, message="Traceback ...\nValueError: x\n"))
+    failure = ProcessFailure(1, 1234, 3, str(path))  # how torch, and whoever reads its files, reads it
+    assert failure.timestamp > 1_700_000_000
+    assert failure.message["message"] == "rank 5 on gpu3 failed: ValueError: x"  # type: ignore[index]
+    assert failure.message["extraInfo"]["py_callstack"] == "Traceback ...\nValueError: x"  # type: ignore[index]
+    assert failure.message["errorCode"] == 3  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [({"signal": "SIGKILL"}, -9), ({"signal": "signal 40"}, -40), ({"signal": "SIGNEW"}, None), ({}, None)],
+)
+def test_the_code_of_a_signal_is_negative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: dict[str, Any], code: int | None
+) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    write_root_cause(cause(**failure))
+    record = json.loads(path.read_text())["message"]
+    assert (record["message"], record.get("errorCode")) == ("rank 5 on gpu3 failed", code)
+
+
+def test_an_error_file_that_cannot_be_written_is_an_error_and_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for path in (fifo, tmp_path, tmp_path / "missing" / "error.json"):
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+        with pytest.raises(OSError, match="Errno"):
+            write_error("x", "x")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "")
+    write_error("x", "x")

@@ -1,0 +1,191 @@
+"""What is left of a round's workers: killed, or left alone, and what happens if it does not die."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agent.job.rig import Make, OtherNode, Rig, is_alive, soon, tails
+from torch.distributed.elastic.multiprocessing import Std
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+from hetagent.node import processes
+from hetagent.node.processes import marked
+
+# torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+]
+
+HELPER = "mkfifo done; setsid sh -c 'echo $$ > helper; read x < done; touch uploaded' &"
+"""A detached helper of a worker, such as the upload of a checkpoint."""
+
+
+def helper(made: Rig) -> int:
+    return int((made.folder / "helper").read_text())
+
+
+def test_detached_helpers_outlive_a_job_that_succeeded_and_nothing_else_does(rig: Make) -> None:
+    made = rig(f"sleep 100 & echo $! > sleeper; {HELPER} while [ ! -s helper ]; do sleep 0.01; done")
+    assert made.run(leaves=True) == 0
+    assert marked(made.identity.incarnation) == [helper(made)]
+    assert f"processes that the workers detached (setsid) are left running: {helper(made)}" in made.said
+    assert not is_alive(int((made.folder / "sleeper").read_text()))
+    (made.folder / "done").write_text("now")
+    soon((made.folder / "uploaded").exists, "the upload")
+    soon(lambda: not is_alive(helper(made)), "the helper's end")
+
+
+@pytest.mark.parametrize("ends", ["by a restart", "by a signal", "cancelled"])
+def test_detached_helpers_do_not_outlive_a_round_that_is_not_the_last(rig: Make, ends: str) -> None:
+    """This node's workers have succeeded; the job, for which another node still works, has not."""
+    spec = {"min_nodes": 2, "max_nodes": 2, "lease_s": 60.0, "stop_timeout_s": 5.0}
+    made = rig(f"[ $HET_ROUND = 2 ] && exit 0; {HELPER} while [ ! -s helper ]; do sleep 0.01; done", **spec)
+    other = OtherNode(made, "b", **spec)
+    alive: list[bool] = []
+
+    def note() -> None:
+        alive.append(is_alive(helper(made)))
+
+    acts: list[Callable[[], Any]] = [
+        other.ready,
+        made.appears("helper"),
+        lambda: other.reports("started"),
+        made.says("all local workers succeeded"),
+        lambda: soon(lambda: made.group()["nodes"][0]["state"] == "succeeded", "the report"),
+        note,
+    ]
+    if ends == "by a restart":
+        acts += [made.asks("restart"), made.says("round 1 is over"), lambda: other.ready(1)]
+        acts += [made.says("round 2:"), note, lambda: other.reports("started", 2)]
+        acts += [lambda: other.reports("succeeded", 2)]
+    else:
+        acts += [made.gets(signal.SIGTERM) if ends == "by a signal" else made.asks("cancel")]
+    made.run(*acts)  # it looks for what is marked as this agent's
+    assert alive == ([True, False] if ends == "by a restart" else [True])
+    assert not (made.folder / "uploaded").exists()
+
+
+def not_ours_to_kill(
+    made: Rig, theirs: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], None]:
+    """Let the kernel refuse us one worker; an act that ends it once the agent has given it up."""
+    kill = os.kill
+
+    def refusing(pid: int, signum: int) -> None:
+        if pid == theirs():
+            raise PermissionError(1, "Operation not permitted")
+        kill(pid, signum)
+
+    def end() -> None:
+        try:
+            made.says("do not die")()
+        finally:
+            kill(theirs(), signal.SIGKILL)
+        soon(lambda: not is_alive(theirs()), "its end")
+
+    kill_all = processes.kill_all
+    monkeypatch.setattr(processes, "kill_all", lambda find, timeout_s=0.2: kill_all(find, 0.2))
+    monkeypatch.setattr(os, "kill", refusing)
+    monkeypatch.setattr(os, "killpg", refusing)
+    return end
+
+
+def test_workers_that_do_not_die_are_told_and_the_agent_leaves_in_good_order(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under `sudo`, a worker belongs to another user."""
+    made = rig(
+        "echo $$ > pid.$RANK; touch up.$RANK; exec sleep 100", slots=2, tee=Std.ALL, stop_timeout_s=0.1
+    )
+
+    def theirs() -> int:
+        return int((made.folder / "pid.0").read_text())
+
+    end = not_ours_to_kill(made, theirs, monkeypatch)
+    made.run(made.appears("up.0", "up.1"), made.gets(signal.SIGTERM), end)
+    stuck = [line for line in made.said if "do not die" in line]
+    assert stuck == [f"processes do not die: {theirs()} (another user's)"]
+    assert tails() == []
+    assert made.guardian.pid is None, "it was dismissed"
+    node = made.group()["nodes"][0]
+    assert (node["state"], node["why"]) == ("left", "its agent got SIGTERM")
+
+
+def test_a_node_whose_processes_do_not_die_leaves_instead_of_failing_the_next_round(
+    rig: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They hang in a driver, with the GPU that the next round would need: it would fail here, restart after restart."""
+    error_file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(error_file))
+    made = rig("echo $$ > pid; touch up; exec sleep 100", stop_timeout_s=0.1)
+
+    def theirs() -> int:
+        return int((made.folder / "pid").read_text())
+
+    not_ours_to_kill(made, theirs, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "identity", replace(made.identity, incarnation="none"))  # it does leave one
+        assert made.run(made.appears("up"), made.asks("restart")) is None
+    monkeypatch.undo()
+    os.kill(theirs(), signal.SIGKILL)
+    why = f"its processes do not die: {theirs()} (another user's)"
+    assert made.said[-1] == f"leaving, since {why}; check the node before you use it again"
+    assert made.agent.ended_by == why
+    [node] = made.group()["nodes"]
+    assert (node["state"], node["why"]) == ("left", why)
+    assert made.group()["restarts"] == 0
+    assert json.loads(error_file.read_text())["message"]["message"] == why
+
+
+def test_a_start_that_fails_beside_a_worker_that_does_not_die(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then only torch knows the workers."""
+    made = rig("exec sleep 100", slots=2, tee=Std.ALL, max_restarts=0)
+    theirs: list[int] = []
+    popen = SubprocessHandler._popen
+
+    def second_fails(self: SubprocessHandler, args: Any, env: Any) -> Any:
+        if theirs:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        process = popen(self, args, env)
+        theirs.append(process.pid)
+        return process
+
+    end = not_ours_to_kill(made, lambda: theirs[0], monkeypatch)
+    monkeypatch.setattr(SubprocessHandler, "_popen", second_fails)
+    monkeypatch.setattr(made.agent, "_be_ready", once_gone(lambda: theirs, made.agent._be_ready))
+    assert made.run(end) == 1
+    assert tails() == []
+    assert "Resource temporarily unavailable" in made.group()["root_cause"]["message"]
+
+
+def once_gone(pids: Callable[[], list[int]], then: Callable[[], None]) -> Callable[[], None]:
+    def wait() -> None:
+        soon(lambda: not any(map(is_alive, pids())), "their end")
+        then()
+
+    return wait
+
+
+def test_workers_that_could_not_be_looked_for_are_tried_again(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig("sleep 100 & exit 0")  # run() looks for what is marked as this agent's
+    kill_all, calls = processes.kill_all, []
+
+    def failing_once(*args: Any) -> list[int]:
+        calls.append(args)
+        if len(calls) == 1:
+            raise OSError(24, "Too many open files: '/proc'")
+        return kill_all(*args)
+
+    monkeypatch.setattr(processes, "kill_all", failing_once)
+    with pytest.raises(OSError, match="Too many open files"):
+        made.run()

@@ -1,0 +1,201 @@
+"""Logs lie in a directory per round; the stderr of programs is captured."""
+
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.multiprocessing import (
+    DefaultLogsSpecs,
+    LogsSpecs,
+    Std,
+    SubprocessContext,
+    start_processes,
+)
+
+from hetagent.job.failures import failure_message
+from hetagent.job.logs import PREFIX, RoundLogsSpecs
+from hetagent.node import scratch
+
+
+def envs(ranks: int, round_number: int = 3, restarts: int = 0) -> dict[int, dict[str, str]]:
+    env = {
+        "TORCHELASTIC_RUN_ID": "job",
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "HET_ROUND": str(round_number),
+    }
+    return {rank: dict(env) for rank in range(ranks)}
+
+
+def torchs(specs: LogsSpecs, ranks: int, log_dir: Path) -> Any:
+    """What torch lays out, with its random directory and its `attempt_0` replaced by ours."""
+    dest = specs.reify(envs(ranks))
+    [run] = os.listdir(log_dir)
+    text = json.dumps(dataclasses.asdict(dest)).replace(run, "RUN").replace("attempt_0", "round_3")
+    return json.loads(text.replace(str(log_dir), "LOGS"))
+
+
+@pytest.mark.parametrize("redirects", [Std.NONE, Std.ALL, {1: Std.OUT}])
+@pytest.mark.parametrize("tee", [Std.NONE, Std.ERR, {0: Std.ALL, 1: Std.OUT}])
+@pytest.mark.parametrize("ranks_filter", [None, {1}])
+def test_all_but_the_directorys_name_is_torchs(
+    tmp_path: Path, redirects: Any, tee: Any, ranks_filter: Any
+) -> None:
+    arguments = {"redirects": redirects, "tee": tee, "local_ranks_filter": ranks_filter}
+    theirs = torchs(DefaultLogsSpecs(str(tmp_path / "theirs"), **arguments), 2, tmp_path / "theirs")
+    ours = torchs(RoundLogsSpecs(str(tmp_path / "ours"), **arguments), 2, tmp_path / "ours")
+    assert ours == theirs
+
+
+def test_rounds_with_the_same_restart_count_keep_their_logs(tmp_path: Path) -> None:
+    specs = RoundLogsSpecs(str(tmp_path), redirects=Std.ALL)
+    for number in (1, 2, 5):
+        given = envs(2, number)
+        dest = specs.reify(given)
+        assert given[1]["TORCHELASTIC_ERROR_FILE"] == dest.error_files[1]
+        assert given[1]["TORCHELASTIC_RESTART_COUNT"] == "0"
+        Path(dest.stderrs[1]).write_text(f"of round {number}")
+    [run] = tmp_path.iterdir()
+    assert run.name.startswith("job_")
+    assert sorted(path.name for path in run.iterdir()) == ["round_1", "round_2", "round_5"]
+    assert [(run / f"round_{n}" / "1" / "stderr.log").read_text() for n in (1, 2)] == [
+        "of round 1",
+        "of round 2",
+    ]
+    assert sorted(os.listdir(run / "round_5")) == ["0", "1"]
+    specs.reify(envs(1, 5))
+    assert os.listdir(run / "round_5") == ["0"]
+    specs.close()
+    assert run.exists()
+
+
+def test_without_a_directory_a_private_one_goes_with_the_agent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    specs = RoundLogsSpecs()
+    dest = specs.reify(envs(1))
+    [made] = tmp_path.iterdir()
+    assert made.name.startswith("hetagent_")
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert Path(dest.error_files[0]).parent.is_dir()
+    specs.close()
+    specs.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_logs_of_a_killed_agent_go_with_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    living = RoundLogsSpecs()
+    living.reify(envs(1))
+    dead = tmp_path / f"{scratch.marked_prefix(PREFIX)}dead"  # what is left: a folder without a lock
+    (dead / "round_1").mkdir(parents=True)
+    (tmp_path / "hetagent_notes").mkdir()  # somebody else's
+    RoundLogsSpecs(os.devnull)
+    assert dead.exists(), "nothing temporary is wanted"
+    RoundLogsSpecs().close()
+    assert sorted(tmp_path.iterdir()) == sorted([Path(str(living.root_log_dir)), tmp_path / "hetagent_notes"])
+    living.close()
+
+
+@pytest.mark.parametrize("moment", ["open", "flock"])
+def test_a_folder_that_was_swept_before_its_lock_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str
+) -> None:
+    module = {"open": os, "flock": fcntl}[moment]
+    real, swept = getattr(module, moment), []
+
+    def late(*args: Any) -> Any:
+        if not swept:
+            swept.extend(tmp_path.iterdir())
+            os.rmdir(swept[0])
+        return real(*args)
+
+    made: list[scratch.Folder] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(module, moment, late)
+        made.append(scratch.Folder("x_", tmp_path))
+    assert list(tmp_path.iterdir()) == [made[0].path] != swept
+    made[0].close()
+
+
+def test_where_there_are_no_locks_nothing_is_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def none(lock: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    folder = scratch.Folder("x_", tmp_path)
+    scratch.sweep("x_", tmp_path)
+    assert folder.path.exists()
+    folder.close()
+
+
+def test_no_logs_at_all() -> None:
+    given = envs(1)
+    dest = RoundLogsSpecs(os.devnull, capture_stderr=True).reify(given)
+    assert dest.error_files == {0: os.devnull}
+    assert given[0]["TORCHELASTIC_ERROR_FILE"] == ""
+
+
+def test_capture_adds_a_tee_of_stderr_where_there_is_no_file_yet(tmp_path: Path) -> None:
+    specs = RoundLogsSpecs(
+        str(tmp_path), redirects={0: Std.ERR, 1: Std.OUT}, tee={2: Std.OUT}, capture_stderr=True
+    )
+    for number in (1, 2):
+        dest = specs.reify(envs(4, number))
+        assert all(path.endswith("stderr.log") for path in dest.stderrs.values())
+        assert dest.tee_stderrs.keys() == {1, 2, 3}
+        assert dest.tee_stdouts.keys() == {2}
+        assert [bool(path) for path in dest.stdouts.values()] == [False, True, True, False]
+
+
+def test_capture_keeps_a_filtered_rank_off_the_console(tmp_path: Path) -> None:
+    dest = RoundLogsSpecs(str(tmp_path), local_ranks_filter={1}, capture_stderr=True).reify(envs(2))
+    assert dest.tee_stderrs.keys() == {1}
+    assert dest.stderrs[0].endswith("stderr.log")
+    assert dest.stdouts == {0: os.devnull, 1: ""}
+
+
+def test_stderr_of_a_program_reaches_console_and_report(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    specs = RoundLogsSpecs(str(tmp_path), capture_stderr=True)
+    context = start_processes(
+        name="program",
+        entrypoint="/bin/sh",
+        args={0: ("-c", "echo out; echo no space left >&2; exit 3")},
+        envs=envs(1),
+        logs_specs=specs,
+    )
+    result = context.wait(timeout=20, period=0.01)
+    assert result is not None
+    failure = result.failures[0]
+    assert isinstance(context, SubprocessContext)
+    for handler in context.subprocess_handlers.values():
+        assert handler._stderr is not None
+        handler._stderr.close()  # torch leaves that to the garbage collector
+    message = failure_message(failure.error_file, context.stderrs[0], failure.exitcode)
+    assert message == "no space left"
+    captured = capfd.readouterr()
+    assert captured.out == "out\n"
+    assert "no space left" in captured.err
+
+
+@pytest.fixture(autouse=True)
+def torchs_signal_handlers() -> Iterator[None]:
+    """torch's start_processes replaces them."""
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

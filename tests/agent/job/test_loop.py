@@ -1,0 +1,426 @@
+"""The agent's run loop in this process, under a real server, with small shell programs as workers."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agent.job.rig import SIGNALS, Make, soon
+from tests.support.servers import free_port
+from torch.distributed.elastic.multiprocessing import Std
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+from hetagent.job.logs import RoundLogsSpecs
+from hetagent.job.loop import AgentError
+from hetagent.launch.base import Assignment
+from hetagent.launch.command import WorkerCommand
+from hetagent.node import guardian
+from hetagent.node.guardian import GuardianError
+from hetagent.node.network import hold_port
+from hetagent.protocol.session import Session
+from hetrdzv.protocol.wire import DirectiveReply
+
+# torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+]
+
+# -- starting ------------------------------------------------------------------------------------------------
+
+
+def test_a_round_from_start_to_end(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGUSR1")
+    made = rig("env > env.$RANK", slots=2)
+    assert made.run() == 0
+    env = dict(line.split("=", 1) for line in (made.folder / "env.1").read_text().splitlines() if "=" in line)
+    assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"], env["MINE"]) == ("1", "2", "1", "1")
+    assert (env["HET_RANK_OFFSET"], env["HET_ROUND"], env["HET_NODE_ID"]) == ("0", "1", "a")
+    assert env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGINT,SIGHUP"
+    assert os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGUSR1", "ours is as it was"
+    assert made.group()["state"] == "succeeded"
+
+
+def test_a_launch_hears_of_a_stop_that_came_with_its_start(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig("true")
+    taken: list[DirectiveReply] = []
+    heard: list[bool] = []
+    take, begin = made.line.take, made.agent._launch.begin
+
+    def both() -> list[DirectiveReply]:
+        taken.extend(take())
+        if not heard and [one.kind for one in taken][-1:] != ["stop"]:
+            return []
+        both_, taken[:] = list(taken), []
+        return both_
+
+    def asking(assignment: Assignment) -> WorkerCommand | None:
+        heard.append(assignment.interrupted())
+        return begin(assignment)
+
+    monkeypatch.setattr(made.line, "take", both)
+    monkeypatch.setattr(made.agent._launch, "begin", asking)
+    started = lambda: soon(lambda: any(one.kind == "start" for one in taken), "a start")  # noqa: E731
+    assert made.run(started, made.asks("restart")) == 0
+    assert heard[0]
+
+
+def failing_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second process of the first round cannot be started."""
+    calls = []
+    popen = SubprocessHandler._popen
+
+    def limited(self: SubprocessHandler, args: Any, env: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
+            soon((Path(os.environ["FOLDER"]) / "up.0.0").exists)
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return popen(self, args, env)
+
+    monkeypatch.setattr(SubprocessHandler, "_popen", limited)
+
+
+def test_a_start_that_half_succeeds_leaves_nothing_and_is_tried_again(
+    rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    failing_once(monkeypatch)
+    alive = "grep -q 'State:.[SRD]' /proc/$(cat up.0.0)/status"
+    made = rig(
+        "echo $$ > up.$LOCAL_RANK.$TORCHELASTIC_RESTART_COUNT; "
+        f"[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exec sleep 100; {alive} && exit 9; exit 0",
+        slots=2,
+    )
+    assert made.run() == 0, "the second round found a worker of the first"
+    assert "round 1: the workers could not be started: BlockingIOError" in "\n".join(made.said)
+    group = made.group()
+    assert (group["state"], group["restarts"], group["round"]) == ("succeeded", 1, 2)
+
+
+def test_a_job_runs_where_there_are_no_pidfds(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels before 5.3 and older seccomp profiles: `[Errno 38] Function not implemented`."""
+
+    def missing(pid: int, flags: int = 0) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", missing)
+    assert rig("exit 0").run() == 0
+
+
+def test_a_command_that_this_node_cannot_run_is_the_rounds_failure(rig: Make) -> None:
+    made = rig(None)
+    made.put(command=["nowhere.py"], max_restarts=0, max_nodes=1, stop_timeout_s=5.0)
+    assert made.run() == 1
+    cause = made.group()["root_cause"]
+    assert cause["message"] == (
+        f"a could not start its workers: script 'nowhere.py' does not exist (looked from {os.getcwd()})"
+    )
+
+
+def test_a_full_disk_is_the_rounds_failure(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = rig("exit 0", max_restarts=0)
+
+    def full(self: RoundLogsSpecs, envs: Any) -> Any:
+        raise OSError(28, "No space left on device", "/logs/round_1")
+
+    monkeypatch.setattr(RoundLogsSpecs, "reify", full)
+    assert made.run() == 1
+    assert (
+        "a could not start its workers: OSError: [Errno 28] No space left"
+        in made.group()["root_cause"]["message"]
+    )
+
+
+def test_a_start_that_fails_at_a_file_whose_name_is_not_utf_8_is_the_rounds_failure(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig("exit 0", max_restarts=0)
+
+    def refuse(self: RoundLogsSpecs, envs: Any) -> Any:
+        raise OSError("cannot make " + os.fsdecode(b"caf\xe9"))
+
+    monkeypatch.setattr(RoundLogsSpecs, "reify", refuse)
+    assert made.run() == 1
+    message = made.group()["root_cause"]["message"]
+    assert message == r"a could not start its workers: OSError: cannot make caf\udce9"
+
+
+def test_a_guardian_that_does_not_start_is_told(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guardian.sys, "executable", "/bin/false")
+    made = rig("exit 0")
+    with pytest.raises(GuardianError, match="the guardian of node 'a' did not start"):
+        made.run()
+
+
+def test_a_guardian_that_died_is_replaced_and_one_that_cannot_be_is_done_without(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig("touch up; while [ ! -e stop ]; do sleep 0.01; done")
+
+    def kill() -> None:
+        assert made.guardian.pid is not None
+        os.kill(made.guardian.pid, signal.SIGKILL)
+
+    before: list[int | None] = []
+    status = made.run(
+        made.appears("up"),
+        lambda: before.append(made.guardian.pid),
+        kill,
+        lambda: soon(lambda: made.guardian.pid not in (None, *before), "another guardian"),
+        lambda: time.sleep(0.1),
+        lambda: monkeypatch.setattr(guardian.sys, "executable", "/bin/false"),
+        kill,
+        made.says("continuing without one"),
+        made.touches("stop"),
+    )
+    assert status == 0
+
+
+def test_a_launch_keeps_what_the_round_needs_until_all_have_succeeded(rig: Make) -> None:
+    made = rig("exit 0")
+    outcomes: list[Any] = []
+    begin = made.agent._launch.begin
+
+    def note(assignment: Any) -> Any:
+        made.agent._launch.end = lambda: outcomes.append(made.agent.outcome)  # type: ignore[method-assign]
+        return begin(assignment)
+
+    made.agent._launch.begin = note  # type: ignore[method-assign]
+    assert made.run() == 0
+    assert outcomes
+    assert None not in outcomes
+
+
+def test_no_port_to_offer_is_told(rig: Make) -> None:
+    with hold_port("127.0.0.1", None) as taken:
+        port = taken.getsockname()[1]
+        made = rig("exit 0", ports=(port, port))
+        with pytest.raises(
+            AgentError, match=rf"node 'a' cannot offer a port for the next round: no free port in {port}"
+        ):
+            made.run()
+
+
+def test_a_node_that_got_another_address_holds_its_ports_there(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig(
+        "echo $MASTER_ADDR > master.$TORCHELASTIC_RESTART_COUNT; exit $((1 - TORCHELASTIC_RESTART_COUNT))"
+    )
+    agent, session = made.agent, made.line._session
+    held: list[socket.socket] = []
+
+    def hold() -> socket.socket:
+        held.append(hold_port(session.offer.address, None))
+        return held[-1]
+
+    def moved() -> bool:
+        if agent._round == 0:
+            return False
+        session.offer = replace(session.offer, address="127.0.0.2")
+        return True
+
+    monkeypatch.setattr(agent, "_moved", moved)
+    monkeypatch.setattr(agent._ports, "_hold", hold)
+    monkeypatch.setattr(agent._ports._handler, "_hold", hold)
+    assert made.run() == 0
+    assert [(made.folder / f"master.{n}").read_text() for n in (0, 1)] == ["127.0.0.1\n", "127.0.0.2\n"]
+    assert len(held) == 4, "both ports, each time"
+    assert all(one.fileno() == -1 for one in held), "all are closed or passed on"
+
+
+def test_two_ports_are_enough_for_any_number_of_rounds(rig: Make) -> None:
+    port = free_port()
+    while free_port_pair(port) is None:
+        port = free_port()
+    talk = "exec 3<>/dev/tcp/127.0.0.1/$MASTER_PORT; sleep 0.05; exit $((TORCHELASTIC_RESTART_COUNT < 3))"
+    made = rig(f"bash -c '{talk}'", ports=(port, port + 1))
+    assert made.run() == 0, made.said
+    assert made.group()["round"] == 4
+
+
+def free_port_pair(port: int) -> int | None:
+    with contextlib.suppress(OSError), hold_port("127.0.0.1", (port + 1, port + 1)):
+        return port
+    return None
+
+
+def test_a_new_job_in_a_group_that_has_been_used_says_why_its_rounds_do_not_begin_with_1(rig: Make) -> None:
+    first = rig("exit 0")
+    assert first.run() == 0
+    second = rig("exit 0", group_id=first.group_id)
+    assert second.run() == 0
+    assert not any("this is job" in line for line in first.said)
+    told = f"this is job 2 of group '{first.group_id}'; rounds are numbered across jobs"
+    assert second.said.index(told) < next(i for i, line in enumerate(second.said) if "round 2:" in line)
+
+
+# -- ends ----------------------------------------------------------------------------------------------------
+
+
+def test_the_failing_workers_own_code_and_what_it_said(rig: Make) -> None:
+    made = rig("[ $RANK = 1 ] && exit 9; exec sleep 100", slots=2, max_restarts=0)
+    assert made.run() == 9
+    cause = made.group()["root_cause"]
+    assert (cause["failure"]["rank"], cause["failure"]["exit_code"]) == (1, 9)
+    assert "round 1: rank 1 (local rank 1) exited with code 9" in made.said
+
+
+def test_a_real_time_signal_has_a_name_too(rig: Make) -> None:
+    made = rig("kill -40 $$", max_restarts=0)
+    assert made.run() == 1
+    assert made.group()["root_cause"]["failure"]["signal"] == "signal 40"
+
+
+def test_cancelled_while_workers_are_stopping(rig: Make) -> None:
+    made = rig("trap 'touch term' TERM; touch up; while :; do sleep 0.01; done", stop_timeout_s=2.0)
+    kill_at: list[float] = []
+
+    def note() -> None:
+        assert made.agent._local is not None
+        assert made.agent._local._stopping is not None
+        kill_at.append(made.agent._local._stopping.kill_at)
+
+    status = made.run(
+        *(made.appears("up"), made.asks("restart"), made.appears("term"), note, made.asks("cancel")),
+        lambda: soon(lambda: made.agent.outcome, "the cancellation"),
+        note,
+    )
+    assert status == 3
+    assert "round 1: workers are still running 2 s after SIGTERM; killing them" in made.said
+    assert kill_at[0] == kill_at[1], "a second reason to stop gives no more time"
+
+
+def test_the_last_lines_of_a_tee_are_not_lost(rig: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    made = rig("seq 3000; seq 3000 >&2", tee=Std.ALL)
+    assert made.run() == 0
+    said = capfd.readouterr()
+    expected = [f"[default0]:{number}" for number in range(1, 3001)]
+    assert said.out.splitlines() == expected
+    assert [line for line in said.err.splitlines() if line.startswith("[default0]:")] == expected
+
+
+# -- signals -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_a_signal_is_passed_on_and_the_node_leaves(rig: Make, signum: signal.Signals) -> None:
+    name = signum.name[3:]
+    made = rig(f"trap 'touch got; exit 1' {name}; touch up; while :; do sleep 0.01; done")
+    made.run(made.appears("up"), made.gets(signum))
+    assert made.agent.signum == signum
+    assert (made.folder / "got").exists()
+    assert not any("exited with code" in line for line in made.said)
+    group = made.group()
+    assert group["restarts"] == 0, "a worker that fails while its node leaves is nobody's fault"
+    assert [node["state"] for node in group["nodes"]] == ["left"]
+
+
+def test_the_second_signal_kills(rig: Make) -> None:
+    made = rig("trap '' TERM INT; touch up; while :; do sleep 0.01; done", stop_timeout_s=60.0)
+    before = time.monotonic()
+    made.run(
+        made.appears("up"),
+        made.gets(signal.SIGINT),
+        made.says("got SIGINT: passed on to the workers, which have 60 s to stop; press again to kill them"),
+        made.gets(signal.SIGINT),
+    )
+    assert time.monotonic() - before < 20
+    assert made.said[-1] == "got SIGINT again: killing the workers"
+
+
+def test_a_signal_during_a_stop_does_not_start_the_grace_anew(rig: Make) -> None:
+    made = rig("trap 'touch term' TERM; touch up; while :; do sleep 0.01; done", stop_timeout_s=1.0)
+    made.run(made.appears("up"), made.asks("restart"), made.appears("term"), made.gets(signal.SIGTERM))
+    assert made.agent.signum == signal.SIGTERM
+    assert "got SIGTERM: leaving once the workers have stopped; press again to kill them" in made.said
+    assert made.agent.round_number == 1
+
+
+def test_a_signal_that_is_ignored_stays_ignored(rig: Make) -> None:
+    """`nohup hetagent ... &` is for jobs that outlive the terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        made = rig("touch up; while [ ! -e stop ]; do sleep 0.01; done")
+        status = made.run(
+            made.appears("up"), made.gets(signal.SIGHUP), lambda: time.sleep(0.1), made.touches("stop")
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (status, made.agent.signum) == (0, None)
+
+
+def test_a_signal_without_any_server_ends_the_agent_at_once(rig: Make) -> None:
+    made = rig("exit 0", url=f"http://127.0.0.1:{free_port()}")
+    asked: list[float] = []
+    made.run(
+        made.says("no server answers"), lambda: asked.append(time.monotonic()), made.gets(signal.SIGTERM)
+    )
+    assert time.monotonic() - asked[0] < 5.0
+    assert (made.agent.signum, made.agent.outcome) == (signal.SIGTERM, None)
+
+
+# -- the line ------------------------------------------------------------------------------------------------
+
+
+def test_a_line_that_breaks_stops_the_workers_and_ends_the_agent(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig("trap 'touch term; exit 0' TERM; touch up; while :; do sleep 0.01; done", lease_s=60.0)
+
+    def broken(*args: object, **more: object) -> None:
+        raise TypeError("a bug")
+
+    status = made.run(
+        made.appears("up"), lambda: monkeypatch.setattr(Session, "received", broken), made.asks("restart")
+    )
+    assert status == 1
+    assert (made.folder / "term").exists()
+    assert any("TypeError: a bug" in line for line in made.said)
+    assert made.agent.outcome is not None
+    assert "which is a bug: TypeError: a bug" in made.agent.outcome.why
+    made.guardian._process.stdin.close()  # type: ignore[union-attr]
+    soon(lambda: made.group()["nodes"][0]["state"] == "left", "the guardian's goodbye")
+    made.guardian._bury()
+
+
+def test_the_root_cause_is_written_where_whoever_started_the_agent_looks_for_it(
+    rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    made = rig(
+        "[ $RANK = 1 ] && { echo boom >&2; exit 3; }; exec sleep 100", slots=2, max_restarts=0, tee=Std.ERR
+    )
+    assert made.run() == 3
+    record = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert record["message"] == "rank 1 (local rank 1) on a exited with code 3: boom"
+    assert (record["errorCode"], record["extraInfo"]["py_callstack"]) == (3, "boom")
+
+
+def test_an_agent_without_a_server_writes_that_into_its_error_file(
+    rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    made = rig("exit 0", url=f"http://127.0.0.1:{free_port()}", connect_timeout_s=0.2)
+    assert made.run() == 1
+    record = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert record["message"].startswith("no server answers (http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_no_error_file_is_written_for_a_job_that_did_not_fail(
+    rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, well: bool
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    made = rig('touch up; [ -n "$WELL" ] || exec sleep 100')
+    monkeypatch.setenv("WELL", "1" if well else "")
+    assert made.run(made.appears("up"), *([] if well else [made.asks("cancel")])) == (0 if well else 3)
+    assert not (tmp_path / "error.json").exists()

@@ -1,0 +1,141 @@
+"""The run loop with a launch whose processes come with a second `start`, and whose ends are kept back."""
+
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+from tests.agent.job.rig import Make, OtherNode, Rig, soon
+
+from hetagent.launch.base import Assignment, Launch
+from hetagent.launch.command import CommandError, WorkerCommand
+
+PATIENCE_S = 1.0
+SPEC = {"min_nodes": 2, "max_nodes": 2, "max_restarts": 1, "lease_s": 60.0}
+
+
+class Member(Launch):
+    """What the master says is run in a shell; its end is kept back for a while."""
+
+    one_per_node = True
+    wants_daemon = True
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.begun: list[tuple[int, bool]] = []
+        self.ends = 0
+
+    def begin(self, assignment: Assignment) -> WorkerCommand | None:
+        words = assignment.start.daemon
+        self.begun.append((assignment.round, words is not None))
+        if words is None:
+            return None
+        if words[1:] == ["refused"]:
+            raise CommandError("this node does not run that")
+        return WorkerCommand("/bin/sh", ("-c", words[1]), is_python=True)
+
+    def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
+        return {"RANK": None}
+
+    def patience_s(self, assignment: Assignment, *, failed: bool) -> float:
+        return PATIENCE_S
+
+    def end(self) -> None:
+        self.ends += 1
+
+
+class Round(OtherNode):
+    """A rig as the second node of a group, whose master is this object."""
+
+    def __init__(self, made: Rig, listener: socket.socket) -> None:
+        super().__init__(made, "0", listener.getsockname()[1], **SPEC, stop_timeout_s=5.0)
+        self.launch = made.agent._launch = Member()
+        session = made.line._session
+        session.offer = replace(session.offer, wants_daemon=True)
+
+    def daemon(self, script: str, number: int = 1) -> None:
+        soon(lambda: (number, False) in self.launch.begun, f"round {number}")
+        words = ["orted", script]
+        self.ask("POST", "/nodes/a/daemon", master="0", incarnation="m", round=number, words=words)
+
+    def state(self) -> str:
+        nodes = {node["node_id"]: node["state"] for node in self.rig.group()["nodes"]}
+        return str(nodes.get("a"))
+
+    def told(self, kind: str) -> list[str]:
+        events = self.ask("GET", "/events")["events"]
+        return [event["node_id"] for event in events if event["kind"] == kind]
+
+
+@pytest.fixture
+def begun(rig: Make) -> Iterator[Round]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield Round(rig("unused", **SPEC), listener)
+
+
+def test_the_second_start_brings_the_processes_and_their_end_is_kept_back(begun: Round) -> None:
+    seen: list[str] = []
+    status = begun.rig.run(
+        begun.ready,
+        lambda: soon(lambda: begun.launch.begun == [(1, False)], "the first start"),
+        lambda: begun.reports("started"),
+        lambda: seen.append(begun.state()),
+        lambda: begun.daemon(f'test -z "$RANK" && touch {begun.rig.folder}/ran'),
+        begun.rig.appears("ran"),
+        lambda: soon(lambda: begun.state() == "running", "running"),
+        lambda: seen.append(begun.state()),
+        lambda: soon(lambda: begun.state() == "succeeded", "succeeded"),
+        lambda: begun.reports("succeeded"),
+    )
+    assert status == 0
+    assert seen == ["starting", "running"], "its end is not told at once"
+    assert begun.launch.begun == [(1, False), (1, True)]
+    assert begun.launch.ends > 0
+
+
+def test_a_failure_is_not_told_where_the_master_has_a_word(begun: Round) -> None:
+    failure = {"local_rank": -1, "rank": -1, "exit_code": 9, "message": "mpirun knows why"}
+    status = begun.rig.run(
+        begun.ready,
+        lambda: begun.daemon(f"touch {begun.rig.folder}/ran; exit 3"),
+        begun.rig.appears("ran"),
+        lambda: begun.reports("failed", failure=failure),
+        begun.rig.says("round 1 is over"),
+        lambda: begun.ready(1),
+        lambda: begun.daemon(f"touch {begun.rig.folder}/again; exit 4", 2),
+        begun.rig.appears("again"),
+        lambda: begun.reports("failed", 2, failure=failure),
+        begun.rig.says("round 2 is over"),
+        lambda: begun.ready(2),
+    )
+    assert status == 9
+    assert begun.told("worker_failed") == ["0", "0"]
+
+
+def test_a_failure_that_nobody_else_speaks_of_is_told(begun: Round) -> None:
+    status = begun.rig.run(
+        begun.ready,
+        lambda: begun.daemon("exit 3"),
+        lambda: soon(lambda: begun.told("worker_failed") == ["a"], "the failure"),
+        lambda: begun.ready(1),
+        lambda: begun.daemon("refused", 2),
+        lambda: soon(lambda: begun.told("worker_failed") == ["a", "a"], "the refusal"),
+        lambda: begun.ready(2),
+    )
+    assert status == 1
+    assert "this node does not run that" in begun.rig.group()["root_cause"]["message"]
+
+
+def test_a_round_that_ends_before_its_processes_came_is_left_for_the_next(begun: Round) -> None:
+    status = begun.rig.run(
+        begun.ready,
+        lambda: soon(lambda: begun.launch.begun == [(1, False)], "the first start"),
+        begun.rig.asks("restart"),
+        lambda: begun.ready(1),
+        lambda: begun.daemon("exit 0", 2),
+        lambda: soon(lambda: begun.state() == "succeeded", "succeeded"),
+        lambda: begun.reports("succeeded", 2),
+    )
+    assert status == 0
+    assert begun.launch.begun == [(1, False), (2, False), (2, True)]
+    assert begun.rig.group()["restarts"] == 0

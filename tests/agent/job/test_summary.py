@@ -1,0 +1,95 @@
+"""The last block that an agent prints."""
+
+from typing import Any
+
+import pytest
+
+from hetagent.job.summary import closing_block
+from hetrdzv.protocol.wire import DirectiveReply, FailureReply, RootCauseReply
+
+
+def directive(**fields: Any) -> DirectiveReply:
+    default = {"kind": "exit", "version": "1", "round": 3, "reason": "failed", "why": "the job failed: x"}
+    timing = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 30.0, "max_disconnect_s": 600.0}
+    return DirectiveReply.model_validate(default | timing | fields)
+
+
+def block(outcome: DirectiveReply | None, round_number: int = 3, ended_by: str = "") -> list[str]:
+    lines = closing_block("bert", "gpu7", outcome, round_number, ended_by).splitlines()
+    assert lines[0] == lines[-1] == "=" * 72
+    return lines[1:-1]
+
+
+def test_success() -> None:
+    outcome = directive(
+        outcome="succeeded", reason="succeeded", why="the job succeeded", restarts=1, exit_code=0
+    )
+    assert block(outcome) == ["job      bert", "outcome  the job succeeded", "rounds   3, restarts spent 1"]
+
+
+def test_a_failure_names_the_worker_and_shows_its_words() -> None:
+    failure = FailureReply(local_rank=1, rank=5, exit_code=1, message="Traceback\n  line\nValueError: x\n")
+    cause = RootCauseReply(kind="worker", message="rank 5 failed", round=2, node_id="gpu3", failure=failure)
+    assert block(directive(outcome="failed", root_cause=cause))[3:] == [
+        "",
+        "root cause: rank 5 failed",
+        "  node gpu3, rank 5 (local rank 1), exit code 1, round 2",
+        "  | Traceback",
+        "  |   line",
+        "  | ValueError: x",
+    ]
+
+
+def test_a_signal() -> None:
+    failure = FailureReply(local_rank=0, rank=0, signal="SIGKILL")
+    cause = RootCauseReply(kind="worker", message="m", round=1, node_id="a", failure=failure)
+    assert block(directive(outcome="failed", root_cause=cause))[-1] == (
+        "  node a, rank 0 (local rank 0), killed by SIGKILL, round 1"
+    )
+
+
+def test_workers_that_could_not_be_started_have_no_rank() -> None:
+    failure = FailureReply(local_rank=-1, rank=-1, message="no such script")
+    cause = RootCauseReply(
+        kind="worker",
+        message="a could not start its workers: no such script",
+        round=1,
+        node_id="a",
+        failure=failure,
+    )
+    assert block(directive(outcome="failed", root_cause=cause))[-2:] == [
+        "root cause: a could not start its workers: no such script",
+        "  node a, round 1",
+    ]
+
+
+def test_a_cause_without_a_worker() -> None:
+    cause = RootCauseReply(kind="join_timeout", message="not enough nodes joined within 2 s")
+    assert block(directive(outcome="failed", root_cause=cause))[-1] == (
+        "root cause: not enough nodes joined within 2 s"
+    )
+
+
+def test_no_outcome() -> None:
+    assert block(None, 2, "SIGTERM") == [
+        "job      bert",
+        "ended    node gpu7 left: SIGTERM",
+        "rounds   2 so far on this node",
+    ]
+
+
+def test_refused() -> None:
+    refused = directive(reason="refused", why="node id 'gpu7' is in use", round=0, exit_code=1)
+    assert block(refused, 0)[1:] == ["refused  node id 'gpu7' is in use"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        ("unreachable", "no server answers (http://h:1: connection refused); gave up after 60 s"),
+        ("drained", "gpu7 was drained; to let it in again: hetctl undrain bert gpu7"),
+        ("broken", "the thread that talks to the server broke, which is a bug"),
+    ],
+)
+def test_what_ended_an_agent_that_nobody_refused(reason: str, why: str) -> None:
+    assert block(directive(reason=reason, why=why, round=0, exit_code=1), 0)[1:] == [f"ended    {why}"]

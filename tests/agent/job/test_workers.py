@@ -1,0 +1,221 @@
+"""The workers of a round as processes: every end is seen, and nothing is left of them."""
+
+import errno
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hetagent.job.starter import Exit, Started
+from hetagent.job.workers import Cleared, Workers
+from hetagent.node import processes
+from hetagent.node.processes import INCARNATION, living
+from hetagent.node.signals import noted
+
+RUN = uuid.uuid4().hex
+
+
+class Commands:
+    """Shell commands that are started as a round's workers."""
+
+    def __init__(self, folder: Path, commands: list[str]) -> None:
+        environment = os.environ | {INCARNATION: RUN}
+        self.processes = [
+            subprocess.Popen(["sh", "-c", command], env=environment, start_new_session=True)
+            for command in commands
+        ]
+        self.closed = 0
+        ranks = range(len(commands))
+        self.started = Started(
+            pids={rank: process.pid for rank, process in enumerate(self.processes)},
+            error_files={rank: str(folder / f"{rank}.json") for rank in ranks},
+            stderr_files=dict.fromkeys(ranks, ""),
+            close=self.close,
+        )
+
+    def close(self, until: float | None) -> bool:
+        self.closed += 1
+        for process in self.processes:
+            process.wait(10)
+        return True
+
+
+class Round:
+    """Workers that run shell commands, and the socket that wakes whoever waits for their ends."""
+
+    def __init__(self, folder: Path, woken: socket.socket) -> None:
+        self._folder = folder
+        self._woken = woken
+        self.workers: Workers | None = None
+
+    def start(self, *commands: str) -> Workers:
+        self.context = Commands(self._folder, list(commands))
+        self.workers = Workers(self.context.started, RUN)
+        return self.workers
+
+    def ends(self, count: int) -> list[Exit]:
+        """The next ends, in the order in which they are seen; looks only when a child has ended."""
+        assert self.workers is not None
+        seen: list[Exit] = []
+        while len(seen) < count:
+            assert select.select([self._woken], [], [], 10)[0], f"woken for {len(seen)} of {count} ends only"
+            self._woken.recv(4096)
+            seen += self.workers.collect()
+        return seen
+
+
+@pytest.fixture
+def round_(tmp_path: Path) -> Iterator[Round]:
+    with noted((), []) as woken:
+        made = Round(tmp_path, woken)
+        yield made
+        if made.workers is not None:
+            made.workers.clear()
+
+
+def soon(what: Callable[[], Any]) -> Any:
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        if found := what():
+            return found
+        time.sleep(0.005)
+    raise AssertionError("not within 10 s")
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code", "name"),
+    [
+        ("exit 0", 0, None),
+        ("exit 3", 3, None),
+        ("exit 255", 255, None),
+        ("kill -TERM $$", None, "SIGTERM"),
+        ("kill -SEGV $$", None, "SIGSEGV"),
+        ("kill -40 $$", None, "signal 40"),
+    ],
+)
+def test_how_a_worker_ended(round_: Round, command: str, exit_code: int | None, name: str | None) -> None:
+    before = time.monotonic()
+    made = round_.start(command)
+    (end,) = round_.ends(1)
+    assert (end.local_rank, end.exit_code, end.signal) == (0, exit_code, name)
+    assert end.succeeded == (exit_code == 0)
+    assert before <= end.seen_at <= time.monotonic()
+    assert not made.running
+    assert made.exits == [end]
+
+
+def test_each_end_is_seen_once_while_others_run(round_: Round) -> None:
+    made = round_.start("sleep 100", "exit 1")
+    (end,) = round_.ends(1)
+    assert (end.local_rank, end.exit_code) == (1, 1)
+    assert made.collect() == []
+    assert made.running
+
+
+def test_a_leader_stays_until_its_round_is_cleaned_up(round_: Round) -> None:
+    """Else its pid, which names its session, could be somebody else's when the session is killed."""
+    made = round_.start("exit 0")
+    round_.ends(1)
+    pid = round_.context.processes[0].pid
+    assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    made.clear()
+    assert not psutil.pid_exists(pid)
+    assert round_.context.closed == 1
+
+
+def test_a_signal_reaches_the_whole_process_group(round_: Round, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("trap 'echo $1 >> got; exit 7' TERM; echo $1 >> up; while :; do sleep 0.01; done")
+    made = round_.start(f"cd {tmp_path}; sh script child & set leader; . ./script")
+    soon(lambda: (tmp_path / "up").exists() and len((tmp_path / "up").read_text().split()) == 2)
+    made.send(signal.SIGTERM)
+    assert [end.exit_code for end in round_.ends(1)] == [7]
+    assert soon(lambda: sorted((tmp_path / "got").read_text().split()) == ["child", "leader"])
+
+
+def test_a_signal_to_those_who_are_gone_or_not_ours_is_no_error(
+    round_: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = round_.start("exit 0")
+    round_.ends(1)
+    made.send(signal.SIGTERM)
+
+    def refuse(pid: int, signum: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    made.send(signal.SIGTERM)
+
+
+def test_all_that_a_worker_started_is_killed(round_: Round, tmp_path: Path) -> None:
+    """Also what ignores SIGTERM, outlives its parent, or has a session of its own."""
+    script = tmp_path / "script"
+    script.write_text("trap '' TERM; echo $$ >> pids; while :; do sleep 0.05; done")
+    made = round_.start(f"cd {tmp_path}; sh script & setsid sh script & exit 5")
+    round_.ends(1)
+    soon(lambda: (tmp_path / "pids").exists() and len((tmp_path / "pids").read_text().split()) == 2)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert {psutil.pid_exists(pid) for pid in pids} == {True}
+    assert made.clear() == Cleared([], shown=True)
+    assert not set(pids) & set(living())
+
+
+def test_running_workers_are_killed(round_: Round) -> None:
+    made = round_.start("exec sleep 100", "exec sleep 100")
+    made.clear()
+    assert [process.returncode for process in round_.context.processes] == [-9, -9]
+    assert not made.running
+
+
+def test_cleaning_up_what_has_ended_waits_for_nothing(round_: Round, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = round_.start("exit 0", "exit 0")
+    round_.ends(2)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"slept {seconds} s"))
+    assert made.clear() == Cleared([], shown=True)
+
+
+def test_what_does_not_die_is_named(round_: Round, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = round_.start("exec sleep 100")
+    pid = round_.context.processes[0].pid
+    kill_all = processes.kill_all
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "kill_all", lambda find, timeout_s=0.2: kill_all(find, 0.2))
+        patch.setattr(os, "kill", lambda pid, signum: None)
+        patch.setattr(subprocess.Popen, "wait", lambda process, timeout: None)
+        assert made.clear().stuck == [pid]
+    assert made.clear() == Cleared([], shown=True)
+
+
+def test_exits_are_seen_where_there_are_no_pidfds(round_: Round, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels before 5.3, seccomp profiles that do not know the call, Pythons built on old headers."""
+
+    def missing(pid: int, flags: int = 0) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", missing)
+    made = round_.start("exit 3", "kill -KILL $$")
+    assert sorted(end.status for end in round_.ends(2)) == [-9, 3]
+    assert made.clear() == Cleared([], shown=True)
+
+
+def test_of_those_that_fail_together_the_first_is_told(round_: Round, tmp_path: Path) -> None:
+    made = round_.start("exit 1", "exit 1", "exit 1", "kill -KILL $$")
+    ends = round_.ends(4)
+    for rank, age_s in ((0, 1.0), (1, 2.0), (2, 0.5)):
+        file = tmp_path / f"{rank}.json"
+        file.touch()
+        os.utime(file, (time.time() - age_s,) * 2)
+    without = [end for end in ends if end.local_rank != 3]
+    assert made.first(without).local_rank == 1
+    assert made.first(ends).local_rank == 3, (
+        "who was killed wrote nothing, and was gone before the others noticed"
+    )

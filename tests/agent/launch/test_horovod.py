@@ -1,0 +1,161 @@
+"""`--launch horovod` without Horovod: the workers' environment, and what is refused. With it: tests/horovod/."""
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetagent.launch.base import Assignment
+from hetagent.launch.command import CommandError, WorkerCommand
+from hetagent.launch.horovod import Horovod, ranks
+from hetagent.node import network
+from hetrdzv.protocol.wire import MasterReply, MemberReply, StartReply
+
+COMMAND = WorkerCommand("/bin/true", (), is_python=False)
+
+
+def members(*slots: int) -> list[MemberReply]:
+    """Nodes a, b, c, ... of a round, with these slots, at 10.0.0.1, 10.0.0.2, ..."""
+    offsets = itertools.accumulate(slots, initial=0)
+    return [
+        MemberReply(
+            node_id="abcdefgh"[i], group_rank=i, rank_offset=offset, slots=n, address=f"10.0.0.{i + 1}"
+        )
+        for i, (n, offset) in enumerate(zip(slots, offsets, strict=False))
+    ]
+
+
+def assignment(node: str, *slots: int, master: str = "10.0.0.1", mine: str | None = None) -> Assignment:
+    """A node's part of a round of these slots; its address is `mine` where given."""
+    round_members = members(*slots)
+    i = "abcdefgh".index(node)
+    if mine is not None:
+        round_members[i] = round_members[i].model_copy(update={"address": mine})
+    start = StartReply(
+        group_rank=i,
+        rank_offset=round_members[i].rank_offset,
+        slots=slots[i],
+        role_offset=0,
+        role_world_size=sum(slots),
+        world_size=sum(slots),
+        nnodes=len(slots),
+        restart_count=0,
+        max_restarts=3,
+        master=MasterReply(node_id="a", address=master, port=1111, script_port=2222),
+        members=round_members,
+    )
+    return Assignment(group="job", node_id=node, round=1, start=start)
+
+
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch) -> Horovod:
+    """The launch, with a Python that claims to have Horovod."""
+    monkeypatch.setenv("PYTHON_EXEC", "/bin/true")
+    return Horovod(COMMAND)
+
+
+def test_ranks_on_nodes_with_2_1_and_3_slots() -> None:
+    place = ("RANK", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    found = {}
+    for member in members(2, 1, 3):
+        for local_rank in range(member.slots):
+            env = ranks(members(2, 1, 3), member.node_id, local_rank)
+            assert (env["HOROVOD_HOSTNAME"], env["HOROVOD_SIZE"]) == (member.node_id, "6")
+            found[member.node_id, local_rank] = tuple(int(env[f"HOROVOD_{name}"]) for name in place)
+    assert found == {
+        ("a", 0): (0, 0, 2, 0, 3),
+        ("a", 1): (1, 1, 2, 0, 2),
+        ("b", 0): (2, 0, 1, 1, 3),
+        ("c", 0): (3, 0, 3, 2, 3),
+        ("c", 1): (4, 1, 3, 1, 2),
+        ("c", 2): (5, 2, 3, 0, 1),
+    }
+
+
+def test_a_worker_is_told_to_meet_over_gloo_at_the_masters_script_port(launch: Horovod) -> None:
+    env = launch.environ(assignment("b", 2, 1, mine="127.0.0.1"), 0)
+    assert {name: value for name, value in env.items() if "GLOO" in name or "gloo" in str(value)} == {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "2222",
+        "HOROVOD_GLOO_IFACE": "lo",
+    }
+    assert env["HOROVOD_RANK"] == "2"
+
+
+def test_the_interface_is_the_persons_where_given_and_none_behind_a_router(
+    launch: Horovod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOROVOD_GLOO_IFACE", raising=False)
+    behind_a_router = assignment("b", 2, 1, mine="192.0.2.1")
+    assert launch.environ(behind_a_router, 0)["HOROVOD_GLOO_IFACE"] is None
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "ib0")
+    assert launch.environ(behind_a_router, 0)["HOROVOD_GLOO_IFACE"] == "ib0"
+
+
+def test_isolation_is_that_of_a_process_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHON_EXEC", "/bin/true")
+    env = Horovod(COMMAND, ("3", "5")).environ(assignment("a", 2, 1), 1)
+    assert (env["CUDA_VISIBLE_DEVICES"], env["HOROVOD_LOCAL_RANK"]) == ("5", "1")
+
+
+def test_only_the_master_gives_its_script_port_away(launch: Horovod) -> None:
+    for node, given in (("a", True), ("b", False)):
+        part = assignment(node, 2, 1)
+        with network.hold_port("127.0.0.1", None) as held:
+            part.script_port = held
+            assert launch.begin(part) == COMMAND
+            launch.end()
+            assert (part.script_port is None) is given
+            assert (held.fileno() == -1) is given
+
+
+def test_a_master_at_an_ipv6_address_is_refused(launch: Horovod) -> None:
+    with pytest.raises(
+        CommandError, match=r"IPv4 only, but the master 'a' offers fd00::1: start .* --local-addr"
+    ):
+        launch.begin(assignment("b", 2, 1, master="fd00::1"))
+
+
+def without_horovod(folder: Path) -> str:
+    """A Python with the standard library only."""
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    python.chmod(0o755)
+    return str(python)
+
+
+def test_without_horovod_a_node_does_not_join_and_says_what_to_do(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # a server that never answers
+        server = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        words = ["--server", server, "--gpus", "1", "--device", "cpu", "--launch", "horovod", __file__]
+        python = without_horovod(tmp_path)
+        done = subprocess.run(
+            [sys.executable, "-m", "hetagent.cli", *words],
+            env=os.environ | {"PYTHON_EXEC": python},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"hetagent: --launch horovod needs Horovod in the workers' Python, {python}, which cannot import it "
+        "(ModuleNotFoundError: No module named 'horovod'): run `make horovod` in a checkout of hetrdzv, or build it "
+        "as deploy/horovod/build.sh does and install the wheel with pip; if another Python has it, name that one in "
+        "PYTHON_EXEC\n"
+    )
+
+
+def test_a_python_that_is_not_there_or_says_nothing_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHON_EXEC", "/nowhere/python")
+    with pytest.raises(CommandError, match="No such file or directory"):
+        Horovod(COMMAND)
+    monkeypatch.setenv("PYTHON_EXEC", "/bin/false")
+    with pytest.raises(CommandError, match="it ended with status 1"):
+        Horovod(COMMAND)

@@ -1,0 +1,414 @@
+"""How a node's part of a round becomes processes: placeholders, shared files, isolation. No agent, no server."""
+
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetagent.launch import choose, kinds
+from hetagent.launch.base import Assignment, Launch
+from hetagent.launch.choose import launch_of, notes
+from hetagent.launch.command import CommandError, WorkerCommand
+from hetagent.launch.gpu import PerGpu, entries
+from hetagent.launch.kinds import LAUNCHES, Kind
+from hetagent.launch.node import init_file, placeholders
+from hetagent.launch.node.init_file import InitFile
+from hetagent.launch.node.program import PerNode
+from hetagent.node import processes
+from hetagent.options import flags
+from hetagent.options.model import UsageError
+from hetagent.options.parse import parse
+from hetrdzv.protocol.wire import MasterReply, StartReply
+
+SERVER = ("--server", "http://h:1")
+
+
+def assignment(node: str = "b", *, master: str = "10.0.0.1", **changes: Any) -> Assignment:
+    """Node b, with two slots behind the three of node a, in round 7."""
+    fields: dict[str, Any] = {
+        "group_rank": 1,
+        "rank_offset": 3,
+        "slots": 2,
+        "role_offset": 3,
+        "role_world_size": 5,
+        "world_size": 5,
+        "nnodes": 2,
+        "restart_count": 4,
+        "max_restarts": 9,
+        "master": MasterReply(node_id="a", address=master, port=1111, script_port=2222),
+    }
+    start = StartReply(**(fields | changes))
+    return Assignment(group="job", node_id=node, round=7, start=start, script_port=socket.socket())
+
+
+@pytest.fixture(autouse=True)
+def _close(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made: list[socket.socket] = []
+    real = socket.socket
+
+    def make() -> socket.socket:
+        made.append(real())
+        return made[-1]
+
+    monkeypatch.setattr(socket, "socket", make)
+    yield
+    for one in made:
+        one.close()
+
+
+def command(*args: str) -> WorkerCommand:
+    return WorkerCommand("/bin/echo", args, is_python=False)
+
+
+# -- placeholders --------------------------------------------------------------------------------------------
+
+
+def test_every_placeholder_is_filled_in() -> None:
+    words = [f"{name}={{{name}}}" for name in placeholders.KNOWN]
+    filled = dict(word.split("=") for word in placeholders.fill(words, placeholders.values(assignment())))
+    assert filled == {
+        "init_method": "tcp://10.0.0.1:2222",
+        "master_addr": "10.0.0.1",
+        "master_port": "2222",
+        "world_size": "5",
+        "gpus": "2",
+        "rank_offset": "3",
+        "node_rank": "1",
+        "nnodes": "2",
+        "round": "7",
+        "restart_count": "4",
+        "group": "job",
+    }
+
+
+def test_an_ipv6_master_stands_in_brackets_in_a_url_only() -> None:
+    values = placeholders.values(assignment(master="fd00::1"))
+    assert (values["init_method"], values["master_addr"]) == ("tcp://[fd00::1]:2222", "fd00::1")
+
+
+def test_doubled_braces_are_literal_and_several_placeholders_fit_one_word() -> None:
+    values = placeholders.values(assignment())
+    filled = placeholders.fill(['{{"lr": {gpus}}}', "{nnodes}x{gpus}", "plain"], values)
+    assert filled == ['{"lr": 2}', "2x2", "plain"]
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [
+        ("--rank={local_rank}", "{local_rank}"),
+        ("{}", "{}"),
+        ("{0}", "{0}"),
+        ("{gpus:03d}", "{gpus:03d}"),
+        ("{gpus!r}", "{gpus!r}"),
+        ("{master.port}", "{master.port}"),
+        ('{"lr": 1}', '{"lr": 1}'),
+        ("{gpus", "'{gpus'"),
+        ("gpus}", "'gpus}'"),
+    ],
+)
+def test_anything_else_in_braces_is_refused_with_what_is_known(word: str, named: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        PerNode(command("ok", word))
+    said = str(caught.value)
+    assert named in said
+    assert "{rank_offset}" in said
+    assert "literal brace is written {{ or }}" in said
+
+
+def test_a_placeholder_that_nothing_fills_in_is_noticed() -> None:
+    assert placeholders.forgotten(["--r={rank_offset}", "{{gpus}}", '{"a": 1}', "{x}", "{gpus}"]) == [
+        "gpus",
+        "rank_offset",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "changes", "warned"),
+    [
+        ("-g {gpus} -nr {node_rank} -n {nnodes}", {}, True),
+        ("-g {gpus} -nr {node_rank}", {"slots": 3, "world_size": 6}, False),  # even
+        ("-g {gpus} -nr {node_rank}", {"slots": 2, "world_size": 4}, True),  # 1 + 2 + 1: the offset is wrong
+        ("-g {gpus} -nr {node_rank} --offset {rank_offset}", {}, False),
+        ("-g {gpus} -nr {node_rank} -w {world_size}", {}, False),
+        ("-nr {node_rank}", {}, False),
+        ("-g {gpus}", {}, False),
+    ],
+)
+def test_a_formula_for_even_nodes_is_warned_of(args: str, changes: dict[str, int], warned: bool) -> None:
+    given = assignment(**changes)
+    PerNode(command(*args.split())).begin(given)
+    assert bool(given.notes) == warned
+    if warned:
+        assert "the nodes of this round have different GPU counts" in given.notes[0]
+        assert "{rank_offset} and {world_size}" in given.notes[0]
+
+
+# -- one process per node ------------------------------------------------------------------------------------
+
+
+def test_the_nodes_process_gets_no_ranks_and_the_scripts_own_port() -> None:
+    changes = PerNode(command("x")).environ(assignment(), 0)
+    assert {name for name, value in changes.items() if value is None} == {"RANK", "LOCAL_RANK", "ROLE_RANK"}
+    assert changes["MASTER_PORT"] == "2222"
+    assert changes["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+
+
+def test_the_master_gives_its_scripts_port_free_and_no_other_node_does() -> None:
+    ours, theirs = assignment("a", group_rank=0, rank_offset=0), assignment("b")
+    held = ours.script_port
+    assert held is not None
+    launch = PerNode(command("x"))
+    launch.begin(ours)
+    launch.begin(theirs)
+    assert ours.script_port is None
+    assert held.fileno() == -1
+    assert theirs.script_port is not None
+    assert theirs.script_port.fileno() >= 0
+
+
+def test_the_groups_command_is_filled_in_and_checked_too() -> None:
+    launch = PerNode(None)
+    filled = launch.begin(assignment(command=["--no-python", "echo", "{rank_offset}"]))
+    assert filled.args == ("3",)
+    with pytest.raises(CommandError, match=r"unknown placeholder \{rank\}"):
+        launch.begin(assignment(command=["--no-python", "echo", "{rank}"]))
+
+
+def spawner(workers: int) -> subprocess.Popen[str]:
+    """A program that has loaded torch and started workers that have, too, when this returns."""
+    code = (
+        "import sys, torch, multiprocessing as mp, time\n"
+        "def work(ready):\n    ready.set(); time.sleep(60)\n"
+        "if __name__ == '__main__':\n"
+        "    context = mp.get_context('fork')\n"
+        f"    for _ in range({workers}):\n"
+        "        ready = context.Event(); context.Process(target=work, args=(ready,)).start(); ready.wait()\n"
+        "    print('up', flush=True); time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+@pytest.mark.parametrize(("workers", "warned"), [(0, True), (1, True), (2, False), (3, False)])
+def test_a_program_with_fewer_workers_than_slots_is_warned_of(workers: int, warned: bool) -> None:
+    process = spawner(workers)
+    try:
+        said = PerNode(command("x")).look(assignment(), process.pid)
+    finally:
+        os.killpg(process.pid, 9)
+        process.communicate()
+    assert (said is not None) == warned
+    if said is not None:
+        assert "node 'b' has 2 slots, but its program runs 1 process with torch" in said
+        assert "{gpus}" in said
+
+
+def test_a_process_that_is_gone_has_no_workers() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        gone = pool.apply(os.getpid)
+    assert processes.leaves_with("libtorch_cpu", gone) == 0
+
+
+# -- file:// -------------------------------------------------------------------------------------------------
+
+
+def test_all_nodes_of_a_round_get_the_same_new_name(tmp_path: Path) -> None:
+    master, member = InitFile(tmp_path), InitFile(tmp_path)
+    name = master.begin(assignment("a"))
+    assert member.begin(assignment("b")) == name
+    path = Path(name.removeprefix("file://"))
+    assert path.parent == tmp_path
+    assert path.name.startswith("job.round7.")
+    assert not path.exists(), "torch makes it"
+    path.touch()
+    master.end()
+    assert list(tmp_path.iterdir()) == []
+    member.end()
+    master.end()
+
+
+def test_no_file_of_another_job_is_used(tmp_path: Path) -> None:
+    first, second = InitFile(tmp_path), InitFile(tmp_path)
+    left = Path(first.begin(assignment("a")).removeprefix("file://"))
+    left.touch()  # and its agent is killed
+    assert second.begin(assignment("a", master="10.0.0.2")) != f"file://{left}"
+    assert second.begin(assignment("a")) == f"file://{left}"
+    assert not left.exists()
+
+
+def test_a_directory_that_is_not_shared_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(init_file, "PATIENCE_S", 0.2)
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    InitFile(tmp_path / "here").begin(assignment("a"))
+    with pytest.raises(
+        CommandError, match=r"node 'b' does not find in --init-file .*there what the master 'a'"
+    ):
+        InitFile(tmp_path / "there").begin(assignment("b"))
+
+
+def test_waiting_for_the_master_ends_when_the_server_has_news(tmp_path: Path) -> None:
+    member, looks = assignment("b"), iter([False, False, True, True])
+    member.interrupted = lambda: next(looks)
+    with pytest.raises(CommandError, match="interrupted"):
+        InitFile(tmp_path).begin(member)
+
+
+def test_a_name_must_be_a_directory_that_a_url_can_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "what?").mkdir()
+    for name, said in (
+        ("none", "is no directory"),
+        ("file", "is no directory"),
+        ("what?", "reads no file://"),
+    ):
+        with pytest.raises(CommandError, match=said):
+            InitFile(tmp_path / name)
+
+
+def test_a_command_that_does_not_ask_for_the_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=r"does not have \{init_method\}"):
+        PerNode(command("--rank", "{rank_offset}"), InitFile(tmp_path))
+
+
+# -- one process per GPU -------------------------------------------------------------------------------------
+
+
+def test_isolated_workers_see_their_own_gpu_and_keep_their_local_rank() -> None:
+    launch = PerGpu(command("x"), entries("4,GPU-ab, 6", 2))
+    assert [launch.environ(assignment(), rank) for rank in range(2)] == [
+        {"CUDA_VISIBLE_DEVICES": "4"},
+        {"CUDA_VISIBLE_DEVICES": "GPU-ab"},
+    ]
+    assert PerGpu(command("x")).environ(assignment(), 0) == {}
+
+
+def test_isolation_without_a_list_takes_numbers_and_cpu_workers_see_none() -> None:
+    assert entries(None, 3) == ("0", "1", "2")
+    assert entries("", 3) == ()
+    with pytest.raises(
+        CommandError, match="3 workers a GPU of its own, but CUDA_VISIBLE_DEVICES=0,1 names 2"
+    ):
+        entries("0,1", 3)
+
+
+def test_with_isolation_fairseqs_formula_names_the_device_of_the_local_rank() -> None:
+    """Slots 3 and 4: ranks 3 to 6 live on the second node, where `RANK % visible` is 3, 0, 1, 2."""
+
+    def devices(isolated: bool) -> list[tuple[str, str]]:
+        """What `RANK % visible` and LOCAL_RANK name for each worker of the second node, as physical GPUs."""
+        node = [f"gpu{index}" for index in range(4)]
+        launch = PerGpu(command("x"), entries(",".join(node), 4) if isolated else ())
+        found = []
+        for local_rank in range(4):
+            changes = launch.environ(assignment(slots=4, world_size=7), local_rank)
+            visible = (changes.get("CUDA_VISIBLE_DEVICES") or ",".join(node)).split(",")
+            found.append((visible[(3 + local_rank) % len(visible)], node[local_rank]))
+        return found
+
+    assert devices(True) == [(f"gpu{index}", f"gpu{index}") for index in range(4)]
+    assert devices(False) == [("gpu3", "gpu0"), ("gpu0", "gpu1"), ("gpu1", "gpu2"), ("gpu2", "gpu3")]
+
+
+# -- choosing ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind"), [((), PerGpu), (("--launch", "node"), PerNode), (("--isolate-gpus",), PerGpu)]
+)
+def test_the_launch_is_the_one_asked_for(flags: tuple[str, ...], kind: type[Launch]) -> None:
+    options = parse([*SERVER, *flags, "train.py"], {})
+    assert type(launch_of(options, command("x"), 2, {})) is kind
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--init-file", "/tmp"), "--init-file goes with --launch node, not with gpu"),
+        (
+            ("--launch", "node", "--isolate-gpus"),
+            "--isolate-gpus goes with --launch gpu or horovod, not with node",
+        ),
+        (
+            ("--launch", "mpi", "--numa-binding", "node"),
+            "--numa-binding goes with --launch gpu or horovod, not with mpi",
+        ),
+        (("--virtual-local-rank", "--isolate-gpus"), "both narrow the GPUs"),
+        (
+            ("--launch", "node", "--virtual-local-rank"),
+            "--virtual-local-rank goes with --launch gpu, not with node",
+        ),
+    ],
+)
+def test_flags_that_contradict_the_launch_are_refused(flags: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        launch_of(parse([*SERVER, *flags, "train.py"], {}), command("x"), 2, {})
+
+
+def test_virtual_local_ranks_need_gpus() -> None:
+    options = parse([*SERVER, "--virtual-local-rank", "train.py"], {})
+    launch_of(options, command("x"), 2, {"CUDA_VISIBLE_DEVICES": "0,1"})
+    with pytest.raises(UsageError, match="but CPU workers see none"):
+        launch_of(options, command("x"), 2, {"CUDA_VISIBLE_DEVICES": ""})
+
+
+def test_a_command_with_placeholders_that_nothing_fills_in_is_noted() -> None:
+    asked = command("--distributed-rank", "{rank_offset}", "{x}")
+    (note,) = notes(parse([*SERVER, "train.py"], {}), asked)
+    assert "{rank_offset}" in note
+    assert "--launch node" in note
+    assert notes(parse([*SERVER, "--launch", "node", "train.py"], {}), asked) == []
+    assert notes(parse([*SERVER, "train.py"], {}), command("{x}")) == []
+    assert notes(parse([*SERVER], {}), None) == []
+
+
+# -- the table -----------------------------------------------------------------------------------------------
+
+
+def test_every_launch_style_is_a_row_with_a_class_of_its_own() -> None:
+    assert list(LAUNCHES) == ["gpu", "node", "horovod", "mpi"]
+    assert len({kind.launch for kind in LAUNCHES.values()}) == len(LAUNCHES)
+    assert all(kind.help for kind in LAUNCHES.values())
+
+
+def test_a_row_is_all_that_the_command_line_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(Launch):
+        fills_placeholders = True
+
+    kind = Kind("my own way", Mine, frozenset({"--init-file"}))
+    table = {**LAUNCHES, "mine": kind}
+    for module in (kinds, choose, flags):
+        monkeypatch.setattr(module, "LAUNCHES", table)
+    assert "mine: my own way" in " ".join(flags.parser().format_help().split())
+    options = parse([*SERVER, "--launch", "mine", "--init-file", "/tmp", "train.py"], {})
+    assert type(launch_of(options, command("x"), 2, {})) is Mine
+    assert notes(options, command("{rank_offset}")) == []
+    with pytest.raises(UsageError, match="--init-file goes with --launch node or mine, not with gpu"):
+        launch_of(parse([*SERVER, "--init-file", "/tmp", "train.py"], {}), command("x"), 2, {})
+
+
+def test_every_flag_of_a_row_exists_and_is_checked() -> None:
+    known = {flag for action in flags.parser()._actions for flag in action.option_strings}
+    for flag in {flag for kind in LAUNCHES.values() for flag in kind.flags}:
+        assert flag in known
+        (other, *_) = (name for name in LAUNCHES if name not in kinds.kinds_with(flag))
+        value = {"--init-file": ["/tmp"], "--numa-binding": ["node"]}.get(flag, [])
+        options = parse([*SERVER, "--launch", other, flag, *value, "train.py"], {})
+        with pytest.raises(UsageError, match=f"{flag} goes with --launch"):
+            launch_of(options, command("x"), 2, {})
+
+
+def test_the_table_imports_no_torch() -> None:
+    """Reading the command line should not take seconds."""
+    code = "import sys, hetagent.launch.kinds; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,378 @@
+"""`--launch mpi` without mpirun: words, names, networks, and what is refused. With it: tests/mpi/."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from tests.agent.launch.test_horovod import assignment, members
+
+from hetagent.launch.command import CommandError, WorkerCommand, worker_command
+from hetagent.launch.mpi import folders as scratch
+from hetagent.launch.mpi import orted
+from hetagent.launch.mpi.mpirun import MEMORY, Mpi, mpirun_words
+from hetagent.launch.mpi.relay import Relay
+from hetagent.node import network
+from hetagent.node import scratch as folders
+from hetagent.worker import rsh
+from hetrdzv.protocol.daemon import PROGRAM, refusal
+from hetrdzv.protocol.wire import MemberReply
+
+# what mpirun 4.1.4 passes to its remote shell, where the user's shell is bash and where it is sh
+GIVEN = [
+    *(" orted", "--daemonize", "-mca", "ess", '"env"', "-mca", "ess_base_jobid", '"293928960"'),
+    *("-mca", "ess_base_vpid", "1", "-mca", "ess_base_num_procs", '"3"'),
+    *("-mca", "orte_node_regex", '"vm,n[1:1]-b,n[1:2]-c@0(3)"'),
+    *("-mca", "orte_hnp_uri", '"293928960.0;tcp://10.0.0.1,192.0.2.2:36403"'),
+    *("--mca", "plm_rsh_agent", '"/bin/sh /tmp/hetmpi_x/rsh"', "--mca", "plm_rsh_no_tree_spawn", '"1"'),
+    *("-mca", "plm", '"rsh"', "-mca", "pmix", '"^s1,s2,cray,isolated"'),
+]
+BEFORE = ["(", "test", "!", "-r", "./.profile", "||", ".", "./.profile;"]
+PREFIXED = [
+    "   PATH=/opt/ompi/bin:$PATH ; export PATH ; LD_LIBRARY_PATH=/opt/lib:${LD_LIBRARY_PATH:-} ; /opt/ompi/bin/orted",
+    *GIVEN[1:],
+]
+RUN = [
+    *("-mca", "ess", "env", "-mca", "ess_base_jobid", "293928960", "-mca", "ess_base_vpid", "1"),
+    *("-mca", "ess_base_num_procs", "3", "-mca", "orte_node_regex", "vm,n[1:1]-b,n[1:2]-c@0(3)"),
+    *("-mca", "orte_hnp_uri", "293928960.0;tcp://10.0.0.1,192.0.2.2:36403"),
+    *("--mca", "plm_rsh_no_tree_spawn", "1", "-mca", "plm", "rsh", "-mca", "pmix", "^s1,s2,cray,isolated"),
+]
+COMMAND = WorkerCommand("/bin/true", ("x",), is_python=False)
+
+
+# -- the daemon's words ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [GIVEN, [*BEFORE, *GIVEN, ")"], PREFIXED], ids=["bash", "sh", "prefix"])
+def test_what_mpirun_gives_its_remote_shell_becomes_orteds_arguments(given: list[str]) -> None:
+    words = orted.command_line(given)
+    assert words[0].endswith("orted")
+    assert words[1] == "--daemonize"
+    assert refusal(words) is None
+    assert orted.arguments(words) == RUN
+
+
+@pytest.mark.parametrize("given", [[], ["prted", "--daemonize"], ["sh", "-c", "reboot"], ['orted "']])
+def test_anything_else_that_mpirun_would_run_is_refused(given: list[str]) -> None:
+    with pytest.raises(CommandError, match="mpirun would run"):
+        orted.command_line(given)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["sh", "-c", "reboot"], "run 'sh': only orted is run"),
+        (
+            ["orted", "-mca", "mca_base_component_path", "/tmp/evil"],
+            "'mca_base_component_path', which is refused",
+        ),
+        (["orted", "--mca", "orte_launch_agent", "/tmp/evil"], "'orte_launch_agent'"),
+        (["orted", "-mca", "orte_fork_agent", "/tmp/evil"], "'orte_fork_agent'"),
+        (["orted", "-mca", "odls_base_exec_agent", "/tmp/evil"], "'odls_base_exec_agent'"),
+        (["orted", "-mca", "mca_base_param_files", "/tmp/evil"], "'mca_base_param_files'"),
+        (["orted", "-mca", "ess"], "'-mca', which is refused"),
+        (["orted", "-am", "/tmp/evil"], "'-am', which is refused"),
+        (["orted", "ess", "env"], "'ess', which is refused"),
+        (["orted", "--tune", "/tmp/evil"], "'--tune'"),
+    ],
+)
+def test_a_daemon_with_more_than_mpirun_needs_is_refused(words: list[str], says: str) -> None:
+    with pytest.raises(CommandError, match="the master would have this node run") as caught:
+        orted.arguments(words)
+    assert says in str(caught.value)
+
+
+def test_the_remote_shell_is_for_mpirun_alone() -> None:
+    assert orted.arguments(["/x/orted", "-mca", "plm_rsh_agent", "/tmp/evil"]) == []
+    assert PROGRAM == orted.PROGRAM
+
+
+def test_hosts_have_names_that_are_nobodys() -> None:
+    ids = ["gpu0", "gpu1", "GPU_2.example.org", "10.0.0.3", "x" * 128, "...-a", "_"]
+    named = [
+        orted.host_name(MemberReply(node_id=node, group_rank=i, rank_offset=i, slots=1, address="x"))
+        for i, node in enumerate(ids)
+    ]
+    assert named == [
+        *("localhost", "n1-gpu1", "n2-gpu-2-example-org", "n3-10-0-0-3", f"n4-{'x' * 40}", "n5-a", "n6-node")
+    ]
+
+
+# -- mpirun's words ----------------------------------------------------------------------------------------
+
+
+def settings(words: Sequence[str]) -> dict[str, str]:
+    return {words[at + 1]: words[at + 2] for at, word in enumerate(words) if word == "--mca"}
+
+
+def test_mpirun_gets_the_rounds_order_and_slots() -> None:
+    words = mpirun_words(members(2, 1, 3), ["python", "train.py"], "/bin/sh /tmp/x/rsh")
+    assert words[words.index("-np") + 1] == "6"
+    assert words[words.index("-H") + 1] == "localhost:2,n1-b:1,n2-c:3"
+    assert words[-3:] == ["sh", "python", "train.py"]
+    assert ("--allow-run-as-root" in words) is (os.geteuid() == 0)
+    given = settings(words)
+    assert given["plm_rsh_agent"] == "/bin/sh /tmp/x/rsh"
+    assert (given["plm"], given["plm_rsh_no_tree_spawn"], given["orte_do_not_resolve"]) == ("rsh", "1", "1")
+    relayed = [word for name, value in given.items() for word in ("--mca", name, value)]
+    assert orted.arguments(["orted", *relayed]) == [
+        word for name, value in given.items() if name != "plm_rsh_agent" for word in ("--mca", name, value)
+    ]
+
+
+def test_the_networks_are_those_of_the_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def networks(*addresses: str) -> str | None:
+        three = [
+            member.model_copy(update={"address": address})
+            for member, address in zip(members(1, 1, 1), addresses, strict=True)
+        ]
+        given = settings(mpirun_words(three, ["x"], None))
+        assert given.get("oob_tcp_if_include") == given.get("btl_tcp_if_include")
+        return given.get("btl_tcp_if_include")
+
+    assert networks("127.0.0.1", "127.0.0.1", "127.0.0.1") == "127.0.0.0/8"
+    # Open MPI takes /32 for everything
+    assert networks("10.1.0.1", "10.2.0.2", "10.3.0.3") == "10.1.0.0/31,10.2.0.2/31,10.3.0.2/31"
+    assert networks("127.0.0.1", "10.2.0.2", "10.2.0.3") == "127.0.0.0/31,10.2.0.2/31"
+    assert networks("fd00::1", "fd00::2", "fd00::3") is None
+    assert networks("a.example.org", "10.0.0.2", "10.0.0.3") is None
+    monkeypatch.setenv("OMPI_MCA_btl_tcp_if_exclude", "lo")
+    assert settings(mpirun_words(members(1), ["x"], None)).keys() & {
+        "btl_tcp_if_include",
+        "oob_tcp_if_include",
+    } == {"oob_tcp_if_include"}
+
+
+def test_a_port_range_is_open_mpis_too() -> None:
+    given = settings(mpirun_words(members(1, 1), ["x"], None, (30_000, 30_099)))
+    assert given["oob_tcp_dynamic_ipv4_ports"] == "30000-30099"
+    assert (given["btl_tcp_port_min_v4"], given["btl_tcp_port_range_v4"]) == ("30000", "100")
+
+
+# -- the launch --------------------------------------------------------------------------------------------
+
+
+def install(folder: Path, says: str, *names: str) -> None:
+    for name in names:
+        (folder / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+        (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Mpi]:
+    install(tmp_path, "mpirun (Open MPI) 4.1.4", "mpirun", "orted")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    made = Mpi(COMMAND)
+    yield made
+    made.end()
+
+
+def test_without_open_mpi_this_node_does_not_join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        CommandError, match=r"needs mpirun and orted, not found in PATH: .*apt-get install openmpi-bin"
+    ):
+        Mpi(COMMAND)
+    install(tmp_path, "HYDRA build details: Version: 4.1", "mpirun")
+    with pytest.raises(CommandError, match="needs orted, not found"):
+        Mpi(COMMAND)
+    install(tmp_path, "mpirun (Open MPI) 5.0.3", "mpirun", "orted")
+    with pytest.raises(
+        CommandError, match=r"works with Open MPI 4, but mpirun here says 'mpirun \(Open MPI\) 5"
+    ):
+        Mpi(COMMAND)
+
+
+def test_a_member_waits_for_the_masters_word_and_runs_its_own_orted(launch: Mpi, tmp_path: Path) -> None:
+    mine = assignment("b", 2, 1)
+    assert launch.begin(mine) is None
+    mine.start = mine.start.model_copy(
+        update={"daemon": ["/elsewhere/orted", "--daemonize", "-mca", "ess", "env"]}
+    )
+    command = launch.begin(mine)
+    assert command == WorkerCommand(str(tmp_path / "orted"), ("-mca", "ess", "env"), is_python=False)
+    env = launch.environ(mine, 0)
+    assert (env["RANK"], env["LOCAL_RANK"], env["MASTER_PORT"]) == (None, None, "2222")
+    folders = [Path(str(env[name])) for name in ("OMPI_MCA_orte_tmpdir_base", MEMORY)]
+    assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
+    launch.end()
+    assert not any(folder.exists() for folder in folders)
+    assert launch.patience_s(mine, failed=True) > launch.patience_s(mine, failed=False) > 0
+
+
+def test_a_member_refuses_a_daemon_that_loads_code(launch: Mpi) -> None:
+    mine = assignment("b", 2, 1)
+    mine.start = mine.start.model_copy(
+        update={"daemon": ["orted", "-mca", "mca_base_component_path", "/tmp"]}
+    )
+    with pytest.raises(CommandError, match="mca_base_component_path"):
+        launch.begin(mine)
+
+
+@pytest.fixture
+def master(launch: Mpi) -> tuple[Mpi, list[tuple[int, str, list[str]]], "Future[str | None]"]:
+    """The launch on the master of a round of three nodes, what it asked of members, and what these answer."""
+    mine = assignment("a", 2, 1, 3)
+    mine.script_port = network.hold_port("127.0.0.1", None)
+    asked: list[tuple[int, str, list[str]]] = []
+    answer: Future[str | None] = Future()
+
+    def start_daemon(number: int, node_id: str, words: Sequence[str]) -> "Future[str | None]":
+        asked.append((number, node_id, list(words)))
+        return answer
+
+    mine.start_daemon = start_daemon
+    command = launch.begin(mine)
+    assert command is not None
+    assert (command.entrypoint, command.args[-2:]) == ("mpirun", ("/bin/true", "x"))
+    assert launch.patience_s(mine, failed=True) == 0
+    return launch, asked, answer
+
+
+def call(launch: Mpi, *words: str) -> "subprocess.Popen[str]":
+    """What mpirun does with its remote shell."""
+    assert launch._relay is not None
+    return subprocess.Popen([*launch._relay.command.split(), *words], stderr=subprocess.PIPE, text=True)
+
+
+def test_the_remote_shell_ends_well_when_the_member_was_told(
+    master: tuple[Mpi, list[tuple[int, str, list[str]]], "Future[str | None]"],
+) -> None:
+    launch, asked, answer = master
+    process = call(launch, "n1-b", *GIVEN)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    answer.set_result(None)
+    assert process.communicate(timeout=20)[1] == ""
+    assert process.returncode == 0
+    ((number, node_id, words),) = asked
+    assert (number, node_id, words[0]) == (1, "b", "orted")
+    assert orted.arguments(words) == RUN
+
+
+def test_the_remote_shell_says_why_a_member_does_not_start(
+    master: tuple[Mpi, list[tuple[int, str, list[str]]], "Future[str | None]"],
+) -> None:
+    launch, asked, answer = master
+    answer.set_result("its agent was started without --launch mpi")
+    for words, says in (
+        (("n1-b", *GIVEN), "n1-b was not started: its agent was started without --launch mpi"),
+        (("n9-x", *GIVEN), "there is no host 'n9-x' in round 1"),
+        (("localhost", *GIVEN), "there is no host 'localhost'"),
+        (("n2-c", "reboot"), "mpirun would run ['reboot'] on another host, not orted"),
+        (("n2-c", "orted", "-mca", "orte_fork_agent", "x"), "'orte_fork_agent', which is refused"),
+    ):
+        process = call(launch, *words)
+        assert says in process.communicate(timeout=20)[1]
+        assert process.returncode == rsh.FAILED
+    assert [node_id for _, node_id, _ in asked] == ["b"]
+
+
+def test_after_the_round_the_remote_shell_fails_at_once(
+    master: tuple[Mpi, list[tuple[int, str, list[str]]], "Future[str | None]"],
+) -> None:
+    launch, _, answer = master
+    process = call(launch, "n1-b", *GIVEN)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    assert launch._relay is not None
+    command = launch._relay.command.split()
+    launch.end()
+    assert "does not answer" in process.communicate(timeout=20)[1]
+    answer.set_result(None)  # nobody waits for it any more
+    path = command[1].replace("/rsh", "/agent")
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(Path(rsh.__file__)), path, "n1-b", "orted"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == rsh.FAILED
+    assert "its round is over" in done.stderr
+
+
+def test_one_node_needs_no_remote_shell(launch: Mpi) -> None:
+    mine = assignment("a", 2)
+    mine.script_port = network.hold_port("127.0.0.1", None)
+    command = launch.begin(mine)
+    assert command is not None
+    assert "plm_rsh_agent" not in settings(command.args)
+    assert launch._relay is None
+
+
+def test_ranks_run_the_script_as_python_would(launch: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    made = Mpi(worker_command(str(script), ["--lr", "1"]))
+    mine = assignment("a", 1)
+    mine.script_port = network.hold_port("127.0.0.1", None)
+    command = made.begin(mine)
+    made.end()
+    assert command is not None
+    assert command.args[-4:] == ("-u", str(script), "--lr", "1")
+
+
+# -- the relay, and folders --------------------------------------------------------------------------------
+
+
+def test_whatever_is_sent_to_the_relay_it_goes_on(tmp_path: Path) -> None:
+    def ask(host: str, words: Sequence[str]) -> "Future[str | None]":
+        done: Future[str | None] = Future()
+        done.set_result(f"{host} {len(words)}")
+        return done
+
+    relay = Relay(tmp_path, ask)
+    try:
+        for sent, got in (
+            (b"", b""),
+            (b"{", b""),
+            (b"[]", b""),
+            (b'{"host": "a"}', b""),
+            (b"x" * 2_000_000, b""),
+            (b'{"host": "a", "words": ["b", "c"]}', b'{"refusal": "a 2"}'),
+        ):
+            with socket.socket(socket.AF_UNIX) as peer:
+                peer.connect(str(tmp_path / "agent"))
+                try:
+                    peer.sendall(sent)
+                    peer.shutdown(socket.SHUT_WR)
+                    assert peer.recv(1000) == got
+                except (BrokenPipeError, ConnectionResetError):
+                    assert len(sent) > 1_000_000
+    finally:
+        relay.close()
+    assert not [one for one in threading.enumerate() if one.name == "hetagent-relay"]
+
+
+def test_folders_of_a_killed_agent_are_swept_and_those_of_a_living_one_are_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files, memory = tmp_path / "tmp", tmp_path / "shm"
+    files.mkdir()
+    memory.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(files))
+    monkeypatch.setattr(scratch, "MEMORY", memory)
+    living = scratch.Scratch()
+    prefix = folders.marked_prefix(scratch.PREFIX)
+    for parent in (files, memory):
+        dead = parent / f"{prefix}dead"
+        dead.mkdir()
+        (dead / "segment").write_text("x")
+        (parent / "other").mkdir()
+    elsewhere = files / f"{scratch.PREFIX}0badb007_of-another-host"
+    elsewhere.mkdir()
+    (files / f"{prefix}link").symlink_to(files / "other")
+    scratch.sweep()
+    assert sorted(path.name for path in files.iterdir()) == sorted(
+        [living.files.name, elsewhere.name, "other", f"{prefix}link"]
+    )
+    assert sorted(path.name for path in memory.iterdir()) == sorted([living.memory.name, "other"])
+    living.close()
+    assert not living.files.exists()
+    assert not living.memory.exists()

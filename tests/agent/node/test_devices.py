@@ -1,0 +1,307 @@
+"""--gpus and --device choose among the GPUs that are here, and say what is missing."""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetagent.node import gpus
+from hetagent.node.devices import DeviceError, Devices, choose, mig_slices, narrow
+from hetagent.node.gpus import Gpu, NoGpus
+
+GIB = 2**30
+FOUR = [Gpu(f"GPU-{letter * 8}-1", "H200", 139 * GIB) for letter in "abcd"]
+ADD = "add --device cpu to start CPU workers"
+PASS = "pass --device cpu --gpus N to start N CPU workers"
+MIG = [Gpu("MIG-1111", "H200 MIG 1g.18gb", 18 * GIB), Gpu("MIG-2222", "H200 MIG 1g.18gb", 18 * GIB)]
+
+
+def no_driver() -> list[Gpu]:
+    raise NoGpus("no NVIDIA driver")
+
+
+def on_four(gpus: str | None, device: str = "auto", visible: str | None = None) -> Devices:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    return choose(gpus, device, environ, lambda: FOUR + MIG)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "indices"),
+    [
+        ("1", (0,)),
+        ("3", (0, 1, 2)),
+        ("auto", (0, 1, 2, 3)),
+        (None, (0, 1, 2, 3)),
+        ("3,1", (3, 1)),
+        (" 0, 2 ", (0, 2)),
+        ("2,", (2,)),
+    ],
+)
+def test_which_gpus(gpus: str | None, indices: tuple[int, ...]) -> None:
+    chosen = on_four(gpus)
+    assert (chosen.kind, chosen.indices, chosen.slots) == ("cuda", indices, len(indices))
+    assert chosen.names == ("H200",) * len(indices)
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus", "narrowed"),
+    [
+        (None, "0,2", "0,2"),
+        (None, "2", "0,1"),
+        ("3,1,0", "2", "3,1"),
+        ("3, 1,0", "1,2", "1,0"),
+        ("1,7,2", "auto", "1"),
+        ("1,-1,2", "auto", "1"),
+        ("1x,+2,zero", "auto", "1x,+2"),
+        ("GPU-b,GPU-dddd", "auto", "GPU-b,GPU-dddd"),
+        ("GPU-b,GPU-dddd,2", "1,", "GPU-dddd"),
+        ("GPU-b,GPU-,GPU-a", "auto", "GPU-b"),
+        ("MIG-2222,MIG-1111", "auto", "MIG-2222,MIG-1111"),
+    ],
+)
+def test_cuda_visible_devices_is_honoured_and_narrowed(visible: str | None, gpus: str, narrowed: str) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    chosen = on_four(gpus, visible=visible)
+    assert narrow(chosen, environ) == {"CUDA_VISIBLE_DEVICES": narrowed}
+    assert mig_slices(narrowed) == (2 if narrowed.startswith("MIG-") else 0)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "message"),
+    [
+        ("5", None, "5 GPUs requested, 4 here: 0, 1, 2, 3"),
+        ("4", "2,3", "4 GPUs requested, 2 here: 0, 1 (CUDA_VISIBLE_DEVICES=2,3)"),
+        ("0,5,6", None, "GPUs 5, 6 requested, 4 here: 0, 1, 2, 3"),
+        ("1,2", "3", "GPUs 1, 2 requested, 1 here: 0 (CUDA_VISIBLE_DEVICES=3)"),
+        ("1", "", f"1 GPU requested, none here (CUDA_VISIBLE_DEVICES is empty): {ADD}"),
+        ("auto", "9", f"--gpus auto: no GPU here (CUDA_VISIBLE_DEVICES=9): {PASS}"),
+        ("2", "1,1", f"2 GPUs requested, none here (CUDA_VISIBLE_DEVICES=1,1): {ADD}"),
+        ("2", "GPU-a,GPU-a", f"2 GPUs requested, none here (CUDA_VISIBLE_DEVICES=GPU-a,GPU-a): {ADD}"),
+    ],
+)
+def test_gpus_that_are_not_there(gpus: str, visible: str | None, message: str) -> None:
+    with pytest.raises(DeviceError) as refused:
+        on_four(gpus, visible=visible)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "message"),
+    [
+        ("4", "auto", f"4 GPUs requested, none here (no NVIDIA driver): {ADD}"),
+        ("0,1", "cuda", f"GPUs 0, 1 requested, none here (no NVIDIA driver): {ADD}"),
+        ("auto", "auto", f"--gpus auto: no GPU here (no NVIDIA driver): {PASS}"),
+        (None, "cuda", f"--device cuda: no GPU here (no NVIDIA driver): {PASS}"),
+    ],
+)
+def test_no_driver(gpus: str | None, device: str, message: str) -> None:
+    with pytest.raises(DeviceError) as refused:
+        choose(gpus, device, {}, no_driver)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+@pytest.mark.parametrize(
+    ("gpus", "message"),
+    [
+        ("0", "--gpus 0: a node without workers"),
+        ("-2", "--gpus -2: -2 is negative"),
+        ("0,-1", "--gpus 0,-1: -1 is negative"),
+        ("1025", "--gpus 1025: a node can have at most 1024 workers"),
+        ("9" * 5000, "at most 1024 workers"),
+        (
+            "four",
+            "--gpus four: 'four' is not a number: pass a number (4), auto, or a list of indices (0,2,3)",
+        ),
+        ("1.5", "'1.5' is not a number"),
+        ("٣", "is not a number"),
+        ("0,,1", "'' is not a number"),
+        (",", "'' is not a number"),
+        ("0-3", "'0-3' is not a number"),
+        ("0,1,0", "GPU 0 is listed twice"),
+    ],
+)
+def test_malformed_gpus_are_refused(gpus: str, message: str, device: str) -> None:
+    with pytest.raises(DeviceError) as refused:
+        on_four(gpus, device)
+    assert message in str(refused.value)
+
+
+def test_an_unknown_device() -> None:
+    with pytest.raises(DeviceError, match="--device tpu: must be auto, cuda or cpu"):
+        on_four("1", "tpu")
+
+
+def test_cpu_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5})
+    assert on_four("7", "cpu") == Devices(kind="cpu", indices=(), slots=7)
+    assert on_four("auto", "cpu").slots == 3
+    assert on_four(None, "cpu").slots == 1
+    assert narrow(on_four("7", "cpu"), {"CUDA_VISIBLE_DEVICES": "0,1"}) == {"CUDA_VISIBLE_DEVICES": ""}
+    with pytest.raises(DeviceError, match="--gpus 0,1 names GPUs, but --device cpu uses none"):
+        on_four("0,1", "cpu")
+
+
+def test_facts_are_short() -> None:
+    assert on_four("3").facts == {"kind": "cuda", "name": "3 x H200", "memory_gib": "139"}
+    assert on_four("3", "cpu").facts == {"kind": "cpu"}
+
+
+class FakeNvml:
+    """The part of pynvml that we use, on a machine with one GPU in MIG mode and one that shares its memory."""
+
+    class NVMLError(Exception):
+        value = 0
+
+    NVML_ERROR_LIBRARY_NOT_FOUND = 12
+    NVML_ERROR_DRIVER_NOT_LOADED = 9
+
+    def __init__(self, failure: int | None = None) -> None:
+        self.failure = failure
+        self.open = 0
+
+    def nvmlInit(self) -> None:
+        if self.failure is not None:
+            error = self.NVMLError("Driver/library version mismatch")
+            error.value = self.failure
+            raise error
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return f"GPU-{index}"
+
+    def nvmlDeviceGetUUID(self, handle: str) -> bytes:
+        return handle.encode()
+
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return f"name of {handle}"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> object:
+        if handle == "GPU-1":
+            raise self.NVMLError
+        return type("Memory", (), {"total": 5})
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
+        return 7 if handle == "GPU-0" else 0
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:
+        if index == 2:
+            raise self.NVMLError
+        return f"MIG-{index}"
+
+
+def test_discovery(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    found = gpus.discover()
+    assert [gpu.uuid for gpu in found] == ["GPU-0", "GPU-1", "MIG-0", "MIG-1"]
+    assert [gpu.memory_bytes for gpu in found] == [5, 0, 5, 5]
+    assert nvml.open == 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (12, "no NVIDIA driver"),
+        (9, "no NVIDIA driver"),
+        (18, "NVIDIA driver: Driver/library version mismatch"),
+    ],
+)
+def test_discovery_without_a_driver(monkeypatch: pytest.MonkeyPatch, failure: int, message: str) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(failure))
+    with pytest.raises(NoGpus, match=message):
+        gpus.discover()
+
+
+def test_discovery_without_nvidia_ml_py_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(NoGpus, match=r"nvidia-ml-py is not installed: pip install 'hetrdzv\[agent\]'"):
+        gpus.discover()
+
+
+def test_discovery_of_this_machine_never_initialises_cuda() -> None:
+    with contextlib.suppress(NoGpus):
+        gpus.discover()
+    with open("/proc/self/maps") as maps:
+        assert "libcuda.so" not in maps.read()
+
+
+# -- ROCm ----------------------------------------------------------------------------------------------------
+
+ROCM = """
+import os
+class version: hip = "6.4"
+class cuda:
+    visible = os.environ.get("HIP_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    device_count = staticmethod(lambda: len(cuda.visible.split(",")))
+    @staticmethod
+    def get_device_properties(index):
+        class found: total_memory, name = 192 * 2**30, "AMD Instinct " + cuda.visible.split(",")[index]
+        return found
+"""
+"""The part of torch for ROCm that we use, on a machine with four GPUs."""
+
+
+@pytest.fixture
+def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of a machine with AMD's GPUs and torch for them."""
+    (tmp_path / "torch.py").write_text(ROCM)
+    monkeypatch.setattr("torch.version.hip", "6.4")
+    return {"PYTHONPATH": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    ("listed", "wanted", "names", "narrowed"),
+    [
+        ({}, "auto", "0123", {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}),
+        ({}, "1,3", "13", {"CUDA_VISIBLE_DEVICES": "1,3"}),
+        ({"CUDA_VISIBLE_DEVICES": "3,2"}, "1", "3", {"CUDA_VISIBLE_DEVICES": "3"}),
+        (
+            {"HIP_VISIBLE_DEVICES": "2,1"},
+            "auto",
+            "21",
+            {"CUDA_VISIBLE_DEVICES": "2,1", "HIP_VISIBLE_DEVICES": None},
+        ),
+        (
+            {"HIP_VISIBLE_DEVICES": "2,1", "CUDA_VISIBLE_DEVICES": "0"},
+            "1,",
+            "1",
+            {"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": None},
+        ),
+    ],
+)
+def test_amds_gpus_are_those_that_torch_sees(
+    rocm: dict[str, str], listed: dict[str, str], wanted: str, names: str, narrowed: dict[str, str | None]
+) -> None:
+    environ = rocm | listed
+    chosen = choose(wanted, "cuda", environ, no_driver)
+    assert (chosen.kind, chosen.slots) == ("cuda", len(names))
+    assert chosen.names == tuple(f"AMD Instinct {name}" for name in names)
+    assert chosen.facts["memory_gib"] == "192"
+    assert narrow(chosen, environ) == narrowed
+
+
+def test_more_amd_gpus_than_there_are(rocm: dict[str, str]) -> None:
+    with pytest.raises(DeviceError) as refused:
+        choose("5", "cuda", rocm | {"HIP_VISIBLE_DEVICES": "0,1"}, no_driver)
+    assert str(refused.value) == "5 GPUs requested, 2 here: 0, 1 (HIP_VISIBLE_DEVICES=0,1)"
+
+
+def test_torch_for_rocm_that_fails_says_why(rocm: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libamdhip64.so.6: cannot open shared object file')")
+    with pytest.raises(DeviceError, match=r"\(torch for ROCm fails: OSError: libamdhip64.so.6: cannot open"):
+        choose("auto", "cuda", rocm, no_driver)
+
+
+def test_cpu_workers_see_none_of_amds_gpus(rocm: dict[str, str]) -> None:
+    """To HIP an empty list is the same as none."""
+    hidden = narrow(choose("2", "cpu", rocm), rocm)
+    assert hidden == {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}

@@ -1,0 +1,302 @@
+"""When an agent dies, its guardian ends all of its processes and tells the server; else it does nothing."""
+
+import http.server
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetagent.node import guardian, guardian_process, processes
+from hetagent.node.guardian import Guardian, GuardianError
+
+TOKEN = "s3cret-token"
+RUN = uuid.uuid4().hex
+"""Of this run of the tests only: another one may be under way."""
+
+AGENT = """
+import json, os, subprocess, sys, time
+from hetagent.node.guardian import Guardian
+
+config = json.loads(sys.argv[1])
+guardian = Guardian(token=os.environ.pop("TOKEN"), **config)
+guardian.start()
+marks = os.environ | {"HET_INCARNATION": config["incarnation"]}
+sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
+family = '''
+import os, subprocess, sys
+sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
+pids = [os.getpid()]
+pids.append(subprocess.Popen(sleep, stdout=subprocess.DEVNULL).pid)
+pids.append(subprocess.Popen(sleep, start_new_session=True, stdout=subprocess.DEVNULL).pid)
+pids.append(subprocess.Popen(sleep, env={}, stdout=subprocess.DEVNULL).pid)
+print(*pids, flush=True)
+if "--die" not in sys.argv:
+    import time, signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(300)
+'''
+pids, leaders = [], []
+for args in [], ["--die"]:
+    command = [sys.executable, "-c", family, *args]
+    worker = subprocess.Popen(command, env=marks, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    pids += map(int, worker.stdout.readline().split())
+    leaders.append(worker)
+leaders[1].wait()
+guardian.watch([leader.pid for leader in leaders])
+if config["node_id"] == "forks":  # a worker forked without exec holds every descriptor of the agent's
+    pids.append(os.fork())
+    if not pids[-1]:
+        os.setsid()
+        time.sleep(300)
+    guardian.watch([*[leader.pid for leader in leaders], pids[-1]])
+print(json.dumps({"guardian": guardian.pid, "pids": pids}), flush=True)
+sys.stdin.readline()
+if config["node_id"] == "dismisses":
+    guardian.dismiss()
+"""
+
+
+def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.005)
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Notes what it is asked, and answers 204 as hetserver does to a node that leaves."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str, str | None]] = []
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def do_DELETE(self) -> None:
+        self.server.requests.append((self.command, self.path, self.headers["Authorization"]))
+        self.send_response(204)
+        self.send_header("Het-Api-Version", "1")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+class Agent:
+    """A process that stands in for an agent, with two families of workers; the second's leader is dead."""
+
+    def __init__(self, server: Server, node_id: str = "n1") -> None:
+        config = {"incarnation": f"i-{RUN}", "servers": [server.url], "group": "g", "node_id": node_id}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", AGENT, json.dumps(config)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TOKEN": TOKEN, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(self.process.communicate()[1])
+        told = json.loads(line)
+        self.guardian: int = told["guardian"]
+        self.pids: list[int] = told["pids"]
+
+    @property
+    def left(self) -> set[int]:
+        return {self.guardian, *self.pids} & processes.living().keys()
+
+    def end(self) -> str:
+        """Take away whatever is left; returns what agent and guardian said on stderr."""
+        for pid in self.left:
+            os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        return self.process.communicate()[1]
+
+
+@pytest.mark.parametrize("node_id", ["n1", "forks"])
+def test_nothing_outlives_a_killed_agent(server: Server, node_id: str) -> None:
+    agent = Agent(server, node_id)
+    try:
+        assert agent.left == {agent.guardian, *agent.pids} - {agent.pids[4]}
+        os.kill(agent.guardian, signal.SIGTERM)
+        os.kill(agent.guardian, signal.SIGINT)
+        os.kill(agent.guardian, signal.SIGHUP)
+        agent.process.kill()
+        eventually(lambda: not agent.left)
+    finally:
+        said = agent.end()
+    assert said == ""
+    [(method, path, authorization)] = server.requests
+    assert (method, authorization) == ("DELETE", f"Bearer {TOKEN}")
+    assert path.startswith(f"/v1/groups/g/nodes/{node_id}?incarnation=i-{RUN}&reason=its")
+
+
+def test_a_dismissed_guardian_does_nothing(server: Server) -> None:
+    agent = Agent(server, "dismisses")
+    try:
+        agent.process.stdin.write("\n")  # type: ignore[union-attr]
+        agent.process.stdin.flush()  # type: ignore[union-attr]
+        agent.process.wait(10)
+        assert agent.guardian not in agent.left
+        assert len(agent.left) == 7
+    finally:
+        agent.end()
+    assert server.requests == []
+
+
+def make_guardian(servers: list[str]) -> Guardian:
+    return Guardian(incarnation=f"i-{RUN}", servers=servers, token=TOKEN, group="g", node_id="n1")
+
+
+@pytest.fixture
+def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guardian]:
+    monkeypatch.setenv("HET_TOKEN", TOKEN)
+    one = make_guardian(["http://127.0.0.1:1"])
+    one.start()
+    yield one
+    one.dismiss()
+
+
+def test_a_guardian_is_small_and_secretive(one: Guardian) -> None:
+    proc = Path(f"/proc/{one.pid}")
+    public = (proc / "cmdline").read_bytes() + (proc / "environ").read_bytes()
+    assert TOKEN.encode() not in public
+    assert b"HET_" not in public
+    status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
+    assert int(status["VmRSS"].split()[0]) < 20_000
+    assert os.getsid(one.pid or 0) == one.pid
+    fds = {os.readlink(fd) for fd in (proc / "fd").iterdir() if fd.name not in "012"}
+    assert fds <= {"anon_inode:[pidfd]"}
+
+
+def test_an_agents_death_is_noticed_where_there_are_no_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels before 5.3, older seccomp profiles; a Python built on old headers does not even have the name."""
+    monkeypatch.delattr(os, "pidfd_open")
+    monkeypatch.setattr(guardian_process, "PARENT_CHECK_S", 0.01)
+    reading, writing = os.pipe()  # held open, as by a worker that was forked without exec
+    os.write(writing, b"first\nsecond\n")
+    living = guardian_process.AgentPipe(reading, os.getppid())
+    assert [living.readline(), living.readline()] == ["first", "second"]
+    threading.Timer(0.1, lambda: os.write(writing, b"third\n")).start()
+    assert living.readline() == "third"
+    dead = guardian_process.AgentPipe(reading, 2**22)
+    assert dead.readline() is None
+    os.close(reading)
+    os.close(writing)
+
+
+def test_the_goodbye_is_prepared_once_there_are_workers(one: Guardian) -> None:
+    maps = Path(f"/proc/{one.pid}/maps")
+    assert "pydantic_core" not in maps.read_text()
+    one.watch([2**30])
+    eventually(lambda: "pydantic_core" in maps.read_text())
+
+
+def test_a_guardian_starts_fast(one: Guardian) -> None:
+    fields = Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()
+    cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    assert cpu_s < 0.1  # some 0.02; the clock on the wall would count the neighbours' work
+
+
+def test_its_death_shows_and_another_one_takes_over() -> None:
+    one = make_guardian(["http://127.0.0.1:1"])
+    one.start()
+    assert select.select([one], [], [], 0)[0] == []
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+    first = one.pid or 0
+    one.watch([worker.pid])
+    os.kill(first, signal.SIGKILL)
+    assert select.select([one], [], [], 10)[0] == [one]
+    one.watch([worker.pid])  # nobody hears it, and no harm done
+    one.start()
+    assert one.pid != first
+    assert select.select([one], [], [], 0)[0] == []
+    assert one._process is not None
+    assert one._process.stdin is not None
+    one._process.stdin.close()  # as if this process had died
+    assert worker.wait(10) == -signal.SIGKILL  # the second one was told its session, too
+    one._bury()
+
+
+def test_dismiss_is_harmless_at_any_time() -> None:
+    one = make_guardian([])
+    one.dismiss()
+    with pytest.raises(ValueError, match="start it first"):
+        one.fileno()
+    one.start()
+    os.kill(one.pid or 0, signal.SIGKILL)
+    one.dismiss()
+    one.dismiss()
+    assert one.pid is None
+
+
+def test_one_that_hangs_is_killed() -> None:
+    one = make_guardian([])
+    one.start()
+    os.kill(one.pid or 0, signal.SIGSTOP)
+    one.dismiss(timeout_s=0.05)
+    assert one.pid is None
+
+
+def test_one_that_does_not_come_up(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(guardian, "_sys_path", list)
+    one = make_guardian([])
+    with pytest.raises(GuardianError, match=r"guardian of node 'n1' did not start \(status 1 of .*stderr"):
+        one.start()
+    assert "ModuleNotFoundError" in capfd.readouterr().err
+
+
+MESSAGE = {
+    "servers": ["http://127.0.0.1:1"],
+    "token": None,
+    "token_file": None,
+    "tls": {},
+    "group": "g",
+    "node_id": "n1",
+    "incarnation": "i",
+}
+
+
+def test_a_goodbye_that_fails_is_only_said(capfd: pytest.CaptureFixture[str]) -> None:
+    guardian_process.goodbye(MESSAGE)
+    said = capfd.readouterr().err
+    assert said.startswith(
+        "hetagent guardian: could not tell http://127.0.0.1:1 that node 'n1' left group 'g' ("
+    )
+    assert "when the node's lease ends" in said
+
+
+def test_a_goodbye_is_bounded(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(guardian_process, "GOODBYE_TIMEOUT_S", 0.2)
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        guardian_process.goodbye(MESSAGE | {"servers": [f"http://127.0.0.1:{silent.getsockname()[1]}"]})
+    assert "TimeoutError" in capfd.readouterr().err

@@ -1,0 +1,129 @@
+"""Two agents of one group on one host get different names; each gets its own back after a restart."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.servers import ROOT
+
+from hetagent.node import names
+
+SERVERS = ["http://a:29400", "http://b:29400"]
+HOLD = """
+import sys
+from hetagent.node import names
+name = names.take("gpu7", "bert", ["http://a:29400", "http://b:29400"])
+"""
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "runtime"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    return folder
+
+
+def take(group: str = "bert", servers: list[str] = SERVERS) -> names.Name:
+    return names.take("gpu7", group, servers)
+
+
+@pytest.fixture
+def agent() -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+    """Starts a process that takes a name, and does some more; returns it and the name."""
+
+    def start(more: str = "") -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"{HOLD}{more}\nprint(name.node_id, flush=True)\nsys.stdin.read()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": f"{ROOT}/agent"},
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        return process, process.stdout.readline().strip()
+
+    started: list[subprocess.Popen[str]] = []
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_lowest_free_name(runtime: Path) -> None:
+    first, second, third = take(), take(), take()
+    assert [name.node_id for name in (first, second, third)] == ["gpu7", "gpu7.2", "gpu7.3"]
+    assert first.notes == []
+    assert second.notes == ["this host already has an agent of group 'bert', so this one is node 'gpu7.2'"]
+    second.release()
+    again = take()
+    assert again.node_id == "gpu7.2"
+    for name in (first, third, again):
+        name.release()
+        name.release()  # once more changes nothing
+    assert list((runtime / "hetagent").iterdir()) == []
+    assert (runtime / "hetagent").stat().st_mode & 0o777 == 0o700
+
+
+def test_groups_and_servers_do_not_disturb_each_other() -> None:
+    mine = take()
+    others = [take("gpt"), take(servers=["http://c:29400"])]
+    assert [name.node_id for name in others] == ["gpu7", "gpu7"]
+    same = take(servers=[*reversed(SERVERS), SERVERS[0]])
+    assert same.node_id == "gpu7.2"
+    for name in (mine, same, *others):
+        name.release()
+
+
+def test_an_agent_that_was_killed_gets_its_name_back(
+    agent: Callable[..., tuple[subprocess.Popen[str], str]],
+) -> None:
+    (first, name), (second, other) = agent(), agent()
+    assert (name, other) == ("gpu7", "gpu7.2")
+    for process, had in ((second, "gpu7.2"), (first, "gpu7")):
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert agent()[1] == had
+
+
+def test_a_worker_that_was_forked_does_not_keep_the_name_of_a_killed_agent(
+    agent: Callable[..., tuple[subprocess.Popen[str], str]],
+) -> None:
+    """torch forks workers with the start method `fork`."""
+    process, name = agent("import os\nif not os.fork(): sys.stdin.read(), os._exit(0)")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (name, agent()[1]) == ("gpu7", "gpu7")
+
+
+def test_a_name_that_nobody_keeps_is_free_again() -> None:
+    """A program may drop torch's handler without a shutdown."""
+    take()
+    assert take().node_id == "gpu7"
+
+
+def test_a_folder_of_somebody_else_is_not_used(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then there is no lock, and the server decides, as between two hosts."""
+    (runtime / "hetagent").mkdir(mode=0o777)
+    (runtime / "hetagent").chmod(0o777)
+    mine = [take(), take()]
+    assert [name.node_id for name in mine] == ["gpu7", "gpu7"]
+    (runtime / "hetagent").rmdir()
+    (runtime / "hetagent").symlink_to(tmp_path)
+    assert (take().node_id, take().node_id) == ("gpu7", "gpu7")
+    assert not list(tmp_path.glob("*.gpu7"))
+
+
+def test_without_a_runtime_folder_it_is_one_in_tmp(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime.chmod(0o755)
+    assert names._folder() == Path(f"/tmp/hetagent-{os.getuid()}")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert names._folder() == Path(f"/tmp/hetagent-{os.getuid()}")
+    assert names._folder().stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,272 @@
+"""A node offers an address of its own and a port that it holds, and binds gloo and NCCL only where that helps."""
+
+import errno
+import os
+import socket
+import threading
+from functools import partial
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from hetagent.node import network
+from hetagent.node.network import NetworkError, hold_port, parse_port_range
+
+INTERFACES = {
+    "lo": [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")],
+    "eth0": [
+        (psutil.AF_LINK, "02:42:ac:11:00:02"),
+        (socket.AF_INET, "10.0.0.3"),
+        (socket.AF_INET6, "fe80::1%eth0"),
+        (socket.AF_INET6, "fd00::3"),
+    ],
+    "ib0": [(socket.AF_INET6, "fe80::2%ib0")],
+    "down0": [(psutil.AF_LINK, "02:42:ac:11:00:03")],
+}
+
+
+@pytest.fixture
+def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {
+        name: [SimpleNamespace(family=family, address=address) for family, address in addresses]
+        for name, addresses in INTERFACES.items()
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+
+
+def has_ipv6() -> bool:
+    try:
+        hold_port("::1", None).close()
+    except NetworkError:
+        return False
+    with socket.socket(socket.AF_INET6) as sock:
+        return sock.connect_ex(("::1", 1)) == errno.ECONNREFUSED
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+
+
+def resolving(monkeypatch: pytest.MonkeyPatch, *places: tuple[str, int]) -> None:
+    found = [
+        (socket.AF_INET6 if ":" in host else socket.AF_INET, 1, 6, "", (host, port)) for host, port in places
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
+
+# -- addresses -----------------------------------------------------------------------------------------------
+
+
+def test_towards_a_server_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hold_port("127.0.0.2", None) as sock, socket.socket() as refusing:
+        refusing.bind(("127.0.0.1", 0))
+        host, port = sock.getsockname()
+        assert network.local_address_towards(f"http://{host}:{port}") == "127.0.0.1"
+        resolving(monkeypatch, ("127.0.0.1", refusing.getsockname()[1]), (host, port))
+        assert network.local_address_towards("http://both:1") == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:1", "127.0.0.1", "https://127.0.0.1", "http://localhost:1"]
+)
+def test_towards_a_server_that_does_not_answer_yet(url: str) -> None:
+    assert network.local_address_towards(url) in ("127.0.0.1", "::1")
+
+
+@needs_ipv6
+def test_towards_an_ipv6_server() -> None:
+    assert network.local_address_towards("http://[::1]:1") == "::1"
+
+
+def test_of_several_addresses_the_one_that_works_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolving(monkeypatch, ("240.0.0.1", 1), ("127.0.0.1", 1))
+    assert network.local_address_towards("http://both:1") in ("127.0.0.1", _own_default())
+
+
+def _own_default() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        if sock.connect_ex(("240.0.0.1", 1)):
+            return ""
+        return str(sock.getsockname()[0])
+
+
+def test_towards_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NetworkError, match=r"cannot resolve 'a{70}\.example' of the server's URL"):
+        network.local_address_towards(f"http://{'a' * 70}.example:1")
+
+    def unreachable(self: socket.socket, address: object) -> None:
+        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+    monkeypatch.setattr(socket.socket, "connect", unreachable)
+    with pytest.raises(
+        NetworkError, match=r"no route to the server .*127\.0\.0\.1: Network is unreachable.*--local-addr"
+    ):
+        network.local_address_towards("http://127.0.0.1:1")
+
+
+@pytest.mark.usefixtures("interfaces")
+@pytest.mark.parametrize(
+    ("address", "interface"),
+    [
+        ("10.0.0.3", "eth0"),
+        ("fd00:0::0003", "eth0"),
+        ("fe80::2%ib0", "ib0"),
+        ("::1", "lo"),
+        ("10.0.0.4", None),
+        ("a-name", None),
+    ],
+)
+def test_interface_of(address: str, interface: str | None) -> None:
+    assert network.interface_of(address) == interface
+
+
+@pytest.mark.usefixtures("interfaces")
+def test_address_of() -> None:
+    assert network.address_of("eth0") == "10.0.0.3"
+    assert network.address_of("eth0", socket.AF_INET6) == "fd00::3"
+    assert network.address_of("ib0") == "fe80::2%ib0"
+    there = r"choose one of .*eth0 \(10\.0\.0\.3\)"
+    with pytest.raises(NetworkError, match=rf"interface 'eth9' does not exist here: {there}"):
+        network.address_of("eth9")
+    with pytest.raises(NetworkError, match=rf"interface 'down0' has no IP address: {there}"):
+        network.address_of("down0")
+
+
+def test_gloo_and_nccl_are_bound_to_an_interface_that_was_chosen() -> None:
+    both = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0"}
+    bound = partial(network.socket_env, "10.0.0.3", chosen=True)
+    assert bound("eth0", {}) == both
+    assert bound("eth0", {"NCCL_SOCKET_IFNAME": "ib"}) == {"GLOO_SOCKET_IFNAME": "eth0"}
+    assert bound("eth0", {"GLOO_SOCKET_IFNAME": "ib0"}) == {"NCCL_SOCKET_IFNAME": "=eth0"}
+    assert bound(None, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("offered", "host_name", "gloo"),
+    [
+        ("10.0.0.3", ["10.0.0.3"], False),
+        ("10.0.0.3", ["192.168.0.3"], False),  # another network of this host, as torchrun would take
+        ("10.0.0.3", ["203.0.113.9", "10.0.0.3"], False),  # the first that can be bound counts
+        ("10.0.0.3", ["127.0.1.1", "10.0.0.3"], True),  # Debian's /etc/hosts
+        ("10.0.0.3", ["::1"], True),
+        ("10.0.0.3", ["203.0.113.9"], True),  # no interface here has it
+        ("10.0.0.3", [], True),  # does not resolve
+        ("127.0.0.1", ["127.0.1.1"], False),  # one host alone
+        ("127.0.0.1", [], True),
+    ],
+)
+def test_gloo_alone_is_bound_where_the_host_name_would_mislead_it(
+    monkeypatch: pytest.MonkeyPatch, offered: str, host_name: list[str], gloo: bool
+) -> None:
+    monkeypatch.setattr(network, "_can_bind", lambda _family, host: host != "203.0.113.9")
+    resolving(monkeypatch, *((host, 0) for host in host_name))
+    expected = {"GLOO_SOCKET_IFNAME": "eth0"} if gloo else {}
+    assert network.socket_env(offered, "eth0", {}, chosen=False) == expected
+    assert network.socket_env(offered, "eth0", {"GLOO_SOCKET_IFNAME": "x"}, chosen=False) == {}
+    assert network.socket_env(offered, None, {}, chosen=False) == {}
+
+
+def test_a_look_up_of_the_host_name_that_hangs_counts_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "HOST_NAME_TIMEOUT_S", 0.0)
+    answered = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(30) and [])
+    found = network.socket_env("10.0.0.3", "eth0", {}, chosen=False)
+    answered.set()
+    assert found == {"GLOO_SOCKET_IFNAME": "eth0"}
+
+
+def test_host_port() -> None:
+    assert network.host_port("10.0.0.3", 1) == "10.0.0.3:1"
+    assert network.host_port("fd00::3", 1) == "[fd00::3]:1"
+
+
+# -- ports ---------------------------------------------------------------------------------------------------
+
+
+def test_port_ranges() -> None:
+    assert parse_port_range("29500-29600") == (29500, 29600)
+    assert parse_port_range(" 1 - 65535 ") == (1, 65535)
+    assert parse_port_range("29500") == (29500, 29500)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not of the form"),
+        ("a-b", "not of the form"),
+        ("1-2-3", "not of the form"),
+        ("29500-", "not of the form"),
+        ("-5", "not of the form"),
+        ("0-5", "is not within 1-65535"),
+        ("5-65536", "is not within 1-65535"),
+        ("9-5", "ends before it begins: did you mean 5-9?"),
+    ],
+)
+def test_malformed_port_ranges(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"port range '{text}' .*{message.replace('?', '[?]')}"):
+        parse_port_range(text)
+
+
+def test_a_held_port_is_ours_alone() -> None:
+    with hold_port("127.0.0.1", None) as sock:
+        host, port = sock.getsockname()
+        assert host == "127.0.0.1"
+        assert not os.get_inheritable(sock.fileno())
+        with socket.socket() as peer:
+            assert peer.connect_ex((host, port)) == 0
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="in use"):
+                other.bind((host, port))
+
+
+@needs_ipv6
+def test_a_held_ipv6_port() -> None:
+    with hold_port("::1", None) as sock:
+        assert sock.getsockname()[0] == "::1"
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7", "2001:db8::7", "a-name-that-only-peers-resolve"])
+def test_an_address_that_is_not_ours_is_offered_by_all_of_ours(address: str) -> None:
+    with hold_port(address, None) as sock:
+        assert sock.getsockname()[0] in ("0.0.0.0", "::")
+        if address != "2001:db8::7":
+            with socket.create_connection(("127.0.0.1", sock.getsockname()[1]), timeout=5):
+                pass
+
+
+def free_range(size: int) -> tuple[int, int]:
+    """Consecutive ports that are free now, below the range that the kernel assigns from."""
+    for first in range(21_000, 31_000, size):
+        held = []
+        try:
+            for port in range(first, first + size):
+                held += [socket.create_server(("127.0.0.1", port))]
+        except OSError:
+            continue
+        finally:
+            for sock in held:
+                sock.close()
+        return first, first + size - 1
+    raise AssertionError("no free ports")
+
+
+def test_a_range_gives_every_free_port_and_then_says_so() -> None:
+    first, last = ports = free_range(4)
+    held = [hold_port("127.0.0.1", ports) for _ in range(4)]
+    assert sorted(sock.getsockname()[1] for sock in held) == list(range(first, last + 1))
+    with pytest.raises(
+        NetworkError, match=rf"no free port in {first}-{last} on 127\.0\.0\.1 .*in use.*--port-range"
+    ):
+        hold_port("127.0.0.1", ports)
+    for sock in held:
+        sock.close()
+
+
+def test_a_range_is_tried_in_random_order() -> None:
+    ports = free_range(50)
+    seen = set()
+    for _ in range(8):
+        with hold_port("127.0.0.1", ports) as sock:
+            seen.add(sock.getsockname()[1])
+    assert len(seen) > 1

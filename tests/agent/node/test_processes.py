@@ -1,0 +1,211 @@
+"""Workers' processes are found by mark, session and descent, and nothing else is ever killed."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from hetagent.node import processes
+
+SLEEP = "import time; time.sleep(300)"
+MARK = uuid.uuid4().hex
+"""Of this run of the tests only: another one may be under way."""
+
+
+def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.005)
+
+
+class Family:
+    """Starts processes, tells their pids and leaves none behind."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self._directory = tmp_path
+        self._children: list[subprocess.Popen[bytes]] = []
+        self.pids: list[int] = []
+
+    def start(
+        self, source: str = "", marks: Mapping[str, str] = {}, session: bool = True
+    ) -> subprocess.Popen[bytes]:
+        """Run a Python program; in it, `tell(pid)` adds to `pids`."""
+        told = self._directory / f"told{len(self._children)}"
+        prelude = (
+            "import os, subprocess, sys\n"
+            f"def tell(pid):\n    with open({str(told)!r}, 'a') as f: f.write(f'{{pid}}\\n')\n"
+            f"SLEEP = [sys.executable, '-c', {SLEEP!r}]\n"
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-c", f"{prelude}{source}\ntell(0)\n{SLEEP}"],
+            env={**os.environ, **marks},
+            start_new_session=session,
+        )
+        self._children.append(child)
+        self.pids.append(child.pid)
+        eventually(lambda: told.exists() and "0" in told.read_text().split("\n"))
+        self.pids += [int(pid) for pid in told.read_text().split() if pid != "0"]
+        return child
+
+    def end(self) -> None:
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for child in self._children:
+            child.wait()
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Iterator[Family]:
+    family = Family(tmp_path)
+    yield family
+    family.end()
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if pid in processes.living()]
+
+
+def test_a_name_with_parentheses_and_spaces_does_not_hide_a_process(family: Family) -> None:
+    child = family.start("open('/proc/self/comm', 'w').write(') R 1 1 (')")
+    assert Path(f"/proc/{child.pid}/comm").read_text() == ") R 1 1 (\n"
+    assert processes.session_members({child.pid}) == [child.pid]
+
+
+def test_members_of_a_session_outlive_its_leader(family: Family) -> None:
+    child = family.start("tell(subprocess.Popen(SLEEP).pid)")
+    member = family.pids[-1]
+    assert processes.session_members([child.pid]) == sorted([child.pid, member])
+    child.kill()
+    eventually(lambda: processes.session_members([child.pid]) == [member])  # the leader is a zombie now
+    child.wait()
+    assert processes.session_members([child.pid]) == [member]
+    assert processes.session_members([]) == []
+
+
+def test_a_process_whose_first_thread_has_ended_is_alive(family: Family) -> None:
+    child = family.start(
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=lambda: (tell(0), time.sleep(300))).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)"
+    )
+    stat = Path(f"/proc/{child.pid}/stat")
+    eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
+    assert processes.session_members([child.pid]) == [child.pid]
+
+
+def test_marked_finds_by_environment(family: Family) -> None:
+    child = family.start(
+        "tell(subprocess.Popen(SLEEP, start_new_session=True).pid)", {"HET_INCARNATION": MARK}
+    )
+    family.start("", {"HET_INCARNATION": f"{MARK}1"})
+    assert processes.marked(MARK) == sorted([child.pid, family.pids[1]])
+    assert processes.marked(MARK[:-1]) == []
+
+
+def test_kill_all_goes_on_until_two_scans_find_nothing() -> None:
+    scans: list[list[int]] = [[], [999_999_999], [], []]
+    assert processes.kill_all(lambda: scans.pop(0)) == []
+    assert scans == []
+
+
+def test_kill_all_says_who_would_not_die() -> None:
+    assert processes.kill_all(lambda: [1, os.getpid(), 999_999_999], timeout_s=0.05) == [999_999_999]
+
+
+def test_kill_all_catches_a_chain_of_forks(family: Family) -> None:
+    source = (
+        "import time\n"
+        "end = time.monotonic() + 30\n"
+        "if not os.fork():\n"
+        "    os.setsid()\n"
+        "    while time.monotonic() < end:\n"
+        "        if os.fork(): os._exit(0)\n"
+        "        time.sleep(0.01)\n"  # a faster one outruns whoever has only signals for quite a while
+        "    os._exit(0)\n"
+    )
+    family.start(source, {"HET_INCARNATION": MARK})
+    began = time.monotonic()
+    assert processes.kill_all(lambda: processes.marked(MARK)) == []
+    assert time.monotonic() - began < 25  # before it ends by itself
+    assert processes.marked(MARK) == []
+
+
+TREE = """
+clean = {"PATH": os.environ["PATH"]}
+def start(**kwargs):
+    tell(subprocess.Popen(SLEEP, **kwargs).pid)
+start()
+start(start_new_session=True)
+start(env=clean)
+start(env=clean, start_new_session=True)
+middle = f"import subprocess; print(subprocess.Popen({SLEEP}, env={clean}, stdout=subprocess.DEVNULL).pid)"
+tell(int(subprocess.check_output([sys.executable, "-c", middle])))
+"""
+
+
+def test_kill_tree_of_finds_sessions_and_descendants(family: Family) -> None:
+    family.start(TREE, {"HET_INCARNATION": MARK})
+    assert len(alive(family.pids)) == 6
+    assert processes.kill_tree_of(MARK) == []
+    assert alive(family.pids) == []
+
+
+def test_kill_tree_of_finds_the_sessions_it_is_told(family: Family) -> None:
+    child = family.start(
+        "start = subprocess.Popen(SLEEP); tell(start.pid)"
+    )  # as if its mark were overwritten
+    child.kill()
+    child.wait()
+    assert processes.kill_tree_of("none", [child.pid, os.getsid(0)]) == []
+    assert alive(family.pids) == []
+
+
+def test_kill_tree_of_spares_the_callers_session_and_others_in_a_session_that_a_worker_does_not_lead(
+    family: Family,
+) -> None:
+    here = family.start("", {"HET_INCARNATION": MARK}, session=False)
+    beside = family.start(session=False)
+    marked = f"tell(subprocess.Popen(SLEEP, env=os.environ | {{'HET_INCARNATION': '{MARK}'}}).pid)"
+    shell = family.start(marked)
+    worker = family.pids[-1]
+    assert processes.kill_tree_of(MARK) == []
+    assert alive(family.pids) == [beside.pid, shell.pid]
+    assert not alive([here.pid, worker])
+
+
+def test_orphans_are_those_whose_agent_is_gone(family: Family) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    marks = {"HET_NODE_ID": MARK, "TORCHELASTIC_RUN_ID": "g1", "HET_AGENT_PID": str(gone.pid)}
+    orphan = family.start("", marks)
+    family.start("", marks | {"HET_AGENT_PID": str(os.getpid())})
+    family.start("", marks | {"HET_AGENT_PID": "garbage"})
+    family.start("", marks | {"HET_NODE_ID": f"{MARK}2"})
+    family.start("", marks | {"TORCHELASTIC_RUN_ID": "g2"})
+    assert processes.orphans(MARK, "g1") == [orphan.pid]
+    assert processes.kill_orphans(MARK, "g1") == []
+    assert alive(family.pids) == family.pids[1:]
+
+
+def test_nothing_reacts_to_the_death_of_what_is_killed_with_it(tmp_path: Path) -> None:
+    """A shell whose child dies runs its next command; who reads a pipe sees its end when the writer dies."""
+    scripts = ["sleep 300; echo done > {}.shell", "sleep 300 | {{ cat; echo done > {}.pipe; }}"] * 10
+    shells = [
+        subprocess.Popen(["sh", "-c", script.format(number)], cwd=tmp_path, start_new_session=True)
+        for number, script in enumerate(scripts)
+    ]
+    sids = {shell.pid for shell in shells}
+    eventually(lambda: len(processes.session_members(sids)) == 10 * 2 + 10 * 4)
+    assert processes.kill_all(lambda: processes.session_members(sids)) == []
+    for shell in shells:
+        assert shell.wait() == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []

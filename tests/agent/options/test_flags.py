@@ -1,0 +1,349 @@
+"""hetagent's command line: which of torchrun's flags mean the same, which are refused, what belongs to the script."""
+
+import dataclasses
+import signal
+from argparse import SUPPRESS
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing import Std
+from torch.distributed.run import get_args_parser
+from torch.numa.binding import AffinityMode
+
+from hetagent.options.flags import REFUSED, SPEC_FLAGS, parser
+from hetagent.options.model import Options, TorchrunOptions, UsageError
+from hetagent.options.parse import parse
+
+SERVER = ("--server", "http://host:29400")
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HET_SERVER", "HET_GROUP", "PET_NNODES", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu7")
+
+
+def options(*argv: str, environ: dict[str, str] | None = None) -> Options:
+    return parse([*SERVER, *argv], environ or {})
+
+
+# -- torchrun's flags ----------------------------------------------------------------------------------------
+
+ACCEPTED: dict[str, tuple[Sequence[str], object]] = {
+    "nnodes": (["--nnodes", "2:4"], "2:4"),
+    "nproc_per_node": (["--nproc-per-node", "gpu"], "gpu"),
+    "rdzv_id": (["--rdzv-id", "bert"], "bert"),
+    "standalone": (["--standalone"], True),
+    "max_restarts": (["--max-restarts", "7"], 7),
+    "monitor_interval": (["--monitor-interval", "0.5"], 0.5),
+    "event_log_handler": (["--event-log-handler", "console"], "console"),
+    "role": (["--role", "trainer"], "trainer"),
+    "module": (["-m"], True),
+    "no_python": (["--no-python"], True),
+    "run_path": (["--run-path"], True),
+    "log_dir": (["--log-dir", "/logs"], "/logs"),
+    "redirects": (["-r", "0:1,1:2"], "0:1,1:2"),
+    "tee": (["-t", "3"], "3"),
+    "local_ranks_filter": (["--local-ranks-filter", "0,1"], "0,1"),
+    "duplicate_stdout_filters": (["--duplicate-stdout-filters", "a,,b,c"], ["a,b", "c"]),
+    "duplicate_stderr_filters": (["--duplicate-stderr-filters", "a"], ["a"]),
+    "local_addr": (["--local-addr", "10.0.0.7"], "10.0.0.7"),
+    "logs_specs": (["--logs-specs", "mine"], "mine"),
+    "numa_binding": (["--numa-binding", "node"], "node"),
+    "signals_to_handle": (["--signals-to-handle", "SIGTERM,SIGUSR1"], "SIGTERM,SIGUSR1"),
+    "shutdown_timeout": (["--shutdown-timeout", "9"], 9),
+    "virtual_local_rank": (["--virtual-local-rank"], True),
+}
+
+torchruns = {action.dest: action for action in get_args_parser()._actions}
+NOT_FLAGS = {"help", "training_script", "training_script_args"}
+
+
+def test_every_flag_of_torchrun_is_accepted_or_refused() -> None:
+    refused = {flag[2:].replace("-", "_") for flag in REFUSED}
+    assert set(ACCEPTED) | refused == set(torchruns) - NOT_FLAGS
+    assert not set(ACCEPTED) & refused
+
+
+@pytest.mark.parametrize("dest", ACCEPTED)
+def test_accepted_with_the_same_value_as_torchruns(dest: str) -> None:
+    flags, value = ACCEPTED[dest]
+    theirs = get_args_parser().parse_args([*flags, "train.py"])
+    argv = [*flags, "train.py"] if dest == "standalone" else [*SERVER, *flags, "train.py"]
+    ours = parser().parse_args(argv)
+    assert getattr(theirs, dest) == getattr(ours, dest) == value
+
+
+TYPED: dict[str, object] = {
+    "numa_binding": AffinityMode.NODE,
+    "redirects": {0: Std.OUT, 1: Std.ERR},
+    "tee": Std.ALL,
+    "local_ranks_filter": frozenset({0, 1}),
+    "duplicate_stdout_filters": ("a,b", "c"),
+    "duplicate_stderr_filters": ("a",),
+}
+
+
+@pytest.mark.parametrize("dest", [field.name for field in dataclasses.fields(TorchrunOptions)])
+def test_what_torchs_agent_gets_has_a_type(dest: str) -> None:
+    flags, value = ACCEPTED[dest]
+    found = getattr(options(*flags, "train.py").torchrun, dest)
+    assert found == TYPED.get(dest, value)
+    assert type(found) is type(TYPED.get(dest, value))
+
+
+@pytest.mark.parametrize("dest", sorted(set(ACCEPTED) - {"standalone"}))
+def test_each_of_torchruns_spellings_is_known(dest: str) -> None:
+    known = {flag for action in parser()._actions for flag in action.option_strings}
+    assert set(torchruns[dest].option_strings) <= known
+
+
+@pytest.mark.parametrize("flag", REFUSED)
+def test_refused_with_the_reason(flag: str) -> None:
+    value = {"--start-method": "fork", "--node-rank": "0", "--master-port": "29500"}.get(flag, "127.0.0.1")
+    for spelling in (flag, "--" + flag[2:].replace("-", "_")):
+        with pytest.raises(UsageError) as caught:
+            options(spelling, value, "train.py")
+        assert str(caught.value) == f"{flag} cannot be used with hetagent: {REFUSED[flag]}"
+    assert [action.help for action in parser()._actions if flag in action.option_strings] == [SUPPRESS]
+
+
+def test_variables_for_refused_flags_are_ignored_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"PET_MASTER_ADDR": "10.0.0.1", "PET_RDZV_BACKEND": "c10d", "PET_NODE_RANK": "1"}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert options("train.py", environ=environ).notes == (
+        "ignoring PET_MASTER_ADDR: the server chooses the master of every round",
+        "ignoring PET_NODE_RANK: the server assigns the ranks",
+        f"ignoring PET_RDZV_BACKEND: {REFUSED['--rdzv-backend']}",
+    )
+
+
+def test_variables_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NNODES", "2:3")
+    monkeypatch.setenv("PET_MAX_RESTARTS", "5")
+    monkeypatch.setenv("PET_NO_PYTHON", "1")
+    monkeypatch.setenv("PET_MODULE", "0")
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "4")
+    monkeypatch.setenv("PET_RDZV_ID", "bert")
+    found = options("train.sh")
+    assert found.spec == {"min_nodes": 2, "max_nodes": 3, "max_restarts": 5}
+    assert (found.torchrun.no_python, found.torchrun.module) == (True, False)
+    assert (found.nproc_per_node, found.group) == ("4", "bert")
+
+
+def test_flags_override_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NNODES", "2")
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "4")
+    monkeypatch.setenv("PET_RDZV_ID", "bert")
+    found = options("--nnodes", "3", "--gpus", "2", "--group", "gpt", "train.py")
+    assert (found.spec["min_nodes"], found.gpus, found.nproc_per_node, found.group) == (3, "2", None, "gpt")
+
+
+def test_a_switch_variable_that_is_neither_0_nor_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_STANDALONE", "yes")
+    with pytest.raises(
+        UsageError, match=r"PET_ variable that switches something on or off must be 0 or 1.*'yes'"
+    ):
+        options("train.py")
+
+
+def test_what_was_not_given_has_no_value() -> None:
+    found = options("train.py")
+    assert found.spec == {}
+    assert (found.gpus, found.nproc_per_node, found.shutdown_timeout_s, found.local_addr) == (None,) * 4
+    assert (found.group, found.node_id, found.connect_timeout_s) == ("default", "gpu7", 60.0)
+    assert (found.port_range, found.labels, found.notes) == (None, {}, ())
+    assert found.torchrun == TorchrunOptions(
+        role="default",
+        module=False,
+        no_python=False,
+        run_path=False,
+        virtual_local_rank=False,
+        numa_binding=None,
+        event_log_handler="null",
+        log_dir=None,
+        logs_specs=None,
+        redirects=Std.NONE,
+        tee=Std.NONE,
+        local_ranks_filter=None,
+        duplicate_stdout_filters=(),
+        duplicate_stderr_filters=(),
+    )
+    assert found.signals == (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+# -- the script's own ----------------------------------------------------------------------------------------
+
+
+def test_what_follows_the_script_is_the_scripts() -> None:
+    found = options(
+        "--gpus", "4", "train.py", "--gpus", "3", "--log", "x", "-m", "--server", "y", "--", "--nnodes", "9"
+    )
+    assert found.script == "train.py"
+    assert found.script_args == ("--gpus", "3", "--log", "x", "-m", "--server", "y", "--", "--nnodes", "9")
+    assert (found.gpus, found.servers, found.spec, found.torchrun.log_dir) == (
+        "4",
+        ("http://host:29400",),
+        {},
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    "flags", [["--gpus", "4"], [], ["--tee=3", "--nnodes=2"], ["-m", "--label", "rack=1"]]
+)
+def test_a_script_between_any_flags_and_its_arguments(flags: list[str]) -> None:
+    found = options(*flags, "train", "-r", "--help")
+    assert (found.script, found.script_args) == ("train", ("-r", "--help"))
+
+
+def test_no_abbreviation_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options("--gpu", "4", "train.py")
+    assert "--gpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [[], ["--gpus", "4"], ["--gpus", "4", "--"]])
+def test_without_a_script(argv: list[str]) -> None:
+    found = options(*argv)
+    assert (found.script, found.script_args) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"), [("-m", "--module"), ("--no-python", "--no-python"), ("--run-path", "--run-path")]
+)
+def test_how_to_start_a_script_that_is_not_there(flag: str, said: str) -> None:
+    with pytest.raises(UsageError, match=f"{said} says how to start a script, but there is none"):
+        options(flag)
+
+
+# -- ours ----------------------------------------------------------------------------------------------------
+
+
+def test_the_groups_spec() -> None:
+    given = ["--nnodes", "2:4", "--max-restarts", "0", "--on-join", "spare"]
+    given += [
+        word for name in SPEC_FLAGS if name != "on_join" for word in (f"--{name.replace('_', '-')}", "1.5")
+    ]
+    seconds = dict.fromkeys((name for name in SPEC_FLAGS if name != "on_join"), 1.5)
+    assert options(*given).spec == {
+        "min_nodes": 2,
+        "max_nodes": 4,
+        "max_restarts": 0,
+        "on_join": "spare",
+        **seconds,
+    }
+
+
+def test_servers_and_group_from_the_environment() -> None:
+    environ = {"HET_SERVER": "one,http://two:1", "HET_GROUP": "bert"}
+    found = parse(["train.py"], environ)
+    assert (found.servers, found.group) == (("http://one:29400", "http://two:1"), "bert")
+    found = parse(["--server", "three", "--group", "gpt", "train.py"], environ)
+    assert (found.servers, found.group) == (("http://three:29400",), "gpt")
+
+
+def test_standalone_needs_no_server_and_fixes_one_node() -> None:
+    found = parse(["--standalone", "train.py"], {"HET_SERVER": "one"})
+    assert (found.standalone, found.servers, found.spec) == (True, (), {"min_nodes": 1, "max_nodes": 1})
+
+
+def test_the_rest_of_ours() -> None:
+    found = options(
+        *("--gpus", "0,2", "--device", "cuda", "--node-id", "a", "--token-file", "t", "--interface", "ib0"),
+        *(
+            "--port-range",
+            "29500-29600",
+            "--label",
+            "rack=1",
+            "--label",
+            "note=a=b",
+            "--connect-timeout-s",
+            "5",
+        ),
+    )
+    assert (found.gpus, found.device, found.node_id, found.token_file) == ("0,2", "cuda", "a", Path("t"))
+    assert (found.interface, found.port_range, found.connect_timeout_s) == ("ib0", (29500, 29600), 5.0)
+    assert found.labels == {"rack": "1", "note": "a=b"}
+
+
+def test_torchruns_variable_for_the_stop_timeout() -> None:
+    environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "12"}
+    assert options("train.py", environ=environ).shutdown_timeout_s == 12
+    assert options("--shutdown-timeout", "9", "train.py", environ=environ).shutdown_timeout_s == 9
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--nproc-per-node", "2", "--gpus", "2"], "--gpus and --nproc-per-node mean the same: give only one"),
+        (["--local-addr", "a", "--interface", "b"], "--local-addr and --interface mean the same: give only one"),
+        (["--group", ""], "--group '' must be 1 to 128 letters"),
+        (["--rdzv-id", ""], "--group '' must be 1 to 128 letters"),
+        (["--group", "a", "--rdzv-id", "b"], "--group is 'a', but --rdzv-id is 'b': they mean the same"),
+        (["--standalone"], "--standalone starts its own server: leave --server out"),
+        (["--nnodes", "two"], "--nnodes 'two' must be N or MIN:MAX"),
+        (["--nnodes", "1:2:3"], "--nnodes '1:2:3' must be N or MIN:MAX"),
+        (["--nnodes", "0"], "--nnodes 0: MIN must be at least 1"),
+        (["--nnodes", "3:2"], "--nnodes 3:2: MIN must be at least 1, and MAX not below MIN"),
+        (["--group", "a b"], "--group 'a b' must be 1 to 128 letters, digits"),
+        (["--group", ".."], "--group '..' must be .* .not only dots"),
+        (["--node-id", ""], "--node-id '' must be 1 to 128 letters"),
+        (["--node-id", "a/b"], "--node-id 'a/b' must be"),
+        (["--signals-to-handle", "SIGTERM,SIGNOPE"], "there is no signal 'SIGNOPE'"),
+        (["--signals-to-handle", "SIGKILL"], "no program can handle SIGKILL"),
+        (["--local-ranks-filter", "0,x"], "--local-ranks-filter '0,x' must be local ranks, for example"),
+        (["--shutdown-timeout", "-1"], "--shutdown-timeout -1 is not a number of seconds"),
+        (["--server", "ftp://x"], "--server: server URL 'ftp://x': the scheme must be http or https"),
+    ],
+)  # fmt: skip
+def test_contradictions(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        options(*argv, "train.py")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--port-range", "9-1"], "argument --port-range: port range '9-1' ends before it begins"),
+        (["--port-range", "29500"], "port range '29500' is too small: a node needs two ports"),
+        (["--label", "rack"], "'rack' must be KEY=VALUE"),
+        (["--lease-s", "nan"], "argument --lease-s: nan is not a number of seconds"),
+        (["--connect-timeout-s", "-1"], "-1 is not a number of seconds"),
+        (["--on-join", "dance"], "invalid choice: 'dance'"),
+        (["--max-restarts", "often"], "invalid int value: 'often'"),
+    ],
+)
+def test_malformed_values(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        options(*argv, "train.py")
+    said = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert message in said
+    assert len(said.splitlines()) == 2  # the usage is one line
+
+
+def test_no_server() -> None:
+    with pytest.raises(UsageError, match=r"no server: give --server http://host:29400 .*, or --standalone"):
+        parse(["train.py"], {})
+    with pytest.raises(UsageError, match="HET_SERVER: server URL 'a b': 'a b' is not a host name"):
+        parse(["train.py"], {"HET_SERVER": "a b"})
+
+
+def test_a_host_name_that_cannot_be_a_node_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "büro pc")
+    with pytest.raises(UsageError, match="this host's name, 'büro pc', cannot be a node id: give --node-id"):
+        options("train.py")
+    assert options("--node-id", "a", "train.py").node_id == "a"
+
+
+def test_help_fits_and_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--help"], {})
+    said = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert "--gpus" in said
+    assert "--master-addr" not in said

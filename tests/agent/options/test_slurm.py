@@ -1,0 +1,331 @@
+"""What hetagent takes from Slurm, in environments recorded from Slurm 22.05: job steps and what looks like one."""
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from hetagent.options.model import Options, UsageError
+from hetagent.options.parse import parse
+
+SERVER = ("--server", "http://host:29400")
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+CUSTOMARY = (signal.SIGUSR1, signal.SIGUSR2)
+
+BATCH = {
+    "SLURMD_NODENAME": "n1",
+    "SLURM_GPUS_ON_NODE": "2",
+    "SLURM_GTIDS": "0",
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NNODES": "2",
+    "SLURM_NODEID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_TASKS_PER_NODE": "2(x2)",
+    "SLURM_TASK_PID": "4383",
+}
+SALLOC = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_NNODES": "2",
+    "SLURM_TASKS_PER_NODE": "1(x2)",
+}
+STEP = BATCH | {
+    "SLURM_JOB_ID": "17",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_TASKS_PER_NODE": "1(x2)",
+}
+SECOND = STEP | {"SLURMD_NODENAME": "n2", "SLURM_GPUS_ON_NODE": "1", "SLURM_GTIDS": "1", "SLURM_NODEID": "1"}
+ONE_OF_TWO = STEP | {
+    "SLURM_NNODES": "1",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+    "SLURM_TASKS_PER_NODE": "1",
+}
+HETEROGENEOUS = STEP | {
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_ID_HET_GROUP_0": "17",
+    "SLURM_JOB_ID_HET_GROUP_1": "18",
+    "SLURM_JOB_NUM_NODES_HET_GROUP_0": "1",
+    "SLURM_JOB_NUM_NODES_HET_GROUP_1": "1",
+}
+ONE_COMPONENT = HETEROGENEOUS | ONE_OF_TWO | {"SLURM_JOB_NUM_NODES": "1", "SLURM_HET_SIZE": "2"}
+SEVERAL = STEP | {
+    "SLURM_GTIDS": "0,1,2,3",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_TASKS_PER_NODE": "4(x2)",
+}
+WITHOUT_GPUS = {name: value for name, value in STEP.items() if name != "SLURM_GPUS_ON_NODE"}
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HET_SERVER", "HET_GROUP", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_RDZV_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("socket.gethostname", lambda: "login")
+
+
+def options(environ: dict[str, str], *argv: str) -> Options:
+    return parse([*SERVER, *argv, "train.py"], environ)
+
+
+def nnodes(found: Options) -> tuple[object, object]:
+    return found.spec.get("min_nodes"), found.spec.get("max_nodes")
+
+
+# -- what is taken -------------------------------------------------------------------------------------------
+
+
+def test_a_step_says_group_node_slots_and_how_many_nodes() -> None:
+    first, second = options(STEP), options(SECOND)
+    assert (first.group, first.node_id, first.gpus) == ("17", "n1", "2")
+    assert (second.group, second.node_id, second.gpus) == ("17", "n2", "1")
+    assert nnodes(first) == nnodes(second) == (2, 2)
+    assert first.notes == ("from Slurm's job step 17.0: group 17, node id n1, 2 GPUs, 2 nodes",)
+    assert second.notes == ("from Slurm's job step 17.0: group 17, node id n2, 1 GPU, 2 nodes",)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        BATCH,
+        SALLOC,
+        BATCH | {"SLURM_STEP_ID": "4294967291"},
+        ONE_OF_TWO | {"SLURM_STEP_ID": "4294967290"},
+        BATCH | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "1"},
+        SALLOC | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "1"},
+        SALLOC | {"SLURM_STEP_ID": "0"},
+        {"SLURM_STEP_ID": "0", "SLURM_CONF": "/etc/slurm/slurm.conf"},
+    ],
+    ids=[
+        "nothing",
+        "batch script",
+        "salloc",
+        "batch step",
+        "interactive step",
+        "batch script submitted from a step",
+        "salloc in a step",
+        "half of it",
+        "no job",
+    ],
+)
+def test_elsewhere_nothing_is_taken(environ: dict[str, str]) -> None:
+    found = options(environ)
+    assert (found.group, found.node_id, found.gpus, found.spec) == ("default", "login", None, {})
+    assert (found.signals, found.notes) == (SIGNALS, ())
+
+
+def test_flags_and_their_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = options(STEP, "--group", "bert", "--node-id", "mine", "--gpus", "2", "--nnodes", "1:2")
+    assert (found.group, found.node_id, found.gpus, nnodes(found)) == ("bert", "mine", "2", (1, 2))
+    assert found.notes == ()
+    assert nnodes(options(STEP, "--nnodes", "1:2")) == (1, 2)
+    assert options(STEP, "--nproc-per-node", "2").gpus is None
+    assert options(STEP, "--rdzv-id", "bert").group == "bert"
+    assert options(STEP | {"HET_GROUP": "bert"}).group == "bert"
+    monkeypatch.setenv("PET_NNODES", "1:2")
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
+    monkeypatch.setenv("PET_RDZV_ID", "gpt")
+    found = options(STEP)
+    assert (found.group, found.gpus, found.nproc_per_node, nnodes(found)) == ("gpt", None, "2", (1, 2))
+
+
+def test_a_group_of_another_name_may_have_nodes_from_elsewhere() -> None:
+    assert options(STEP, "--group", "bert").spec == {}
+    assert options(STEP | {"HET_GROUP": "bert"}).spec == {}
+
+
+def test_a_step_on_some_nodes_of_its_job_does_not_say_how_many_there_will_be() -> None:
+    found = options(ONE_OF_TWO)
+    assert (found.group, found.spec) == ("17", {})
+
+
+def test_a_heterogeneous_job_is_one_group_and_its_components_are_counted_together() -> None:
+    assert (options(HETEROGENEOUS).group, nnodes(options(HETEROGENEOUS))) == ("17", (2, 2))
+    assert (options(ONE_COMPONENT).group, options(ONE_COMPONENT).spec) == ("17", {})
+    untold = {name: value for name, value in ONE_COMPONENT.items() if "NUM_NODES_HET_GROUP_1" not in name}
+    assert options(untold).spec == {}
+
+
+def test_an_array_has_a_group_per_task() -> None:
+    """SLURM_ARRAY_JOB_ID is the same for all tasks."""
+    assert options(STEP | {"SLURM_ARRAY_JOB_ID": "15", "SLURM_ARRAY_TASK_ID": "1"}).group == "17"
+
+
+@pytest.mark.parametrize("environ", [WITHOUT_GPUS, STEP | {"SLURM_GPUS_ON_NODE": "0"}])
+def test_a_step_without_gpus_says_nothing_of_slots(environ: dict[str, str]) -> None:
+    assert options(environ).gpus is None
+    assert "GPU" not in options(environ).notes[0]
+
+
+def test_cpu_workers_are_as_many_as_the_gpus() -> None:
+    found = options(STEP, "--device", "cpu")
+    assert (found.gpus, found.device) == ("2", "cpu")
+    assert "2 CPU workers" in found.notes[0]
+
+
+def test_standalone_takes_no_number_of_nodes() -> None:
+    found = parse(["--standalone", "train.py"], ONE_OF_TWO | {"SLURM_JOB_NUM_NODES": "1"})
+    assert (found.group, found.gpus, nnodes(found), len(found.notes)) == ("17", "2", (1, 1), 1)
+    found = parse(["--standalone", "train.py"], STEP)
+    assert found.notes[1] == "--standalone: each of this job step's 2 nodes runs a job of its own"
+
+
+# -- the signal ----------------------------------------------------------------------------------------------
+
+
+def test_the_usual_signals_are_handled_in_a_step() -> None:
+    """Slurm does not report `#SBATCH --signal=USR1@60`."""
+    assert options(STEP).signals == SIGNALS + CUSTOMARY
+    assert "SIG" not in options(STEP).notes[0]
+
+
+@pytest.mark.parametrize("name", ["SBATCH_SIGNAL", "SLURM_SIGNAL"])
+@pytest.mark.parametrize(
+    ("text", "signum"),
+    [
+        ("USR1@60", signal.SIGUSR1),
+        ("SIGUSR2", signal.SIGUSR2),
+        ("B:usr2@600", signal.SIGUSR2),
+        ("R:10@60", signal.SIGUSR1),
+        ("BR:XCPU@0", signal.SIGXCPU),
+        ("TERM@30", signal.SIGTERM),
+    ],
+)
+def test_an_exported_signal_is_handled_and_noted(name: str, text: str, signum: signal.Signals) -> None:
+    found = options(STEP | {name: text})
+    assert found.signals == tuple(dict.fromkeys((*SIGNALS, *CUSTOMARY, signum)))
+    assert found.notes[0].endswith(f", {signum.name} before the end")
+
+
+def test_signals_that_were_asked_for_are_all_that_are_handled() -> None:
+    found = options(STEP | {"SBATCH_SIGNAL": "USR1@60"}, "--signals-to-handle", "SIGTERM")
+    assert found.signals == (signal.SIGTERM,)
+    assert found.notes[1] == (
+        "Slurm sends SIGUSR1 before the job ends, but --signals-to-handle does not list it: it will kill this agent"
+    )
+    assert len(options(STEP | {"SBATCH_SIGNAL": "TERM"}, "--signals-to-handle", "SIGTERM").notes) == 1
+
+
+def test_a_signal_that_nobody_can_handle() -> None:
+    found = options(STEP | {"SBATCH_SIGNAL": "KILL@60"})
+    assert found.signals == SIGNALS + CUSTOMARY
+    assert found.notes[1] == "Slurm sends SIGKILL before the job ends, and no program can handle that"
+
+
+@pytest.mark.parametrize("text", ["USRX@60", "99", "@60", "USR1@soon", "B:", "USR1@60 "])
+def test_a_malformed_signal(text: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"^SLURM_SIGNAL=.* does not name a signal: write it as for srun --signal"
+    ):
+        options(STEP | {"SLURM_SIGNAL": text})
+
+
+# -- contradictions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "text"),
+    [
+        (
+            SEVERAL,
+            (),
+            "srun starts 4 tasks on node n1, but hetagent needs one: add --ntasks=2 --ntasks-per-node=1 to srun",
+        ),
+        (
+            SEVERAL | {"SLURM_HET_SIZE": "2"},
+            ("--gpus", "1"),
+            "srun starts 4 tasks on node n1, but hetagent needs one: add --ntasks-per-node=1 to srun",
+        ),
+        (
+            STEP,
+            ("--gpus", "8"),
+            (
+                "--gpus 8, but Slurm gave this job step 2 GPUs on node n1 (SLURM_GPUS_ON_NODE): ask Slurm for more, "
+                "for example sbatch --gpus-per-node=8, or hetagent for fewer"
+            ),
+        ),
+        (
+            STEP,
+            ("--gpus", "0,5"),
+            (
+                "--gpus 0,5, but Slurm gave this job step 2 GPUs on node n1 (SLURM_GPUS_ON_NODE): ask Slurm for "
+                "more, for example sbatch --gpus-per-node=6, or hetagent for fewer"
+            ),
+        ),
+        (
+            STEP,
+            ("--nnodes", "4"),
+            (
+                "--nnodes 4, but Slurm's job 17, which is the group, has 2 nodes: ask Slurm for 4 (sbatch "
+                "--nodes=4), or name the group that others join (--group)"
+            ),
+        ),
+        (
+            STEP,
+            ("--nnodes", "3:4"),
+            (
+                "--nnodes 3:4, but Slurm's job 17, which is the group, has 2 nodes: ask Slurm for 3 (sbatch "
+                "--nodes=3), or name the group that others join (--group)"
+            ),
+        ),
+        (
+            STEP | {"SLURM_GPUS_ON_NODE": "gpu:2"},
+            (),
+            "SLURM_GPUS_ON_NODE=gpu:2 is not a number of GPUs: give --gpus",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(environ: dict[str, str], flags: tuple[str, ...], text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        options(environ, *flags)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        (("--gpus", "1"), "--gpus 1: Slurm gave this job step 2 GPUs on node n1, the rest stay unused"),
+        (("--gpus", "1,"), "--gpus 1,: Slurm gave this job step 2 GPUs on node n1, the rest stay unused"),
+        (("--nproc-per-node", "8"), "--nproc-per-node 8: Slurm gave this job step 2 GPUs on node n1"),
+        (("--nnodes", "1"), "--nnodes 1: srun starts hetagent on 2 nodes; those beyond 1 are spares"),
+        (("--nnodes", "1:1"), "--nnodes 1: srun starts hetagent on 2 nodes; those beyond 1 are spares"),
+    ],
+)
+def test_what_looks_like_a_mistake_is_noted(flags: tuple[str, ...], note: str) -> None:
+    assert options(STEP, *flags).notes[1:] == (note,)
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags"),
+    [
+        (STEP, ("--gpus", "auto")),
+        (STEP, ("--gpus", "0,1")),
+        (STEP, ("--nproc-per-node", "gpu")),
+        (STEP, ("--gpus", "8", "--device", "cpu")),
+        (WITHOUT_GPUS, ("--gpus", "8")),
+        (STEP, ("--group", "bert", "--nnodes", "4")),
+        (ONE_OF_TWO, ("--nnodes", "2")),
+        (STEP, ("--nnodes", "1:4")),
+        (SEVERAL, ("--gpus", "1", "--node-id", "n1-0", "--nnodes", "1:8")),
+        (STEP | {"SLURM_GPUS_ON_NODE": "gpu:2"}, ("--gpus", "8")),
+    ],
+)
+def test_what_does_not_contradict_slurm(environ: dict[str, str], flags: tuple[str, ...]) -> None:
+    notes = options(environ, *flags).notes
+    assert all(note.startswith("from Slurm's job step 17.0: ") for note in notes)
+
+
+def test_the_docs_name_every_variable_that_is_read() -> None:
+    root = Path(__file__).parents[3]
+    source = (root / "agent/hetagent/options/slurm.py").read_text(encoding="utf-8")
+    names = set(re.findall(r'"((?:SLURMD?|SBATCH)_\w+)', source))
+    docs = (root / "docs/slurm.md").read_text(encoding="utf-8")
+    assert len(names) > 10
+    assert {name for name in names if name not in docs} == set()

@@ -1,0 +1,9 @@
+"""The bench that tests of the session begin with."""
+
+import pytest
+from tests.agent.protocol.session.driver import Bench
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()

@@ -1,0 +1,247 @@
+"""The agent's session against the real core, without sockets or a clock: what tests of the session drive."""
+
+import random
+from dataclasses import dataclass, field, replace
+
+from hetagent.protocol.offer import Offer
+from hetagent.protocol.requests import Answer, Join, Leave, Poll, Report, Request, StartDaemon
+from hetagent.protocol.session import Session
+from hetrdzv.core import commands
+from hetrdzv.core.directive import Directive, directive
+from hetrdzv.core.group import empty, step
+from hetrdzv.core.invariants import check
+from hetrdzv.core.model import Failure, Group
+from hetrdzv.core.timers import deadline
+from hetrdzv.protocol.errors import (
+    HetError,
+    Problem,
+    StaleRound,
+    UnknownGroup,
+    UnknownNode,
+    Unreachable,
+)
+from hetrdzv.protocol.wire import DirectiveReply, FailureFields, MasterReply, SpecFields, StartReply
+
+REFUSED = Unreachable("no server answers (http://h:1: connection refused)")
+SPEC = SpecFields(min_nodes=1, max_nodes=1, lease_s=5.0, max_disconnect_s=60.0)
+
+
+def reply_of(group: Group, told: Directive) -> DirectiveReply:
+    """A directive as the server words it."""
+    start = None
+    if told.start is not None:
+        member, master = told.start.member, told.start.master
+        start = StartReply(
+            group_rank=member.group_rank,
+            rank_offset=member.rank_offset,
+            slots=member.slots,
+            role_offset=member.role_offset,
+            role_world_size=member.role_world_size,
+            world_size=told.start.world_size,
+            nnodes=told.start.nnodes,
+            restart_count=told.start.restart_count,
+            max_restarts=told.start.max_restarts,
+            master=MasterReply(
+                node_id=master.node_id,
+                address=master.address,
+                port=master.port,
+                script_port=master.script_port,
+            ),
+            daemon=list(told.start.daemon) if told.start.daemon is not None else None,
+        )
+    return DirectiveReply(
+        kind=told.kind,
+        version=told.version,
+        round=told.round,
+        reason=told.reason,
+        why=told.why,
+        poll_s=group.lease_s / 2,
+        lease_s=group.lease_s,
+        stop_timeout_s=group.spec.stop_timeout_s,
+        max_disconnect_s=group.spec.max_disconnect_s,
+        start=start,
+        outcome=told.outcome,
+        exit_code=told.exit_code,
+    )
+
+
+class Server:
+    """What a hetserver does with a request, without HTTP: the real core, in memory."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Group] = {}
+        self.answers_instead: HetError | None = None
+
+    def do(self, command: commands.Command, now: float, group_id: str = "g") -> None:
+        """Apply a command."""
+        group = self.groups.get(group_id)
+        if group is None:
+            if not isinstance(command, commands.Join | commands.Put):
+                raise UnknownGroup(f"there is no group '{group_id}'")
+            group = empty(group_id, now)
+        self.groups[group_id] = step(group, command, now).group
+        check(self.groups[group_id])
+
+    def come_back(self, now: float) -> None:
+        """After a pause every node has a full lease (rule 8)."""
+        self.answers_instead = None
+        for group_id, group in self.groups.items():
+            nodes = {name: replace(node, heard_at=now, cut_at=None) for name, node in group.nodes.items()}
+            self.groups[group_id] = replace(group, nodes=nodes)
+
+    def told(self, node_id: str, now: float, group_id: str = "g") -> DirectiveReply:
+        """The directive of a node."""
+        group = self.groups.get(group_id)
+        if group is None:
+            raise UnknownGroup(f"there is no group '{group_id}'")
+        if node_id not in group.nodes:
+            raise UnknownNode(f"group '{group_id}' has no node '{node_id}'")
+        return reply_of(group, directive(group, group.nodes[node_id], now))
+
+    def execute(self, request: Request, now: float) -> Answer:
+        """What a request is answered at once; a poll does not wait here."""
+        if self.answers_instead is not None:
+            return self.answers_instead
+        group_id, node_id = request.group, request.node_id
+        try:
+            match request:
+                case Join(body=body):
+                    fields = body.model_dump(exclude={"spec"})
+                    self.do(commands.Join(node_id=node_id, spec=body.spec.given(), **fields), now, group_id)
+                case Poll(incarnation=incarnation):
+                    self.do(commands.Renew(node_id, incarnation), now, group_id)
+                case Report(body=report):
+                    failure = Failure(**report.failure.model_dump()) if report.failure is not None else None
+                    fields = report.model_dump(exclude={"failure"})
+                    self.do(commands.Report(node_id=node_id, failure=failure, **fields), now, group_id)
+                case StartDaemon(target=target, body=daemon):
+                    fields = daemon.model_dump(exclude={"words"}) | {"words": tuple(daemon.words)}
+                    self.do(commands.StartDaemon(node_id=target, **fields), now, group_id)
+                case Leave(incarnation=incarnation, reason=reason):
+                    self.do(
+                        commands.Leave(node_id=node_id, incarnation=incarnation, why=reason), now, group_id
+                    )
+                    return None
+            return self.told(node_id, now, group_id)
+        except HetError as error:
+            more: dict[str, object] = {}
+            if isinstance(error, StaleRound):
+                more["directive"] = self.told(node_id, now, group_id).model_dump(mode="json")
+            return Problem(error.status, error.code, str(error), more)
+
+
+@dataclass
+class Bench:
+    """One session, a server, and a clock that is added to."""
+
+    spec: SpecFields = SPEC
+    node_id: str = "a"
+    incarnation: str = "i1"
+    server: Server = field(default_factory=Server)
+    now: float = 1000.0
+    flight: list[tuple[Request, float]] = field(default_factory=list)
+    sent: list[Request] = field(default_factory=list)
+    told: list[DirectiveReply] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        offer = Offer(slots=2, address="10.0.0.1", spec=self.spec, wants_daemon=True)
+        self.session = Session("g", self.node_id, self.incarnation, offer, random.Random(1))
+
+    # -- by hand
+
+    def send(self) -> list[Request]:
+        """What the session wants sent; nobody answers."""
+        requests = self.session.requests(self.now)
+        self.sent += requests
+        return requests
+
+    def execute(self, request: Request) -> Answer:
+        return self.server.execute(request, self.now)
+
+    def receive(self, request: Request, answer: Answer) -> None:
+        self.session.received(request, answer, self.now)
+        self.collect()
+
+    def collect(self) -> None:
+        self.told += self.session.directives()
+        self.notices += self.session.notices()
+
+    # -- by itself
+
+    def pump(self) -> None:
+        """Carry requests and answers until nothing happens any more at this moment."""
+        for _ in range(100):
+            self.flight += [(request, self.now) for request in self.send()]
+            self.collect()
+            due = [one for one in self.flight if self._due(*one)]
+            if not due:
+                return
+            self.flight.remove(due[0])
+            self.receive(due[0][0], self.execute(due[0][0]))
+        raise AssertionError("the session and the server talk without end")
+
+    def _due(self, request: Request, sent_at: float) -> bool:
+        if not isinstance(request, Poll) or self.now >= sent_at + request.wait_s:
+            return True
+        answer = self.execute(request)
+        return not isinstance(answer, DirectiveReply) or answer.version != request.after
+
+    def run(self, seconds: float) -> None:
+        """Let time pass, with every moment in it at which something is due."""
+        until = self.now + seconds
+        self.pump()
+        while self.now < until:
+            moments = [until, self.session.wakeup() or until]
+            moments += [sent_at + r.wait_s for r, sent_at in self.flight if isinstance(r, Poll)]
+            if self.server.answers_instead is None:
+                moments += [deadline(group) or until for group in self.server.groups.values()]
+            self.now = min(until, max(self.now + 1e-3, min(moments)))
+            if self.server.answers_instead is None:
+                for group_id in self.server.groups:
+                    self.server.do(commands.Tick(), self.now, group_id)
+            self.pump()
+
+    def do(self, command: commands.Command) -> None:
+        self.server.do(command, self.now)
+        self.pump()
+
+    def ready(self, after_round: int = 0) -> None:
+        self.session.ready(after_round, 1234, 5678, self.now)
+        self.pump()
+
+    def started(self, number: int = 1) -> None:
+        """Run until the node's workers of round `number` run."""
+        self.ready(number - 1)
+        self.session.started(number, self.now)
+        self.pump()
+        assert self.last.kind == "start"
+        assert self.last.round == number
+
+    def away(self, error: HetError | None = REFUSED) -> None:
+        """From now on every request fails, the open ones too; None: the server is back."""
+        if error is None:
+            self.server.come_back(self.now)
+        self.server.answers_instead = error
+
+    def finished(self) -> bool:
+        return self.session.finished
+
+    @property
+    def last(self) -> DirectiveReply:
+        return self.told[-1]
+
+    @property
+    def kinds(self) -> list[tuple[str, int]]:
+        return [(one.kind.value, one.round) for one in self.told]
+
+    @property
+    def group(self) -> Group:
+        return self.server.groups["g"]
+
+
+def problem(status: int, code: str, text: str = "the server's text") -> Problem:
+    return Problem(status, code, text, {})
+
+
+FAILURE = FailureFields(local_rank=1, rank=1, exit_code=1, message="boom")

@@ -1,0 +1,150 @@
+"""No server answers: first contact, pauses, workers that continue, and the end of patience."""
+
+import random
+
+import pytest
+from tests.agent.protocol.session.driver import (
+    REFUSED,
+    Bench,
+)
+
+from hetagent.protocol.offer import Offer
+from hetagent.protocol.session import Session
+from hetrdzv.core import commands
+from hetrdzv.protocol.errors import Unavailable, Unreachable
+from hetrdzv.protocol.wire import DirectiveReply, SpecFields
+
+
+def test_a_first_contact_is_tried_until_the_connect_timeout_exactly(bench: Bench) -> None:
+    """Rule (f)."""
+    bench.away(Unreachable("no server answers (http://nohost:1: host name unknown)"))
+    bench.ready()
+    bench.run(59.99)
+    assert bench.told == []
+    assert bench.notices == ["no server answers (http://nohost:1: host name unknown); trying again"]
+    bench.run(0.01)
+    assert bench.last.kind == "exit"
+    assert bench.last.exit_code == 1
+    assert bench.last.why == (
+        "no server answers (http://nohost:1: host name unknown); gave up after 60 s: "
+        "start hetserver there, or check --server"
+    )
+    count = len(bench.sent)
+    assert 30 < count < 75
+    bench.run(10)
+    assert len(bench.sent) == count
+
+
+def test_a_server_that_comes_up_late_is_joined(bench: Bench) -> None:
+    bench.away()
+    bench.ready()
+    bench.run(50)
+    bench.away(None)
+    bench.run(2)
+    assert bench.kinds == [("start", 1)]
+    assert bench.notices[1:] == ["the server is back"]
+
+
+def test_workers_go_on_while_the_server_is_away(bench: Bench) -> None:
+    bench.started()
+    bench.away()
+    bench.run(50)
+    bench.away(None)
+    bench.run(2)
+    assert bench.kinds == [("start", 1)]
+    assert bench.notices == [f"{REFUSED}; workers continue, trying again", "the server is back"]
+
+
+def test_after_max_disconnect_the_workers_are_stopped_at_that_moment(bench: Bench) -> None:
+    """Rule (g)."""
+    bench.started()
+    bench.away()
+    bench.run(59.9)
+    assert bench.kinds == [("start", 1)]
+    bench.run(0.1)
+    assert bench.kinds == [("start", 1), ("stop", 1)]
+    assert bench.last.reason == "disconnected"
+    assert "max_disconnect_s" in bench.last.why
+    bench.session.ready(1, 1, 1, bench.now)
+    bench.run(600)
+    assert bench.kinds == [("start", 1), ("stop", 1)]
+    bench.away(None)
+    bench.run(2)
+    assert bench.kinds[2:] == [("start", 2)]
+
+
+def test_an_answer_that_was_long_on_its_way_proves_little() -> None:
+    """The server heard us when we asked, so its lease for us runs from then."""
+    bench = Bench(spec=SpecFields(max_nodes=1, lease_s=60.0, max_disconnect_s=4.0))
+    bench.started()
+    [(poll, sent_at)] = bench.flight
+    answer = bench.execute(poll)
+    bench.now = sent_at + 5.0  # it was held up
+    bench.flight.clear()
+    bench.receive(poll, answer)
+    bench.away()
+    bench.run(0.9)
+    assert bench.kinds == [("start", 1)]
+    bench.run(0.1)
+    assert bench.kinds == [("start", 1), ("stop", 1)]
+    assert bench.last.reason == "disconnected"
+    assert bench.now == pytest.approx(sent_at + 6.0)
+
+
+def test_a_start_that_was_too_long_on_its_way_is_asked_for_again() -> None:
+    bench = Bench(spec=SpecFields(min_nodes=2, max_nodes=2, lease_s=20.0, max_disconnect_s=4.0))
+    bench.ready()
+    [(poll, sent_at)] = bench.flight
+    bench.server.do(
+        commands.Join(node_id="b", incarnation="1", slots=1, address="10.0.0.2", port=1), bench.now
+    )
+    answer = bench.execute(poll)
+    assert isinstance(answer, DirectiveReply)
+    assert answer.kind == "start"
+    bench.now = sent_at + 6.0  # longer than workers would run without a server
+    bench.flight.clear()
+    bench.receive(poll, answer)
+    assert bench.kinds == [("wait", 0)]
+    bench.pump()
+    assert bench.kinds == [("wait", 0), ("start", 1)]
+
+
+def test_a_silence_that_has_stopped_the_workers_is_not_said_to_spare_them() -> None:
+    """The time-out of a poll may come after `max_disconnect_s`."""
+    bench = Bench(spec=SpecFields(min_nodes=1, max_nodes=1, lease_s=5.0, max_disconnect_s=2.0))
+    bench.started()
+    bench.run(3)
+    ((poll, _),) = bench.flight
+    bench.now += 4
+    bench.send()
+    bench.collect()
+    assert bench.last.reason == "disconnected"
+    bench.receive(poll, REFUSED)
+    assert bench.notices == [f"{REFUSED}; trying again"]
+
+
+def test_a_node_without_workers_is_not_stopped_by_a_disconnect() -> None:
+    bench = Bench(spec=SpecFields(min_nodes=2, max_disconnect_s=10))
+    bench.ready()
+    bench.away()
+    bench.run(300)
+    assert bench.kinds == [("wait", 0)]
+
+
+def test_giving_up_says_how_long_it_really_took(bench: Bench) -> None:
+    """A request that was on its way when the time was over: "timed out after 10 s; gave up after 8 s" is odd."""
+    bench.session = Session(
+        "g", "a", "i1", Offer(slots=2, address="x"), random.Random(1), connect_timeout_s=8
+    )
+    bench.session.ready(0, 40_001, 40_002, bench.now)
+    (join,) = bench.send()
+    bench.now += 10.04
+    bench.receive(join, Unreachable("no server answers (http://h:1: timed out after 10 s)"))
+    assert "(http://h:1: timed out after 10 s); gave up after 10 s: start hetserver there" in bench.last.why
+
+
+def test_nobody_is_told_to_start_a_server_that_answered(bench: Bench) -> None:
+    bench.away(Unavailable("http://h:1: the disk is full (HTTP 503)"))
+    bench.ready()
+    bench.run(60)
+    assert bench.last.why == "http://h:1: the disk is full (HTTP 503); gave up after 60 s"

@@ -1,0 +1,195 @@
+"""The daemon that a round's master has another member run (Open MPI's orted)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from tests.agent.protocol.session.driver import (
+    Bench,
+    problem,
+)
+
+from hetagent.protocol.reports import DaemonAnswer
+from hetagent.protocol.requests import Poll, StartDaemon
+from hetrdzv.core import commands
+from hetrdzv.protocol.wire import SpecFields
+
+ORTED = ["orted", "-mca", "ess_base_vpid", "1"]
+TWO = SpecFields(min_nodes=2, max_nodes=2, lease_s=600.0, max_disconnect_s=60.0)
+
+
+def of_two(bench: Bench, other: str, *, wants_daemon: bool = True) -> Bench:
+    """The session's node in round 1 with another, that joined before it and is the master if it sorts so."""
+    join = commands.Join(
+        node_id=other, incarnation="j", slots=1, address="10.0.0.2", port=1, wants_daemon=wants_daemon
+    )
+    bench.server.do(replace(join, spec=bench.spec.given()), bench.now)
+    bench.started()
+    return bench
+
+
+def from_master(words: Sequence[str] = ORTED, number: int = 1) -> commands.StartDaemon:
+    return commands.StartDaemon(node_id="b", master="a", incarnation="j", round=number, words=tuple(words))
+
+
+@pytest.fixture
+def master() -> Bench:
+    return of_two(Bench(spec=TWO, node_id="a"), "b")
+
+
+@pytest.fixture
+def member() -> Bench:
+    return of_two(Bench(spec=TWO, node_id="b"), "a")
+
+
+def test_a_running_round_is_told_its_daemon_once(member: Bench) -> None:
+    assert member.last.start is not None
+    assert member.last.start.daemon is None
+    member.do(from_master())
+    member.run(1)
+    assert member.kinds == [("start", 1), ("start", 1)]
+    assert member.last.start is not None
+    assert member.last.start.daemon == ORTED
+    member.run(30)
+    member.away()
+    member.run(5)
+    member.away(None)
+    member.run(5)
+    assert member.kinds == [("start", 1), ("start", 1)]
+
+
+def test_a_daemon_that_comes_with_the_first_start_is_told_once() -> None:
+    bench = Bench(spec=TWO, node_id="b")
+    join = commands.Join(
+        node_id="a", incarnation="j", slots=1, address="10.0.0.2", port=1, spec=bench.spec.given()
+    )
+    bench.server.do(join, bench.now)
+    bench.session.ready(0, 1234, 5678, bench.now)
+    (request,) = bench.send()
+    bench.execute(request)
+    bench.server.do(from_master(), bench.now)
+    bench.receive(request, bench.execute(request))
+    bench.run(10)
+    assert bench.kinds == [("start", 1)]
+    assert bench.last.start is not None
+    assert bench.last.start.daemon == ORTED
+
+
+def test_a_daemon_that_comes_after_a_stop_is_not_handed_out(member: Bench) -> None:
+    late = next(request for request, _ in member.flight if isinstance(request, Poll))
+    member.flight = [one for one in member.flight if one[0] is not late]
+    member.server.do(from_master(), member.now)
+    answer = member.execute(late)
+    member.server.do(commands.Restart(), member.now)
+    member.session.started(1, member.now)  # its answer is the stop
+    member.pump()
+    assert member.last.kind == "stop"
+    member.receive(late, answer)
+    assert member.kinds == [("start", 1), ("stop", 1)]
+
+
+def test_a_daemon_that_comes_after_a_stop_of_our_own_is_not_handed_out(member: Bench) -> None:
+    member.away()
+    member.run(61)
+    assert member.kinds == [("start", 1), ("stop", 1)]
+    member.server.do(from_master(), member.now)
+    member.away(None)
+    member.run(5)
+    assert member.kinds == [("start", 1), ("stop", 1)]
+
+
+def test_every_round_has_a_daemon_of_its_own(member: Bench) -> None:
+    member.do(from_master())
+    member.run(1)
+    member.do(commands.Restart())
+    member.run(1)
+    member.ready(1)
+    member.do(commands.Join(node_id="a", incarnation="j", slots=1, address="10.0.0.2", port=1, after_round=1))
+    member.run(1)
+    assert member.kinds[2:] == [("stop", 1), ("wait", 0), ("start", 2)]
+    assert member.last.start is not None
+    assert member.last.start.daemon is None
+    member.do(from_master([*ORTED, "anew"], 2))
+    member.run(1)
+    assert member.kinds[5:] == [("start", 2)]
+    assert member.last.start is not None
+    assert member.last.start.daemon == [*ORTED, "anew"]
+
+
+def test_the_master_hears_that_its_daemon_was_taken(master: Bench) -> None:
+    master.session.start_daemon(1, "b", ORTED, master.now)
+    master.pump()
+    assert master.session.daemon_answers() == [DaemonAnswer(1, "b", None)]
+    assert master.session.daemon_answers() == []
+    assert list(master.group.nodes["b"].daemon) == ORTED
+    master.run(10)
+    assert master.kinds == [("start", 1)]
+
+
+def test_the_master_hears_why_it_was_refused() -> None:
+    bench = of_two(Bench(spec=TWO, node_id="a"), "b", wants_daemon=False)
+    for target, says in (
+        ("b", "without --launch mpi"),
+        ("x", "'x' is no other member"),
+        ("a", "'a' is no other"),
+    ):
+        bench.session.start_daemon(1, target, ORTED, bench.now)
+        bench.pump()
+        (answer,) = bench.session.daemon_answers()
+        assert answer.node_id == target
+        assert answer.refusal is not None
+        assert says in answer.refusal
+    assert bench.session.workers_may_run
+    assert bench.kinds == [("start", 1)]
+
+
+def test_a_daemon_that_no_server_could_take_is_refused_at_once(master: Bench) -> None:
+    master.session.start_daemon(1, "b", ["orted", "x" * 40_000], master.now)
+    assert "longer than a server accepts" in str(master.session.daemon_answers())
+    assert not [request for request in master.send() if isinstance(request, StartDaemon)]
+
+
+def test_a_daemon_is_sent_again_when_the_server_was_only_busy(master: Bench) -> None:
+    master.session.start_daemon(1, "b", ORTED, master.now)
+    (sent,) = [request for request in master.send() if isinstance(request, StartDaemon)]
+    master.receive(sent, problem(408, "request_too_slow"))
+    assert master.session.daemon_answers() == []
+    master.run(3)
+    assert [answer.refusal for answer in master.session.daemon_answers()] == [None]
+
+
+def test_a_daemon_is_sent_again_while_the_server_is_away(master: Bench) -> None:
+    master.away()
+    master.session.start_daemon(1, "b", ORTED, master.now)
+    master.run(3)
+    assert master.session.daemon_answers() == []
+    master.away(None)
+    master.run(3)
+    assert master.session.daemon_answers() == [DaemonAnswer(1, "b", None)]
+
+
+def test_a_daemon_of_a_round_that_is_over_is_refused_and_the_stop_is_taken(master: Bench) -> None:
+    master.flight.clear()  # the open poll hears nothing any more
+    master.server.do(commands.Restart(), master.now)
+    master.session.start_daemon(1, "b", ORTED, master.now)
+    master.pump()
+    assert "round 1 of group 'g' is over" in str(master.session.daemon_answers())
+    assert master.kinds == [("start", 1), ("stop", 1)]
+
+
+def test_who_is_given_up_or_forgotten_has_its_daemons_answered(master: Bench) -> None:
+    master.away(problem(409, "stale_incarnation"))
+    master.session.start_daemon(1, "b", ORTED, master.now)
+    master.session.start_daemon(1, "c", ORTED, master.now)
+    master.run(3)
+    assert [one.refusal for one in master.session.daemon_answers()] == ["the server's text"] * 2
+    master.session.start_daemon(1, "d", ORTED, master.now)
+    assert master.session.daemon_answers() == [DaemonAnswer(1, "d", "this agent is about to exit")]
+
+
+def test_a_group_that_is_gone_answers_daemons(master: Bench) -> None:
+    del master.server.groups["g"]
+    master.session.start_daemon(1, "b", ORTED, master.now)
+    master.pump()
+    assert "there is no group" in str(master.session.daemon_answers())
+    assert master.last.kind == "stop"

@@ -1,0 +1,117 @@
+"""A session from its first join to its goodbye: what it sends, and what the agent is told."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.agent.protocol.session.driver import Bench
+
+from hetagent.protocol.requests import Join, Leave, Poll, Report
+from hetagent.protocol.requests import Server as ServerOfRequests
+from hetrdzv.client.client import Client
+from hetrdzv.core import commands
+from hetrdzv.protocol.wire import SpecFields
+
+
+def test_nothing_is_sent_before_ready(bench: Bench) -> None:
+    assert bench.send() == []
+    assert bench.session.wakeup() is None
+
+
+def test_a_job_from_join_to_goodbye(bench: Bench) -> None:
+    bench.started()
+    assert bench.kinds == [("start", 1)]
+    assert bench.last.start is not None
+    assert bench.last.start.master.port == 1234
+    assert bench.group.state == "running"
+    bench.run(30)
+    bench.session.succeeded(1, bench.now)
+    bench.pump()
+    assert bench.kinds == [("start", 1), ("exit", 1)]
+    assert bench.last.outcome == "succeeded"
+    bench.session.leave("its agent has finished", bench.now)
+    assert not bench.finished()
+    bench.pump()
+    assert bench.session.finished
+    assert bench.session.wakeup() is None
+    assert bench.group.nodes["a"].phase == "left"
+    assert bench.notices == []
+
+
+def test_a_waiting_node_polls_and_is_told_its_start_once() -> None:
+    bench = Bench(spec=SpecFields(min_nodes=2, max_nodes=2))
+    bench.ready()
+    bench.run(20)
+    polls = [request for request in bench.sent if isinstance(request, Poll)]
+    assert 7 <= len(polls) <= 12  # lease 5 s, so each waits for 2.5 s
+    assert {poll.wait_s for poll in polls} == {2.5}
+    assert bench.kinds == [("wait", 0)]
+    bench.do(commands.Join(node_id="b", incarnation="j", slots=2, address="10.0.0.2", port=1))
+    bench.run(4)
+    assert bench.kinds == [("wait", 0), ("start", 1)]
+
+
+def test_every_stop_is_followed_by_a_join_that_does_not_wait_for_the_open_poll(bench: Bench) -> None:
+    bench.started()
+    bench.run(1)
+    bench.do(commands.Restart())
+    assert bench.kinds == [("start", 1), ("stop", 1)]
+    assert any(isinstance(request, Poll) for request, _ in bench.flight)
+    assert bench.session.workers_may_run
+    bench.ready(1)
+    assert bench.kinds == [("start", 1), ("stop", 1), ("start", 2)]
+    assert bench.group.round is not None
+    assert bench.group.round.number == 2
+
+
+def test_at_most_one_poll_and_one_other_are_in_flight(bench: Bench) -> None:
+    bench.ready()
+    bench.session.started(1, bench.now)
+    bench.session.succeeded(1, bench.now)
+    assert [type(request) for request in bench.send()] == [Report]  # its poll is open already
+    assert [type(request) for request, _ in bench.flight] == [Poll]
+    assert bench.send() == []
+
+
+def test_a_poll_never_waits_longer_than_a_disconnect_may_take() -> None:
+    bench = Bench(spec=SpecFields(max_nodes=1, lease_s=60.0, max_disconnect_s=2.0))
+    bench.started()
+    bench.run(20)
+    assert bench.kinds == [("start", 1)]
+    assert bench.notices == []
+
+
+def test_an_invalid_offer_is_refused_before_anything_is_sent(bench: Bench) -> None:
+    with pytest.raises(ValueError, match="port"):
+        bench.session.ready(0, 70_000, 0, bench.now)
+
+
+async def test_requests_are_sent_by_the_clients_own_methods(bench: Bench) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    class Recorder:
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            async def call(*args: object, **kwargs: object) -> str:
+                calls.append((name, *args, *kwargs.values()))
+                return "reply"
+
+            return call
+
+    recorder: Any = Recorder()
+    bench.started()
+    bench.session.leave("bye", bench.now)
+    bench.pump()
+    join, report, poll, leave = (
+        next(r for r in bench.sent if isinstance(r, kind)) for kind in (Join, Report, Poll, Leave)
+    )
+    answers: list[object] = [await request.send(recorder) for request in (join, poll, report, leave)]
+    assert answers == ["reply", "reply", "reply", None]
+    assert [call[:3] for call in calls] == [
+        (name, "g", "a") for name in ("join", "directive", "report", "leave")
+    ]
+
+
+async def test_the_client_is_a_server_to_the_session() -> None:
+    async with Client(["http://h"]) as client:
+        server: ServerOfRequests = client  # checked by mypy
+        assert server is client

@@ -1,0 +1,116 @@
+"""A node that leaves: what it still says, and what it no longer obeys."""
+
+import pytest
+from tests.agent.protocol.session.driver import (
+    FAILURE,
+    Bench,
+)
+
+from hetagent.protocol.requests import Join, Leave, Poll, Report
+from hetrdzv.core import commands
+from hetrdzv.core.directive import DirectiveKind
+from hetrdzv.protocol.wire import SpecFields
+
+
+def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:
+    """Rules (h) and (i)."""
+    bench.started()
+    bench.session.leaving("SIGTERM", bench.now)
+    bench.pump()
+    assert bench.group.nodes["a"].leaving == "SIGTERM"
+    assert bench.kinds == [("start", 1), ("stop", 1)]
+    count = sum(isinstance(request, Join) for request in bench.sent)
+    bench.ready(1)
+    bench.run(4)
+    assert sum(isinstance(request, Join) for request in bench.sent) == count
+    assert bench.group.nodes["a"].phase == "starting" or bench.group.nodes["a"].phase == "running"
+    bench.session.leave("its agent got SIGTERM", bench.now)
+    bench.pump()
+    assert bench.session.finished
+    assert bench.group.nodes["a"].gone_why == "its agent got SIGTERM"
+
+
+def test_a_start_that_comes_while_leaving_is_not_told(bench: Bench) -> None:
+    bench.session.ready(0, 1, 1, bench.now)
+    (join,) = bench.send()
+    bench.session.leaving("SIGTERM", bench.now)
+    bench.receive(join, bench.execute(join))
+    assert bench.told == []
+    bench.session.leave("SIGTERM", bench.now)
+    bench.pump()
+    assert bench.session.finished
+    assert bench.group.nodes["a"].phase == "left"
+
+
+def test_leaving_before_the_first_join_is_silent(bench: Bench) -> None:
+    bench.session.leaving("SIGINT", bench.now)
+    bench.session.leave("SIGINT", bench.now)
+    assert bench.session.finished
+    assert bench.send() == []
+
+
+def test_a_goodbye_comes_after_the_reports_before_it(bench: Bench) -> None:
+    bench.started()
+    bench.session.failed(1, FAILURE, bench.now)
+    bench.session.leave("done", bench.now)
+    bench.pump()
+    assert [type(request) for request in bench.sent[-2:]] == [Report, Leave]
+    assert bench.group.nodes["a"].failure is not None
+
+
+def test_a_goodbye_is_tried_for_three_seconds(bench: Bench) -> None:
+    bench.started()
+    bench.away()
+    bench.session.leave("done", bench.now)
+    bench.run(2.99)
+    assert not bench.finished()
+    assert sum(isinstance(request, Leave) for request in bench.sent) >= 4
+    bench.run(0.01)
+    assert bench.session.finished
+    assert bench.send() == []
+    assert bench.session.wakeup() is None
+
+
+def test_a_goodbye_does_not_wait_out_a_pause(bench: Bench) -> None:
+    bench.started()
+    bench.away()
+    bench.run(20)
+    assert bench.send() == []
+    bench.session.leave("done", bench.now)
+    assert [type(request) for request in bench.send()] == [Leave]
+
+
+def test_a_goodbye_to_a_server_that_forgot_is_done(bench: Bench) -> None:
+    bench.started()
+    bench.server.groups.clear()
+    bench.session.leave("done", bench.now)
+    bench.pump()
+    assert bench.session.finished
+
+
+def test_nothing_is_told_after_an_exit(bench: Bench) -> None:
+    bench.started()
+    bench.do(commands.Drain("a"))
+    assert bench.last.kind == "exit"
+    assert bench.last.exit_code == 4
+    bench.do(commands.Undrain("a"))
+    bench.run(10)
+    assert bench.kinds == [("start", 1), ("exit", 0)]
+    polls = [request for request in bench.sent if isinstance(request, Poll)]
+    assert bench.group.nodes["a"].phase != "lost"
+    assert len(polls) > 3
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_an_exit_is_the_last_word(running: bool) -> None:
+    bench = Bench(spec=SpecFields(min_nodes=1 if running else 2, max_nodes=2, last_call_s=0))
+    bench.ready()
+    before = bench.last
+    bench.do(commands.Cancel())
+    for kind in (DirectiveKind.STOP, DirectiveKind.START, DirectiveKind.WAIT):
+        bench.run(3)
+        ((poll, _),) = bench.flight
+        bench.flight.clear()
+        number = 0 if kind is DirectiveKind.WAIT else 1
+        bench.receive(poll, before.model_copy(update={"kind": kind, "round": number, "version": kind}))
+    assert bench.kinds == [(before.kind.value, before.round), ("exit", before.round)]

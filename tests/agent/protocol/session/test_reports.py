@@ -1,0 +1,125 @@
+"""Reports go out in order, each until it is delivered or no longer matters."""
+
+import itertools
+
+import pytest
+from tests.agent.protocol.session.driver import (
+    FAILURE,
+    REFUSED,
+    Bench,
+    problem,
+)
+
+from hetagent.protocol.requests import Join, Report
+from hetrdzv.core import commands
+from hetrdzv.protocol.errors import Problem
+
+
+def test_reports_go_out_in_order_and_their_age_is_that_at_sending(bench: Bench) -> None:
+    bench.ready()
+    bench.away()
+    seen_at = bench.now - 0.5
+    bench.session.started(1, bench.now)
+    bench.session.failed(1, FAILURE, seen_at)
+    bench.run(4)
+    assert bench.kinds == [("start", 1)]
+    before, bench.sent = bench.sent, []
+    assert sum(isinstance(request, Report) for request in before) > 3  # 0.1, 0.2, 0.4, … s apart
+    bench.away(None)
+    bench.run(2.5)
+    reports = [request.body for request in bench.sent if isinstance(request, Report)]
+    assert [report.kind.value for report in reports][-2:] == ["started", "failed"]
+    failure = bench.group.nodes["a"].failure
+    assert failure is not None
+    assert failure.at == pytest.approx(seen_at)
+    assert bench.kinds == [("start", 1), ("stop", 1)]
+
+
+def test_pauses_grow_to_two_seconds_with_jitter(bench: Bench) -> None:
+    bench.started()
+    bench.run(3)
+    bench.away()
+    bench.session.succeeded(1, bench.now)
+    moments = []
+    for number in range(12):
+        sent = bench.send() + ([bench.flight[0][0]] if number == 0 else [])
+        assert isinstance(sent[0], Report)
+        moments.append(bench.now)
+        for request in sent:
+            bench.receive(request, REFUSED)
+        wakeup = bench.session.wakeup()
+        assert wakeup is not None
+        assert wakeup > bench.now
+        bench.now = wakeup
+    pauses = [after - before for before, after in itertools.pairwise(moments)]
+    assert 0.05 <= pauses[0] <= 0.1
+    assert all(1.0 <= pause <= 2.0 for pause in pauses[5:])
+    assert len({round(pause, 6) for pause in pauses[5:]}) > 3
+
+
+def test_a_join_waits_until_the_reports_before_it_are_settled(bench: Bench) -> None:
+    bench.started()
+    bench.away()
+    bench.session.failed(1, FAILURE, bench.now)
+    bench.session.ready(1, 1, 1, bench.now)
+    bench.run(3)
+    assert not any(isinstance(request, Join) for request in bench.sent[3:])
+    bench.away(None)
+    bench.run(3)
+    assert bench.group.restarts == 1  # the failure was judged, not lost behind the join
+    assert bench.last.kind == "start"
+    assert bench.last.round == 2
+
+
+def test_a_stale_report_is_moot_and_brings_the_directive(bench: Bench) -> None:
+    """Rule (a)."""
+    bench.started()
+    bench.server.do(commands.Restart(), bench.now)  # the poll's answer is still on its way
+    bench.session.succeeded(1, bench.now)
+    (report,) = bench.send()
+    answer = bench.execute(report)
+    assert isinstance(answer, Problem)
+    assert answer.code == "stale_round"
+    bench.receive(report, answer)
+    assert bench.kinds == [("start", 1), ("stop", 1)]
+    bench.pump()
+    assert bench.kinds == [("start", 1), ("stop", 1)]
+    assert sum(isinstance(request, Report) for request in bench.sent) == 2
+
+
+@pytest.mark.parametrize("body", [{}, {"directive": None}, {"directive": {"kind": "jump"}}])
+def test_a_stale_report_without_a_readable_directive_is_moot_too(
+    bench: Bench, body: dict[str, object]
+) -> None:
+    bench.started()
+    bench.session.succeeded(1, bench.now)
+    (report,) = bench.send()
+    bench.receive(report, Problem(409, "stale_round", "over", body))
+    assert not any(isinstance(request, Report) for request in bench.send())
+    assert bench.kinds == [("start", 1)]
+
+
+def test_a_report_whose_answer_is_lost_is_repeated_without_harm(bench: Bench) -> None:
+    bench.started()
+    bench.session.failed(1, FAILURE, bench.now)
+    (report,) = bench.send()
+    bench.execute(report)
+    bench.receive(report, REFUSED)
+    bench.run(1)
+    assert sum(isinstance(r, Report) and r.body.kind == "failed" for r in bench.sent) == 2
+    assert bench.kinds == [("start", 1), ("stop", 1)]
+    bench.ready(1)
+    assert bench.group.restarts == 1
+
+
+def test_a_report_that_the_server_cannot_read_ends_the_agent(bench: Bench) -> None:
+    bench.started()
+    bench.session.succeeded(1, bench.now)
+    (report,) = bench.send()
+    bench.receive(report, problem(422, "invalid_request", "failure: too long"))
+    assert bench.last.kind == "exit"
+    assert "failure: too long" in bench.last.why
+    bench.session.leave("", bench.now)
+    bench.pump()
+    assert bench.session.finished
+    assert bench.group.nodes["a"].phase == "left"

@@ -1,0 +1,390 @@
+"""The thread around a session: what it says arrives, what comes is handed over in order, and no end is silent."""
+
+import asyncio
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from hetagent.protocol import preflight
+from hetagent.protocol.line import UNHEARD_LEAVE_S, Line
+from hetagent.protocol.offer import Offer
+from hetagent.protocol.session import Session
+from hetrdzv.protocol.errors import HetError, Unreachable
+from hetrdzv.protocol.wire import DirectiveReply, FailureFields
+
+TIMING = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 7.0, "max_disconnect_s": 600.0}
+
+
+def directive(kind: str, round_number: int = 0, **fields: Any) -> DirectiveReply:
+    head = {
+        "kind": kind,
+        "version": f"{kind}.{round_number}",
+        "round": round_number,
+        "reason": kind,
+        "why": kind,
+    }
+    return DirectiveReply.model_validate(head | TIMING | fields)
+
+
+def start(round_number: int, master: str = "a", address: str = "127.0.0.1", port: int = 1) -> DirectiveReply:
+    place = {"group_rank": 0, "rank_offset": 0, "slots": 1, "role_offset": 0, "role_world_size": 1}
+    size = {"world_size": 1, "nnodes": 1, "restart_count": 0, "max_restarts": 3}
+    who = {"node_id": master, "address": address, "port": port, "script_port": 0}
+    return directive("start", round_number, start=place | size | {"master": who})
+
+
+class FakeClient:
+    """A server with one thing to say, that can be away or broken."""
+
+    def __init__(self) -> None:
+        self.says = directive("wait")
+        self.fails: Exception | None = None
+        self.hangs = False
+        self.asked: list[tuple[str, Any]] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    async def _answer(self, what: str, detail: Any = None) -> DirectiveReply:
+        self.asked.append((what, detail))
+        while self.hangs:  # noqa: ASYNC110 (set from another thread)
+            await asyncio.sleep(0.01)
+        if self.fails is not None:
+            raise self.fails
+        return self.says
+
+    async def join(self, group: str, node: str, request: Any) -> DirectiveReply:
+        return await self._answer("join", request)
+
+    async def directive(
+        self, group: str, node: str, incarnation: str, after: str | None, wait_s: float
+    ) -> DirectiveReply:
+        until = time.monotonic() + wait_s
+        while self.says.version == after and self.fails is None and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        return await self._answer("poll")
+
+    async def report(self, group: str, node: str, request: Any) -> DirectiveReply:
+        return await self._answer("report", request)
+
+    async def start_daemon(self, group: str, node: str, request: Any) -> DirectiveReply:
+        return await self._answer("daemon", (node, request.round, request.words))
+
+    async def leave(self, group: str, node: str, *, incarnation: str, reason: str) -> None:
+        await self._answer("leave", reason)
+
+    def heard(self, what: str) -> list[Any]:
+        return [detail for name, detail in self.asked if name == what]
+
+
+class Talk:
+    """A line to a fake server, and what it told the person at the terminal."""
+
+    def __init__(self) -> None:
+        self.client = FakeClient()
+        self.told: list[str] = []
+        session = Session("job", "a", "1", Offer(slots=1, address="127.0.0.1"), Random(1))
+        self.line = Line(session, lambda: self.client, self.told.append)  # type: ignore[arg-type, return-value]
+
+    def begin(self) -> None:
+        self.line.start()
+        self.line.ready(0, 1000, 1001)
+
+    def news(self, timeout_s: float = 10.0) -> list[DirectiveReply]:
+        """What comes next; nothing within the time gives []."""
+        if not select.select([self.line], [], [], timeout_s)[0]:
+            return []
+        return self.line.take()
+
+    def next(self) -> DirectiveReply:
+        (found,) = self.news()
+        return found
+
+
+@pytest.fixture
+def talk() -> Iterator[Talk]:
+    made = Talk()
+    yield made
+    made.client.hangs = False
+    made.line.leave("the test is over", 10.0)
+    made.line.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "hetagent-line"]
+
+
+def soon(what: Callable[[], Any]) -> Any:
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        if found := what():
+            return found
+        time.sleep(0.005)
+    raise AssertionError("not within 10 s")
+
+
+def test_directives_come_in_order_and_wake_the_agent(talk: Talk) -> None:
+    talk.begin()
+    assert talk.next().kind == "wait"
+    talk.client.says = start(1)
+    assert talk.next().round == 1
+    talk.client.says = directive("stop", 1)
+    assert talk.next().kind == "stop"
+    assert talk.line.take() == []
+    assert talk.news(0.05) == []
+
+
+def test_what_the_agent_says_arrives(talk: Talk) -> None:
+    talk.begin()
+    talk.client.says = start(1)
+    soon(lambda: [one for one in talk.news() if one.kind == "start"])
+    talk.line.started(1)
+    talk.line.failed(1, FailureFields(local_rank=0, rank=0, exit_code=3), time.monotonic() - 2)
+    reports = soon(lambda: len(talk.client.heard("report")) == 2 and talk.client.heard("report"))
+    assert [report.kind for report in reports] == ["started", "failed"]
+    assert 2 <= reports[1].age_s < 5
+    assert talk.line.leave("done", 5.0)
+    assert talk.client.heard("leave") == ["done"]
+    talk.line.started(1)  # harmless afterwards
+
+
+def test_a_start_waits_until_the_master_is_reached(talk: Talk) -> None:
+    with socket.socket() as master:
+        master.bind(("127.0.0.1", 0))
+        talk.begin()
+        talk.next()
+        talk.client.says = start(1, "b", port=master.getsockname()[1])
+        assert talk.news(0.2) == []
+        master.listen()
+        assert talk.next().kind == "start"
+
+
+def test_a_master_out_of_reach_is_reported_and_nothing_starts(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(address: str, port: int) -> str:
+        return "connection refused"
+
+    monkeypatch.setattr(preflight, "reachable", refused)
+    talk.begin()
+    talk.next()
+    talk.client.says = start(1, "b", "10.0.0.9", 29500)
+    (report,) = soon(lambda: talk.client.heard("report"))
+    what = "connection refused (10.0.0.9:29500)"
+    assert (report.kind, report.round, report.message) == ("master_unreachable", 1, what)
+    assert f"cannot reach the master b: {what}; asking for another one" in talk.told
+    assert talk.news(0.1) == []
+    talk.client.says = directive("stop", 1)
+    assert talk.next().kind == "stop"
+
+
+def test_a_stop_overtakes_a_start_whose_master_does_not_answer(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled = threading.Event()
+
+    async def silence(address: str, port: int) -> str | None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+        return None
+
+    monkeypatch.setattr(preflight, "reachable", silence)
+    talk.begin()
+    talk.next()
+    talk.client.says = start(1, "b")
+    assert talk.news(0.1) == []
+    talk.client.says = directive("stop", 1)
+    assert talk.next().kind == "stop"
+    assert cancelled.wait(5)
+    assert not talk.client.heard("report")
+
+
+@pytest.mark.parametrize("where", ["a request", "the session", "the client"])
+def test_a_bug_in_the_thread_is_told_and_makes_the_agent_exit(talk: Talk, where: str) -> None:
+    if where == "a request":
+        talk.client.fails = TypeError("a bug")
+        talk.begin()
+    elif where == "the session":
+        talk.line.start()
+        talk.line.ready(0, -1, 0)
+    else:
+        talk.line._make_client = lambda: (_ for _ in ()).throw(TypeError("a bug"))
+        talk.begin()
+    last = soon(lambda: [one for one in talk.news() if one.kind == "exit"])[0]
+    assert (last.reason, last.exit_code) == ("broken", 1)
+    assert "the thread that talks to the server broke, which is a bug" in last.why
+    assert ("ValidationError" if where == "the session" else "TypeError: a bug") in last.why
+    assert any("Traceback" in text for text in talk.told)
+    assert talk.line.broken
+    assert talk.line.leave("x", 5.0)
+
+
+def test_without_any_server_the_agent_exits_and_no_goodbye_is_tried(talk: Talk) -> None:
+    talk.begin()
+    talk.next()
+    talk.client.fails = Unreachable("no server answers (x: connection refused)")
+    talk.line.give_up("the server is gone")
+    last = soon(lambda: [one for one in talk.news() if one.kind == "exit"])[0]
+    assert (last.why, last.exit_code, last.stop_timeout_s) == ("the server is gone", 1, 7.0)
+    before = time.monotonic()
+    assert talk.line.leave("x", 5.0)
+    assert time.monotonic() - before < 2.5
+    talk.line.close()
+    talk.line.give_up("late")  # harmless
+
+
+def test_when_it_breaks_the_workers_have_the_groups_time_to_stop(talk: Talk) -> None:
+    talk.begin()
+    talk.next()
+    talk.client.fails = TypeError("a bug")
+    assert talk.next().stop_timeout_s == 7.0
+
+
+def test_a_server_that_never_answered_is_not_waited_for(talk: Talk) -> None:
+    talk.client.fails = Unreachable("no server answers (x: connection refused)")
+    talk.begin()
+    soon(lambda: talk.told)
+    before = time.monotonic()
+    talk.line.leaving("SIGTERM")
+    assert talk.line.leave("its agent got SIGTERM", 5.0)
+    assert time.monotonic() - before < UNHEARD_LEAVE_S
+
+
+def test_nor_one_that_is_silent_from_the_first(talk: Talk) -> None:
+    talk.client.hangs = True
+    talk.begin()
+    soon(lambda: talk.client.asked)
+    before = time.monotonic()
+    assert not talk.line.leave("its agent got SIGTERM", 5.0)
+    assert UNHEARD_LEAVE_S <= time.monotonic() - before < 5.0
+
+
+def test_one_that_is_away_is_given_time(talk: Talk) -> None:
+    talk.begin()
+    talk.next()
+    talk.client.fails = Unreachable("no server answers (x: connection refused)")
+    soon(lambda: any("trying again" in text for text in talk.told))
+    threading.Timer(0.3, lambda: setattr(talk.client, "fails", None)).start()
+    assert talk.line.leave("done", 5.0)
+    assert talk.client.heard("leave")[-1] == "done"
+
+
+def test_an_error_of_the_server_is_the_sessions_business(talk: Talk) -> None:
+    talk.client.fails = HetError("odd")
+    talk.begin()
+    soon(lambda: any("odd; trying again" in text for text in talk.told))
+    talk.client.fails = None
+    assert talk.next().kind == "wait"
+
+
+def test_what_is_waited_for_is_told_once_however_the_seconds_change(talk: Talk) -> None:
+    for seconds in (9, 8, 7):
+        talk.client.says = directive("wait").model_copy(
+            update={"version": str(seconds), "why": f"1 of 2 nodes ready; until {seconds} s from now"}
+        )
+        if seconds == 9:
+            talk.begin()
+        soon(talk.news)
+    assert talk.told == ["waiting: 1 of 2 nodes ready; until 9 s from now"]
+
+
+def test_one_that_was_never_started_can_be_left_and_closed(talk: Talk) -> None:
+    assert talk.line.leave("x", 5.0)
+
+
+# -- a launcher's daemon -----------------------------------------------------------------------------------
+
+
+def with_daemon(found: DirectiveReply, words: list[str]) -> DirectiveReply:
+    assert found.start is not None
+    head = {"version": f"{found.version}.daemon", "reason": "daemon"}
+    return found.model_copy(update={"start": found.start.model_copy(update={"daemon": words}), **head})
+
+
+def test_a_daemon_that_follows_the_start_is_handed_over_without_another_preflight(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    async def reachable(address: str, port: int) -> str | None:
+        tried.append(port)
+        return None
+
+    monkeypatch.setattr(preflight, "reachable", reachable)
+    talk.client.says = start(3, master="b", port=7)
+    talk.begin()
+    assert talk.next().reason == "start"
+    talk.client.says = with_daemon(talk.client.says, ["orted"])
+    found = talk.next()
+    assert found.start is not None
+    assert (found.round, found.start.daemon) == (3, ["orted"])
+    assert tried == [7]
+
+
+def test_a_daemon_that_comes_during_the_preflight_waits_for_one(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    go_on = threading.Event()
+
+    async def reachable(address: str, port: int) -> str | None:
+        tried.append(port)
+        while len(tried) < 2 and not go_on.is_set():  # noqa: ASYNC110 (set from another thread)
+            await asyncio.sleep(0.01)
+        return None
+
+    monkeypatch.setattr(preflight, "reachable", reachable)
+    talk.client.says = start(1, master="b", port=7)
+    talk.begin()
+    soon(lambda: tried == [7])
+    talk.client.says = with_daemon(talk.client.says, ["orted"])
+    found = talk.next()
+    go_on.set()
+    assert found.start is not None
+    assert found.start.daemon == ["orted"]
+    assert tried == [7, 7]
+    assert talk.news(0.3) == []
+
+
+def test_a_daemon_is_answered(talk: Talk) -> None:
+    talk.client.says = start(1)
+    talk.begin()
+    talk.next()
+    assert talk.line.start_daemon(1, "b", ["orted", "x"]).result(10) is None
+    assert talk.client.heard("daemon") == [("b", 1, ["orted", "x"])]
+
+
+def test_a_daemon_that_is_given_twice_while_the_server_thinks_is_refused(talk: Talk) -> None:
+    talk.client.says = start(1)
+    talk.begin()
+    talk.next()
+    talk.client.hangs = True
+    first = talk.line.start_daemon(1, "b", ["orted"])
+    assert "has already been given a daemon in round 1" in str(
+        talk.line.start_daemon(1, "b", ["other"]).result(10)
+    )
+    talk.client.hangs = False
+    assert first.result(10) is None
+
+
+def test_a_daemon_without_a_server_is_cancelled_with_the_line(talk: Talk) -> None:
+    talk.client.says = start(1)
+    talk.begin()
+    talk.next()
+    talk.client.fails = Unreachable("no server answers")
+    waiting = talk.line.start_daemon(1, "b", ["orted"])
+    assert talk.line.leave("over", 10.0)
+    assert waiting.cancelled()
+    talk.line.close()
+    assert talk.line.start_daemon(1, "b", ["orted"]).cancelled()

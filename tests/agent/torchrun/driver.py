@@ -1,0 +1,103 @@
+"""A handler with a scripted server."""
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.agent.job.test_store import start
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from hetagent.node.network import hold_port
+from hetagent.torchrun.conf import conf_of
+from hetagent.torchrun.connection import Connection
+from hetagent.torchrun.directives import Directives
+from hetagent.torchrun.handler import TorchrunHandler
+from hetrdzv.protocol.wire import DirectiveReply
+
+
+def params(
+    endpoint: str = "host:29400", run_id: str = "job", local_addr: str | None = None, **conf: Any
+) -> Any:
+    """What torchrun passes to a backend."""
+    return RendezvousParameters("hetrdzv", endpoint, run_id, 1, 3, local_addr, **conf)
+
+
+def directive(kind: str, round_number: int = 1, **fields: Any) -> DirectiveReply:
+    """Any directive except a start."""
+    return start("a", 1).model_copy(
+        update={"kind": kind, "round": round_number, "start": None, "why": "for a reason"} | fields
+    )
+
+
+class ScriptedLine:
+    """A line whose directives come from the test; records what it was asked to do."""
+
+    handed_at = 0.0
+
+    def __init__(self) -> None:
+        self.news: list[DirectiveReply] = []
+        self.said: list[tuple[Any, ...]] = []
+
+    def take(self) -> list[DirectiveReply]:
+        taken, self.news = self.news, []
+        return taken
+
+    def workers(self, running: bool) -> None:
+        """Not recorded: it does not go to the server."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *words: self.said.append((name, *words))
+
+
+class LoudLine(ScriptedLine):
+    """A scripted line that can be polled."""
+
+    def __init__(self, *news: DirectiveReply) -> None:
+        super().__init__()
+        self._read_fd, self._write_fd = os.pipe()
+        for one in news:
+            self.say(one)
+
+    def fileno(self) -> int:
+        return self._read_fd
+
+    def say(self, one: DirectiveReply) -> None:
+        self.news.append(one)
+        os.write(self._write_fd, b"!")
+
+    def take(self) -> list[DirectiveReply]:
+        if self.news:
+            os.read(self._read_fd, len(self.news))
+        return super().take()
+
+    def end(self) -> None:
+        os.close(self._read_fd)
+        os.close(self._write_fd)
+
+
+def connect(handler: TorchrunHandler, line: ScriptedLine) -> Directives:
+    """Connect a handler to a scripted line."""
+    directives = Directives(line, handler._tell)  # type: ignore[arg-type]
+    handler._directives = directives
+    return directives
+
+
+@contextlib.contextmanager
+def port_holder(*news: DirectiveReply) -> Iterator[tuple[TorchrunHandler, Any, int]]:
+    """Node a, which may offer one port only; its line; the port."""
+    with hold_port("127.0.0.1", None) as free:
+        port: int = free.getsockname()[1]
+    conf = conf_of(params(node_id="a", local_addr="127.0.0.1", port_range=f"{port}-{port}"))
+    handler, line = TorchrunHandler(conf, None), LoudLine(*news)
+    handler._connection = Connection(conf, None, 1, handler._tell)
+    handler._connection.line.close()  # replaced by the scripted one
+    connect(handler, line)
+    handler._leaver = weakref.finalize(handler, int)
+    try:
+        yield handler, line, port
+    finally:
+        handler._directives = None
+        handler.shutdown()
+        line.end()

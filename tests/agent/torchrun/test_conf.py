@@ -1,0 +1,161 @@
+"""What torchrun was told about the rendezvous, and the token for the server."""
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.agent.torchrun.driver import params
+from tests.test_docs import differences, page, quoted, rows, section
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.launcher.api import LaunchConfig
+from torch.distributed.run import config_from_args, parse_args
+
+from hetagent.options.flags import SPEC_FLAGS
+from hetagent.torchrun import conf as torchrun_conf
+from hetagent.torchrun import create_handler
+from hetagent.torchrun.conf import OPTIONS, ConfError, conf_of, take_token
+from hetrdzv.auth.files import AccessError
+from hetrdzv.core.model import GroupSpec
+from hetrdzv.protocol.wire import UNLIMITED_RESTARTS
+
+
+def test_what_torchrun_passes_is_understood() -> None:
+    """Uses torchrun's own parser: whatever it adds to the options has to be accepted."""
+    words = [
+        "--nnodes",
+        "2:4",
+        "--rdzv-backend",
+        "hetrdzv",
+        "--rdzv-endpoint",
+        "http://h1:1,h2",
+        "--rdzv-id",
+        "G",
+    ]
+    words += [
+        "--rdzv-conf",
+        "slots=4,node_id=gpu1,lease_s=7.5,on_join=spare,port_range=29500-29510",
+        "train.py",
+    ]
+    config, _, _ = config_from_args(parse_args(words))
+    conf = conf_of(
+        RendezvousParameters(
+            config.rdzv_backend,
+            config.rdzv_endpoint,
+            config.run_id,
+            config.min_nodes,
+            config.max_nodes,
+            config.local_addr,
+            **config.rdzv_configs,
+        )
+    )
+    assert conf.servers == ("http://h1:1", "http://h2:29400")
+    assert (conf.group, conf.node_id, conf.slots, conf.port_range) == ("G", "gpu1", 4, (29500, 29510))
+    assert conf.spec.given() == {
+        "min_nodes": 2,
+        "max_nodes": 4,
+        "max_restarts": UNLIMITED_RESTARTS,
+        "lease_s": 7.5,
+        "on_join": "spare",
+    }
+
+
+def test_what_torch_adds_is_all_that_is_passed_over() -> None:
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1)
+    assert set(config.rdzv_configs) == torchrun_conf.TORCHS_OWN
+
+
+def test_a_program_may_pass_numbers() -> None:
+    conf = conf_of(params(slots=3, max_restarts=2, last_call_s=1.5, connect_timeout_s=9, node_id=None))
+    assert (conf.slots, conf.spec.max_restarts, conf.spec.last_call_s, conf.connect_timeout_s) == (
+        3,
+        2,
+        1.5,
+        9.0,
+    )
+    assert conf.node_id == os.uname().nodename
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"endpoint": " "}, "no server: give --rdzv-endpoint"),
+        (
+            {"endpoint": "ftp://host"},
+            "--rdzv-endpoint: server URL 'ftp://host': the scheme must be http or https",
+        ),
+        ({"run_id": "my job"}, "--rdzv-id 'my job' must be 1 to 128 letters"),
+        ({"token": "secret"}, "no option 'token' with hetrdzv; known are ca_cert, .*, token_file"),
+        ({"join_timeout": "3"}, "no option 'join_timeout'"),
+        ({"slots": "two"}, "slots=two: 'two' is not a whole number"),
+        ({"slots": "0"}, "slots=0: .* greater than or equal to 1"),
+        ({"node_id": "a b"}, "node_id=a b: 'a b' must be"),
+        ({"lease_s": "-1"}, "lease_s=-1: -1 is not a number of seconds"),
+        ({"on_join": "wait"}, "on_join=wait: "),
+        ({"port_range": "9-1"}, "port_range=9-1: .* ends before it begins"),
+        ({"local_addr": "10.0.0.1", "interface": "eth0"}, "local_addr and interface both choose the address"),
+    ],
+)
+def test_nonsense_is_refused(how: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfError, match=told) as refusal:
+        create_handler(params(**how))
+    assert "secret" not in str(refusal.value)
+
+
+def test_the_address_may_come_from_torchrun() -> None:
+    assert conf_of(params(local_addr="10.0.0.1")).local_addr == "10.0.0.1"
+    assert conf_of(RendezvousParameters("hetrdzv", "h", "job", 1, 1, "10.0.0.1")).local_addr == "10.0.0.1"
+    both = RendezvousParameters("hetrdzv", "h", "job", 1, 1, "10.0.0.1")
+    both.config["local_addr"] = "10.0.0.2"
+    with pytest.raises(ConfError, match="contradict each other"):
+        conf_of(both)
+
+
+def test_every_field_of_a_spec_has_an_option() -> None:
+    set_otherwise = {"min_nodes", "max_nodes", "command"}  # --nnodes; the script
+    assert torchrun_conf.SpecFields.model_fields.keys() - set_otherwise <= OPTIONS.keys()
+
+
+def documented_options() -> dict[str, str]:
+    """The options in docs/torchrun.md, each with its default."""
+    table = rows(section(page("docs/torchrun.md"), "Options"))
+    return {name: row[1] for row in table for name in quoted(row[:1])}
+
+
+def test_every_option_is_documented() -> None:
+    assert differences("option", "docs/torchrun.md", set(documented_options()), set(OPTIONS)) == []
+    assert differences("option", "docs/torchrun.md", set(), {"slots"}) != []
+
+
+def test_defaults_are_documented() -> None:
+    there = {name: f"{getattr(GroupSpec(), name):g}" for name in SPEC_FLAGS if name != "on_join"}
+    there |= {"max_restarts": str(UNLIMITED_RESTARTS), "on_join": str(GroupSpec().on_join)}
+    there |= {"connect_timeout_s": f"{conf_of(params()).connect_timeout_s:g}"}
+    told = documented_options()
+    assert {name: told[name] for name in there} == there
+
+
+# -- the token -----------------------------------------------------------------------------------------------
+
+
+def test_the_token_leaves_the_environment_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HET_TOKEN", "secret")
+    assert take_token(None) == "secret"
+    assert "HET_TOKEN" not in os.environ
+    assert take_token(None) == "secret"
+
+
+def test_a_token_file_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HET_TOKEN", "secret")
+    file = tmp_path / "token"
+    file.write_text("other\n")
+    assert take_token(file) == "other"
+    assert "HET_TOKEN" not in os.environ
+    with pytest.raises(AccessError, match="cannot be read"):
+        take_token(tmp_path / "none")
+
+
+def test_a_bad_token_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HET_TOKEN", "sec ret")
+    with pytest.raises(AccessError, match="must hold one token") as refusal:
+        create_handler(params())
+    assert "sec" not in str(refusal.value)

@@ -1,0 +1,349 @@
+"""The handler between torch's agent and the server: how it acts on directives, and what it cleans up."""
+
+import gc
+import inspect
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.agent.job.test_store import client, start
+from tests.agent.protocol.test_line import Talk, soon
+from tests.agent.torchrun.driver import ScriptedLine, connect, directive, params, port_holder
+from torch.distributed import TCPStore
+from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
+from torch.distributed.run import main
+
+from hetagent.torchrun import conf as torchrun_conf
+from hetagent.torchrun import handler as torchrun_handler
+from hetagent.torchrun.callers import failure_of_callers
+from hetagent.torchrun.conf import conf_of
+from hetagent.torchrun.directives import Directives
+from hetagent.torchrun.environment import WorkerEnvironment
+from hetagent.torchrun.handler import LONGEST_INTERVAL_S, TorchrunHandler, _abandon
+from hetagent.torchrun.line import PluginLine
+from hetrdzv.protocol.wire import DirectiveReply
+
+# -- how torch finds it --------------------------------------------------------------------------------------
+
+
+def test_torch_has_it_in_its_registry() -> None:
+    made = registry.create_handler(params())
+    assert isinstance(made, TorchrunHandler)
+    assert (made.get_backend(), made.get_run_id(), made.num_nodes_waiting()) == ("hetrdzv", "job", 0)
+    assert made.use_agent_store
+    assert not made.is_closed()
+    assert made.shutdown()
+    assert made.is_closed()
+    with pytest.raises(RendezvousClosedError, match="create another handler"):
+        made.next_rendezvous()
+
+
+def test_two_on_one_host_need_no_names() -> None:
+    """As with torchrun's own backends; after a restart each has its name again."""
+
+    def make() -> TorchrunHandler:
+        made = registry.create_handler(RendezvousParameters("hetrdzv", "h:1", "two-on-one-host", 1, 3))
+        assert isinstance(made, TorchrunHandler)
+        return made
+
+    host = socket.gethostname()
+    first, second = make(), make()
+    assert (first._node_id, second._node_id) == (host, f"{host}.2")
+    second.shutdown()
+    third = make()
+    assert third._node_id == f"{host}.2"
+    del first
+    gc.collect()
+    assert make()._node_id == host, "after a signal torch calls no shutdown()"
+    third.shutdown()
+
+
+def test_other_backends_pay_nothing_for_it() -> None:
+    """Every torchrun on the machine loads the entry point."""
+    code = "import sys; before = set(sys.modules); import hetagent.torchrun; print(*sorted(set(sys.modules) - before))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    ours = {name for name in said.split() if name.startswith("het")}
+    assert ours == {"hetagent", "hetagent.torchrun"}
+    assert "torch" not in said.split()
+
+
+# -- what the server says ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"), [({"stop_timeout_s": 29}, True), ({"stop_timeout_s": 30}, False), ({}, False)]
+)
+def test_less_time_than_torch_takes_to_stop_is_warned_of(
+    given: dict[str, Any], warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(PluginLine, "start", lambda line: None)
+    handler = TorchrunHandler(conf_of(params(endpoint="127.0.0.1:9", **given)), None)
+    handler._connect()
+    handler.shutdown()
+    assert ("warning: stop_timeout_s=29 is less than the 30 s" in capsys.readouterr().err) == warned
+
+
+def test_torch_stops_workers_before_a_restart_with_its_own_default() -> None:
+    default = inspect.signature(LocalElasticAgent._shutdown).parameters["timeout"].default
+    assert default == torchrun_conf.TORCHS_STOP_TIMEOUT_S
+    assert "self._shutdown()" in inspect.getsource(inspect.unwrap(LocalElasticAgent._stop_workers))
+
+
+@pytest.mark.parametrize("news", [[directive("stop", 1)], []], ids=["stop", "time-out"])
+def test_a_round_whose_agents_did_not_meet_frees_its_port(
+    news: list[DirectiveReply], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: a store that lives until garbage collection would hold the only port of a port_range."""
+    monkeypatch.setattr(torchrun_handler, "STORE_TIMEOUT", timedelta(seconds=0.05))
+    gc.disable()
+    try:
+        with port_holder(*news) as (handler, _line, port):
+            assert handler._offered_port() == port
+            assert handler._directives is not None
+            assert handler._enter(handler._directives, start("a", port, group_rank=0)) is None
+            assert handler._offered_port() == port
+    finally:
+        gc.enable()
+
+
+def assigned(handler: TorchrunHandler, start_: DirectiveReply, after: Callable[[], None]) -> list[Any]:
+    """The two workers that torch's agent creates if something happens as soon as the agents have met."""
+    assert handler._directives is not None
+    info = handler._enter(handler._directives, start_)
+    assert info is not None
+    after()
+    spec = WorkerSpec(role="default", local_world_size=2, rdzv_handler=handler, entrypoint="train.py")
+    made: list[Any] = SimpleElasticAgent._assign_worker_ranks(
+        None,
+        info.store,
+        info.rank,
+        info.world_size,
+        spec,  # type: ignore[arg-type]
+    )
+    return made
+
+
+def test_the_master_goes_on_when_a_member_never_tells_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrun_handler, "STORE_TIMEOUT", timedelta(seconds=10))
+    with port_holder() as (handler, line, port):
+        handler._offered_port()
+        peer = threading.Thread(target=lambda: client(port).set("hetrdzv/round_1/1", "a"))
+        peer.start()
+        workers = assigned(handler, start("a", port, group_rank=0), lambda: line.say(directive("stop", 1)))
+        peer.join()
+        assert [worker.global_rank for worker in workers] == [0, 1]
+        assert workers[0].world_size > 1000  # impossible in a real job
+        assert handler.num_nodes_waiting() == 1
+        assert [said[0] for said in line.said] == ["started"]
+
+
+def master_store() -> TCPStore:
+    """The store of node b, which has entered the round."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=10), wait_for_workers=False)
+    store.set("hetrdzv/round_1/0", "b")
+    return store
+
+
+@pytest.mark.parametrize("what", ["stop", "stop, store gone", "store gone, then stop"])
+def test_a_member_goes_on_when_the_master_never_assigns_ranks(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with port_holder() as (handler, line, _):
+        stores = [master_store()]
+        explain = Directives.explain
+
+        def stop() -> None:
+            line.say(directive("stop", 1))
+            assert handler._directives is not None
+            handler._directives.heed()
+
+        def stop_late(directives: Directives) -> DirectiveReply | None:
+            stop()
+            return explain(directives)
+
+        def end() -> None:
+            if "gone" in what:
+                stores.clear()
+            if what.startswith("stop"):
+                stop()
+
+        monkeypatch.setattr(Directives, "explain", stop_late)
+        workers = assigned(handler, start("b", stores[0].port), end)
+        assert {worker.world_size for worker in workers} == {3 * 1024}
+        assert 0 not in {worker.global_rank for worker in workers}
+        assert handler.num_nodes_waiting() == 1
+
+
+def test_a_store_that_fails_in_a_round_that_goes_on_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Directives, "explain", lambda directives: None)
+    with port_holder() as (handler, _line, _):
+        stores = [master_store()]
+        with pytest.raises(RuntimeError):
+            assigned(handler, start("b", stores[0].port), stores.clear)
+
+
+def test_the_ranks_that_torch_assigns_are_its_own() -> None:
+    with port_holder() as (handler, _line, port):
+        handler._offered_port()
+        workers = assigned(handler, start("a", port, group_rank=0, nnodes=1), lambda: None)
+        assert [(worker.global_rank, worker.world_size) for worker in workers] == [(0, 2), (1, 2)]
+
+
+@pytest.fixture
+def in_round_2() -> Iterator[tuple[TorchrunHandler, ScriptedLine]]:
+    handler, line = TorchrunHandler(conf_of(params()), None), ScriptedLine()
+    directives = connect(handler, line)
+    directives.round, directives.in_round = 2, True
+    yield handler, line
+    handler._directives = None
+
+
+@pytest.mark.parametrize(
+    ("news", "waiting"),
+    [
+        ([], 0),
+        ([directive("wait", 0)], 0),
+        ([directive("stop", 1)], 0),
+        ([directive("stop", 2)], 1),
+        ([directive("exit", 0, exit_code=3)], 1),
+    ],
+)
+def test_nodes_wait_exactly_when_the_round_is_over(
+    in_round_2: tuple[TorchrunHandler, ScriptedLine], news: list[DirectiveReply], waiting: int
+) -> None:
+    handler, line = in_round_2
+    assert handler.num_nodes_waiting() == 0
+    line.news = news
+    assert handler.num_nodes_waiting() == waiting
+    assert handler.num_nodes_waiting() == waiting
+    assert line.said == []
+
+
+def test_all_agents_stop_their_workers_at_once(in_round_2: tuple[TorchrunHandler, ScriptedLine]) -> None:
+    """Whichever asks first waits until the others have had time to ask, too."""
+    handler, line = in_round_2
+    handler._asked_at = time.monotonic() - 0.3  # torch's monitor_interval, as it was seen
+    assert handler.num_nodes_waiting() == 0
+    line.handed_at = time.monotonic()
+    line.news = [directive("stop", 2)]
+    assert handler.num_nodes_waiting() == 1
+    assert time.monotonic() >= line.handed_at + 0.3
+
+
+def test_a_round_that_ends_before_this_node_asked_gives_the_others_time(
+    in_round_2: tuple[TorchrunHandler, ScriptedLine],
+) -> None:
+    handler, line = in_round_2
+    line.handed_at = time.monotonic() - LONGEST_INTERVAL_S + 0.1
+    line.news = [directive("stop", 2)]
+    assert handler.num_nodes_waiting() == 1
+    assert time.monotonic() >= line.handed_at + LONGEST_INTERVAL_S
+
+
+def test_a_failure_is_reported_only_in_a_round_that_nobody_has_ended(
+    in_round_2: tuple[TorchrunHandler, ScriptedLine],
+) -> None:
+    handler, line = in_round_2
+    directives = handler._directives
+    assert directives is not None
+    handler._report_failure(directives)
+    ((what, round_number, failure, _),) = line.said
+    assert (what, round_number, failure.final) == ("failed", 2, False)
+    line.news = [directive("stop", 2)]
+    directives.heed()
+    handler._report_failure(directives)
+    assert len(line.said) == 1
+
+
+def test_a_final_failure_is_reported_until_the_job_is_over(
+    in_round_2: tuple[TorchrunHandler, ScriptedLine],
+) -> None:
+    handler, line = in_round_2
+    directives = handler._directives
+    assert directives is not None
+    line.news = [directive("stop", 2)]
+    directives.heed()
+    handler._report_failure(directives, final=True)
+    ((what, round_number, failure, _),) = line.said
+    assert (what, round_number, failure.final) == ("failed", 2, True)
+    line.news = [directive("exit", 2)]
+    directives.heed()
+    handler._report_failure(directives, final=True)
+    assert len(line.said) == 1
+
+
+@pytest.mark.parametrize(
+    "fields", [{"exit_code": 0, "outcome": "succeeded"}, {"exit_code": 4, "reason": "drained"}]
+)
+def test_torchrun_exits_as_hetagent_would(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's launch_agent() cannot handle a graceful exit."""
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torchrun sets it; restored afterwards
+    words = ["--rdzv-backend", "hetrdzv", "--rdzv-endpoint", "h", "--rdzv-id", "job", "train.py"]
+    with port_holder(directive("exit", **fields)) as (handler, _, _):
+        monkeypatch.setattr("hetagent.torchrun.handler.TorchrunHandler", lambda conf, token: handler)
+        with pytest.raises(SystemExit) as end:
+            main.__wrapped__(words)  # type: ignore[attr-defined]
+        assert end.value.code == fields["exit_code"]
+        assert handler.is_closed()
+
+
+def test_the_failure_is_read_from_torchs_agent() -> None:
+    def agent(failed: dict[int, ProcessFailure]) -> Any:
+        result = RunResult(WorkerState.FAILED, failures=failed)
+        return failure_of_callers(), result
+
+    killed, _ = agent({7: ProcessFailure(local_rank=1, pid=1, exitcode=-9, error_file="<N/A>")})
+    assert (killed.rank, killed.local_rank, killed.signal, killed.exit_code) == (7, 1, "SIGKILL", None)
+    failed, _ = agent({3: ProcessFailure(local_rank=0, pid=1, exitcode=5, error_file="<N/A>")})
+    assert (failed.rank, failed.exit_code, failed.signal, failed.message) == (3, 5, None, "exit code 5")
+    unknown, _ = agent({})
+    assert (unknown.rank, unknown.local_rank) == (-1, -1)
+
+
+# -- a handler that is dropped -------------------------------------------------------------------------------
+
+
+def test_a_dropped_handler_may_be_collected_in_its_lines_own_thread() -> None:
+    talk, environment = Talk(), WorkerEnvironment()
+    environment.begin()
+    environment.add({"HET_ROUND": "3"})
+    talk.begin()
+    soon(talk.news)
+    ended = threading.Event()
+    talk.line._loop.call_soon_threadsafe(lambda: (_abandon(talk.line, environment), ended.set()))
+    talk.line._thread.join(10)
+    assert ended.is_set()
+    assert talk.client.heard("leave") == ["its agent is gone"]
+    assert talk.line.fileno() == -1
+    assert "HET_ROUND" not in os.environ
+
+
+def test_a_line_that_has_ended_can_be_abandoned() -> None:
+    talk = Talk()
+    talk.begin()
+    assert talk.line.leave("x", 10.0)
+    talk.line.abandon("x")
+    assert talk.line.fileno() == -1
+
+
+def test_one_handler_does_not_take_back_what_another_has_set() -> None:
+    old, new = WorkerEnvironment(), WorkerEnvironment()
+    for one in (old, new):
+        one.begin()
+        assert "HET_ROUND" not in os.environ
+        one.add({"HET_ROUND": "1"})
+    old.remove()
+    assert os.environ["HET_ROUND"] == "1"
+    new.remove()
+    assert "HET_ROUND" not in os.environ

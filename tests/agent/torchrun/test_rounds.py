@@ -1,0 +1,343 @@
+"""Handlers of the torchrun plug-in with a real server: how jobs end, and what the nodes learn about it."""
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+import httpx
+import pytest
+from tests.support.cluster import wait_for
+from tests.support.servers import Hetserver
+from torch.distributed.elastic.agent.server.api import (
+    _TERMINAL_STATE_SYNC_ID,
+    RunResult,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.utils import store as store_util
+
+from hetagent.torchrun import create_handler
+from hetagent.torchrun.handler import TorchrunHandler
+
+FAILED = "the job failed: rank 0 (local rank 0) on a exited with code 1"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Hetserver]:
+    with Hetserver() as server:
+        yield server
+
+
+class Job:
+    """Nodes of one group, each a handler in this process."""
+
+    numbers = itertools.count()
+
+    def __init__(self, server: Hetserver, threads: ThreadPoolExecutor) -> None:
+        self.server = server
+        self.group_id = f"job{next(self.numbers)}"
+        self._threads = threads
+        self._http = httpx.Client(trust_env=False)
+        self.handlers: list[TorchrunHandler] = []
+
+    def node(
+        self, name: str, nodes: int = 1, fewest: int | None = None, endpoint: str | None = None, **conf: Any
+    ) -> TorchrunHandler:
+        """A new handler."""
+        fewest = nodes if fewest is None else fewest
+        params = RendezvousParameters(
+            "hetrdzv", endpoint or self.server.url, self.group_id, fewest, nodes, node_id=name, **conf
+        )
+        handler = create_handler(params)
+        assert isinstance(handler, TorchrunHandler)
+        self.handlers.append(handler)
+        return handler
+
+    def enters(self, handler: TorchrunHandler) -> "Future[RendezvousInfo]":
+        """Ask for the next round, in a thread."""
+        return self._threads.submit(handler.next_rendezvous)
+
+    def pair(self, **conf: Any) -> list[TorchrunHandler]:
+        """Nodes a and b in round 1."""
+        nodes = [self.node(name, 2, **conf) for name in "ab"]
+        for entered in [self.enters(node) for node in nodes]:
+            entered.result(20)
+        wait_for(lambda: self.group()["state"] == "running", "the round")
+        return nodes
+
+    def group(self) -> Any:
+        """What the server says of the group."""
+        return self._http.get(f"{self.server.url}/v1/groups/{self.group_id}").raise_for_status().json()
+
+    def ends(self, state: str) -> Any:
+        """Wait for the group's outcome; what the server then says of it."""
+        wait_for(lambda: self.group()["state"] == state, state, 10)
+        return self.group()
+
+    def hetctl(self, *words: str) -> str:
+        """What hetctl shows."""
+        command = [sys.executable, "-m", "hetrdzv.cli.hetctl", *words, "--server", self.server.url]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("HET_")}
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=30).stdout
+
+    def end(self) -> None:
+        for handler in self.handlers:
+            handler.shutdown()
+        self._http.close()
+
+
+@pytest.fixture
+def job(server: Hetserver) -> Iterator[Job]:
+    with ThreadPoolExecutor(4) as threads:
+        made = Job(server, threads)
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+def gives_up(handler: TorchrunHandler, rank: int = 0, code: int = 1) -> RunResult:
+    """What torch's agent does when its workers have failed and it has no restart left."""
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=code, error_file="<N/A>")
+    result = RunResult(WorkerState.FAILED, failures={rank: failure})
+    handler.shutdown()
+    return result
+
+
+def succeeds(handler: TorchrunHandler, info: RendezvousInfo) -> None:
+    """What torch's agent does when its workers have succeeded."""
+    store_util.barrier(info.store, info.world_size, _TERMINAL_STATE_SYNC_ID, barrier_timeout=20)
+
+
+def told_to_stop(handler: TorchrunHandler) -> None:
+    wait_for(lambda: handler.num_nodes_waiting() == 1, "the end of the round")
+
+
+# -- an agent gives up ---------------------------------------------------------------------------------------
+
+
+def test_the_failure_of_the_only_node_is_shown(job: Job) -> None:
+    handler = job.node("a")
+    handler.next_rendezvous()
+    gives_up(handler, code=7)
+    group = job.ends("failed")
+    assert group["root_cause"]["message"] == "rank 0 (local rank 0) on a exited with code 7"
+    shown = job.hetctl("status", job.group_id)
+    assert "rank 0 (local rank 0) on a exited with code 7" in shown
+    assert "gave up; what failed" not in shown
+
+
+def test_the_others_are_told_of_the_failure(job: Job) -> None:
+    a, b = job.pair()
+    gives_up(a)
+    told_to_stop(b)
+    with pytest.raises(RendezvousClosedError) as end:
+        job.enters(b).result(20)
+    assert str(end.value) == FAILED
+    assert job.group()["root_cause"]["failure"]["exit_code"] == 1
+
+
+def test_the_first_failure_is_the_cause_where_all_give_up(job: Job) -> None:
+    """b's workers fail because a's are gone, after the server has ended the round."""
+    a, b = job.pair()
+    gives_up(a)
+    told_to_stop(b)
+    gives_up(b, rank=1)
+    group = job.ends("failed")
+    assert group["why"] == FAILED
+
+
+def test_the_others_go_on_where_they_are_enough(job: Job) -> None:
+    a, b = job.pair(fewest=1)
+    gives_up(a)
+    told_to_stop(b)
+    assert job.enters(b).result(20).world_size == 1
+
+
+def test_a_signal_is_no_failure(job: Job) -> None:
+    """A program with an agent of its own calls shutdown() then; torch's launcher does not."""
+    a, b = job.pair(fewest=1)
+
+    def program() -> None:
+        try:
+            raise SignalException("Process 1 got signal: 15", Signals.SIGTERM)
+        finally:
+            a.shutdown()
+
+    with pytest.raises(SignalException):
+        program()
+    told_to_stop(b)
+    assert job.group()["current_round"]["ended"] == "a left: its agent got SIGTERM"
+
+
+def test_an_error_that_kept_workers_from_starting_is_the_cause(job: Job) -> None:
+    handler = job.node("a")
+    handler.next_rendezvous()
+    try:
+        raise ValueError("no such file: train.py")
+    except ValueError:
+        handler.shutdown()
+    group = job.ends("failed")
+    assert group["why"] == "the job failed: a could not start its workers: ValueError: no such file: train.py"
+
+
+# -- a handler that was told to exit -------------------------------------------------------------------------
+
+
+def test_who_was_told_to_exit_keeps_no_newcomer_waiting(job: Job) -> None:
+    """A program may keep its handler long after its job has ended."""
+    a, b = job.pair()
+    gives_up(a)
+    told_to_stop(b)
+    with pytest.raises(RendezvousClosedError):
+        job.enters(b).result(20)
+    newcomer = job.node("c")
+    assert job.enters(newcomer).result(20).world_size == 1
+    assert job.group()["job"] == 2
+
+
+def test_who_has_succeeded_keeps_no_newcomer_waiting(job: Job) -> None:
+    handler = job.node("a")
+    succeeds(handler, handler.next_rendezvous())
+    newcomer = job.node("c")
+    assert job.enters(newcomer).result(20).world_size == 1
+    assert job.group()["job"] == 2
+
+
+def test_who_still_has_workers_is_waited_for(job: Job) -> None:
+    """They end when torch's agent asks next; a new job must not run beside them."""
+    handler = job.node("a")
+    handler.next_rendezvous()
+    wait_for(lambda: job.group()["state"] == "running", "the round")
+    job.hetctl("cancel", job.group_id)
+    told_to_stop(handler)
+    assert [node["state"] for node in job.group()["nodes"]] == ["running"]
+    with pytest.raises(RendezvousClosedError, match="the job was cancelled"):
+        handler.next_rendezvous()
+    wait_for(lambda: [node["state"] for node in job.group()["nodes"]] == ["left"], "its goodbye", 10)
+    with pytest.raises(RendezvousClosedError, match="the job was cancelled"):
+        handler.next_rendezvous()
+
+
+# -- time-outs and closing -----------------------------------------------------------------------------------
+
+
+def test_nodes_that_do_not_come_together_in_time_are_a_time_out(job: Job) -> None:
+    with pytest.raises(
+        RendezvousTimeoutError, match=r"not enough nodes joined within 0\.5 s: 1 of 2 nodes ready"
+    ):
+        job.node("a", 2, join_timeout_s=0.5).next_rendezvous()
+
+
+def test_a_closed_rendezvous_is_closed_for_all_nodes(job: Job) -> None:
+    a, b = job.pair()
+    a.set_closed()
+    assert a.is_closed()
+    wait_for(b.is_closed, "b hears of it", 10)
+    for handler in (a, b):
+        told_to_stop(handler)
+        with pytest.raises(RendezvousClosedError):
+            handler.next_rendezvous()
+    assert job.group()["state"] == "cancelled"
+    newcomer = job.node("c", 2)
+    with pytest.raises(RendezvousClosedError, match="the job was cancelled"):
+        newcomer.next_rendezvous()
+
+
+def test_an_agent_that_leaves_closes_it_for_nobody_else(job: Job) -> None:
+    """torch's own backends close the rendezvous for all with shutdown() (pytorch#67742)."""
+    a, b = job.pair(fewest=1)
+    a.shutdown()
+    assert a.is_closed()
+    told_to_stop(b)
+    assert not b.is_closed()
+    assert job.enters(b).result(20).world_size == 1
+
+
+def test_a_success_is_not_closed(job: Job) -> None:
+    handler = job.node("a")
+    succeeds(handler, handler.next_rendezvous())
+    handler.set_closed()
+    handler.shutdown()
+    job.ends("succeeded")
+
+
+def test_closing_what_nobody_has_joined_closes_the_handler(job: Job) -> None:
+    handler = job.node("a")
+    handler.set_closed()
+    assert handler.is_closed()
+    with pytest.raises(RendezvousClosedError, match="closed"):
+        handler.next_rendezvous()
+
+
+def test_closing_takes_a_token_that_may_cancel(job: Job, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("the-admins admin\nthe-nodes agent\n")
+    tokens.chmod(0o600)
+    mine = tmp_path / "mine"
+    mine.write_text("the-nodes\n")
+    mine.chmod(0o600)
+    with Hetserver("memory", 0, tokens) as server:
+        handler = job.node("a", endpoint=server.url, token_file=mine)
+        handler.next_rendezvous()
+        with pytest.raises(RendezvousConnectionError, match="needs the role admin"):
+            handler.set_closed()
+        assert handler.is_closed()
+        handler.shutdown()
+
+
+# -- what the server shows -----------------------------------------------------------------------------------
+
+
+def agent_of(handler: TorchrunHandler, workers: int) -> LocalElasticAgent:
+    spec = WorkerSpec(role="default", local_world_size=workers, rdzv_handler=handler, entrypoint="train.py")
+    return LocalElasticAgent(spec, DefaultLogsSpecs())
+
+
+def test_the_world_size_is_torchs(job: Job) -> None:
+    """`slots` is not given."""
+    agents = [agent_of(job.node(name, 2), workers) for name, workers in (("a", 3), ("b", 1))]
+    rounds = [job._threads.submit(agent._rendezvous, agent._worker_group) for agent in agents]
+    for entered in rounds:
+        entered.result(20)
+    assert {worker.world_size for agent in agents for worker in agent._worker_group.workers} == {4}
+    shown = job.group()["current_round"]
+    assert shown["world_size"] == 4
+    torchs = {agent._worker_group.group_rank: agent._worker_group.workers[0].global_rank for agent in agents}
+    assert {member["group_rank"]: member["rank_offset"] for member in shown["members"]} == torchs
+
+
+def test_slots_that_are_not_torchs_are_corrected(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    agent = agent_of(job.node("a", slots=5), 2)
+    agent._rendezvous(agent._worker_group)
+    assert job.group()["current_round"]["world_size"] == 2
+    assert "warning: slots=5 was given, but torch starts 2 workers on this node" in capsys.readouterr().err
+
+
+def test_slots_are_what_a_program_without_an_agent_says(job: Job) -> None:
+    job.node("a", slots=5).next_rendezvous()
+    assert job.group()["current_round"]["world_size"] == 5
+
+
+def test_restarts_that_torch_counts_have_no_bound(job: Job) -> None:
+    job.node("a").next_rendezvous()
+    shown = job.hetctl("status", job.group_id)
+    assert "1000000" not in shown
+    assert "1000000" not in job.hetctl("status")

@@ -1,0 +1,195 @@
+"""A node whose agent gives up after a failure, as torch's does without restarts left: the failure stays the cause."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.core.driver import Story, running
+
+FIRST = "rank 0 (local rank 0) on a exited with code 1"
+
+
+def gives_up(story: Story, node_id: str, **how: object) -> None:
+    """Its workers fail, and its agent leaves."""
+    story.failed(node_id, final=True, **how)
+    story.leave(node_id, "its agent gave up")
+
+
+def assert_failed_with(story: Story, message: str, *node_ids: str) -> None:
+    """The group failed, and every one of these nodes is told why."""
+    assert story.group.state == "failed", story.why
+    assert story.group.root_cause is not None
+    assert story.group.root_cause.message == message
+    for node_id in node_ids:
+        told = story.told(node_id)
+        assert (told.kind, told.why) == ("exit", f"the job failed: {message}")
+
+
+def test_the_only_node_gives_up() -> None:
+    story = running("a", max_restarts=1000)
+    gives_up(story, "a", exit_code=7)
+    assert_failed_with(story, "rank 0 (local rank 0) on a exited with code 7")
+    assert story.group.root_cause is not None
+    assert story.group.root_cause.kind == "worker_failed"
+    assert story.group.root_cause.failure is not None
+    assert story.group.root_cause.failure.message == "Traceback: boom"
+    assert story.said("round_judged") == []
+
+
+def test_too_few_are_left() -> None:
+    story = running("a", "b", max_restarts=1000)
+    gives_up(story, "a")
+    assert story.group.state == "waiting"  # b's workers may say something else yet
+    story.join("b")
+    assert_failed_with(story, FIRST, "b")
+    assert story.said("group_failed") == [f"the job failed: {FIRST}; a gave up, and 1 of 2 nodes is left"]
+    assert story.group.restarts == 0
+
+
+def test_the_others_give_up_as_well() -> None:
+    """Its peers' workers fail because the first one's did."""
+    story = running("a", "b", max_restarts=1000)
+    story.failed("a", final=True)
+    story.now += 0.2
+    story.failed("b", final=True, rank=1)
+    story.leave("b", "its agent gave up")
+    assert story.group.state == "waiting"
+    story.leave("a", "its agent gave up")
+    assert_failed_with(story, FIRST)
+
+
+def test_the_earliest_failure_is_the_cause_whoever_gave_up() -> None:
+    story = running("a", "b", "c", max_restarts=1000)
+    story.wait(10)
+    story.failed("b", rank=1, final=True)
+    story.failed("a", age_s=2.0)
+    story.leave("b", "its agent gave up")
+    story.joins("a", "c")
+    assert_failed_with(story, FIRST, "a", "c")
+
+
+def test_enough_are_left() -> None:
+    story = running("a", "b", "c", min_nodes=2, max_restarts=1000)
+    gives_up(story, "a")
+    story.joins("b", "c")
+    assert story.group.state == "starting"
+    assert story.order == ["b", "c"]
+    assert story.said("restart_spent") == [f"restart 1 of 1000: {FIRST}"]
+
+
+def test_a_spare_takes_the_place() -> None:
+    story = running("a", "b", max_nodes=2, max_restarts=1000)
+    story.join("spare")
+    gives_up(story, "a")
+    story.join("b")
+    assert story.order == ["spare", "b"]
+
+
+@pytest.mark.parametrize("how", ["lose", "drain", "replace"])
+def test_whatever_becomes_of_its_agent(how: str) -> None:
+    """It crashes before it has left, a person takes it out, or it is started again at once."""
+    story = running("a", "b", max_restarts=1000)
+    story.failed("a", final=True)
+    match how:
+        case "lose":
+            story.lose("a")
+        case "drain":
+            story.drain("a")
+            story.leave("a")
+        case "replace":
+            story.leave("a", "its agent gave up")
+            story.join("a", inc="a-2")
+    story.join("b")
+    if how == "replace":
+        assert story.group.state == "starting"
+        assert story.said("restart_spent") == [f"restart 1 of 1000: {FIRST}"]
+    else:
+        assert_failed_with(story, FIRST, "b")
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "why"),
+    [
+        (Story.lose, "node_lost", "b lost: its connection was cut"),
+        (Story.leave, "node_left", "b left: its agent left"),
+    ],
+)
+def test_a_loss_behind_the_failure_is_the_cause(
+    how: Callable[[Story, str], None], kind: str, why: str
+) -> None:
+    """b's machine dies: a's workers fail of it, and a has no restart to spend."""
+    story = running("a", "b", max_restarts=1000)
+    gives_up(story, "a")
+    how(story, "b")
+    assert_failed_with(story, f"{why}; failures elsewhere were a consequence")
+    assert story.group.root_cause is not None
+    assert (story.group.root_cause.kind, story.group.root_cause.node_id) == (kind, "b")
+
+
+def test_a_round_that_a_joiner_ended() -> None:
+    """a's workers fell because their peers were stopped for c; the failure is all that explains the end of the job."""
+    story = running("a", "b", max_nodes=3, max_restarts=1000)
+    story.join("c")
+    story.wait(1)
+    assert story.ended == "joined"
+    gives_up(story, "a")
+    story.drain("c")
+    story.leave("c")
+    story.join("b")
+    assert_failed_with(story, FIRST, "b")
+
+
+def test_a_node_that_has_not_stopped_yet_may_come() -> None:
+    story = running("a", "b", "c", min_nodes=2, max_restarts=1000, stop_timeout_s=1.0)
+    gives_up(story, "a")
+    story.join("b")
+    story.renew("c")
+    story.wait(6.1)  # c is overdue
+    assert story.group.state == "waiting"
+    story.join("c")
+    story.wait(1.0)  # the last call
+    assert story.order == ["b", "c"]
+
+
+def test_the_budget_of_the_group_counts_as_well() -> None:
+    story = running("a", "b", "c", min_nodes=2, max_restarts=0)
+    gives_up(story, "a")
+    story.joins("b", "c")
+    assert_failed_with(story, FIRST, "b", "c")
+    assert story.said("group_failed") == [f"the job failed: {FIRST}; max_restarts is 0"]
+
+
+def test_who_comes_back_has_not_given_up() -> None:
+    story = running("a", "b", max_restarts=1000)
+    story.failed("a", final=True)
+    story.joins("a", "b")
+    assert story.group.state == "starting"
+    assert story.group.restarts == 1
+
+
+def test_who_came_back_waits_for_the_others() -> None:
+    story = running("a", "b", max_restarts=1000)
+    story.failed("a", final=True)
+    story.join("a")
+    story.drain("b")
+    story.leave("b")
+    assert story.group.state == "waiting"
+
+
+def test_a_master_that_succeeded_and_goes_explains_no_failure_before() -> None:
+    """torch's agent cannot run again after its exit barrier, so it leaves once it hears that another node failed."""
+    story = running("a", "b", max_restarts=1000)
+    story.succeeded("a")
+    story.failed("b", rank=1, final=True)
+    story.leave("a", "its agent has finished")
+    story.leave("b", "its agent gave up")
+    assert_failed_with(story, "rank 1 (local rank 0) on b exited with code 1")
+
+
+def test_an_agent_that_gave_up_but_never_goes_is_not_waited_for() -> None:
+    story = running("a", "b", max_restarts=1000, stop_timeout_s=1.0)
+    story.failed("a", final=True)
+    story.join("b")
+    story.renew("a")
+    story.wait(6.1)
+    assert_failed_with(story, FIRST, "a", "b")

@@ -1,0 +1,175 @@
+"""Which nodes, in which order, with which offsets (rule 4)."""
+
+from collections.abc import Set as AbstractSet
+from itertools import permutations
+
+from hetrdzv.core import order as ordering
+from hetrdzv.core.model import Node
+from hetrdzv.core.order import Placement, natural_key
+from hetrdzv.core.selection import Selection, select, stranded
+from hetrdzv.core.spec import GroupSpec
+from tests.core.driver import Story, running
+
+
+def node(node_id: str, slots: int = 1, address: str = "10.0.0.1", role: str = "default") -> Node:
+    return Node(
+        node_id=node_id, incarnation=f"{node_id}-1", slots=slots, address=address, port=4000, role=role
+    )
+
+
+def nodes(*node_ids: str) -> list[Node]:
+    return [node(node_id) for node_id in node_ids]
+
+
+def place(
+    spec: GroupSpec,
+    ready: list[Node],
+    seats: tuple[str, ...] = (),
+    last: tuple[str, ...] = (),
+    unreachable: AbstractSet[tuple[str, str]] = frozenset(),
+) -> Placement:
+    """Select and order the nodes of the next round; one without members where none can form."""
+    answer = select(spec, ready, seats, last, unreachable)
+    if not isinstance(answer, Selection):
+        return Placement((), ())
+    return ordering.place(answer.nodes, seats, frozenset(last), answer.master)
+
+
+def order(*args: object, min_nodes: int = 1, max_nodes: int | None = None, **kwargs: object) -> list[str]:
+    spec = GroupSpec(min_nodes=min_nodes, max_nodes=max_nodes)
+    return [member.node_id for member in place(spec, *args, **kwargs).members]  # type: ignore[arg-type]
+
+
+def test_offsets_are_the_slots_before() -> None:
+    members = place(GroupSpec(), [node("a", 8), node("b", 4), node("c", 8)]).members
+    assert [m.rank_offset for m in members] == [0, 8, 12]
+    assert [m.group_rank for m in members] == [0, 1, 2]
+
+
+def test_roles_have_offsets_of_their_own() -> None:
+    members = place(
+        GroupSpec(), [node("a", 2, role="x"), node("b", 3, role="y"), node("c", 4, role="x")]
+    ).members
+    assert [(m.role_offset, m.role_world_size) for m in members] == [(0, 6), (0, 3), (2, 6)]
+
+
+def test_new_nodes_come_in_natural_order() -> None:
+    assert order(nodes("gpu10", "gpu2", "gpu1", "cpu")) == ["cpu", "gpu1", "gpu2", "gpu10"]
+    assert sorted(["a2b", "a10", "2", "a", "a2"], key=natural_key) == ["2", "a", "a2", "a2b", "a10"]
+
+
+def test_survivors_keep_their_order_and_new_nodes_go_last() -> None:
+    assert order(nodes("a", "b", "c", "0"), ("c", "a", "b"), ("c", "a", "b")) == ["c", "a", "b", "0"]
+
+
+def test_replacement_takes_the_place_of_the_one_it_replaces() -> None:
+    assert order(nodes("a", "c", "z"), ("a", "b", "c"), ("a", "b", "c")) == ["a", "z", "c"]
+
+
+def test_returning_node_gets_its_place_back() -> None:
+    placement = place(GroupSpec(), nodes("a", "c"), ("a", "b", "c"), ("a", "b", "c"))
+    assert placement.seats == ("a", "b", "c")
+    assert order(nodes("a", "b", "c"), placement.seats, ("a", "c")) == ["a", "b", "c"]
+
+
+def test_at_the_maximum_survivors_come_first() -> None:
+    spec = GroupSpec(max_nodes=2)
+    assert order(nodes("b", "c"), ("b", "c"), ("c",), max_nodes=1) == ["c"]
+    members = place(spec, nodes("a", "b", "c"), ("c", "b"), ("c",)).members
+    assert [m.node_id for m in members] == ["c", "b"]
+
+
+def test_shunned_master_goes_behind() -> None:
+    assert order(nodes("a", "b", "c"), unreachable={("c", "a")}) == ["b", "a", "c"]
+    assert order(nodes("a", "b"), unreachable={("gone", "a")}) == ["a", "b"]
+    assert order(nodes("a", "b"), unreachable={("a", "b"), ("b", "a")}, min_nodes=2) == []
+
+
+def test_where_no_master_serves_all_the_largest_part_is_taken() -> None:
+    broken = {(one, other) for one, other in permutations("abcd", 2) if "b" in (one, other)}
+    assert order(nodes("a", "b", "c", "d"), unreachable=broken) == ["a", "c", "d"]
+    assert order(nodes("a", "b", "c", "d"), unreachable=broken, min_nodes=4) == []
+    halves = {(one, other) for one, other in permutations("abcd", 2) if (one in "ab") != (other in "ab")}
+    assert order(nodes("a", "b", "c", "d"), unreachable=halves) == ["a", "b"]
+
+
+def test_a_spare_takes_part_where_that_makes_a_master_serve() -> None:
+    apart = {("a", "b"), ("b", "a")}
+    spec = GroupSpec(min_nodes=2, max_nodes=2)
+    placed = place(spec, nodes("a", "b", "c"), ("a", "b"), ("a", "b"), apart)
+    assert [m.node_id for m in placed.members] == ["a", "c"]
+    assert placed.seats == ("a", "c")
+    spec = GroupSpec(min_nodes=3, max_nodes=3)
+    placed = place(
+        spec, nodes("a", "b", "c", "d"), ("a", "b", "c"), ("a", "b", "c"), {*apart, ("a", "c"), ("b", "c")}
+    )
+    assert [m.node_id for m in placed.members] == ["a", "d", "c"]
+
+
+def test_names_that_count_alike_have_an_order() -> None:
+    for names in permutations(("gpu1", "gpu01", "gpu001")):
+        assert order(nodes(*names)) == ["gpu001", "gpu01", "gpu1"]
+
+
+def test_loopback_is_fine_among_loopback() -> None:
+    local = [node("a", address="127.0.0.1"), node("b", address="localhost")]
+    assert stranded(local) == []
+    assert stranded([*local, node("c")]) == local
+
+
+def test_returning_node_in_the_group() -> None:
+    story = running("a", "b", "c", min_nodes=2)
+    story.lose("b")
+    story.joins("a", "c")
+    assert story.order == ["a", "c"]
+    story.join("b", inc="b-2")
+    story.wait(1)
+    story.joins("a", "c")
+    assert story.order == ["a", "b", "c"]
+
+
+def test_replacement_in_the_group() -> None:
+    story = running("a", "b", "c")
+    story.lose("b")
+    story.joins("a", "c")
+    story.join("x")
+    story.wait(1)
+    assert story.order == ["a", "x", "c"]
+
+
+def test_loopback_node_is_told_to_exit() -> None:
+    story = Story(min_nodes=2)
+    story.join("a", address="127.0.0.1")
+    story.join("b", address="10.0.0.2")
+    told = story.told("a")
+    assert (told.kind, told.reason, told.exit_code) == ("exit", "rejected", 1)
+    assert told.why == (
+        "node 'a' offers address 127.0.0.1, but group 'g' has nodes on other hosts: "
+        "start hetagent with --local-addr or --interface"
+    )
+    assert "1 of 2 nodes ready (b); waiting for 1 more" in story.why
+    assert story.join("a", after=0).reason == "rejected"  # the same agent is not let in again
+    story.leave("a")
+    story.join("a", inc="a-2", address="10.0.0.1")
+    story.wait(10)
+    assert story.order == ["a", "b"]
+
+
+def test_loopback_joiner_is_told_to_exit_and_harms_nobody() -> None:
+    story = running("a", "b")
+    assert story.join("c", address="127.0.0.1").reason == "rejected"
+    story.wait(20)
+    assert story.ended is None
+
+
+def test_node_of_another_host_does_not_end_a_local_round() -> None:
+    story = Story(last_call_s=1)
+    story.join("a", address="127.0.0.1")
+    story.wait(1)
+    told = story.join("b")
+    story.wait(20)
+    assert story.ended is None
+    assert told.why == (
+        "round 1 runs without b, which is kept as a spare (a, the master, offers address 127.0.0.1, which no "
+        "other host can reach: start hetagent there with --local-addr or --interface)"
+    )

@@ -1,0 +1,293 @@
+"""`make dist`: builds sdist and wheel, checks them, and tries the wheel outside the checkout.
+
+python -m tests.dist [--without-torch]     # leaves the job of two agents out
+
+Prints a line for each thing that it checked; stops at the first that is wrong.
+"""
+
+import argparse
+import email
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from typing import Any
+
+from packaging.metadata import Metadata
+
+from hetrdzv import __version__
+from tests.support.servers import free_port
+from tests.support.worklog import WorkLog, complaints
+
+ROOT = Path(__file__).parents[1]
+DIST = ROOT / "dist"
+SUPPORT = ROOT / "tests" / "support"
+OF_THE_SDIST = {"agent", "rendezvous", "docs", "examples"}
+FILES_OF_THE_SDIST = {
+    *("CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "constraints.txt", "pyproject.toml", ".gitignore")
+}
+"""Folders and files at the top of the sdist."""
+
+SLOTS = {"a": 2, "b": 1}
+WAIT_S = 60.0
+
+
+def say(text: str) -> None:
+    """Print what was checked."""
+    print(f"ok  {text}", flush=True)
+
+
+def check(holds: object, complaint: str) -> None:
+    """Stop unless it holds."""
+    if not holds:
+        sys.exit(f"WRONG  {complaint}")
+
+
+# -- what was built --------------------------------------------------------------------------------------------
+
+
+def build() -> tuple[Path, Path]:
+    """Build the sdist, and the wheel from it, with the pinned backend."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    environ = os.environ | {
+        "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+    subprocess.run([sys.executable, "-m", "build", "--outdir", DIST], cwd=ROOT, env=environ, check=True)
+    (sdist,), (wheel,) = DIST.glob("*.tar.gz"), DIST.glob("*.whl")
+    say(
+        f"built {sdist.name} ({sdist.stat().st_size:,} bytes) and {wheel.name} ({wheel.stat().st_size:,} bytes)"
+    )
+    return sdist, wheel
+
+
+def tracked(*folders: str) -> set[str]:
+    """The files of some folders that git knows, or would take."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *folders],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
+
+
+def check_contents(sdist: Path, wheel: Path) -> None:
+    """Each has what belongs there, and nothing else."""
+    sources = {name.partition("/")[2] for name in tracked("rendezvous/hetrdzv", "agent/hetagent")}
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {name for name in archive.namelist() if ".dist-info/" not in name}
+    check(inside == sources, f"the wheel differs from the sources in {sorted(inside ^ sources)}")
+    check({"hetrdzv/py.typed", "hetagent/py.typed"} <= inside, "the wheel has no py.typed")
+    say(f"the wheel has the {len(inside)} files of hetrdzv and hetagent, and no others")
+
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    missing = tracked("rendezvous/hetrdzv", "agent/hetagent", "docs", "examples") - packed
+    check(not missing, f"the sdist lacks {sorted(missing)}")
+    other = {name for name in packed if PurePath(name).parts[0] not in OF_THE_SDIST} - FILES_OF_THE_SDIST
+    check(not other, f"the sdist has {sorted(other)}")
+    say(
+        f"the sdist has {len(packed)} files: {', '.join(sorted(OF_THE_SDIST))} and what describes them; no tests"
+    )
+
+
+def check_metadata(wheel: Path) -> None:
+    """PyPI would take it, and its page has no links that lead nowhere."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        raw = archive.read(name)
+        (entries,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
+        commands = re.findall(r"^(\w+) = ", archive.read(entries).decode(), re.MULTILINE)
+    found = Metadata.from_email(raw, validate=True)
+    check(str(found.version) == __version__, f"its version is {found.version}, the checkout's {__version__}")
+    check(set(commands) == {"hetagent", "hetctl", "hetserver", "hetrdzv"}, f"its entry points are {commands}")
+    text = email.message_from_bytes(raw).get_payload()
+    assert isinstance(text, str)
+    dead = re.findall(r"\]\((?!https?://)[^)]*\)", text)
+    check(text.startswith("# ") and not dead, f"the page on PyPI has links into the repository: {dead}")
+    bare = [one for one in found.requires_dist or [] if one.marker is None]
+    check(not any(one.name == "torch" for one in bare), "it needs torch without the extra 'agent'")
+    say(
+        f"metadata of {found.name} {found.version}: valid, {len(bare)} dependencies, no dead links on its page"
+    )
+
+
+# -- installed -------------------------------------------------------------------------------------------------
+
+
+class Environment:
+    """A virtual environment with the wheel, used from a folder outside the checkout."""
+
+    def __init__(self, folder: Path, wheel: Path, extra: str = "") -> None:
+        self._bin = folder / "venv" / "bin"
+        self.work = folder / "work"
+        self.work.mkdir(parents=True)
+        subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+        subprocess.run(
+            [
+                *(self._bin / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"),
+                *("-c", ROOT / "constraints.txt", f"{wheel}{extra}"),
+            ],
+            check=True,
+        )
+        self.environ = {
+            name: value for name, value in os.environ.items() if not name.startswith(("HET_", "PYTHON"))
+        } | {"XDG_STATE_HOME": str(folder / "state"), "PATH": f"{self._bin}:{os.environ['PATH']}"}
+
+    def command(self, name: str) -> str:
+        """The path of one of its programs."""
+        return str(self._bin / name)
+
+    def run(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run one of its programs to its end."""
+        return subprocess.run(
+            [self.command(name), *words],
+            cwd=self.work,
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+
+    def python(self, code: str) -> str:
+        """What a line of Python prints."""
+        done = self.run("python", "-c", code)
+        check(done.returncode == 0, f"{code!r} fails: {done.stderr}")
+        return done.stdout.strip()
+
+    @contextmanager
+    def running(self, name: str, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+        """One of its programs for the length of a block, and the file that it writes to."""
+        log = self.work / f"{name}-{time.monotonic_ns()}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [self.command(name), *words],
+                cwd=self.work,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        try:
+            yield process, log
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            process.wait(WAIT_S)
+
+
+def until(found: Callable[[], Any], what: str, explain: Callable[[], str]) -> Any:
+    """What a function returns, as soon as it is true."""
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        if result := found():
+            return result
+        time.sleep(0.05)
+    sys.exit(f"WRONG  {what}: not within {WAIT_S:g} s\n{explain()}")
+
+
+@contextmanager
+def serving(env: Environment) -> Iterator[str]:
+    """Its hetserver; the URL."""
+    url = f"http://127.0.0.1:{free_port()}"
+    with env.running("hetserver", "--port", url.rpartition(":")[2]) as (_, log):
+        answers = lambda: env.run("hetctl", "--server", url, "status").returncode == 0  # noqa: E731
+        until(answers, "hetserver", log.read_text)
+        yield url
+
+
+def without_torch(env: Environment) -> None:
+    """Server, hetctl and client work; hetagent says what it needs."""
+    where = env.python("import hetrdzv; print(hetrdzv.__file__)")
+    check(str(ROOT) not in where, f"hetrdzv is the checkout's: {where}")
+    check(env.python("import importlib.util as u; print(u.find_spec('torch'))") == "None", "torch is there")
+    for name in ("hetserver", "hetctl"):
+        said = env.run(name, "--version").stdout
+        check(said.strip() == f"{name}, version {__version__}", f"{name} --version says {said!r}")
+    with serving(env) as url:
+        said = env.run("hetctl", "--server", url, "create", "g", "--nnodes", "2").stdout
+        check(said.startswith("group 'g' exists, waiting"), f"hetctl create says {said!r}")
+        code = (
+            "import asyncio; from hetrdzv.client import Client\n"
+            f"async def main():\n async with Client(['{url}']) as c: print((await c.group('g')).state)\n"
+            "asyncio.run(main())"
+        )
+        check(env.python(code) == "waiting", "the client does not see the group")
+    refused = env.run("hetagent", "--standalone", "train.py")
+    advice = "pip install 'hetrdzv[agent]'"
+    check(advice in refused.stderr and "Traceback" not in refused.stderr, f"hetagent says {refused.stderr!r}")
+    say("without torch: hetserver, hetctl and the client work, hetagent says what to install")
+
+
+def with_torch(env: Environment) -> None:
+    """A job of two uneven nodes, one of whose workers is killed, ends well."""
+    for name in ("workload.py", "worklog.py"):
+        shutil.copy(SUPPORT / name, env.work)
+    log = WorkLog(env.work / "log")
+
+    def world(round_above: int) -> Any:
+        return until(
+            lambda: log.world(sum(SLOTS.values()), round_above=round_above),
+            f"a world of {sum(SLOTS.values())} after round {round_above}",
+            lambda: "\n".join(path.read_text() for path in env.work.glob("hetagent-*.log")),
+        )
+
+    with serving(env) as url:
+        flags = (
+            "--server",
+            url,
+            "--group",
+            "job",
+            "--nnodes",
+            "2",
+            "--device",
+            "cpu",
+            "--stop-timeout-s",
+            "5",
+        )
+        script = ("workload.py", "--into", str(log.folder))
+        a = ("hetagent", *flags, "--node-id", "a", "--gpus", str(SLOTS["a"]), *script)
+        b = ("hetagent", *flags, "--node-id", "b", "--gpus", str(SLOTS["b"]), *script)
+        with env.running(*a) as (first, _), env.running(*b) as (second, _):
+            before = world(0)
+            os.kill(before.lines[-1]["pid"], 9)
+            after = world(before.round)
+            log.finish()
+            statuses = (first.wait(WAIT_S), second.wait(WAIT_S))
+        group = json.loads(env.run("hetctl", "--server", url, "status", "job", "--json").stdout)
+    check(statuses == (0, 0), f"the agents exit with {statuses}")
+    check((group["state"], group["restarts"], after.restart) == ("succeeded", 1, 1), f"the group: {group}")
+    check(not (wrong := complaints(log.lines())), f"the workers: {wrong}")
+    say("with torch: a job of two uneven nodes loses a worker, restarts once and succeeds")
+
+
+def main() -> None:
+    """Build, check, install, try."""
+    parser = argparse.ArgumentParser(description="build and try the distribution; see make dist")
+    parser.add_argument("--without-torch", action="store_true", help="leave the job of two agents out")
+    args = parser.parse_args()
+    sdist, wheel = build()
+    check_contents(sdist, wheel)
+    check_metadata(wheel)
+    tries: Mapping[str, Callable[[Environment], None]] = {"": without_torch, "[agent]": with_torch}
+    for extra, work in tries.items():
+        if extra and args.without_torch:
+            continue
+        with tempfile.TemporaryDirectory(prefix="hetrdzv-dist-") as folder:
+            work(Environment(Path(folder), wheel, extra))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The master's agent has another node run orted: through the API, committed, and after a failover."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from hetrdzv.storage.base import Snapshot
+from tests.support.served import FaultyStore, api, serving, settled
+
+NODES = "/v1/groups/g/nodes"
+ORTED = ["orted", "-mca", "orte_hnp_uri", "1.0;tcp://10.0.0.1:5000"]
+ASKED = {"master": "a", "incarnation": "1", "round": 1, "words": ORTED}
+
+
+async def begin(client: httpx.AsyncClient, **wants: bool) -> None:
+    """Round 1 on nodes a, the master, and b."""
+    offer: dict[str, Any] = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 4000}
+    offer |= {"wants_members": True, "wants_daemon": True, "spec": {"min_nodes": 2, "max_nodes": 2}} | wants
+    for node_id in "ab":
+        assert (await client.put(f"{NODES}/{node_id}", json=offer)).status_code == 200
+
+
+async def polled(client: httpx.AsyncClient, node_id: str, after: str | None = None) -> dict[str, Any]:
+    query = {"incarnation": "1"} | ({} if after is None else {"after": after, "wait": "60"})
+    body: dict[str, Any] = (await client.get(f"{NODES}/{node_id}/directive", params=query)).json()
+    return body
+
+
+async def test_the_open_poll_of_the_member_is_answered_with_its_daemon() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await begin(client)
+        before = {node_id: await polled(client, node_id) for node_id in "ab"}
+        assert before["b"]["start"]["members"] == [
+            {"node_id": "a", "group_rank": 0, "rank_offset": 0, "slots": 1, "address": "10.0.0.1"},
+            {"node_id": "b", "group_rank": 1, "rank_offset": 1, "slots": 1, "address": "10.0.0.1"},
+        ]
+        polls = [asyncio.create_task(polled(client, node_id, before[node_id]["version"])) for node_id in "ba"]
+        await settled(50)
+        for _ in range(2):  # its answer may have been lost
+            reply = await client.post(f"{NODES}/b/daemon", json=ASKED)
+            assert (reply.status_code, reply.json()) == (200, before["a"])
+        told = await polls[0]
+        assert (told["kind"], told["round"], told["reason"]) == ("start", 1, "daemon")
+        assert told["start"] == before["b"]["start"] | {"daemon": ORTED}
+        assert not polls[1].done()
+        polls[1].cancel()
+        events = (await client.get("/v1/groups/g/events")).json()["events"]
+        assert [(one["kind"], one["text"], one["node_id"], one["round"]) for one in events[-1:]] == [
+            ("daemon_started", "a, the master, has the others run orted", "a", 1)
+        ]
+
+
+async def test_it_costs_one_small_record_and_outlives_the_server() -> None:
+    store = FaultyStore()
+    async with serving(store) as (service, _), api(service) as client:
+        await begin(client)
+        store.commits.clear()
+        assert (await client.post(f"{NODES}/b/daemon", json=ASKED)).status_code == 200
+        puts = {key: value for batch in store.commits for key, value in batch.puts.items()}
+        assert sorted(key for key in puts if "events" not in key) == ["groups/g/nodes/b"]
+        version = (await polled(client, "b"))["version"]
+        content: Snapshot = await store.load()
+    async with serving(FaultyStore(content)) as (service, _), api(service) as client:
+        told = await polled(client, "b")
+        assert (told["version"], told["start"]["daemon"]) == (version, ORTED)
+        assert (await client.post(f"{NODES}/b/daemon", json=ASKED)).status_code == 200
+        reply = await client.post(f"{NODES}/b/daemon", json=ASKED | {"words": ["orted"]})
+        assert (reply.status_code, reply.json()["code"]) == (409, "daemon_refused")
+
+
+async def test_nobody_hears_of_it_before_it_is_committed() -> None:
+    async with serving() as (service, store), api(service) as client:
+        await begin(client)
+        store.open.clear()
+        asked = asyncio.create_task(client.post(f"{NODES}/b/daemon", json=ASKED))
+        await settled(50)
+        assert not asked.done()
+        start = service.directive("g", "b", "1")[1].start
+        assert start is not None
+        assert start.daemon is None
+        store.open.set()
+        assert (await asked).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("node_id", "change", "status", "code"),
+    [
+        ("b", {"round": 2}, 409, "stale_round"),
+        ("b", {"incarnation": "0"}, 409, "stale_incarnation"),
+        ("a", {"master": "b"}, 409, "not_master"),
+        ("b", {"master": "x"}, 404, "unknown_node"),
+        ("a", {}, 404, "unknown_node"),
+        ("x", {}, 404, "unknown_node"),
+        ("b", {"words": ["sh", "-c", "orted"]}, 409, "daemon_refused"),
+        ("b", {"words": ["orted", *["x" * 16_000] * 3]}, 409, "daemon_refused"),
+        ("b", {"words": []}, 422, "invalid_request"),
+        ("b", {"words": "orted"}, 422, "invalid_request"),
+        ("b", {"words": ["orted", "x" * 32_769]}, 422, "invalid_request"),
+        ("b", {"words": ["orted"] * 1025}, 422, "invalid_request"),
+    ],
+)
+async def test_what_is_refused(node_id: str, change: dict[str, Any], status: int, code: str) -> None:
+    async with serving() as (service, _), api(service) as client:
+        await begin(client)
+        reply = await client.post(f"{NODES}/{node_id}/daemon", json=ASKED | change)
+        assert (reply.status_code, reply.json()["code"]) == (status, code)
+        assert ("directive" in reply.json()) is (code == "stale_round")
+        assert "daemon" not in (await polled(client, "b"))["start"]
+
+
+async def test_an_agent_that_was_started_another_way_is_never_given_one() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await begin(client, wants_daemon=False)
+        reply = await client.post(f"{NODES}/b/daemon", json=ASKED)
+        assert (reply.status_code, reply.json()["code"]) == (409, "daemon_refused")
+        assert "started without --launch mpi" in reply.json()["detail"]

@@ -1,0 +1,444 @@
+"""What the API refuses, and its error messages; no sockets."""
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import httpx
+import pytest
+
+from hetrdzv import __version__
+from hetrdzv.api import body as api_body
+from hetrdzv.api.app import create_app
+from hetrdzv.core.commands import Put
+from hetrdzv.protocol import versions
+from hetrdzv.protocol.errors import StorageError
+from hetrdzv.protocol.wire import MAX_BODY_BYTES
+from tests.support.served import api, serving, two_nodes
+
+JOIN = {"incarnation": "i", "slots": 1, "address": "10.0.0.1", "port": 4000}
+NODE = "/v1/groups/g/nodes/n"
+
+
+def problem(response: httpx.Response, status: int, code: str, field: str | None = None) -> str:
+    """Check problem details; returns what they say to people."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.headers["het-api-version"] == "1"
+    body = response.json()
+    assert (body["status"], body["code"], body.get("field")) == (status, code, field), body
+    assert body["title"]
+    return str(body["detail"])
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "says"),
+    [
+        ({"slots": 0}, "slots", "greater than or equal to 1 (given: 0)"),
+        ({"slots": 1025}, "slots", "less than or equal to 1024"),
+        ({"slots": True}, "slots", "valid integer"),
+        ({"slots": "4"}, "slots", "valid integer"),
+        ({"slots": 4.0}, "slots", "valid integer"),
+        ({"slots": 10**30}, "slots", "less than or equal"),
+        ({"port": 0}, "port", "greater than or equal to 1"),
+        ({"port": 65_536}, "port", "less than or equal to 65535"),
+        ({"script_port": -1}, "script_port", "greater than or equal to 0"),
+        ({"after_round": -1}, "after_round", "greater than or equal to 0"),
+        ({"after_round": 2**60}, "after_round", "less than or equal"),
+        ({"incarnation": "a b"}, "incarnation", "pattern"),
+        ({"incarnation": "i\n"}, "incarnation", "pattern"),
+        ({"incarnation": ""}, "incarnation", "pattern"),
+        ({"role": "x" * 129}, "role", "128"),
+        ({"role": ".."}, "role", "pattern"),
+        ({"address": ""}, "address", "at least 1 character"),
+        ({"address": "a" * 254}, "address", "at most 253 characters"),
+        ({"labels": {"path": "x" * 257}}, "labels.path", "at most 256"),
+        ({"labels": {str(n): "" for n in range(65)}}, "labels", "at most 64"),
+        ({"labels": {"a": 1}}, "labels.a", "valid string"),
+        ({"address": None}, "address", "valid string"),
+        ({"wants_command": 1}, "wants_command", "valid boolean"),
+        ({"spec": {"min_nodes": "2"}}, "spec.min_nodes", "valid integer"),
+        ({"spec": {"min_nodes": True}}, "spec.min_nodes", "valid integer"),
+        ({"spec": {"lease_s": True}}, "spec.lease_s", "valid number"),
+        ({"spec": {"min_gpu": 2}}, "spec.min_gpu", "there is no such field"),
+        ({"spec": {"command": "train.py"}}, "spec.command", "valid list"),
+        ({"spec": {"command": ["x" * 16_385]}}, "spec.command.0", "at most 16384"),
+        ({"spec": {"on_join": "explode"}}, "spec.on_join", "'restart' or 'spare'"),
+        ({"slot": 4}, "slot", "there is no such field"),
+    ],
+)
+async def test_a_field_of_a_join_that_is_wrong_is_named(
+    change: dict[str, Any], field: str, says: str
+) -> None:
+    async with serving() as (service, _), api(service) as client:
+        detail = problem(await client.put(NODE, json=JOIN | change), 422, "invalid_request", field)
+        assert detail.startswith(f"{field}: ")
+        assert says in detail
+        assert list(service.groups()) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("min_nodes", 0), ("lease_s", 0.1), ("max_restarts", -1), ("min_nodes", None)]
+)
+async def test_a_value_out_of_range_in_a_spec_is_named(field: str, value: object) -> None:
+    async with serving() as (service, _), api(service) as client:
+        for response in (
+            await client.put("/v1/groups/g", json={field: value}),
+            await client.put(NODE, json={**JOIN, "spec": {field: value}}),
+        ):
+            assert "must be" in problem(response, 422, "invalid_spec", field)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+async def test_numbers_that_are_none_are_refused(number: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    async with serving() as (service, _), api(service) as client:
+        body = json.dumps(JOIN)[:-1] + f', "spec": {{"lease_s": {number}}}}}'
+        problem(await client.put(NODE, content=body, headers=headers), 422, "invalid_request", "spec.lease_s")
+        await two_nodes(service)
+        body = f'{{"incarnation": "1", "round": 1, "kind": "failed", "age_s": {number}}}'
+        reply = await client.post("/v1/groups/g/nodes/a/report", content=body, headers=headers)
+        problem(reply, 422, "invalid_request", "age_s")
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "says"),
+    [
+        (b"", "application/json", "it is missing"),
+        (b"{", "application/json", "it is not JSON"),
+        (b"[]", "application/json", "it must be a JSON object"),
+        (b"null", "application/json", "it must be a JSON object"),
+        (b'"x"', "application/json", "it must be a JSON object"),
+        (json.dumps(JOIN).encode(), "text/plain", "sent with Content-Type: application/json"),
+    ],
+)
+async def test_bodies_that_are_no_object(content: bytes, kind: str, says: str) -> None:
+    async with serving() as (service, _), api(service) as client:
+        reply = await client.put(NODE, content=content, headers={"Content-Type": kind})
+        assert says in problem(reply, 422, "invalid_request", "body")
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe{}", b'{"slots": ' + b"1" * 5000 + b"}", nested(100_000).encode()]
+)
+async def test_bodies_that_no_parser_takes(content: bytes) -> None:
+    async with serving() as (service, _), api(service) as client:
+        reply = await client.put(NODE, content=content, headers={"Content-Type": "application/json"})
+        assert reply.status_code in (400, 422)
+        problem(reply, reply.status_code, "invalid_request", "body")
+
+
+async def test_half_a_character_is_refused() -> None:
+    body = json.dumps(JOIN | {"address": "X"}).replace("X", "\\ud800")
+    async with serving() as (service, _), api(service) as client:
+        reply = await client.put(NODE, content=body, headers={"Content-Type": "application/json"})
+        problem(reply, 422, "invalid_request", "address")
+
+
+async def test_several_wrong_fields_are_all_named() -> None:
+    async with serving() as (service, _), api(service) as client:
+        reply = await client.put(NODE, json={"slots": 0, "x": 1})
+        detail = problem(reply, 422, "invalid_request", "incarnation")
+        assert detail == "incarnation: it is missing; also wrong: slots, address, port, x"
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/groups/a%20b", "group_id"),
+        ("/v1/groups/a%00b", "group_id"),
+        ("/v1/groups/g%0A", "group_id"),
+        ("/v1/groups/" + "x" * 129, "group_id"),
+        ("/v1/groups/%C3%A9", "group_id"),
+        ("/v1/groups/g/nodes/a:b/directive?incarnation=i", "node_id"),
+        ("/v1/groups/g/nodes/n/directive", "incarnation"),
+        ("/v1/groups/g/nodes/n/directive?incarnation=a/b", "incarnation"),
+        ("/v1/groups/g/nodes/n/directive?incarnation=i&wait=-1", "wait"),
+        ("/v1/groups/g/nodes/n/directive?incarnation=i&wait=nan", "wait"),
+        ("/v1/groups/g/nodes/n/directive?incarnation=i&wait=inf", "wait"),
+        ("/v1/groups/g/nodes/n/directive?incarnation=i&wait=soon", "wait"),
+        ("/v1/groups/g/nodes/n/directive?incarnation=i&after=" + "x" * 257, "after"),
+        ("/v1/groups/g/nodes/n/directive?incarnation=i&wiat=1", "wiat"),
+        ("/v1/groups/g/events?after=-1", "after"),
+        ("/v1/groups/g/events?since=1", "since"),
+        ("/v1/groups?after=1", "after"),
+    ],
+)
+async def test_an_id_or_a_parameter_that_is_wrong_is_named(path: str, field: str) -> None:
+    async with serving() as (service, _), api(service) as client:
+        assert field in problem(await client.get(path), 422, "invalid_request", field)
+
+
+async def test_an_id_may_be_percent_encoded() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await service.execute("bert.large_1-2", Put({}))
+        assert (await client.get("/v1/groups/%62ert.large_1%2D2")).json()["group_id"] == "bert.large_1-2"
+        problem(await client.get("/v1/groups/a%2Fb"), 404, "no_such_route")
+
+
+async def test_routes_that_do_not_exist() -> None:
+    async with serving() as (service, _), api(service) as client:
+        for path in ("/v2/groups", "/v1/groups/", "/v1", "/v1/groups/g/nodes"):
+            assert "see /docs for all routes" in problem(await client.get(path), 404, "no_such_route")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/groups"),
+        ("PATCH", "/v1/groups/g"),
+        ("GET", "/v1/groups/g/cancel"),
+        ("GET", NODE),
+        ("POST", "/healthz"),
+        ("OPTIONS", NODE),
+        ("HEAD", "/v1/groups"),
+        ("TRACE", "/v1/groups"),
+    ],
+)
+async def test_methods_that_a_route_does_not_take(method: str, path: str) -> None:
+    async with serving() as (service, _), api(service) as client:
+        reply = await client.request(method, path)
+        assert reply.status_code == 405
+        assert reply.headers["allow"]
+        assert "access-control-allow-origin" not in reply.headers
+        if method != "HEAD":
+            assert method in problem(reply, 405, "method_not_allowed")
+
+
+async def test_health_may_be_asked_for_by_head() -> None:
+    async with serving() as (service, _), api(service) as client:
+        for path in ("/healthz", "/readyz", "/docs"):
+            reply = await client.head(path)
+            assert (reply.status_code, reply.content) == (200, b"")
+
+
+async def test_what_is_not_there() -> None:
+    async with serving() as (service, _), api(service) as client:
+        for method, path in (
+            ("GET", "/v1/groups/g"),
+            ("GET", "/v1/groups/g/events"),
+            ("DELETE", "/v1/groups/g"),
+            ("POST", "/v1/groups/g/cancel"),
+            ("POST", "/v1/groups/g/restart"),
+            ("POST", f"{NODE}/drain"),
+            ("DELETE", f"{NODE}?incarnation=i"),
+            ("GET", f"{NODE}/directive?incarnation=i"),
+        ):
+            assert "'g'" in problem(await client.request(method, path), 404, "unknown_group")
+        await two_nodes(service)
+        reply = await client.get(f"{NODE}/directive", params={"incarnation": "i"})
+        problem(reply, 404, "unknown_node")
+
+
+# -- what every request passes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        ("0", "the client is older"),
+        ("2", "this server is older"),
+        ("one", "not a number"),
+        ("", "not a number"),
+        ("-1", "not a number"),
+        ("9" * 5000, "not a number"),
+        (b"\xb2", "not a number"),
+    ],
+)
+async def test_another_api_version_is_told_who_is_older(version: str | bytes, says: str) -> None:
+    async with serving() as (service, _), api(service) as client:
+        headers = [(b"Het-Api-Version", version.encode() if isinstance(version, str) else version)]
+        reply = await client.get("/v1/groups", headers=headers)
+        assert says in problem(reply, 400, "version_mismatch")
+        assert (await client.get("/healthz", headers=headers)).status_code == 200
+
+
+async def test_the_api_version_is_in_every_reply() -> None:
+    async with serving() as (service, _), api(service) as client:
+        for version in ({}, {"Het-Api-Version": "1"}, {"Het-Api-Version": "01"}):
+            reply = await client.get("/v1/groups", headers=version)
+            assert (reply.status_code, reply.headers.get_list("het-api-version")) == (200, ["1"])
+            assert reply.headers.get_list("het-api-minor") == [str(versions.MINOR)]
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic c2VzYW1l",
+        "sesame",
+        "Bearer sesam",
+        "Bearer sesame2",
+        "Bearer ses\xe4me",
+        "Bearer sesame sesame",
+        "Token sesame",
+    ],
+)
+async def test_a_request_without_the_token_is_refused(
+    authorization: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with serving() as (service, _), api(service, token="sesame") as client:
+        headers = [] if authorization is None else [(b"Authorization", authorization.encode("latin-1"))]
+        reply = await client.put(NODE, json=JOIN, headers=headers)
+        problem(reply, 401, "unauthorized")
+        assert reply.headers["www-authenticate"] == "Bearer"
+        assert "sesame" not in reply.text + caplog.text
+        assert list(service.groups()) == []
+        for path in ("/v1/nowhere", "/openapi.json/", "/healthz/", "/docs/x", "/"):
+            assert (await client.get(path)).status_code == 401, path
+
+
+async def test_a_request_with_the_token_comes_through_whatever_its_host() -> None:
+    async with serving() as (service, _), api(service, token="sesame") as client:
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            headers = {"Authorization": f"{scheme} sesame", "Host": "rdzv.example", "Origin": "http://x"}
+            assert (await client.put("/v1/groups/g", json={}, headers=headers)).status_code == 200
+        for path in ("/healthz", "/readyz", "/docs", "/openapi.json"):
+            assert (await client.get(path)).status_code == 200, path
+
+
+async def test_a_foreign_host_name_is_refused_without_a_token() -> None:
+    async with serving() as (service, _), api(service) as client:
+        for host in ("evil.example", "evil.example:29400"):
+            reply = await client.get("/v1/groups", headers={"Host": host})
+            assert "--token-file" in problem(reply, 403, "foreign_host")
+        for host in ("127.0.0.1:29400", "[::1]:29400", "localhost"):
+            assert (await client.get("/v1/groups", headers={"Host": host})).status_code == 200
+        assert (await client.get("/healthz", headers={"Host": "evil.example"})).status_code == 200
+    async with serving() as (service, _), api(service, any_host=True) as client:
+        assert (await client.get("/v1/groups", headers={"Host": "evil.example"})).status_code == 200
+
+
+@pytest.mark.parametrize("any_host", [False, True])
+async def test_a_foreign_page_gives_no_orders(any_host: bool) -> None:
+    """A form on any page can POST to localhost, with a Host that is right."""
+    async with serving() as (service, _), api(service, any_host=any_host) as client:
+        await two_nodes(service)
+        for origin in ("http://evil.example", "null", "http://localhost:1", "http://[", ""):
+            reply = await client.post("/v1/groups/g/cancel", headers={"Origin": origin})
+            assert "pages of other sites" in problem(reply, 403, "foreign_host")
+        for origin in ("http://localhost", "HTTP://LOCALHOST"):
+            reply = await client.post("/v1/groups/g/nodes/a/drain", headers={"Origin": origin})
+            assert reply.status_code == 200
+
+
+async def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_so() -> None:
+    async def in_chunks() -> Any:
+        for _ in range(20):
+            yield b" " * (MAX_BODY_BYTES // 16)
+
+    async with serving() as (service, _), api(service) as client:
+        large = b" " * (MAX_BODY_BYTES + 1)
+        headers = {"Content-Type": "application/json"}
+        assert "1048577" in problem(
+            await client.put(NODE, content=large, headers=headers), 413, "body_too_large", "body"
+        )
+        problem(await client.put(NODE, content=in_chunks(), headers=headers), 413, "body_too_large", "body")
+        fits = json.dumps(JOIN).encode().rjust(MAX_BODY_BYTES)
+        assert (await client.put(NODE, content=fits, headers=headers)).status_code == 200
+
+
+async def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_body, "BODY_TIMEOUT_S", 0.02)
+    async with serving() as (service, _):
+        replies = await ask_raw(service, [{"type": "http.request", "body": b"{", "more_body": True}])
+    assert replies[0]["status"] == 408
+
+
+async def test_a_body_that_ends_with_its_connection_is_not_taken_for_whole() -> None:
+    async with serving() as (service, _):
+        whole = json.dumps(JOIN).encode()
+        messages = [{"type": "http.request", "body": whole, "more_body": True}, {"type": "http.disconnect"}]
+        assert await ask_raw(service, messages) == []
+        assert list(service.groups()) == []
+
+
+async def ask_raw(service: Any, messages: list[dict[str, Any]]) -> list[Any]:
+    """Put the messages as the body of a join; returns the messages of the reply."""
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0) if messages else await asyncio.get_running_loop().create_future()
+
+    replies: list[Any] = []
+
+    async def send(message: Any) -> None:
+        replies.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "PUT",
+        "path": NODE,
+        "raw_path": NODE.encode(),
+        "query_string": b"",
+        "headers": [(b"content-length", b"900"), (b"content-type", b"application/json")],
+    }
+    await create_app(service)(scope, receive, send)
+    return replies
+
+
+# -- the server's own failures -----------------------------------------------------------------------------
+
+
+async def test_a_bug_is_a_problem_too_and_says_nothing_of_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as (service, _), api(service) as client:
+        monkeypatch.setattr(service, "groups", lambda: 1 / 0)
+        detail = problem(await client.get("/v1/groups"), 500, "error")
+        assert detail == "the server failed on this request; its log says more"
+        assert "ZeroDivisionError" in caplog.text
+
+
+async def test_what_cannot_be_stored_may_be_asked_again() -> None:
+    async with serving() as (service, store), api(service) as client:
+        store.failures.append(StorageError("the disk is full"))
+        reply = await client.put(NODE, json=JOIN)
+        assert problem(reply, 503, "storage") == "the disk is full"
+        assert reply.headers["retry-after"] == "1"
+
+
+async def test_a_server_that_stops_says_so() -> None:
+    async with serving() as (service, _), api(service) as client:
+        service.begin_stop()
+        for path in ("/readyz", "/v1/groups/g/nodes/n/directive?incarnation=i"):
+            problem(await client.get(path), 503, "server_stopping")
+        assert (await client.get("/healthz")).json() == {
+            "status": "ok",
+            "service": "hetserver",
+            "version": __version__,
+            "api_version": versions.MAJOR,
+            "api_minor": versions.MINOR,
+        }
+
+
+# -- the documentation -------------------------------------------------------------------------------------
+
+
+async def test_the_docs_need_nothing_from_elsewhere_and_name_every_route() -> None:
+    async with serving() as (service, _), api(service) as client:
+        page = await client.get("/docs")
+        document = (await client.get("/openapi.json")).json()
+        assert page.headers["content-type"].startswith("text/html")
+        for scheme in ("http:", "https:", "//", "<script", "<link", "@import"):
+            assert scheme not in page.text
+        for path, operations in document["paths"].items():
+            for method in operations:
+                assert f"<summary>{method.upper()} {path}</summary>" in page.text
+        for name in document["components"]["schemas"]:
+            assert f"<summary>{name}</summary>" in page.text
+
+
+async def test_the_openapi_document_knows_the_real_form_of_errors() -> None:
+    async with serving() as (service, _), api(service) as client:
+        text = (await client.get("/openapi.json")).text
+        assert "HTTPValidationError" not in text
+        assert "ProblemReply" in text

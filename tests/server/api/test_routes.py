@@ -1,0 +1,206 @@
+"""The replies of the routes; no sockets."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from hetrdzv.protocol import wire
+from hetrdzv.service import polls
+from tests.support.served import api, join, serving, settled, two_nodes
+
+NODES = "/v1/groups/g/nodes"
+
+
+def offer(incarnation: str = "1", **more: object) -> dict[str, object]:
+    return {"incarnation": incarnation, "slots": 2, "address": "10.0.0.1", "port": 4000, **more}
+
+
+async def begun(request: Any) -> "asyncio.Task[httpx.Response]":
+    """A request that is on its way."""
+    task = asyncio.get_running_loop().create_task(request)
+    await settled(50)
+    return task
+
+
+async def test_a_join_that_waits_costs_one_request() -> None:
+    async with serving() as (service, _), api(service) as client:
+        spec = {"min_nodes": 2, "max_nodes": 2}
+        first = await begun(client.put(f"{NODES}/a?wait=60", json=offer(spec=spec)))
+        assert not first.done()
+        second = await client.put(f"{NODES}/b?wait=60", json=offer(slots=4))
+        starts = [wire.DirectiveReply.model_validate_json(r.content) for r in (await first, second)]
+        assert [(s.kind, s.round) for s in starts] == [("start", 1)] * 2
+        places = [s.start for s in starts if s.start is not None]
+        assert [(p.group_rank, p.rank_offset, p.slots, p.world_size) for p in places] == [
+            (0, 0, 2, 6),
+            (1, 2, 4, 6),
+        ]
+        assert places[0].master == places[1].master
+
+
+async def test_a_directive_is_below_a_kilobyte_whatever_the_size_of_the_round() -> None:
+    async with serving() as (service, _), api(service) as client:
+        spec = {"min_nodes": 200, "max_nodes": 200}
+        await asyncio.gather(*(service.execute("g", join(f"n{i}", **spec)) for i in range(200)))
+        reply = await client.get(f"{NODES}/n150/directive", params={"incarnation": "1"})
+        assert reply.json()["kind"] == "start"
+        assert len(reply.content) < 1000
+
+
+async def test_a_poll_waits_for_half_the_lease_at_most() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await service.execute("g", join("a", min_nodes=2, lease_s=0.5))
+        version = (await client.get(f"{NODES}/a/directive", params={"incarnation": "1"})).json()["version"]
+        query = {"incarnation": "1", "after": version, "wait": 3600}
+        async with asyncio.timeout(10):
+            reply = await client.get(f"{NODES}/a/directive", params=query)
+        assert (reply.json()["version"], reply.json()["poll_s"]) == (version, 0.25)
+
+
+async def test_a_poll_without_wait_or_with_another_version_answers_at_once() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        for query in ({}, {"after": "x", "wait": 60}, {"wait": 60}):
+            reply = await client.get(f"{NODES}/a/directive", params={"incarnation": "1", **query})
+            assert reply.json()["kind"] == "start"
+
+
+async def test_a_replaced_agent_is_refused_everywhere() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await service.execute("g", join("a", min_nodes=2))
+        version = (await client.get(f"{NODES}/a/directive", params={"incarnation": "1"})).json()["version"]
+        query = {"incarnation": "1", "after": version, "wait": 60}
+        poll = await begun(client.get(f"{NODES}/a/directive", params=query))
+        reply = await client.put(f"{NODES}/a", json=offer("2"))
+        assert (reply.status_code, reply.json()["code"]) == (409, "node_id_in_use")
+        assert "10.0.0.1" in reply.json()["detail"]
+        assert "--node-id" in reply.json()["detail"]
+        assert not poll.done()
+        await service.cut("g", "a", "1")
+        assert (await client.put(f"{NODES}/a", json=offer("2"))).status_code == 200
+        report = {"incarnation": "1", "round": 1, "kind": "started"}
+        for reply in (
+            await poll,
+            await client.get(f"{NODES}/a/directive", params={"incarnation": "1"}),
+            await client.post(f"{NODES}/a/report", json=report),
+            await client.delete(f"{NODES}/a", params={"incarnation": "1"}),
+            await client.put(f"{NODES}/a", json=offer("1")),
+        ):
+            assert (reply.status_code, reply.json()["code"]) == (409, "stale_incarnation")
+
+
+async def test_a_poll_ends_with_its_group() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        await client.post("/v1/groups/g/cancel")
+        version = (await client.get(f"{NODES}/a/directive", params={"incarnation": "1"})).json()["version"]
+        query = {"incarnation": "1", "after": version, "wait": 60}
+        poll = await begun(client.get(f"{NODES}/a/directive", params=query))
+        assert (await client.delete("/v1/groups/g")).status_code == 204
+        assert (await poll).json()["code"] == "unknown_group"
+
+
+async def test_a_report_changes_the_group_and_is_answered_with_the_directive() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        failure = {"local_rank": 0, "rank": 0, "exit_code": 1, "message": "Traceback: boom"}
+        report = {"incarnation": "1", "round": 1, "kind": "failed", "age_s": 0.5, "failure": failure}
+        reply = await client.post(f"{NODES}/a/report", json=report)
+        assert (reply.status_code, reply.json()["kind"]) == (200, "stop")
+        group = (await client.get("/v1/groups/g")).json()
+        assert {node["node_id"]: node["state"] for node in group["nodes"]} == {
+            "a": "stopping",
+            "b": "stopping",
+        }
+        assert group["nodes"][0]["failure"]["message"] == "Traceback: boom"
+
+
+async def test_a_report_of_an_older_round_gets_the_present_directive() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        report = {"incarnation": "1", "round": 0, "kind": "succeeded"}
+        reply = await client.post(f"{NODES}/a/report", json=report)
+        body = reply.json()
+        assert (reply.status_code, body["code"], body["directive"]["kind"]) == (409, "stale_round", "start")
+
+
+async def test_the_group_shows_who_could_not_reach_which_master() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        assert (await client.get("/v1/groups/g")).json()["unreachable"] == []
+        report = {"incarnation": "1", "round": 1, "kind": "master_unreachable", "message": "timed out"}
+        await client.post(f"{NODES}/b/report", json=report)
+        group = (await client.get("/v1/groups/g")).json()
+        assert group["unreachable"] == [{"node_id": "b", "master": "a"}]
+
+
+async def test_leave_drain_and_undrain() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        drained = (await client.post(f"{NODES}/b/drain")).json()
+        assert (drained["drained"], drained["state"]) == (["b"], "waiting")
+        assert (await client.post(f"{NODES}/b/undrain")).json()["drained"] == []
+        query = {"incarnation": "1", "reason": "SIGTERM"}
+        assert (await client.delete(f"{NODES}/a", params=query)).status_code == 204
+        nodes = {node["node_id"]: node for node in (await client.get("/v1/groups/g")).json()["nodes"]}
+        assert (nodes["a"]["state"], nodes["a"]["why"]) == ("left", "SIGTERM")
+
+
+async def test_groups_are_made_listed_restarted_and_forgotten() -> None:
+    async with serving() as (service, _), api(service) as client:
+        made = (await client.put("/v1/groups/g", json={"min_nodes": 2, "command": ["a", "b"]})).json()
+        assert (made["state"], made["spec"]["min_nodes"], made["spec"]["command"]) == (
+            "waiting",
+            2,
+            ["a", "b"],
+        )
+        assert (await client.put("/v1/groups/g", json={"min_nodes": 2})).status_code == 200
+        conflict = await client.put("/v1/groups/g", json={"min_nodes": 3})
+        assert (conflict.status_code, conflict.json()["code"]) == (409, "spec_conflict")
+        assert "min_nodes=2" in conflict.json()["detail"]
+        assert "min_nodes=3" in conflict.json()["detail"]
+        both = await client.put("/v1/groups/h", json={"min_nodes": 3, "max_nodes": 2})
+        assert (both.status_code, both.json()["field"]) == (422, "max_nodes")
+        (line,) = (await client.get("/v1/groups")).json()["groups"]
+        assert (line["group_id"], line["why"]) == ("g", "no node is ready; waiting for 2 more")
+        assert (await client.post("/v1/groups/g/restart")).status_code == 409
+        assert (await client.post("/v1/groups/g/cancel")).json()["state"] == "cancelled"
+        assert (await client.post("/v1/groups/g/restart")).json()["job"] == 2
+        assert (await client.delete("/v1/groups/g")).status_code == 204
+        assert (await client.get("/v1/groups")).json() == {"groups": []}
+
+
+async def test_a_group_with_live_nodes_is_not_forgotten() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        reply = await client.delete("/v1/groups/g")
+        assert (reply.status_code, reply.json()["code"]) == (409, "refused")
+        assert "hetctl cancel g" in reply.json()["detail"]
+
+
+async def test_the_history_can_be_read_on() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        all_events = (await client.get("/v1/groups/g/events")).json()
+        numbers = [event["number"] for event in all_events["events"]]
+        assert numbers == list(range(1, all_events["last"] + 1))
+        later = (await client.get("/v1/groups/g/events", params={"after": 2})).json()
+        assert later == {"events": all_events["events"][2:], "last": all_events["last"]}
+        none = (await client.get("/v1/groups/g/events", params={"after": later["last"]})).json()
+        assert none == {"events": [], "last": later["last"]}
+
+
+@pytest.mark.parametrize(("lease_s", "poll_s"), [(0.5, 0.25), (5.0, 2.5), (3600.0, polls.MAX_POLL_S)])
+async def test_how_long_a_poll_may_wait_follows_the_lease(lease_s: float, poll_s: float) -> None:
+    async with serving() as (service, _):
+        group = await service.execute("g", join("a", min_nodes=2, lease_s=lease_s))
+        assert polls.poll_s(group) == poll_s
+
+
+async def test_a_number_beyond_the_history_brings_nothing_but_its_end() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await service.execute("g", join("a", min_nodes=2))
+        beyond = (await client.get("/v1/groups/g/events", params={"after": 1000})).json()
+        assert beyond == {"events": [], "last": 1}

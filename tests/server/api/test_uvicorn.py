@@ -1,0 +1,157 @@
+"""What we use of uvicorn and asyncio beyond their documented APIs; says by name what a release has changed."""
+
+import ast
+import asyncio
+import inspect
+import ssl
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h11
+import pytest
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from hetrdzv.api import connections, http_server
+from hetrdzv.api.connections import TLS_BUFFER_BYTES, Connection, TlsConnection, protocol_factory
+from hetrdzv.api.gate import CERTIFIED
+from hetrdzv.settings import Limits
+
+OF_CONNECTION: dict[str, Callable[[Any], bool]] = {
+    "conn": lambda found: isinstance(found, h11.Connection),
+    "app_state": lambda found: found == {"a": 1},
+    "timeout_keep_alive_task": lambda found: found is None,
+    "send_400_response": lambda found: [*inspect.signature(found).parameters] == ["msg"],
+}
+"""Attributes of `H11Protocol` that are not asyncio's, each with what it has to be on a new connection."""
+
+OF_SERVER: dict[str, Callable[[Any], bool]] = {
+    "should_exit": lambda found: found is False,
+    "force_exit": lambda found: found is False,
+    "handle_exit": lambda found: [*inspect.signature(found).parameters] == ["sig", "frame"],
+}
+"""The same of `uvicorn.Server`."""
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    raise NotImplementedError
+
+
+def arguments() -> dict[str, Any]:
+    """What uvicorn makes a protocol with."""
+    return {
+        "config": loaded(uvicorn.Config(app)),
+        "server_state": ServerState(),
+        "app_state": {"a": 1},
+        "_loop": None,
+    }
+
+
+def loaded(config: uvicorn.Config) -> uvicorn.Config:
+    config.load()
+    return config
+
+
+def inherited(source: str, name: str) -> set[str]:
+    """Attributes that a class uses of itself, or overrides, and that are not its own or of asyncio's protocols."""
+    (found,) = (
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef) and node.name == name
+    )
+    used = {node.attr for node in ast.walk(found) if isinstance(node, ast.Attribute) and is_self(node.value)}
+    methods = {node.name for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    own = {name for name in used | methods if name.startswith("_")} | set(dir(asyncio.Protocol))
+    return (used | methods) - own
+
+
+def is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+@pytest.mark.parametrize("name", OF_CONNECTION)
+async def test_a_connection_has(name: str) -> None:
+    assert OF_CONNECTION[name](getattr(H11Protocol(**arguments()), name))
+
+
+@pytest.mark.parametrize("name", OF_SERVER)
+def test_a_server_has(name: str) -> None:
+    assert OF_SERVER[name](getattr(uvicorn.Server(uvicorn.Config(app)), name))
+
+
+def test_the_tables_above_name_all_that_is_used() -> None:
+    own = {"stop_at_eof", "watch_stdin", "signals"}
+    for module, kind, there in (
+        (connections, "Connection", set(OF_CONNECTION)),
+        (http_server, "HttpServer", set(OF_SERVER) | own),
+    ):
+        assert inherited(Path(module.__file__).read_text(), kind) == there
+
+
+def test_nothing_with_an_underscore_is_taken_from_uvicorn() -> None:
+    private = {name for name in dir(H11Protocol) if name.startswith("_") and not name.startswith("__")}
+    private |= {name for name in vars(uvicorn.Server(uvicorn.Config(app))) if name.startswith("_")}
+    private |= {name for name in dir(uvicorn.Server) if name.startswith("_") and not name.startswith("__")}
+    for module in (connections, http_server):
+        names = {node.attr for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
+                 if isinstance(node, ast.Attribute)}  # fmt: skip
+        assert names & private == set()
+
+
+async def test_uvicorn_calls_whatever_makes_a_protocol() -> None:
+    """`Config(http=...)` is documented to be a class; ours is a function."""
+    made: list[dict[str, Any]] = []
+
+    def make(**given: Any) -> asyncio.Protocol:
+        made.append(given)
+        return asyncio.Protocol()
+
+    assert loaded(uvicorn.Config(app, http=make)).http_protocol_class is make  # type: ignore[arg-type,comparison-overlap]
+    create = inspect.getsource(uvicorn.Server.startup)
+    assert "config.http_protocol_class(" in create
+    assert set(inspect.signature(H11Protocol.__init__).parameters) == {"self", *arguments()}
+
+
+# -- TLS -----------------------------------------------------------------------------------------------------
+
+
+async def test_only_our_tls_connections_have_small_buffers() -> None:
+    """`max_size` is what asyncio allocates for each connection, and nobody else's connections change."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    loop = asyncio.get_running_loop()
+    for kind, size in ((TlsConnection, TLS_BUFFER_BYTES), (SSLProtocol, 256 << 10)):
+        made = kind(loop, asyncio.Protocol(), context, loop.create_future(), server_side=True)
+        assert len(made.get_buffer(-1)) == size
+        made.connection_lost(None)
+
+
+async def test_a_server_leaves_asyncios_tls_as_it_is() -> None:
+    before = dict(vars(SSLProtocol))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    class Files:
+        def __init__(self) -> None:
+            self.context = context
+
+    make = protocol_factory(Limits(), Files())  # type: ignore[arg-type]
+    made = make(**arguments())
+    assert isinstance(made, TlsConnection)
+    made.connection_lost(None)
+    assert isinstance(protocol_factory(Limits(), None)(**arguments()), Connection)
+    assert dict(vars(SSLProtocol)) == before
+
+
+@pytest.mark.parametrize("certificate", [None, {"subject": ()}])
+async def test_a_client_certificate_is_noted_in_the_state_of_requests(certificate: Any) -> None:
+    class Transport(asyncio.Transport):
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
+            return {"peername": ("10.0.0.1", 1), "sockname": ("10.0.0.2", 2), "peercert": certificate}.get(
+                name, default
+            )
+
+    connection = protocol_factory(Limits(), None)(**arguments())
+    assert isinstance(connection, Connection)
+    connection.connection_made(Transport())
+    assert connection.app_state.get(CERTIFIED, False) is (certificate is not None)
+    connection.connection_lost(ConnectionResetError())

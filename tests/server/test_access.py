@@ -1,0 +1,162 @@
+"""Tokens in files and in the environment, and which host names are trusted without one."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hetrdzv.auth.client_token import client_token, read_token, reread_token
+from hetrdzv.auth.files import AccessError
+from hetrdzv.auth.hosts import trusted_host
+from hetrdzv.auth.token_files import make_token, require_token_file
+from hetrdzv.cli.hetserver import state_home
+
+
+def token_file(folder: Path, content: str | bytes, mode: int = 0o600) -> Path:
+    path = folder / "token"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LocalHost:29400", "127.0.0.1", "127.0.0.1:80", "10.1.2.3:29400"]
+)
+@pytest.mark.parametrize("more", ["", " "])
+def test_addresses_and_localhost_are_trusted(host: str, more: str) -> None:
+    assert trusted_host(host + more)
+
+
+@pytest.mark.parametrize(
+    "host", ["", "[::1]", "[::1]:29400", "[fe80::1%eth0]:1", "localhost.", "a.localhost:1"]
+)
+def test_other_forms_that_are_trusted(host: str) -> None:
+    assert trusted_host(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:29400",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "evil.example:127.0.0.1",
+        "[::1].evil.example",
+        "127.0.0.1@evil.example",
+        "::1:80:x",
+        "notlocalhost",
+    ],
+)
+def test_names_are_not_trusted(host: str) -> None:
+    assert not trusted_host(host)
+
+
+def test_a_token_is_made_once_in_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "token"
+    token, made = make_token(path)
+    assert made
+    assert len(token) >= 32
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert make_token(path) == (token, False)
+    assert read_token(path) == token
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_made_token_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = token_file(tmp_path, "secret\n", mode)
+    with pytest.raises(AccessError, match=f"other users of this machine.*chmod 600 {path}") as error:
+        make_token(path)
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("", "is empty"),
+        (" \n", "is empty"),
+        ("two words", "holds more than that"),
+        ("two\nlines\n", "holds more than that"),
+        ("schlüssel", "holds more than that"),
+        (b"\xff\xfe", "it is not text"),
+    ],
+)
+def test_a_file_that_holds_no_token_is_refused_without_showing_it(
+    tmp_path: Path, content: str | bytes, what: str
+) -> None:
+    path = token_file(tmp_path, content)
+    for use in (read_token, make_token):
+        with pytest.raises(AccessError, match=what) as error:
+            use(path)
+        assert str(path) in str(error.value)
+        assert "words" not in str(error.value)
+
+
+def test_a_token_file_that_cannot_be_read_or_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AccessError, match="No such file or directory"):
+        read_token(tmp_path / "none")
+    with pytest.raises(AccessError, match="Is a directory"):
+        read_token(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        AccessError, match=r"written \((Not a directory|File exists)\).*--token-file.*--host 127\.0\.0\.1"
+    ):
+        make_token(tmp_path / "file" / "token")
+
+
+def test_a_token_that_could_not_be_written_leaves_no_empty_file(tmp_path: Path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("there is no /dev/full here")
+    path = tmp_path / "token"
+
+    def open_full(name: str | Path, flags: int, mode: int = 0o777) -> int:
+        os.close(real_open(name, flags, mode))
+        return real_open(full, os.O_WRONLY)
+
+    real_open = os.open
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", open_full)
+        with pytest.raises(AccessError, match="No space left on device"):
+            make_token(path)
+    assert not path.exists()
+
+
+def test_a_client_takes_the_file_before_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HET_TOKEN", raising=False)
+    assert client_token(None) is None
+    monkeypatch.setenv("HET_TOKEN", " from-environment\n")
+    assert client_token(None) == "from-environment"
+    assert client_token(token_file(tmp_path, "from-file\n")) == "from-file"
+    monkeypatch.setenv("HET_TOKEN", "")
+    assert client_token(None) is None
+
+
+def test_where_state_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("XDG_STATE_HOME", "/var/state")
+    assert state_home() == Path("/var/state/hetrdzv")
+    for ignored in ("", "relative"):
+        monkeypatch.setenv("XDG_STATE_HOME", ignored)
+        assert state_home() == Path("/home/someone/.local/state/hetrdzv")
+
+
+def test_a_token_is_read_again_where_there_is_one(tmp_path: Path) -> None:
+    assert reread_token(None) is None
+    assert reread_token(tmp_path / "none") is None
+    assert reread_token(token_file(tmp_path, "two words")) is None
+    assert reread_token(token_file(tmp_path, "new\n")) == "new"
+
+
+def test_a_file_with_tokens_is_made_once_and_has_to_be_private(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    assert require_token_file(path)
+    assert not require_token_file(path)
+    path.write_text("a-token-of-some-length admin\nanother-token-of-some read\n")
+    assert not require_token_file(path)
+    path.chmod(0o640)
+    with pytest.raises(AccessError, match=f"other users of this machine.*chmod 600 {path}"):
+        require_token_file(path)

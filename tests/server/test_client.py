@@ -1,0 +1,812 @@
+"""The HTTP client over real sockets: what it sends, which server it asks, what it says about failures."""
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import httpx
+import pytest
+
+from hetrdzv.client import Client, normal_url, servers_from
+from hetrdzv.protocol.errors import HetError, NotHetserver, Problem, Unreachable, VersionMismatch
+from hetrdzv.protocol.versions import MAJOR, MINOR
+from hetrdzv.protocol.wire import EventReply, JoinRequest, ReportRequest, SpecFields
+
+TOKEN = "s3cr3t-t0ken"
+CUT = b""
+
+DIRECTIVE = {
+    "kind": "wait",
+    "version": "1.wait.0.waiting",
+    "round": 0,
+    "reason": "waiting",
+    "why": "1 of 2 nodes ready",
+    "poll_s": 2.5,
+    "lease_s": 5,
+    "stop_timeout_s": 30,
+    "max_disconnect_s": 600,
+}
+GROUP = {
+    "group_id": "g",
+    "state": "waiting",
+    "why": "no node is ready",
+    "job": 1,
+    "round": 0,
+    "world_size": 0,
+    "restarts": 0,
+    "max_restarts": 3,
+    "counts": {"nodes": 0, "slots": 0, "members": 0, "spares": 0, "gone": 0},
+    "spec": {},
+    "current_round": None,
+    "nodes": [],
+    "drained": [],
+}
+NODE = {
+    "node_id": "a",
+    "state": "ready",
+    "slots": 1,
+    "address": "10.0.0.1",
+    "incarnation": "1",
+    "role": "default",
+    "labels": {},
+    "device": {},
+}
+EVENT = {"number": 1, "at": "2026-01-01T00:00:00Z", "kind": "node_joined", "text": "a joined"}
+
+
+@dataclass
+class Seen:
+    """A request as the server sees it."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: Any
+
+
+def answer(status: int, body: object = None, **headers: str) -> bytes:
+    """An answer of a hetserver."""
+    content = b"" if body is None else json.dumps(body).encode()
+    told = {"Het_Api_Version": str(MAJOR), "Content_Type": "application/json", **headers}
+    lines = [f"{name.replace('_', '-')}: {value}" for name, value in told.items() if value]
+    head = "\r\n".join([f"HTTP/1.1 {status} X", *lines, f"Content-Length: {len(content)}", "", ""])
+    return head.encode() + content
+
+
+def to(url: str) -> bytes:
+    """The answer of a server that does not lead: where the leader is."""
+    return answer(307, Location=url)
+
+
+@dataclass
+class Fake:
+    """A server that records requests and answers with a function; `CUT` closes the connection."""
+
+    reply: Callable[[Seen], bytes | Awaitable[bytes]]
+    url: str = ""
+    seen: list[Seen] = field(default_factory=list)
+    tasks: set[asyncio.Task[None] | None] = field(default_factory=set)
+
+    async def close(self) -> None:
+        """End every connection."""
+        tasks = [task for task in self.tasks if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.tasks.add(asyncio.current_task())
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                first, *lines = head.decode().split("\r\n")
+                method, target, _ = first.split(" ")
+                headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+                content = await reader.readexactly(int(headers.get("content-length", "0")))
+                url = urlsplit(target)
+                query = dict(parse_qsl(url.query, keep_blank_values=True))
+                body = json.loads(content) if content else None
+                self.seen.append(Seen(method, url.path, query, headers, body))
+                reply = self.reply(self.seen[-1])
+                data = reply if isinstance(reply, bytes) else await reply
+                if data == CUT:
+                    return
+                writer.write(data)
+                await writer.drain()
+                if b"event-stream" in data:
+                    return
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+class Net:
+    """Makes servers and clients that live as long as the test."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+
+    async def serve(self, reply: bytes | Callable[[Seen], bytes | Awaitable[bytes]]) -> Fake:
+        fake = Fake((lambda _: reply) if isinstance(reply, bytes) else reply)
+        server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
+        self._stack.push_async_callback(fake.close)
+        self._stack.callback(server.close)
+        fake.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        return fake
+
+    async def client(self, *servers: str, **options: Any) -> Client:
+        return await self._stack.enter_async_context(Client(servers, **options))
+
+
+@asynccontextmanager
+async def _net() -> AsyncIterator[Net]:
+    async with AsyncExitStack() as stack:
+        yield Net(stack)
+
+
+@pytest.fixture
+async def net() -> AsyncIterator[Net]:
+    async with _net() as made:
+        yield made
+
+
+@pytest.fixture
+def dead() -> str:
+    """A URL where nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+# -- URLs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "normal"),
+    [
+        ("host", "http://host:29400"),
+        ("host:29400", "http://host:29400"),
+        (" http://host:29400/ ", "http://host:29400"),
+        ("http://host", "http://host:80"),
+        ("https://Host.Example", "https://host.example:443"),
+        ("10.0.0.1:8", "http://10.0.0.1:8"),
+        ("[::1]", "http://[::1]:29400"),
+        ("http://[fe80::1]:1234", "http://[fe80::1]:1234"),
+        ("het_server:1", "http://het_server:1"),
+    ],
+)
+def test_urls_are_normalised(given: str, normal: str) -> None:
+    assert normal_url(given) == normal
+    assert normal_url(normal) == normal
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ("::1", "brackets"),
+        ("ftp://h", "'ftp'"),
+        ("http://", "no host"),
+        ("", "no host"),
+        (":80", "no host"),
+        ("h:99999", "[Pp]ort"),
+        ("h:http", "[Pp]ort"),
+        ("h:0", "port 0"),
+        ("http://h/v1", "'/v1'"),
+        ("http//h:80", "'//h:80'"),
+        ("http://h?x=1", r"'\?x=1'"),
+        ("a b:1", "not a host name"),
+        ("http://[::1", "IPv6"),
+    ],
+)
+def test_a_bad_url_says_what_is_wrong(given: str, wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        normal_url(given)
+
+
+def test_a_password_in_a_url_is_refused_and_not_shown() -> None:
+    with pytest.raises(ValueError, match="user name or password") as caught:
+        normal_url("http://me:hunter2@h:1")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_servers_come_as_a_list_each_once() -> None:
+    assert servers_from("h1, http://h2:1/,h1:29400,") == ["http://h1:29400", "http://h2:1"]
+    with pytest.raises(ValueError, match="no server"):
+        servers_from(" , ")
+
+
+# -- what is sent --------------------------------------------------------------------------------------
+
+JOIN = JoinRequest(incarnation="i", slots=2, address="10.0.0.1", port=1, spec=SpecFields(max_nodes=None))
+REPORT = ReportRequest.model_validate({"incarnation": "i", "round": 1, "kind": "started"})
+
+ROUTES: list[tuple[Callable[[Client], Awaitable[object]], str, str, dict[str, str], object, object]] = [
+    (
+        lambda c: c.join("g", "a", JOIN, 1.5),
+        "PUT",
+        "/v1/groups/g/nodes/a",
+        {"wait": "1.5"},
+        {"incarnation": "i", "slots": 2, "address": "10.0.0.1", "port": 1, "spec": {"max_nodes": None}},
+        DIRECTIVE,
+    ),
+    (
+        lambda c: c.directive("g", "a", "i", "1.wait", 2.5),
+        "GET",
+        "/v1/groups/g/nodes/a/directive",
+        {"incarnation": "i", "after": "1.wait", "wait": "2.5"},
+        None,
+        DIRECTIVE,
+    ),
+    (
+        lambda c: c.directive("g", "a", "i"),
+        "GET",
+        "/v1/groups/g/nodes/a/directive",
+        {"incarnation": "i", "wait": "0"},
+        None,
+        DIRECTIVE,
+    ),
+    (
+        lambda c: c.report("g", "a", REPORT),
+        "POST",
+        "/v1/groups/g/nodes/a/report",
+        {},
+        {"incarnation": "i", "round": 1, "kind": "started"},
+        DIRECTIVE,
+    ),
+    (
+        lambda c: c.leave("g", "a", incarnation="i", reason="bye & bye"),
+        "DELETE",
+        "/v1/groups/g/nodes/a",
+        {"incarnation": "i", "reason": "bye & bye"},
+        None,
+        None,
+    ),
+    (lambda c: c.drain("g", "a"), "POST", "/v1/groups/g/nodes/a/drain", {}, None, GROUP),
+    (lambda c: c.undrain("g", "a"), "POST", "/v1/groups/g/nodes/a/undrain", {}, None, GROUP),
+    (lambda c: c.groups(), "GET", "/v1/groups", {}, None, {"groups": []}),
+    (lambda c: c.group("g"), "GET", "/v1/groups/g", {}, None, GROUP),
+    (
+        lambda c: c.put("g", SpecFields(min_nodes=2, max_nodes=None)),
+        "PUT",
+        "/v1/groups/g",
+        {},
+        {"min_nodes": 2, "max_nodes": None},
+        GROUP,
+    ),
+    (lambda c: c.restart("g"), "POST", "/v1/groups/g/restart", {}, None, GROUP),
+    (lambda c: c.cancel("g"), "POST", "/v1/groups/g/cancel", {}, None, GROUP),
+    (lambda c: c.delete("g"), "DELETE", "/v1/groups/g", {}, None, None),
+    (
+        lambda c: c.events("g", 7),
+        "GET",
+        "/v1/groups/g/events",
+        {"after": "7"},
+        None,
+        {"events": [EVENT], "last": 8},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "method", "path", "query", "body", "reply"), ROUTES, ids=[f"{r[1]} {r[2]}" for r in ROUTES]
+)
+async def test_one_method_per_route(
+    net: Net,
+    call: Callable[[Client], Awaitable[object]],
+    method: str,
+    path: str,
+    query: dict[str, str],
+    body: object,
+    reply: object,
+) -> None:
+    fake = await net.serve(answer(200 if reply else 204, reply))
+    client = await net.client(fake.url, token=TOKEN)
+    assert (await call(client) is None) == (reply is None)
+    (seen,) = fake.seen
+    assert (seen.method, seen.path, seen.query, seen.body) == (method, path, query, body)
+    assert seen.headers["het-api-version"] == str(MAJOR)
+    assert seen.headers["het-api-minor"] == str(MINOR)
+    assert seen.headers["authorization"] == f"Bearer {TOKEN}"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a?b", "x" * 129])
+async def test_an_id_that_would_name_another_path_is_never_sent(name: str) -> None:
+    async with Client(["http://127.0.0.1:1"]) as client:
+        with pytest.raises(ValueError, match="is not a group id"):
+            await client.delete(name)
+        with pytest.raises(ValueError, match="is not a node id"):
+            await client.drain("g", name)
+
+
+async def test_proxies_of_the_environment_are_not_used(
+    net: Net, dead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", dead)
+    monkeypatch.setenv("ALL_PROXY", dead)
+    fake = await net.serve(answer(200, GROUP))
+    assert (await (await net.client(fake.url)).group("g")).group_id == "g"
+
+
+async def test_fields_added_by_a_newer_server_are_ignored(net: Net) -> None:
+    fake = await net.serve(answer(200, {**DIRECTIVE, "colour": "green"}))
+    told = await (await net.client(fake.url)).directive("g", "a", "i")
+    assert told.kind == "wait"
+
+
+async def test_values_added_by_a_newer_server_are_shown_as_they_are(net: Net) -> None:
+    group = {**GROUP, "state": "paused", "nodes": [{**NODE, "state": "asleep"}]}
+    fake = await net.serve(answer(200, group, Het_Api_Minor=str(MINOR + 1)))
+    shown = await (await net.client(fake.url)).group("g")
+    assert (shown.state, shown.nodes[0].state) == ("paused", "asleep")
+    fake = await net.serve(answer(200, {**DIRECTIVE, "kind": "exit", "outcome": "paused", "exit_code": 0}))
+    assert (await (await net.client(fake.url)).directive("g", "a", "i")).outcome == "paused"
+
+
+async def test_an_unknown_directive_is_not_obeyed(net: Net) -> None:
+    fake = await net.serve(answer(200, {**DIRECTIVE, "kind": "jump"}, Het_Api_Minor=str(MINOR + 1)))
+    with pytest.raises(
+        VersionMismatch, match=r"is newer and sent a DirectiveReply \(kind: .*: upgrade it here"
+    ):
+        await (await net.client(fake.url)).directive("g", "a", "i")
+
+
+async def test_a_long_poll_may_take_its_wait_plus_the_time_out(net: Net) -> None:
+    async def slow(seen: Seen) -> bytes:
+        await asyncio.sleep(float(seen.query["wait"]))
+        return answer(200, DIRECTIVE)
+
+    fake = await net.serve(slow)
+    client = await net.client(fake.url, timeout_s=0.15)
+    assert (await client.directive("g", "a", "i", wait_s=0.2)).kind == "wait"
+
+
+async def test_a_poll_whose_answer_is_lost_is_given_up_within_the_lease(net: Net) -> None:
+    async def hang(_: Seen) -> bytes:
+        await asyncio.Event().wait()
+        return CUT
+
+    client = await net.client((await net.serve(hang)).url)
+    with pytest.raises(Unreachable, match=r"timed out after 1\.1 s"):
+        await client.directive("g", "a", "i", wait_s=0.1)
+
+
+async def test_a_changed_token_is_read_again_when_the_old_one_is_rejected(net: Net) -> None:
+    def takes_the_new_one(seen: Seen) -> bytes:
+        if seen.headers.get("authorization") == f"Bearer {TOKEN}2":
+            return answer(200, GROUP)
+        return answer(401, {"code": "unauthorized", "detail": "another token"})
+
+    fake = await net.serve(takes_the_new_one)
+    kept = [TOKEN]
+    client = await net.client(fake.url, token=TOKEN, renew_token=lambda: kept[0])
+    with pytest.raises(Problem, match="another token"):
+        await client.group("g")
+    assert len(fake.seen) == 1
+    kept[0] = f"{TOKEN}2"
+    assert (await client.group("g")).group_id == "g"
+    assert (await client.restart("g")).group_id == "g"
+    assert len(fake.seen) == 4
+    gone = await net.client(fake.url, token=TOKEN, renew_token=lambda: None)
+    with pytest.raises(Problem, match="another token"):
+        await gone.group("g")
+
+
+# -- errors --------------------------------------------------------------------------------------------
+
+
+async def test_a_problem_has_status_code_detail_and_body(net: Net) -> None:
+    body = {
+        "title": "Conflict",
+        "status": 409,
+        "code": "stale_round",
+        "detail": "over",
+        "directive": DIRECTIVE,
+    }
+    fake = await net.serve(answer(409, body, Content_Type="application/problem+json"))
+    with pytest.raises(Problem, match=r"^over$") as caught:
+        await (await net.client(fake.url)).group("g")
+    assert (caught.value.status, caught.value.code) == (409, "stale_round")
+    assert caught.value.body["directive"] == DIRECTIVE
+
+
+@pytest.mark.parametrize("body", [None, [1], {"detail": 3, "code": None}])
+async def test_a_problem_without_details(net: Net, body: object) -> None:
+    fake = await net.serve(answer(500, body))
+    with pytest.raises(Problem, match="HTTP 500") as caught:
+        await (await net.client(fake.url)).group("g")
+    assert (caught.value.status, caught.value.code) == (500, "error")
+
+
+async def test_unreachable_names_every_server_with_its_reason(net: Net, dead: str) -> None:
+    async def hang(_: Seen) -> bytes:
+        await asyncio.Event().wait()
+        return CUT
+
+    hanging, cut = await net.serve(hang), await net.serve(CUT)
+    stopping = await net.serve(answer(503, {"code": "server_stopping", "detail": "it is stopping"}))
+    proxied = await net.serve(answer(502, Het_Api_Version=""))
+    client = await net.client(dead, hanging.url, cut.url, stopping.url, proxied.url, timeout_s=0.1)
+    with pytest.raises(Unreachable) as caught:
+        await client.group("g")
+    assert str(caught.value) == (
+        f"no server can do this now ({dead}: connection refused; {hanging.url}: timed out after 0.1 s; "
+        f"{cut.url}: connection cut before the answer came; if it speaks TLS, give https://; "
+        f"{stopping.url}: it is stopping (HTTP 503); "
+        f"{proxied.url}: HTTP 502 from a proxy in front of it)"
+    )
+
+
+async def test_a_server_that_answers_503_is_quoted(net: Net) -> None:
+    """A full disk is not "no server answers": a person would look for a dead server."""
+    fake = await net.serve(answer(503, {"code": "storage", "detail": "the disk is full: make room"}))
+    with pytest.raises(Unreachable) as caught:
+        await (await net.client(fake.url)).group("g")
+    assert str(caught.value) == f"{fake.url}: the disk is full: make room (HTTP 503)"
+
+
+async def test_a_host_name_that_nobody_knows(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    client = await net.client("nohost:1")
+    monkeypatch.setattr(socket, "getaddrinfo", fails)
+    with pytest.raises(Unreachable, match=r"^no server answers \(http://nohost:1: host name unknown\)$"):
+        await client.group("g")
+
+
+async def test_tls_spoken_to_a_plain_server(net: Net) -> None:
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(plain, "127.0.0.1", 0)
+    client = await net.client(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    with pytest.raises(Unreachable, match=r"TLS error: (wrong version number|record layer failure)"):
+        await client.group("g")
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (httpx.ConnectTimeout(""), "timed out after 3 s"),
+        (httpx.ReadTimeout(""), "timed out after 10 s"),
+        (httpx.ReadError(""), "connection cut before the answer came; if it speaks TLS, give https://"),
+        (httpx.ConnectError(""), "no connection"),
+        (
+            httpx.RemoteProtocolError("peer closed connection without …"),
+            "connection cut before the answer came; if it speaks TLS, give https://",
+        ),
+    ],
+)
+async def test_transport_errors_in_plain_words(error: httpx.TransportError, words: str) -> None:
+    def fails(_: httpx.Request) -> httpx.Response:
+        raise error
+
+    client = Client(["http://h:1"])
+    await client.aclose()
+    client._http = httpx.AsyncClient(transport=httpx.MockTransport(fails))
+    async with client:
+        with pytest.raises(Unreachable) as caught:
+            await client.group("g")
+    assert str(caught.value) == f"no server answers (http://h:1: {words})"
+
+
+async def test_another_program_answers(net: Net) -> None:
+    fake = await net.serve(answer(404, Het_Api_Version="", Content_Type="text/html; charset=utf-8"))
+    with pytest.raises(NotHetserver) as caught:
+        await (await net.client(fake.url)).group("g")
+    assert (
+        str(caught.value)
+        == f"{fake.url} answered, but is not a hetserver (HTTP 404, text/html): check --server"
+    )
+
+
+async def test_a_program_that_does_not_speak_http_answers(net: Net) -> None:
+    fake = await net.serve(b"220 mail ESMTP\r\n\r\n")
+    with pytest.raises(NotHetserver, match="no HTTP"):
+        await (await net.client(fake.url)).group("g")
+
+
+@pytest.mark.parametrize("body", [None, {"kind": "jump"}])
+async def test_an_answer_of_the_wrong_form(net: Net, body: object) -> None:
+    fake = await net.serve(answer(200, body))
+    with pytest.raises(NotHetserver, match="not with a DirectiveReply"):
+        await (await net.client(fake.url)).directive("g", "a", "i")
+
+
+@pytest.mark.parametrize(
+    ("version", "older"),
+    [(MAJOR + 1, "this client is older"), (MAJOR - 1, "the server is older")],
+)
+async def test_another_major_version_says_who_is_older(net: Net, version: int, older: str) -> None:
+    fake = await net.serve(answer(400, {}, Het_Api_Version=str(version)))
+    with pytest.raises(VersionMismatch, match=older):
+        await (await net.client(fake.url)).group("g")
+
+
+# -- several servers -----------------------------------------------------------------------------------
+
+
+async def test_the_server_that_answered_last_is_asked_first(net: Net, dead: str) -> None:
+    first, second = await net.serve(CUT), await net.serve(answer(200, GROUP))
+    client = await net.client(dead, first.url, second.url)
+    for _ in range(3):
+        await client.group("g")
+    assert len(first.seen) <= 1, "the others are asked in any order, and only until one answers"
+    assert len(second.seen) == 3
+
+
+async def test_another_program_among_the_servers_does_no_harm(net: Net, dead: str) -> None:
+    stranger = await net.serve(answer(200, {}, Het_Api_Version=""))
+    server = await net.serve(answer(200, GROUP))
+    await (await net.client(stranger.url, server.url)).group("g")
+    with pytest.raises(Unreachable, match=r"connection refused.*not a hetserver"):
+        await (await net.client(dead, stranger.url)).group("g")
+
+
+async def test_a_server_that_stops_hands_over_to_the_next(net: Net) -> None:
+    stopping, server = await net.serve(answer(503, {})), await net.serve(answer(200, GROUP))
+    await (await net.client(stopping.url, server.url)).group("g")
+    assert len(stopping.seen) == len(server.seen) == 1
+
+
+async def test_a_problem_is_an_answer_and_asks_no_other_server(net: Net) -> None:
+    first, second = (
+        await net.serve(answer(404, {"code": "unknown_group"})),
+        await net.serve(answer(200, GROUP)),
+    )
+    with pytest.raises(Problem):
+        await (await net.client(first.url, second.url)).group("g")
+    assert second.seen == []
+
+
+async def test_a_restart_that_may_have_been_done_is_not_asked_of_another(net: Net, dead: str) -> None:
+    cut, server = await net.serve(CUT), await net.serve(answer(200, GROUP))
+    with pytest.raises(Unreachable, match="cut"):
+        await (await net.client(cut.url, server.url)).restart("g")
+    assert server.seen == []
+    await (await net.client(dead, server.url)).restart("g")
+    assert len(server.seen) == 1
+
+
+async def test_a_follower_points_to_the_leader_with_method_body_and_token(net: Net) -> None:
+    leader = await net.serve(answer(200, DIRECTIVE))
+    other = await net.serve(CUT)
+    follower = await net.serve(to(f"{leader.url}/v1/groups/g/nodes/a?wait=1"))
+    client = await net.client(follower.url, other.url, leader.url, token=TOKEN)
+    await client.join("g", "a", JOIN, 1.0)
+    (seen,) = leader.seen
+    assert (seen.method, seen.path, seen.query) == ("PUT", "/v1/groups/g/nodes/a", {"wait": "1"})
+    assert seen.body == follower.seen[0].body
+    assert seen.headers["authorization"] == f"Bearer {TOKEN}"
+    assert other.seen == []
+    await client.join("g", "a", JOIN)
+    assert (len(follower.seen), len(leader.seen)) == (1, 2)
+
+
+async def test_a_server_that_was_not_given_is_not_followed(net: Net) -> None:
+    stranger = await net.serve(answer(200, GROUP))
+    follower = await net.serve(to(f"{stranger.url}/v1/groups/g"))
+    with pytest.raises(Unreachable) as caught:
+        await (await net.client(follower.url, token=TOKEN)).group("g")
+    assert f"{follower.url}: points to {stranger.url}, which is not among the servers given" in str(
+        caught.value
+    )
+    assert stranger.seen == []
+
+
+async def test_servers_that_point_to_each_other_are_asked_once_each(net: Net) -> None:
+    fakes: list[Fake] = []
+    fakes.append(await net.serve(lambda _: to(fakes[1].url)))
+    fakes.append(await net.serve(lambda _: to(fakes[0].url)))
+    with pytest.raises(Unreachable, match=r"points to http://.*; http://.*points to"):
+        await (await net.client(*[fake.url for fake in fakes])).group("g")
+    assert [len(fake.seen) for fake in fakes] == [1, 1]
+
+
+@pytest.mark.parametrize("location", ["", "/v1/groups/g", "ftp://h", "http://[::1", "http://u:p@h"])
+async def test_a_redirection_to_nowhere_is_a_failure_of_that_server(net: Net, location: str) -> None:
+    follower, server = await net.serve(to(location)), await net.serve(answer(200, GROUP))
+    await (await net.client(follower.url, server.url)).group("g")
+
+
+async def test_a_leader_that_is_dead_leaves_the_others_to_be_asked(net: Net, dead: str) -> None:
+    follower = await net.serve(to(dead))
+    other = await net.serve(answer(200, GROUP))
+    await (await net.client(follower.url, other.url, dead)).group("g")
+    assert len(other.seen) == 1
+
+
+# -- servers that hang -----------------------------------------------------------------------------------
+
+
+async def hang(_: Seen) -> bytes:
+    await asyncio.Event().wait()
+    return CUT
+
+
+async def test_where_the_leader_hangs_its_successor_is_found(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after SIGSTOP or a power failure: the other servers point to it for a while."""
+    monkeypatch.setattr("hetrdzv.client.failover.SILENCE_S", 0.05)
+    old = await net.serve(hang)
+    told = iter([to(old.url), answer(503, {"code": "no_leader", "detail": "none leads"})])
+    new = await net.serve(lambda _: next(told, answer(200, DIRECTIVE)))
+    client = await net.client(old.url, new.url)
+    async with asyncio.timeout(2.0):
+        await client.join("g", "a", JOIN)
+        assert (len(old.seen), len(new.seen)) == (1, 3)
+        await client.join("g", "a", JOIN)
+    assert (len(old.seen), len(new.seen)) == (1, 4), "the new leader was not remembered"
+
+
+async def test_a_leader_that_is_slow_is_asked_once(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetrdzv.client.failover.SILENCE_S", 0.02)
+
+    async def slow(_: Seen) -> bytes:
+        await asyncio.sleep(0.3)
+        return answer(200, GROUP)
+
+    leader = await net.serve(slow)
+    follower = await net.serve(to(leader.url))
+    await (await net.client(leader.url, follower.url)).group("g")
+    assert len(leader.seen) == 1
+    assert len(follower.seen) > 1
+
+
+async def test_servers_that_all_hang_are_given_up(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetrdzv.client.failover.SILENCE_S", 0.02)
+    fakes = [await net.serve(hang) for _ in range(3)]
+    with pytest.raises(Unreachable, match=r"timed out.*timed out.*timed out"):
+        await (await net.client(*(fake.url for fake in fakes), timeout_s=0.2)).group("g")
+    assert [len(fake.seen) for fake in fakes] == [1, 1, 1]
+
+
+async def test_a_restart_is_not_asked_of_another_while_one_hangs(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetrdzv.client.failover.SILENCE_S", 0.02)
+    old, new = await net.serve(hang), await net.serve(answer(200, GROUP))
+    with pytest.raises(Unreachable, match="timed out"):
+        await (await net.client(old.url, new.url, timeout_s=0.2)).restart("g")
+    assert new.seen == []
+
+
+async def test_a_restart_that_a_deposed_leader_may_have_done_is_not_asked_of_another(net: Net) -> None:
+    old = await net.serve(answer(503, {"code": "leader_lost", "detail": "it ceased to lead"}))
+    new = await net.serve(answer(200, GROUP))
+    with pytest.raises(Unreachable, match="ceased to lead"):
+        await (await net.client(old.url, new.url)).restart("g")
+    assert new.seen == []
+    await (await net.client(old.url, new.url)).cancel("g")
+    assert len(new.seen) == 1
+
+
+# -- following a history -------------------------------------------------------------------------------
+
+
+def stream(*numbers: int, text: str = "a joined", kind: str = "text/event-stream") -> bytes:
+    """A piece of a followed history; the connection ends after it."""
+    head = f"HTTP/1.1 200 OK\r\nHet-Api-Version: {MAJOR}\r\nContent-Type: {kind}\r\n\r\n"
+    events = [{**EVENT, "number": number, "text": text} for number in numbers]
+    sent = [f"id: {e['number']}\ndata: {json.dumps(e, ensure_ascii=False)}\n\n: quiet\n\n" for e in events]
+    return f"{head}: follows\n\n{''.join(sent)}".encode()
+
+
+async def followed(client: Client, after: int, most: int) -> list[tuple[int, str]]:
+    """Number and text of the first events of a followed history."""
+    events: list[EventReply] = []
+    history = client.follow("g", after)
+    async with asyncio.timeout(10.0):
+        while len(events) < most:
+            events.append(await anext(history))
+    await history.aclose()  # type: ignore[attr-defined]
+    return [(event.number, event.text) for event in events]
+
+
+async def test_a_history_goes_on_after_a_cut_where_it_was(net: Net) -> None:
+    pieces = iter([stream(6, 7), CUT, stream(7, 8), stream(), stream(7, 8), stream(9)])
+    fake = await net.serve(lambda _: next(pieces))
+    client = await net.client(fake.url)
+    events = await followed(client, 5, 4)
+    assert [number for number, _ in events] == [6, 7, 8, 9]
+    # one event back: if it comes back changed, this is another group
+    assert [seen.query["after"] for seen in fake.seen] == ["5", "6", "6", "7", "7", "7"]
+    assert all(seen.headers["last-event-id"] == seen.query["after"] for seen in fake.seen)
+    assert fake.seen[0].headers["accept"] == "text/event-stream"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [stream(6, 7), stream(1, 2, text="new")],
+        [stream(6, 7), stream(), stream(1, text="new"), stream(1, 2, text="new")],
+        [stream(6, 7) + stream(1, 2, text="new").partition(b"follows\n\n")[2]],
+        [stream(6, 7), stream(7, 8, text="new"), stream(1, 2, 3, 4, 5, 6, 7, 8, text="new")],
+    ],
+    ids=["shorter", "growing", "within one stream", "longer"],
+)
+async def test_a_group_that_was_created_again_is_followed_from_its_start(
+    net: Net, pieces: list[bytes]
+) -> None:
+    """Its events count from 1 again."""
+    left = iter(pieces)
+    fake = await net.serve(lambda _: next(left, CUT))
+    events = await followed(await net.client(fake.url), 5, 4)
+    assert events == [(6, "a joined"), (7, "a joined"), (1, "new"), (2, "new")]
+
+
+async def test_a_number_that_the_group_has_not_reached_belongs_to_an_older_group(net: Net) -> None:
+    fake = await net.serve(stream(1, 2))
+    assert [number for number, _ in await followed(await net.client(fake.url), 5, 2)] == [1, 2]
+
+
+async def test_a_history_restored_from_a_backup_shows_nothing_twice(net: Net) -> None:
+    pieces = iter([stream(1, 2, 3, 4), stream(1, 2, 3), stream(1, 2, 3, 4, text="new")])
+    fake = await net.serve(lambda _: next(pieces, CUT))
+    events = await followed(await net.client(fake.url), 0, 5)
+    assert events == [*((number, "a joined") for number in (1, 2, 3, 4)), (1, "new")]
+
+
+async def test_texts_may_contain_any_character(net: Net) -> None:
+    """Some characters end a line elsewhere, but not in server-sent events."""
+    text = "next\x85line\u2028separator\u2029end"
+    fake = await net.serve(stream(1, text=text))
+    assert await followed(await net.client(fake.url), 0, 1) == [(1, text)]
+
+
+async def test_an_answer_that_is_no_event_stream(net: Net) -> None:
+    fake = await net.serve(stream(1, kind="text/html"))
+    with pytest.raises(NotHetserver, match="not with an event stream"):
+        await followed(await net.client(fake.url), 0, 1)
+
+
+async def test_a_history_that_does_not_exist_raises(net: Net, dead: str) -> None:
+    with pytest.raises(Unreachable):
+        await anext((await net.client(dead)).follow("g"))
+    fake = await net.serve(answer(404, {"code": "unknown_group", "detail": "there is no group 'g'"}))
+    with pytest.raises(Problem, match="there is no group"):
+        await anext((await net.client(fake.url)).follow("g"))
+
+
+# -- the token -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", ["", "two words", "line\nbreak", "schlüssel-s3cr3t"])
+def test_a_token_that_does_not_fit_into_a_header_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(ValueError, match="the token") as caught:
+        Client(["http://h"], token=token)
+    assert not token or token not in str(caught.value)
+
+
+async def test_the_token_is_shown_nowhere(net: Net, dead: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    errors: list[HetError] = []
+    for reply in (
+        CUT,
+        answer(401, {"code": "unauthorized", "detail": "no"}),
+        answer(200, {}),
+        b"no HTTP\r\n\r\n",
+    ):
+        fake = await net.serve(reply)
+        client = await net.client(fake.url, token=TOKEN)
+        with pytest.raises(HetError) as caught:
+            await client.group("g")
+        errors.append(caught.value)
+        assert TOKEN not in repr(client) + repr(vars(client))
+    client = await net.client(dead, token=TOKEN)
+    with pytest.raises(Unreachable) as unreachable:
+        await client.group("g")
+    for error in (*errors, unreachable.value):
+        assert TOKEN not in f"{error} {error!r} {vars(error)}"
+    assert TOKEN not in caplog.text

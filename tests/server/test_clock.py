@@ -1,0 +1,75 @@
+"""The server's clock: it stands still while nobody serves, and so do the ages of reports."""
+
+import pytest
+
+from hetrdzv.core.commands import Report, ReportKind
+from hetrdzv.core.model import Failure
+from hetrdzv.service.clock import ServedClock
+from hetrdzv.service.service import Service
+from hetrdzv.storage.base import Snapshot
+from tests.support.served import FaultyStore, HandClock, join, serving
+
+
+class Hand:
+    """A monotonic clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.at = 500.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def test_time_in_which_nobody_served_does_not_age_anything_but_keeps_its_order() -> None:
+    hand = Hand()
+    clock = ServedClock(100.0, hand)
+    for _ in range(10):
+        hand.at += 0.5
+        clock.now()
+    assert clock.now() == 105.0
+    assert clock.age(0.0) == 0.0
+    assert clock.age(3.0) == 3.0
+    before_start = [clock.age(seconds) for seconds in (5.0, 65.0, 605.0)]
+    assert before_start == sorted(before_start)
+    assert before_start == pytest.approx([5.0] * 3, abs=0.001)
+    hand.at += 60.0  # a stall
+    assert clock.now() == 105.0
+    in_stall = [clock.age(seconds) for seconds in (0.0, 1.0, 59.0, 60.0)]
+    assert in_stall == sorted(set(in_stall))
+    assert in_stall == pytest.approx([0.0] * 4, abs=0.001)
+    assert clock.age(62.0) == pytest.approx(2.0, abs=0.001)
+
+
+@pytest.mark.parametrize("away", ["restarted", "stalled"])
+async def test_a_failure_that_came_later_does_not_become_the_root_cause(away: str) -> None:
+    """b's workers fail half a second after a's, while nobody serves, and b reports it when the server is back."""
+    clock = HandClock()
+    async with serving(clock=clock) as (service, store):
+        for node_id in "ab":
+            await service.execute("g", join(node_id, min_nodes=2, max_nodes=2, max_restarts=0))
+        clock.pass_by(service, 3.0)
+        await service.execute("g", failed("a", age_s=0.1))
+        content: Snapshot = await store.load()
+        if away == "stalled":
+            clock.at += 60.0
+            await b_fails_too(service)
+    if away == "restarted":
+        clock.at += 60.0
+        async with serving(FaultyStore(content), clock) as (service, _):
+            await b_fails_too(service)
+
+
+async def b_fails_too(service: Service) -> None:
+    await service.execute("g", failed("b", age_s=59.5))
+    for node_id in "ab":
+        await service.execute("g", join(node_id, after_round=1))
+    cause = service.group("g").root_cause
+    assert cause is not None
+    assert (service.group("g").state, cause.node_id) == ("failed", "a")
+
+
+def failed(node_id: str, age_s: float) -> Report:
+    failure = Failure(local_rank=0, rank=0, exit_code=1)
+    return Report(
+        node_id=node_id, incarnation="1", round=1, kind=ReportKind.FAILED, age_s=age_s, failure=failure
+    )

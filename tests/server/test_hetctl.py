@@ -1,0 +1,499 @@
+"""hetctl with a real hetserver: output, errors, exit statuses."""
+
+import asyncio
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetrdzv.cli import hetctl
+from hetrdzv.cli.hetctl import tables
+from hetrdzv.client import Client
+from hetrdzv.core.commands import ReportKind
+from hetrdzv.protocol.wire import FailureFields, GroupReply, JoinRequest, ReportRequest, SpecFields
+from tests.support.servers import ROOT, Hetserver
+
+LONG = "node003.rack12.cluster.example.com"
+TRACEBACK = "Traceback (most recent call last):\n" + "".join(f'  File "/work/m{i}.py"\n' for i in range(30))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Hetserver]:
+    with Hetserver() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def environment(server: Hetserver, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "HET_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HET_SERVER", server.url)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "rendezvous"))
+
+
+@pytest.fixture
+def ctl(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs hetctl in this process; returns its stdout on success, else its stderr."""
+
+    def run(*argv: str, status: int = 0) -> str:
+        found = hetctl.run(argv)
+        out, err = capsys.readouterr()
+        assert found == status, err
+        if status:
+            assert out == ""
+            assert err.startswith("hetctl: ")
+            assert err.count("\n") == 1
+            return err
+        assert err == ""
+        return out
+
+    return run
+
+
+class Job:
+    """Plays the agents of a group over the API."""
+
+    def __init__(self, url: str, group: str, **spec: Any) -> None:
+        self.url, self.group = url, group
+        self.ask(lambda client: client.put(group, SpecFields(last_call_s=0, lease_s=600, **spec)))
+
+    def ask(self, call: Callable[[Client], Coroutine[Any, Any, Any]]) -> Any:
+        async def asked() -> Any:
+            async with Client([self.url]) as client:
+                return await call(client)
+
+        return asyncio.run(asked())
+
+    def join(self, node: str, slots: int, address: str) -> None:
+        request = JoinRequest(incarnation=f"{node}-1", slots=slots, address=address, port=40_001)
+        self.ask(lambda client: client.join(self.group, node, request))
+
+    def report(self, node: str, kind: ReportKind, number: int = 1, **more: Any) -> None:
+        request = ReportRequest(incarnation=f"{node}-1", round=number, kind=kind, **more)
+        self.ask(lambda client: client.report(self.group, node, request))
+
+    def leave(self, node: str, reason: str) -> None:
+        self.ask(lambda client: client.leave(self.group, node, incarnation=f"{node}-1", reason=reason))
+
+    def until(self, state: str) -> GroupReply:
+        for _ in range(200):
+            found = self.ask(lambda client: client.group(self.group))
+            assert isinstance(found, GroupReply)
+            if found.state == state:
+                return found
+            time.sleep(0.02)
+        raise AssertionError(f"the group is {found.state}: {found.why}")
+
+    def run(self) -> None:
+        """Two members with 8 and 4 slots run; a spare waits."""
+        self.join("gpu1", 8, "10.0.0.11")
+        self.join(LONG, 4, "192.168.100.103")
+        self.until("starting")
+        self.join("spare1", 2, "10.0.0.14")
+        for node in ("gpu1", LONG):
+            self.report(node, ReportKind.STARTED)
+        self.until("running")
+
+    def fail(self) -> None:
+        """A worker of gpu1 fails, with no restart left."""
+        message = f"{TRACEBACK}\x1b[31mRuntimeError\x1b[0m: [bold]out[/bold] of memory\x1b]0;evil\x07\n"
+        failure = FailureFields(local_rank=3, rank=3, exit_code=1, message=message)
+        self.report("gpu1", ReportKind.FAILED, failure=failure, age_s=0.1)
+        for node, slots, address in (("gpu1", 8, "10.0.0.11"), (LONG, 4, "192.168.100.103")):
+            request = JoinRequest(
+                incarnation=f"{node}-1", slots=slots, address=address, port=40_001, after_round=1
+            )
+            self.ask(lambda client, n=node, r=request: client.join(self.group, n, r))
+        self.until("failed")
+
+
+@pytest.fixture
+def job(server: Hetserver, request: pytest.FixtureRequest) -> Job:
+    """A group named after the test that wants two nodes."""
+    name = re.sub("[^A-Za-z0-9]+", "-", request.node.name).strip("-")
+    return Job(server.url, name, min_nodes=2, max_nodes=2, max_restarts=0)
+
+
+def rows(text: str, header: str) -> list[list[str]]:
+    """The rows of the table whose heading starts so, split at two or more blanks."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(header))
+    end = next((i for i in range(start, len(lines)) if not lines[i]), len(lines))
+    return [re.split(" {2,}", line) for line in lines[start + 1 : end]]
+
+
+# -- each command --------------------------------------------------------------------------------------------
+
+
+def test_create_sends_the_given_fields_only(ctl: Callable[..., str], server: Hetserver) -> None:
+    said = ctl(
+        "create", "made", "--nnodes", "2:4", "--on-join", "spare", "--", "train.py", "--lr", "0.1", "--json"
+    )
+    assert said == "group 'made' exists, waiting: no node is ready; waiting for 2 more\n"
+    spec = json.loads(ctl("status", "made", "--json"))["spec"]
+    assert (spec["min_nodes"], spec["max_nodes"], spec["on_join"]) == (2, 4, "spare")
+    assert (spec["max_restarts"], spec["lease_s"]) == (3, 5)
+    assert spec["command"] == ["train.py", "--lr", "0.1", "--json"]
+    ctl("create", "made", "--nnodes", "2:4")
+    assert "max_restarts=3, and max_restarts=9" in ctl("create", "made", "--max-restarts", "9", status=1)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("max-restarts", 7),
+        ("join-timeout-s", 61.5),
+        ("last-call-s", 1.0),
+        ("replace-wait-s", 2.0),
+        ("stop-timeout-s", 3.0),
+        ("lease-s", 4.0),
+        ("max-disconnect-s", 66.0),
+    ],
+)
+def test_create_has_a_flag_for_every_field(ctl: Callable[..., str], flag: str, value: float) -> None:
+    reply = json.loads(ctl("create", f"flag-{flag}", f"--{flag}", str(value), "--json"))
+    assert reply["spec"][flag.replace("-", "_")] == value
+
+
+def test_create_knows_every_field_of_a_spec() -> None:
+    flags = {parameter.name for parameter in hetctl.cli.commands["create"].params}
+    assert set(SpecFields.model_fields) - {"min_nodes", "max_nodes"} <= flags
+
+
+def test_status_of_an_empty_server(ctl: Callable[..., str]) -> None:
+    with Hetserver() as empty:
+        assert ctl("--server", empty.url, "status").startswith("no groups yet; ")
+        assert json.loads(ctl("status", "--server", empty.url, "--json")) == {"groups": []}
+
+
+def test_status_of_all_groups(ctl: Callable[..., str], job: Job) -> None:
+    job.run()
+    found = [row for row in rows(ctl("status"), "GROUP") if row[0] == job.group]
+    assert found == [
+        [job.group, "running", "1", "12", "3", "0 of 0", "round 1 runs on 2 nodes, world size 12"]
+    ]
+
+
+def test_status_of_a_group(ctl: Callable[..., str], job: Job) -> None:
+    job.run()
+    text = ctl("status", job.group)
+    heading = dict(line.split("  ", 1) for line in text.split("\n\n")[0].splitlines())
+    assert {name: value.strip() for name, value in heading.items()} == {
+        "group": job.group,
+        "state": "running",
+        "why": "round 1 runs on 2 nodes, world size 12",
+        "job": "1",
+        "round": "1 (world size 12, 2 nodes)",
+        "restarts": "0 of 0",
+        "master": "gpu1 at 10.0.0.11 port 40001",
+        "nodes": "3 here, 2 in the round, 1 spare; wanted: 2",
+    }
+    assert [row[:6] for row in rows(text, "NODE")] == [
+        ["gpu1", "running", "0-7", "0", "8", "10.0.0.11"],
+        [LONG, "running", "8-11", "8", "4", "192.168.100.103"],
+        ["spare1", "spare", "-", "-", "2", "10.0.0.14"],
+    ]
+    assert all(re.fullmatch(r"\d+(\.\d)? s", row[6]) for row in rows(text, "NODE"))
+    assert json.loads(ctl("--json", "status", job.group))["nodes"][0]["node_id"] == "gpu1"
+
+
+def test_nodes_that_are_gone_come_last_with_the_reason(ctl: Callable[..., str], job: Job) -> None:
+    job.run()
+    job.leave("spare1", "SIGTERM")
+    text = ctl("status", job.group)
+    assert rows(text, "GONE") == [["spare1", "left", "2", "10.0.0.14", "SIGTERM"]]
+    assert [row[0] for row in rows(text, "NODE")] == ["gpu1", LONG]
+
+
+def test_a_failed_group_shows_the_root_cause(ctl: Callable[..., str], job: Job) -> None:
+    job.run()
+    job.fail()
+    text = ctl("status", job.group)
+    cause = text[text.index("root cause") :].splitlines()
+    assert cause[0] == "root cause (round 1): rank 3 (local rank 3) on gpu1 exited with code 1"
+    assert cause[1] == "  … 12 lines before (all: --json)"
+    assert cause[-1] == "  RuntimeError: [bold]out[/bold] of memory"
+    assert len(cause) == 2 + tables.TRACEBACK_LINES
+    assert "\x1b" not in text
+    assert "rank 3: exit code 1" in text.split("root cause")[0]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_nothing_is_cut_off_at_any_width(
+    ctl: Callable[..., str], job: Job, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    job.run()
+    job.ask(lambda client: client.drain(job.group, LONG))
+    job.leave("spare1", "its agent got SIGTERM from a scheduler that wanted the machine for something else")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = ctl("status", job.group) + ctl("status")
+    assert "…" not in text
+    for cell in ("192.168.100.103", "stopping", "10.0.0.14"):
+        assert cell in text
+    first = "".join(
+        line.split("  ")[0].strip() for line in ctl("status", job.group).split("\n\n")[1].splitlines()
+    )
+    assert LONG in first
+    if columns >= 80:
+        assert max(map(len, text.splitlines())) <= columns
+
+
+def test_events(ctl: Callable[..., str], job: Job) -> None:
+    job.run()
+    lines = ctl("events", job.group).splitlines()
+    assert re.fullmatch(rf"   1  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d  group '{job.group}' was created", lines[0])
+    assert ctl("events", job.group, "--after", "2").splitlines() == lines[2:]
+    assert ctl("events", job.group, "--after", "999") == ""
+    assert len(json.loads(ctl("events", job.group, "--json"))["events"]) == len(lines)
+
+
+def test_events_are_in_local_time(ctl: Callable[..., str], job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = json.loads(ctl("events", job.group, "--json"))["events"][0]["at"]
+    try:
+        monkeypatch.setenv("TZ", "UTC-05:30")
+        time.tzset()
+        hour, minute = (int(part) for part in at[11:16].split(":"))
+        shown = (hour * 60 + minute + 330) % 1440
+        assert f" {shown // 60:02}:{shown % 60:02}:{at[17:19]}  " in ctl("events", job.group)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_restart_drain_undrain_cancel_delete_say_what_happened(ctl: Callable[..., str], job: Job) -> None:
+    job.run()
+    name = job.group
+    assert ctl("restart", name).startswith(f"group '{name}' restarts, waiting: round 1 ended (a restart was")
+    assert ctl("drain", name, "gpu1").startswith(f"node 'gpu1' is drained; group '{name}' is waiting: ")
+    assert "drained   gpu1\n" in ctl("status", name)
+    assert ctl("undrain", name, "gpu1").startswith(f"node 'gpu1' may join group '{name}' again")
+    assert "still has nodes" in ctl("delete", name, status=1)
+    assert ctl("cancel", name) == f"group '{name}' is cancelled; 3 nodes told to stop\n"
+    assert ctl("delete", name) == f"group '{name}' is deleted\n"
+    assert "there is no group" in ctl("status", name, status=1)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_every_action_can_print_json(ctl: Callable[..., str], job: Job, before: bool) -> None:
+    job.run()
+    for act in (["restart"], ["drain", "gpu1"], ["undrain", "gpu1"], ["cancel"]):
+        argv = [act[0], job.group, *act[1:]]
+        reply = json.loads(ctl(*(["--json", *argv] if before else [*argv, "--json"])))
+        assert GroupReply.model_validate(reply).group_id == job.group
+    assert ctl("delete", job.group, "--json") == ""
+
+
+# -- a process of its own: follow, Ctrl-C, pipes, terminals --------------------------------------------------
+
+
+@contextmanager
+def process(*argv: str, stdout: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-W", "error", "-m", "hetrdzv.cli.hetctl", *argv]
+    with subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def ended(running: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = running.communicate(timeout=20)
+    return running.returncode, out, err
+
+
+def test_follow_ends_with_the_group(job: Job) -> None:
+    with process("events", job.group, "--follow", "--json") as running:
+        assert running.stdout is not None
+        assert json.loads(running.stdout.readline())["kind"] == "group_created"
+        job.join("gpu1", 1, "10.0.0.11")
+        assert json.loads(running.stdout.readline())["node_id"] == "gpu1"
+        job.ask(lambda client: client.cancel(job.group))
+        assert json.loads(running.stdout.readline())["kind"] == "group_cancelled"
+        job.ask(lambda client: client.delete(job.group))
+        gone = f"hetctl: group '{job.group}' was deleted: its history ends here\n"
+        assert ended(running) == (0, "", gone)
+
+
+def test_follow_ends_quietly_on_ctrl_c(job: Job) -> None:
+    with process("events", job.group, "-f", "--after", "1") as running:
+        assert running.stdout is not None
+        job.join("gpu1", 1, "10.0.0.11")
+        assert running.stdout.readline().endswith("gpu1 joined with 1 slot at 10.0.0.11\n")
+        running.send_signal(signal.SIGINT)
+        assert ended(running) == (0, "", "")
+
+
+def test_follow_outlives_a_restart_of_the_server(tmp_path: Path) -> None:
+    with Hetserver(f"sqlite:{tmp_path / 'state.db'}") as server:
+        job = Job(server.url, "lasting", min_nodes=2)
+        with process("--server", server.url, "events", "lasting", "--follow") as running:
+            assert running.stdout is not None
+            assert "was created" in running.stdout.readline()
+            server.kill()
+            server.start()
+            job.join("gpu1", 1, "10.0.0.11")
+            line = running.stdout.readline()
+            assert line.startswith("   2  ")
+            assert "gpu1 joined" in line
+
+
+def test_a_closed_pipe_ends_it_quietly(job: Job) -> None:
+    with process("events", job.group, "--follow") as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        running.stdout.close()
+        job.join("gpu1", 1, "10.0.0.11")
+        assert running.stderr is not None
+        assert running.stderr.read() == ""
+        assert running.wait(20) == 1
+
+
+def test_a_full_disk_is_one_line(job: Job) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        with process("status", stdout=full) as running:
+            assert running.stderr is not None
+            assert running.stderr.read() == "hetctl: cannot write the output: No space left on device\n"
+            assert running.wait(20) == 1
+    finally:
+        os.close(full)
+
+
+def test_colours_only_on_a_terminal(job: Job) -> None:
+    job.run()
+    controller, terminal = pty.openpty()
+    try:
+        with process("status", job.group, stdout=terminal) as running:
+            assert running.wait(20) == 0
+        assert b"\x1b[32mrunning" in os.read(controller, 65_536)
+    finally:
+        os.close(controller)
+        os.close(terminal)
+    with process("status", job.group) as running:
+        code, out, err = ended(running)
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out
+
+
+# -- errors --------------------------------------------------------------------------------------------------
+
+
+def test_no_server(ctl: Callable[..., str]) -> None:
+    said = ctl("--server", "http://127.0.0.1:1,http://127.0.0.1:2", "status", status=1)
+    refused = "(http://127.0.0.1:1: connection refused; http://127.0.0.1:2: connection refused)"
+    assert said == f"hetctl: no server answers {refused}\n"
+
+
+def test_tokens(ctl: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.write_text("sesame\n")
+    wrong.write_text("simsalabim\n")
+    with Hetserver(token_file=right) as server:
+        monkeypatch.setenv("HET_SERVER", server.url)
+        assert "set HET_TOKEN or give --token-file" in ctl("status", status=1)
+        assert "this server does not accept the token" in ctl("status", "--token-file", str(wrong), status=1)
+        ctl("--token-file", str(right), "status")
+        monkeypatch.setenv("HET_TOKEN", "sesame")
+        ctl("status")
+        monkeypatch.setenv("HET_TOKEN", "ses\x01ame")
+        said = ctl("status", status=1)
+        assert "HET_TOKEN must hold one token" in said
+        assert "ses" not in said.replace("sesame", "ses")
+    assert "cannot be read: No such file" in ctl("status", "--token-file", str(tmp_path / "none"), status=1)
+
+
+@pytest.mark.parametrize("command", ["status", "events", "restart", "cancel", "delete"])
+def test_unknown_group(ctl: Callable[..., str], command: str) -> None:
+    assert ctl(command, "nope", status=1) == "hetctl: there is no group 'nope'\n"
+
+
+def test_unknown_group_and_node(ctl: Callable[..., str], job: Job) -> None:
+    assert "no group 'nope'" in ctl("events", "nope", "--follow", status=1)
+    assert "no group 'nope'" in ctl("drain", "nope", "gpu1", status=1)
+    assert "has no node 'gpu1'" in ctl("drain", job.group, "gpu1", status=1)
+    assert "has no node 'gpu1'" in ctl("undrain", job.group, "gpu1", status=1)
+
+
+class _Page(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<html>hello</html>")
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_another_program_answers(ctl: Callable[..., str]) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Page) as web:
+        threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
+        said = ctl("--server", f"127.0.0.1:{web.server_port}", "status", status=1)
+        assert "answered, but is not a hetserver (HTTP 200, text/html): check --server" in said
+        web.shutdown()
+
+
+def test_a_program_that_does_not_speak_http_answers(ctl: Callable[..., str]) -> None:
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1024)
+            connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(target=answer, args=(listener,))
+        answering.start()
+        said = ctl("--server", f"http://127.0.0.1:{listener.getsockname()[1]}", "status", status=1)
+        answering.join()
+    assert "is not a hetserver (no HTTP): check --server" in said
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--server", "ftp://x", "status"], "the scheme must be http or https, not 'ftp'"),
+        (["status", "--server", ","], "no server was given"),
+        (["status", "a/b"], "'a/b' must be 1 to 128 letters"),
+        (["status", ".."], "'..' must be 1 to 128 letters"),
+        (["statu"], "No such command 'statu'"),
+        (["events"], "Missing argument 'GROUP'; see hetctl events --help"),
+        (["events", "g", "--after", "-1"], "-1"),
+        (["create", "g", "--nnodes", "2:x"], "'2:x' must be N or MIN:MAX"),
+        (["create", "g", "--lease-s", "nan"], "'nan' is not a number of seconds"),
+        (["create", "g", "--lease-s", "soon"], "'soon' is not a number of seconds"),
+        (["create", "g", "--on-join", "panic"], "'panic' is not one of 'restart', 'spare'"),
+        (["status", "--token", "sesame"], "No such option"),
+    ],
+)
+def test_a_wrong_command_line_is_2(ctl: Callable[..., str], argv: list[str], text: str) -> None:
+    assert text in ctl(*argv, status=2)
+
+
+@pytest.mark.parametrize("argv", [["create", "g", "--nnodes", "4:2"], ["create", "g", "--lease-s", "0.1"]])
+def test_what_the_server_refuses_is_1(ctl: Callable[..., str], argv: list[str]) -> None:
+    ctl(*argv, status=1)
+
+
+def test_a_wrong_environment_is_named(ctl: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HET_SERVER", "http://")
+    assert "HET_SERVER" in ctl("status", status=2)
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert hetctl.run(["--help"]) == 0
+    assert "..." not in capsys.readouterr().out.replace("[ARGS]...", "").replace("URL...", "")
+    assert hetctl.run([]) == 2
+    assert "Commands:" in capsys.readouterr().err

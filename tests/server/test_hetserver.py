@@ -1,0 +1,584 @@
+"""A real hetserver over real sockets: polls, cut connections, streams, shutdown, and errors at the start."""
+
+import http.client
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from hetrdzv.cli import hetserver
+from tests.support.servers import ROOT, Hetserver
+
+WAIT_S = 20.0
+"""How long to wait for what is immediate on an idle machine (seconds)."""
+
+SETTLE_S = 0.2
+"""How long to give a request to reach the server where nothing shows that it has (seconds)."""
+
+GRACE_S = 1.3
+"""Longer than a suspect's grace (seconds)."""
+
+
+@pytest.fixture
+def server() -> Iterator[Hetserver]:
+    """A server for one test."""
+    with Hetserver() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Hetserver]:
+    """A server for tests that leave it running."""
+    with Hetserver() as running:
+        yield running
+        assert running.stop() == 0
+        assert "Traceback" not in running.log
+
+
+class Job:
+    """A group on a server, as its nodes see it; connections are closed at the end of the block.
+
+    Its lease is so long that only cuts make a loss.
+    """
+
+    names = itertools.count()
+
+    def __init__(self, server: Hetserver, **spec: object) -> None:
+        self.server = server
+        self.group = f"/v1/groups/g{next(self.names)}"
+        self.nodes = f"{self.group}/nodes"
+        self.spec = {"min_nodes": 2, "max_nodes": 2, "lease_s": 60, **spec}
+        self.open = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open.close()
+
+    def offer(self, incarnation: str = "1") -> dict[str, object]:
+        return {
+            "incarnation": incarnation,
+            "slots": 1,
+            "address": "10.0.0.1",
+            "port": 4000,
+            "spec": self.spec,
+        }
+
+    def ask(self, method: str, path: str, body: object = None) -> Any:
+        return ask(self.server, method, self.group + path, body)
+
+    def join(self, node_id: str, incarnation: str = "1") -> Any:
+        return self.ask("PUT", f"/nodes/{node_id}", self.offer(incarnation))
+
+    def run(self) -> Self:
+        """Start round 1 on nodes a and b."""
+        self.join("a")
+        self.join("b")
+        for node_id in "ab":
+            report = {"incarnation": "1", "round": 1, "kind": "started"}
+            assert self.ask("POST", f"/nodes/{node_id}/report", report)["kind"] == "start"
+        return self
+
+    def state(self, node_id: str) -> str:
+        nodes = {node["node_id"]: node["state"] for node in self.ask("GET", "").get("nodes", ())}
+        return str(nodes.get(node_id, "unknown"))
+
+    def connect(self) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=WAIT_S * 2)
+        return self.open.enter_context(closing(connection))
+
+    def query(self, node_id: str, incarnation: str = "1", wait_s: float = 30.0) -> str:
+        """The path of a poll that waits for another directive than the present one."""
+        path = f"/nodes/{node_id}/directive?incarnation={incarnation}"
+        return f"{self.group}{path}&after={self.ask('GET', path)['version']}&wait={wait_s:g}"
+
+    def poll(self, node_id: str, incarnation: str = "1", wait_s: float = 30.0) -> http.client.HTTPConnection:
+        """Send a poll on a connection of its own; read the reply from it, or close it."""
+        connection = self.connect()
+        connection.request("GET", self.query(node_id, incarnation, wait_s))
+        return connection
+
+    def follow(self, **headers: str) -> socket.socket:
+        """Follow the history; returns the connection."""
+        stream = socket.create_connection(("127.0.0.1", self.server.port), timeout=WAIT_S)
+        self.open.enter_context(closing(stream))
+        lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
+        head = f"GET {self.group}/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n"
+        stream.sendall(f"{head}{''.join(lines)}\r\n".encode())
+        return stream
+
+
+@pytest.fixture
+def job(shared: Hetserver) -> Iterator[Job]:
+    with Job(shared) as made:
+        yield made
+
+
+def ask(server: Hetserver, method: str, path: str, body: object = None, **headers: str) -> Any:
+    """The JSON in the reply to a request, whatever its status."""
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)) as connection:
+        content = json.dumps(body) if body is not None else None
+        connection.request(method, path, content, {"Content-Type": "application/json", **headers})
+        answer = connection.getresponse().read()
+        return json.loads(answer) if answer else None
+
+
+def answer(connection: http.client.HTTPConnection) -> Any:
+    """The JSON in the reply to a request that was sent."""
+    return json.loads(connection.getresponse().read())
+
+
+def until(condition: Callable[[], bool], what: str) -> float:
+    """Wait for a condition; returns when it was met (monotonic seconds)."""
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, f"waited {WAIT_S:g} s in vain until {what}"
+        time.sleep(0.005)
+    return time.monotonic()
+
+
+def read_until(stream: socket.socket, text: str) -> str:
+    """Read a stream up to some text."""
+    said = b""
+    while text.encode() not in said:
+        more = stream.recv(65_536)
+        assert more, f"the stream ended before {text!r}: {said.decode()}"
+        said += more
+    return said.decode()
+
+
+# -- polls and cuts ----------------------------------------------------------------------------------------
+
+
+def test_a_killed_client_is_suspect_at_once_and_lost_after_a_grace(job: Job) -> None:
+    job.run()
+    script = (
+        "import http.client\n"
+        f"c = http.client.HTTPConnection('127.0.0.1', {job.server.port})\n"
+        f"c.request('GET', '{job.query('a')}')\n"
+        "print('open', flush=True)\n"
+        "c.getresponse()\n"
+    )
+    peer = job.poll("b")
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        client.stdout.readline()
+        time.sleep(SETTLE_S)
+        client.kill()
+        killed = time.monotonic()
+    suspected = until(lambda: job.state("a") in ("suspect", "lost"), "it was suspected")
+    assert suspected - killed < 1.0, "the server did not see the cut, or took its time"
+    told = answer(peer)
+    assert time.monotonic() - killed >= 1.0, "there was no grace"
+    assert told["kind"] == "stop"
+    assert "its connection was cut" in told["why"]
+    assert job.state("a") == "lost"
+
+
+def test_a_cut_node_that_is_heard_again_is_not_lost(job: Job) -> None:
+    job.run().poll("a").close()
+    until(lambda: job.state("a") == "suspect", "it was suspected")
+    job.poll("a")
+    until(lambda: job.state("a") == "running", "it was heard")
+    time.sleep(GRACE_S)
+    assert job.state("a") == "running"
+
+
+def test_one_of_two_polls_may_be_cut(job: Job) -> None:
+    """An agent that gives up on a connection opens the next one before the server has seen the cut."""
+    first, second = job.run().poll("a"), job.poll("a")
+    time.sleep(SETTLE_S)
+    first.close()
+    time.sleep(GRACE_S)
+    assert job.state("a") == "running"
+    second.close()
+    until(lambda: job.state("a") == "suspect", "it was suspected")
+
+
+def test_the_poll_of_a_former_incarnation_may_be_cut(job: Job) -> None:
+    job.join("a")
+    job.poll("a").close()
+    until(lambda: job.state("a") == "suspect", "it was suspected")
+    former = http.client.HTTPConnection("127.0.0.1", job.server.port, timeout=WAIT_S)
+    assert job.join("a", "2")["kind"] == "wait"
+    job.poll("a", "2")
+    former.close()
+    time.sleep(GRACE_S)
+    assert job.state("a") == "ready"
+
+
+def test_a_join_that_is_cut_while_it_waits_makes_its_node_suspect(job: Job) -> None:
+    connection = job.connect()
+    headers = {"Content-Type": "application/json"}
+    connection.request("PUT", f"{job.nodes}/a?wait=30", json.dumps(job.offer()), headers)
+    until(lambda: job.state("a") == "ready", "it joined")
+    connection.close()
+    until(lambda: job.state("a") in ("suspect", "lost"), "it was suspected")
+
+
+def test_a_connection_that_is_cut_between_polls_says_nothing(job: Job) -> None:
+    poll = job.run().poll("a", wait_s=0.05)
+    assert answer(poll)["kind"] == "start"
+    poll.close()
+    time.sleep(SETTLE_S)
+    assert job.state("a") == "running"
+
+
+# -- streams -----------------------------------------------------------------------------------------------
+
+
+def test_a_followed_history_tells_old_and_new(job: Job) -> None:
+    job.join("a")
+    stream = job.follow()
+    said = read_until(stream, '"node_id":"a"')
+    assert "content-type: text/event-stream" in said
+    first = re.search(r"id: (1@\d+)\ndata: {", said)
+    assert first is not None
+    job.join("b")
+    assert "id: 2@" in read_until(stream, '"kind":"round_formed"')
+    for place in ("1", first[1]):
+        later = read_until(job.follow(**{"Last-Event-ID": place}), '"kind":"round_formed"')
+        assert "id: 1@" not in later
+
+
+def test_a_follower_that_goes_away_is_let_go(server: Hetserver) -> None:
+    def sockets() -> int:
+        return len(psutil.Process(server.pid).net_connections())
+
+    with Job(server) as job:
+        job.join("a")
+        before = sockets()
+        for stream in [job.follow() for _ in range(20)]:
+            read_until(stream, ": follows")
+            stream.close()
+        until(lambda: sockets() <= before, "their connections were closed")
+        job.join("b")
+        assert server.stop() == 0
+        assert "Traceback" not in server.log
+
+
+# -- stopping and standing still ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, None])
+def test_a_stop_answers_polls_and_streams_and_exits_with_zero(
+    server: Hetserver, how: signal.Signals | None
+) -> None:
+    with Job(server).run() as job:
+        polls = [job.poll(node_id) for node_id in "ab"]
+        stream = job.follow()
+        read_until(stream, '"kind":"round_running"')
+        time.sleep(SETTLE_S)
+        if how is None:
+            assert server.process.stdin is not None
+            server.process.stdin.close()  # --stop-at-eof
+        else:
+            server.process.send_signal(how)
+        assert [answer(poll)["kind"] for poll in polls] == ["start", "start"]
+        while stream.recv(65_536):
+            pass
+        assert server.process.wait(WAIT_S) == 0
+        for word in ("Traceback", "Fatal", "rror"):
+            assert word not in server.log
+        assert "stopped; state is in memory" in server.log
+
+
+def test_a_stop_waits_for_no_half_request_and_no_idle_connection(server: Hetserver) -> None:
+    head = "PUT /v1/groups/g HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
+    with ExitStack() as stack:
+        for text in ("", "GET /healthz HT", head, f"{head}\r\n{{"):
+            half = socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S)
+            stack.enter_context(closing(half)).sendall(text.encode())
+        assert ask(server, "GET", "/healthz")["status"] == "ok"
+        assert server.stop() == 0
+        assert "Traceback" not in server.log
+        assert read_until(half, "}").startswith("HTTP/1.1 503")
+
+
+def test_state_outlives_a_kill(tmp_path: Path) -> None:
+    with Hetserver(f"sqlite:{tmp_path}/state.db") as server, Job(server).run() as job:
+        before, events = job.ask("GET", ""), job.ask("GET", "/events")
+        server.kill()
+        server.start()
+        after = job.ask("GET", "")
+        for group in (before, after):
+            for node in group["nodes"]:
+                node.pop("heard_s_ago")
+        assert after == before
+        assert job.ask("GET", "/events") == events
+
+
+def test_nobody_is_lost_because_the_server_stood_still(server: Hetserver) -> None:
+    """As when its machine is paused: the clients gave up on their polls meanwhile, and will come back."""
+    with Job(server, lease_s=2.5) as job:
+        job.join("a")
+        job.join("b")
+        polls = [job.poll(node_id) for node_id in "ab"]
+        time.sleep(SETTLE_S)
+        server.process.send_signal(signal.SIGSTOP)
+        time.sleep(2.6)
+        for poll in polls:
+            poll.close()
+        server.process.send_signal(signal.SIGCONT)
+        resumed, seen = time.monotonic(), set()
+        while time.monotonic() < resumed + GRACE_S:
+            seen |= {job.state(node_id) for node_id in "ab"}
+            time.sleep(0.05)
+        assert seen == {"starting"}
+        assert "stalled" in server.log
+
+
+# -- what a client may send --------------------------------------------------------------------------------
+
+
+def raw(server: Hetserver, data: bytes) -> bytes:
+    """Send bytes, return all that comes until the server closes or says nothing more."""
+    with closing(socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S)) as connection:
+        with suppress(OSError):  # it has heard enough
+            connection.sendall(data)
+        said = b""
+        with suppress(ConnectionResetError):
+            while b"\r\n\r\n" not in said and (more := connection.recv(65_536)):
+                said += more
+        return said
+
+
+def test_a_body_over_the_limit_is_answered_while_it_is_sent(shared: Hetserver) -> None:
+    for _ in range(3):
+        with closing(http.client.HTTPConnection("127.0.0.1", shared.port, timeout=WAIT_S)) as connection:
+            connection.request(
+                "PUT", "/v1/groups/large/nodes/a", b" " * (3 << 20), {"Content-Type": "application/json"}
+            )
+            response = connection.getresponse()
+            assert (response.status, json.loads(response.read())["field"]) == (413, "body")
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().status == 200
+
+
+def test_a_chunked_body_over_the_limit_is_refused(shared: Hetserver) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(48):
+            yield b" " * 65_536
+
+    with closing(http.client.HTTPConnection("127.0.0.1", shared.port, timeout=WAIT_S)) as connection:
+        headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+        connection.request("PUT", "/v1/groups/large/nodes/a", chunks(), headers, encode_chunked=True)
+        assert connection.getresponse().status == 413
+
+
+def test_a_client_that_expects_a_go_ahead_gets_one_or_a_refusal(shared: Hetserver) -> None:
+    head = (
+        "PUT /v1/groups/expected HTTP/1.1\r\nHost: localhost\r\n"
+        "Content-Type: application/json\r\nExpect: 100-continue\r\n"
+    )
+    with closing(socket.create_connection(("127.0.0.1", shared.port), timeout=WAIT_S)) as connection:
+        connection.sendall(f"{head}Content-Length: 2\r\n\r\n".encode())
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 100")
+        connection.sendall(b"{}")
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+    assert raw(shared, f"{head}Content-Length: 9999999\r\n\r\n".encode()).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 1_000_000,
+        b"".join([b"GET /healthz HTTP/1.1\r\n", *(b"X-%d: y\r\n" % n for n in range(100_000))]),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PUT /v1/groups/g HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+        b"PUT /v1/groups/g HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    ],
+    ids=["huge header", "many headers", "TLS", "no host", "negative length", "two lengths"],
+)
+def test_what_is_no_http_is_refused_and_harms_nobody(shared: Hetserver, data: bytes) -> None:
+    said = raw(shared, data)
+    assert said == b"" or said.startswith(b"HTTP/1.1 4"), said
+    assert ask(shared, "GET", "/healthz")["status"] == "ok"
+    assert "Traceback" not in shared.log
+
+
+def test_the_token_is_asked_for_and_shown_nowhere(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("open-sesame\n")
+    path.chmod(0o644)
+    with Hetserver("memory", 0, path, "--log-level", "debug") as server:
+        assert ask(server, "GET", "/v1/groups")["code"] == "unauthorized"
+        assert ask(server, "GET", "/v1/groups", Authorization="Bearer wrong")["code"] == "unauthorized"
+        assert ask(server, "GET", "/v1/groups", Authorization="Bearer open-sesame") == {"groups": []}
+        asked = ask(server, "GET", "/v1/groups?token=open-sesame", Authorization="Bearer open-sesame")
+        assert asked["field"] == "token"
+        assert server.stop() == 0
+        assert "can be read by other users" in server.log
+        assert "sesame" not in server.log
+
+
+# -- starting ----------------------------------------------------------------------------------------------
+
+
+def refused(*arguments: str, home: Path) -> str:
+    """What hetserver says when it cannot start: exit status 2, and one line at the end."""
+    result = CliRunner(env={"XDG_STATE_HOME": str(home)}).invoke(hetserver.main, [*arguments])
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    last = result.output.strip().splitlines()[-1]
+    assert last.startswith(("hetserver: ", "Error: ")), result.output
+    return last
+
+
+def start_and_stop(*arguments: str, home: Path, pass_fds: tuple[int, ...] = ()) -> str:
+    """Start a hetserver, stop it as soon as it says that it listens; what it said."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "hetrdzv.cli.hetserver", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "rendezvous"), "XDG_STATE_HOME": str(home)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        pass_fds=pass_fds,
+    ) as process:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if "listening on" in line:
+                process.terminate()
+        assert process.wait(WAIT_S) == 0, said
+        return said
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused("--port", str(port), "--store", "memory", home=tmp_path)
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in said
+    assert "choose another --port" in said
+
+
+def test_a_state_file_in_use_is_refused_by_the_process_that_uses_it(tmp_path: Path) -> None:
+    with Hetserver(f"sqlite:{tmp_path}/state.db") as server:
+        said = refused("--port", "0", "--store", server.store, home=tmp_path)
+        assert f"in use by another hetserver (pid {server.pid})" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--host", "no.such.host.invalid"], "unknown host name 'no.such.host.invalid': give --host"),
+        (["--host", "x" * 300], "give --host an address of this machine"),
+        (["--host", ""], "unknown host name ''"),
+        (["--host", "192.0.2.1"], "Cannot assign requested address; give --host an address of this machine"),
+        (["--store", "etcd"], "unknown store 'etcd'"),
+        (["--store", "sqlite:"], "unknown store 'sqlite:'"),
+        (["--port", "70000"], "70000"),
+        (["--port", "http"], "'http'"),
+        (["--fd", "-1"], "--fd -1 is not an inherited socket"),
+        (["--fd", "999"], "--fd 999 is not an inherited socket: Bad file descriptor"),
+        (["--token-file", "/no/such/file"], "token file /no/such/file cannot be read: No such file"),
+        (["--token-file", "/dev/null"], "token file /dev/null must hold one token"),
+        (["--token-file", "/dev/null", "--insecure"], "give only one of the two"),
+        (["--stoer", "memory"], "--stoer"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_refused(
+    arguments: list[str], says: str, tmp_path: Path
+) -> None:
+    defaults = [] if "--port" in arguments else ["--port", "0"]
+    assert says in refused(*defaults, *arguments, home=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "says"),
+    [
+        (socket.SOCK_STREAM, socket.AF_INET, "does not listen"),
+        (socket.SOCK_STREAM, socket.AF_UNIX, "AF_UNIX"),
+        (socket.SOCK_DGRAM, socket.AF_INET, "does not listen"),
+    ],
+)
+def test_an_inherited_socket_that_does_not_serve_is_refused(
+    kind: int, family: int, says: str, tmp_path: Path
+) -> None:
+    with socket.socket(family, kind) as given:
+        assert says in refused("--fd", str(os.dup(given.fileno())), "--store", "memory", home=tmp_path)
+
+
+def test_a_file_is_no_socket(tmp_path: Path) -> None:
+    with open(os.devnull, "rb") as file:
+        assert "is not an inherited socket: " in refused("--fd", str(file.fileno()), home=tmp_path)
+
+
+def test_a_state_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    corrupt, newer = tmp_path / "corrupt.db", tmp_path / "newer.db"
+    corrupt.write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 32)
+    with closing(sqlite3.connect(newer)) as connection:
+        connection.executescript(
+            "CREATE TABLE records (key, value);"
+            "CREATE TABLE meta (key, value);"
+            "INSERT INTO meta VALUES ('schema', 99);"
+        )
+    (tmp_path / "file").write_text("")
+    for path, says in (
+        (corrupt, "cannot be read"),
+        (newer, "upgrade hetserver"),
+        (tmp_path / "file" / "state.db", "give hetserver a directory that it may write to"),
+        (tmp_path, "cannot be read"),
+    ):
+        said = refused("--port", "0", "--store", f"sqlite:{path}", home=tmp_path)
+        assert says in said
+        assert str(path) in said
+
+
+def test_an_inherited_socket_is_served(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as given:
+        arguments = ("--fd", str(given.fileno()), "--store", "memory")
+        said = start_and_stop(*arguments, home=tmp_path, pass_fds=(given.fileno(),))
+        assert f"listening on http://127.0.0.1:{given.getsockname()[1]}" in said
+
+
+@pytest.mark.parametrize("inherited", [False, True])
+def test_beyond_loopback_a_token_is_made_kept_and_shown_the_way(inherited: bool, tmp_path: Path) -> None:
+    path = tmp_path / "hetrdzv" / "token"
+    with socket.create_server(("0.0.0.0", 0)) as given:
+        where = ["--fd", str(given.fileno())] if inherited else ["--host", "0.0.0.0", "--port", "0"]
+        for made in (True, False):
+            said = start_and_stop(*where, "--store", "memory", home=tmp_path, pass_fds=(given.fileno(),))
+            assert f"every request needs the token in {path}" in said
+            assert ("just made, mode 0600" in said) is made
+            assert re.search(r"hetagent --gpus 4 --server http://\S+:\d+ --token-file token train.py", said)
+            assert path.stat().st_mode & 0o777 == 0o600
+            assert path.read_text().strip() not in said
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "says"), [("sesame", 0o640, "can be read by other users"), ("", 0o600, "is empty")]
+)
+def test_a_token_that_protects_nothing_is_refused(content: str, mode: int, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "hetrdzv" / "token"
+    path.parent.mkdir()
+    path.write_text(content)
+    path.chmod(mode)
+    assert says in refused("--host", "0.0.0.0", "--port", "0", "--store", "memory", home=tmp_path)
+
+
+def test_insecure_serves_other_machines_without_a_token(tmp_path: Path) -> None:
+    start_and_stop("--host", "::", "--insecure", "--port", "0", "--store", "memory", home=tmp_path)
+    assert not (tmp_path / "hetrdzv").exists()
+
+
+def test_state_is_kept_under_the_state_home_by_default(tmp_path: Path) -> None:
+    start_and_stop("--port", "0", home=tmp_path)
+    assert (tmp_path / "hetrdzv" / "state.db").exists()

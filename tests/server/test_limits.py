@@ -1,0 +1,441 @@
+"""Limits on memory and time, each with a request that exceeds it."""
+
+import asyncio
+import http.client
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from typing import Any
+
+import psutil
+import pytest
+
+from hetrdzv.api.limits import (
+    BODIES_BYTES,
+    READS_PER_ADDRESS,
+    SMALL_BODY_BYTES,
+    Admission,
+    Bodies,
+    neighbourhood,
+)
+from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Undrain
+from hetrdzv.protocol import wire
+from hetrdzv.protocol.errors import Busy, TooManyGroups, TooManyNodes, TooManyPolls
+from hetrdzv.settings import Limits
+from tests.support.served import join, serving
+from tests.support.servers import Hetserver
+
+WAIT_S = 30.0
+HEADER_S, IDLE_S = 1.0, 3.0
+POLLS, CONNECTIONS = 24, 96
+SLACK_S = 2.5
+"""How late a busy machine may be."""
+
+OFFER = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 4000}
+
+
+# -- groups and nodes --------------------------------------------------------------------------------------
+
+
+async def test_groups_are_counted_whoever_makes_them() -> None:
+    async with serving(limits=Limits(max_groups=3)) as (service, _):
+        made = await asyncio.gather(
+            *(service.execute(f"g{n}", Put({}) if n % 2 else join("a")) for n in range(5)),
+            return_exceptions=True,
+        )
+        assert [type(one).__name__ for one in made] == ["Group"] * 3 + ["TooManyGroups"] * 2
+        with pytest.raises(
+            TooManyGroups, match=r"keeps 3 groups .*hetctl delete.*--max-groups.*--keep-finished"
+        ):
+            await service.execute("more", join("a"))
+        await service.execute("g0", join("b"))
+        await service.execute("g1", Cancel())
+        await service.delete("g1")
+        await service.execute("more", Put({}))
+
+
+async def test_nodes_are_counted_while_they_live() -> None:
+    async with serving(limits=Limits(max_nodes_per_group=2)) as (service, _):
+        await service.execute("g", join("a", min_nodes=9))
+        await service.execute("g", join("b"))
+        with pytest.raises(
+            TooManyNodes, match=r"group 'g' has 2 nodes .*another group.*--max-nodes-per-group"
+        ):
+            await service.execute("g", join("c"))
+        await service.execute("g", join("a"))  # said twice
+        await service.execute("other", join("c"))
+        await service.execute("g", Leave(node_id="a", incarnation="1"))
+        await service.execute("g", join("c"))
+        with pytest.raises(TooManyNodes):
+            await service.execute("g", join("a", "2"))
+        for node_id in ("b", "c", "b"):
+            await service.execute("g", Drain(node_id))
+        with pytest.raises(TooManyNodes):
+            await service.execute("g", Drain("a"))
+        await service.execute("g", Undrain("b"))
+        await service.execute("g", Drain("a"))
+
+
+# -- what is under way, by address -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("address", "counted"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:db8::1", "2001:db8::/64"),
+        ("2001:db8::ffff:1", "2001:db8::/64"),
+        ("2001:db8:0:1::1", "2001:db8:0:1::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("unix", "unix"),
+    ],
+)
+def test_what_counts_as_one_address(address: str, counted: str) -> None:
+    assert neighbourhood(address) == counted
+
+
+def scope(path: str, address: str | None = "10.0.0.1") -> dict[str, Any]:
+    return {"path": path, "client": (address, 1) if address else None}
+
+
+async def nothing() -> None:
+    """What a request does that is done at once."""
+
+
+async def test_admission_forgets_who_has_left() -> None:
+    admission, done = Admission(2), asyncio.Event()
+    poll, stream = "/v1/groups/g/nodes/n/directive", "text/event-stream"
+
+    async def wait() -> None:
+        await done.wait()
+
+    waiting = [
+        asyncio.create_task(admission.admit(scope(path), stream, wait))
+        for path in (poll, "/v1/groups/g/events")
+    ]
+    await asyncio.sleep(0)
+    for path, accept in ((poll, ""), ("/v1/groups/g/nodes/n", ""), ("/v1/groups/g/events", stream)):
+        with pytest.raises(TooManyPolls, match=r"10\.0\.0\.1 has 2 polls .*--max-polls-per-address"):
+            await admission.admit(scope(path), accept, nothing)
+    for path in ("/healthz", "/readyz", "/v1/groups", "/v1/groups/g/events"):
+        await admission.admit(scope(path), stream if path == "/v1/groups" else "", nothing)
+    for address in ("10.0.0.2", None):
+        await admission.admit(scope(poll, address), "", nothing)
+    waiting[0].cancel()
+    done.set()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert not admission._polls
+    assert not admission._reads
+
+
+async def test_large_replies_to_one_address_take_turns() -> None:
+    admission, done, inside, most = Admission(1), asyncio.Event(), 0, 0
+
+    async def read() -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await done.wait()
+        inside -= 1
+
+    paths = ["/v1/groups", "/v1/groups/g", "/metrics", "/v1/groups/g/nodes/n/drain", "/openapi.json"]
+    tasks = [
+        asyncio.create_task(admission.admit(scope(paths[n % len(paths)]), "", read))
+        for n in range(READS_PER_ADDRESS + 9)
+    ]
+    await asyncio.sleep(0.01)
+    assert inside == READS_PER_ADDRESS
+    await admission.admit(scope("/v1/groups", "10.0.0.2"), "", nothing)
+    tasks[-1].cancel()
+    done.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert most == READS_PER_ADDRESS
+    assert not admission._reads
+
+
+def test_large_bodies_share_what_there_is() -> None:
+    bodies, large = Bodies(), wire.MAX_BODY_BYTES
+    bodies.grow(0, SMALL_BODY_BYTES)
+    for _ in range(BODIES_BYTES // large):
+        bodies.grow(0, large)
+    with pytest.raises(Busy, match="the maximum of large bodies"):
+        bodies.grow(SMALL_BODY_BYTES, SMALL_BODY_BYTES + 1)
+    bodies.grow(0, SMALL_BODY_BYTES)
+    for _ in range(BODIES_BYTES // large):
+        bodies.grow(large, 0)
+    assert bodies._held == 0
+
+
+def unbounded(schema: Any, path: str = "") -> Iterator[str]:
+    """The texts, lists and mappings in a JSON schema that may have any size."""
+    if isinstance(schema, list):
+        for n, one in enumerate(schema):
+            yield from unbounded(one, f"{path}[{n}]")
+    if not isinstance(schema, dict):
+        return
+    kind = schema.get("type")
+    bound = {"string": ("maxLength", "pattern", "enum", "const"), "array": ("maxItems",)}.get(
+        str(kind), ("",)
+    )
+    if kind == "object" and "properties" not in schema:
+        bound = ("maxProperties",)
+    if bound != ("",) and not any(word in schema for word in bound):
+        yield path
+    for name, value in schema.items():
+        yield from unbounded(value, f"{path}.{name}")
+
+
+@pytest.mark.parametrize("model", [wire.JoinRequest, wire.ReportRequest, wire.SpecFields])
+def test_every_text_and_list_of_a_body_is_bounded(model: Any) -> None:
+    schema = model.model_json_schema()
+    assert list(unbounded(schema)) == []
+    assert schema["additionalProperties"] is False
+    assert list(unbounded({"x": {"type": "string"}, "y": {"type": "array"}})) == [".x", ".y"]
+
+
+# -- a real server -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Hetserver]:
+    flags = {
+        "--header-timeout": HEADER_S,
+        "--idle-timeout": IDLE_S,
+        "--max-polls-per-address": POLLS,
+        "--max-connections": CONNECTIONS,
+    }
+    with Hetserver("memory", 0, None, *(f"{word:g}" if isinstance(word, float) else str(word)
+                                        for pair in flags.items() for word in pair)) as running:  # fmt: skip
+        yield running
+        assert running.stop() == 0
+        assert "Traceback" not in running.log
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+def dial(server: Hetserver, stack: ExitStack, host: int = 1, receive: int = 0) -> socket.socket:
+    """A connection from 127.0.0.N."""
+    made = stack.enter_context(closing(socket.socket()))
+    made.settimeout(WAIT_S)
+    if receive:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
+    made.bind((f"127.0.0.{host}", 0))
+    made.connect(("127.0.0.1", server.port))
+    return made
+
+
+def heard(stream: socket.socket) -> bytes:
+    """All that it says until it is closed."""
+    said = b""
+    try:
+        while more := stream.recv(1 << 16):
+            said += more
+    except ConnectionResetError:
+        pass
+    return said
+
+
+def is_answered(stream: socket.socket) -> bool:
+    """Whether its next answer, a short one, is a good one."""
+    said = b""
+    while not said.endswith(b"}"):
+        more = stream.recv(1 << 16)
+        if not more:
+            return False
+        said += more
+    return said.startswith(b"HTTP/1.1 200")
+
+
+def ask(server: Hetserver, method: str, path: str, body: object = None, host: int = 1) -> tuple[int, Any]:
+    with closing(
+        http.client.HTTPConnection(
+            "127.0.0.1", server.port, timeout=WAIT_S, source_address=(f"127.0.0.{host}", 0)
+        )
+    ) as connection:
+        content = json.dumps(body) if body is not None else None
+        connection.request(method, path, content, {"Content-Type": "application/json", "Connection": "close"})
+        response = connection.getresponse()
+        said = response.read()
+        return response.status, json.loads(said) if said.startswith(b"{") else said
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def connections(server: Hetserver) -> int:
+    return sum(one.status == "ESTABLISHED" for one in psutil.Process(server.pid).net_connections("tcp"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Connections of one test count for no other."""
+    yield
+    if "server" in request.fixturenames:
+        server = request.getfixturevalue("server")
+        until(lambda: connections(server) == 0, "all connections are closed")
+
+
+PARTS = [b"", b"GET /healthz", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"]
+WHOLE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def test_a_header_has_to_come_in_time(server: Hetserver, stack: ExitStack) -> None:
+    """Nothing, a part, a part after a whole request, and a byte now and then: each is closed."""
+    half = [dial(server, stack) for _ in PARTS]
+    for stream, part in zip(half, PARTS, strict=True):
+        stream.sendall(part)
+    second, dripping = dial(server, stack), dial(server, stack)
+    second.sendall(WHOLE)
+    assert is_answered(second)
+    second.sendall(PARTS[1])
+    began = time.monotonic()
+    for byte in PARTS[2]:
+        try:
+            dripping.sendall(bytes([byte]))
+        except OSError:
+            break
+        if time.monotonic() - began > HEADER_S + SLACK_S:
+            break
+        time.sleep(0.1)
+    told = [heard(stream) for stream in (*half, second)]
+    assert time.monotonic() - began < HEADER_S + SLACK_S
+    assert told[0] == b""
+    for said in told[1:]:
+        assert said.startswith(b"HTTP/1.1 408"), said
+        assert b'"code":"request_too_slow"' in said
+        assert b"header: it did not arrive within 1 s" in said
+        assert b"Het-Api-Version: 1" in said
+    assert b"408" in heard(dripping)
+
+
+def test_a_poll_and_a_quiet_connection_may_take_longer_than_a_header(
+    server: Hetserver, stack: ExitStack
+) -> None:
+    poll, quiet = dial(server, stack), dial(server, stack)
+    body = json.dumps({**OFFER, "spec": {"min_nodes": 2, "lease_s": 60}})
+    head = "PUT /v1/groups/patient/nodes/a?wait=2 HTTP/1.1\r\nHost: localhost\r\n"
+    poll.sendall(
+        f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    )
+    quiet.sendall(WHOLE)
+    began = time.monotonic()
+    assert is_answered(quiet)
+    assert is_answered(poll)
+    assert time.monotonic() - began > 1.9
+    quiet.sendall(WHOLE)
+    assert is_answered(quiet)
+    began = time.monotonic()
+    assert heard(quiet) == b""
+    assert IDLE_S - 0.5 < time.monotonic() - began < IDLE_S + SLACK_S
+
+
+def test_polls_of_one_address_are_counted(server: Hetserver, stack: ExitStack) -> None:
+    ask(server, "PUT", "/v1/groups/polled", {"min_nodes": 99, "lease_s": 60})
+    for n in range(POLLS):
+        poll = dial(server, stack)
+        body = json.dumps({**OFFER})
+        head = f"PUT /v1/groups/polled/nodes/n{n}?wait=60 HTTP/1.1\r\nHost: localhost\r\n"
+        poll.sendall(
+            f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+        )
+    until(lambda: len(ask(server, "GET", "/v1/groups/polled", host=2)[1]["nodes"]) == POLLS, "all wait")
+    for path, body_of in (("/nodes/more", OFFER), ("/nodes/n0", OFFER)):
+        status, said = ask(server, "PUT", f"/v1/groups/polled{path}", body_of)
+        assert (status, said["code"]) == (503, "too_many_polls")
+        assert f"127.0.0.1 has {POLLS} polls" in said["detail"]
+    assert ask(server, "PUT", "/v1/groups/polled/nodes/more", OFFER, host=2)[0] == 200
+    assert ask(server, "GET", "/v1/groups")[0] == 200
+    stack.close()
+    until(lambda: ask(server, "PUT", "/v1/groups/polled/nodes/again", OFFER)[0] == 200, "there is room again")
+
+
+def test_connections_are_counted_by_address_and_in_all(server: Hetserver, stack: ExitStack) -> None:
+    kept = [dial(server, stack, 1 + n // (2 * POLLS)) for n in range(CONNECTIONS)]
+    for stream in kept:
+        stream.sendall(WHOLE)
+        assert is_answered(stream)
+    for host, what in ((1, "the server has 96 connections, the maximum"), (9, "the server has 96")):
+        said = heard(dial(server, stack, host)).decode()
+        assert said.startswith("HTTP/1.1 503"), said
+        assert what in said
+        assert '"code":"busy"' in said
+        assert "retry-after: 1" in said
+    kept.pop().close()
+    until(lambda: connections(server) < CONNECTIONS, "one has gone")
+    said = heard(dial(server, stack, 1)).decode()
+    assert f"127.0.0.1 has {2 * POLLS} connections, the maximum for one address" in said
+    fresh = dial(server, stack, 9)
+    fresh.sendall(WHOLE)
+    assert is_answered(fresh)
+    assert server.log.count("--max-connections") == 1
+
+
+# -- memory ------------------------------------------------------------------------------------------------
+
+
+def grown(server: Hetserver, before: int) -> float:
+    """By how many MiB the server is larger than before."""
+    return (psutil.Process(server.pid).memory_info().rss - before) / (1 << 20)
+
+
+def test_a_server_stays_small_whatever_it_is_sent_and_nobody_reads() -> None:
+    """Replies that nobody reads would take 500 MiB, bodies that never end 130 MiB, were there no limits."""
+    labels = {f"{n:0256d}": "x" * 256 for n in range(64)}
+    flags = ("--header-timeout", "1", "--idle-timeout", "3")
+    with Hetserver("memory", 0, None, *flags) as server, ExitStack() as stack:
+        spec = {"min_nodes": 9_999, "lease_s": 3_600}
+        for n in range(240):
+            offer = {**OFFER, "labels": labels, "spec": spec}
+            assert ask(server, "PUT", f"/v1/groups/g/nodes/n{n}", offer)[0] == 200
+        assert len(json.dumps(ask(server, "GET", "/v1/groups/g")[1])) > 7 << 20
+        before, most = psutil.Process(server.pid).memory_info().rss, 0.0
+        unread = [dial(server, stack, receive=4096) for _ in range(64)]
+        for stream in unread:
+            stream.sendall(b"GET /v1/groups/g HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
+        until_s = time.monotonic() + 2.0
+        while time.monotonic() < until_s:
+            most = max(most, grown(server, before))
+            time.sleep(0.02)
+        print(f"64 unread replies of 8 MiB: {most:.0f} MiB more")
+        assert most < 260
+        assert ask(server, "GET", "/healthz")[0] == 200
+        head = b"PUT /v1/groups/b/nodes/n HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
+        bodies = [dial(server, stack, 2) for _ in range(150)]
+        for stream in bodies:
+            stream.settimeout(WAIT_S)
+            stream.sendall(head)
+            with suppress(OSError):
+                stream.sendall(b" " * 900_000)
+        before_bodies, refused = most, set[socket.socket]()
+
+        def are_refused() -> bool:
+            nonlocal most
+            most = max(most, grown(server, before))
+            for stream in bodies:
+                stream.setblocking(False)
+                with suppress(OSError):
+                    if b"busy" in stream.recv(1 << 16):
+                        refused.add(stream)
+            return len(refused) > 50
+
+        until(are_refused, "what is too much is refused")
+        print(f"and 150 bodies of 900 KB: {most - before_bodies:.0f} MiB more")
+        assert most < 260 + 120
+        assert ask(server, "PUT", "/v1/groups/small", {}, host=3)[0] == 200
+        until(lambda: connections(server) < 170, "those that do not read are cut")
+        stack.close()
+        until(lambda: connections(server) == 0, "all have gone")
+        assert ask(server, "GET", "/v1/groups", host=4)[0] == 200
+        assert server.stop() == 0
+        assert "Traceback" not in server.log

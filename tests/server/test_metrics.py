@@ -1,0 +1,139 @@
+"""Metrics, over the story of one group, parsed as Prometheus does."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from hetrdzv.core.commands import Command
+from hetrdzv.core.model import Group
+from hetrdzv.service.metrics import Metrics
+from tests.core.driver import Story
+
+
+class Counted(Story):
+    """A story; every step is counted."""
+
+    def __init__(self, **spec: Any) -> None:
+        super().__init__(**spec)
+        self.metrics = Metrics()
+
+    def do(self, command: Command) -> Group:
+        before, told = self.group, len(self.events)
+        after = super().do(command)
+        self.metrics.published("g", before, after, self.events[told:], self.now)
+        return after
+
+    def read(self, groups: int = 1) -> Callable[..., float]:
+        """The samples of a scrape, by name and labels."""
+        text = self.metrics.render([self.group] * groups, now=self.now, open_polls=7, leads=True).decode()
+        found = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+        return lambda name, **labels: found.get((f"hetrdzv_{name}", frozenset(labels.items())), 0.0)
+
+
+def test_a_job_with_a_failure_and_a_loss() -> None:
+    story = Counted(min_nodes=2, max_nodes=3, last_call_s=4.0)
+    story.join("a", 2)
+    story.wait(3.0)
+    story.join("b", 1)
+    story.join("c", 1)
+    read = story.read()
+    assert (read("rounds_total", cause="first"), read("rendezvous_seconds_sum")) == (1, 3)
+    assert read("groups", state="starting") == 1
+    assert read("nodes", state="starting") == 3
+    story.wait(2.0)
+    story.started("a", "b", "c")
+    story.wait(10.0)
+    story.failed("b")
+    story.wait(1.0)
+    for node_id in ("a", "b", "c"):
+        story.join(node_id)
+    story.wait(2.0)
+    story.started("a", "b", "c")
+    story.wait(4.0)
+    read = story.read()
+    assert (read("rounds_total", cause="failed"), read("restarts_total")) == (1, 1)
+    assert (read("recovery_seconds_count", cause="failed"), read("recovery_seconds_sum", cause="failed")) == (
+        1,
+        3,
+    )
+    assert read("slot_seconds_total", state="running") == pytest.approx(4 * (10 + 4))
+    assert read("slot_seconds_total", state="starting") == pytest.approx(4 * (2 + 2))
+    assert read("slot_seconds_total", state="waiting") == pytest.approx(4 * 1)
+    story.lose("c")
+    for node_id in ("a", "b"):
+        story.join(node_id)
+    story.started("a", "b")
+    read = story.read()
+    assert (read("rounds_total", cause="lost"), read("restarts_total")) == (1, 1)
+    assert read("recovery_seconds_count", cause="lost") == 1
+    assert read("nodes", state="lost") == 1
+    story.succeeded("a", "b")
+    read = story.read()
+    assert read("groups_finished_total", outcome="succeeded") == 1
+    assert (read("groups", state="succeeded"), read("groups", state="running")) == (1, 0)
+    assert (read("open_polls"), read("leader")) == (7, 1)
+
+
+def test_time_goes_on_between_two_scrapes_and_is_counted_once() -> None:
+    story = Counted(min_nodes=1, max_nodes=1)
+    story.join("a", 8)
+    story.started("a")
+    for _ in range(3):
+        story.now += 1.0
+        running = story.read()("slot_seconds_total", state="running")
+    assert running == pytest.approx(24)
+
+
+def test_a_new_job_under_an_old_name_begins_with_a_first_round() -> None:
+    story = Counted(min_nodes=1, max_nodes=1)
+    story.join("a")
+    story.started("a")
+    story.succeeded("a")
+    story.leave("a")
+    story.join("a", inc="a-2", after=0)
+    read = story.read()
+    assert (read("rounds_total", cause="first"), read("recovery_seconds_count", cause="first")) == (2, 0)
+
+
+def test_who_waited_before_the_state_was_read_anew_has_waited() -> None:
+    story = Counted(min_nodes=2, max_nodes=2)
+    story.join("a")
+    story.wait(3.0)
+    story.metrics.forget()
+    story.join("b")
+    story.wait(1.0)
+    read = story.read()
+    assert (read("rounds_total", cause="first"), read("rendezvous_seconds_sum")) == (1, 3)
+
+
+def test_a_group_that_is_forgotten_leaves_nothing_behind() -> None:
+    story = Counted(min_nodes=1, max_nodes=1)
+    story.join("a")
+    story.metrics.published("g", story.group, None, (), story.now)
+    assert not any(story.metrics._known)
+
+
+def test_labels_are_bounded_whatever_groups_and_nodes_are_called() -> None:
+    one, many = Counted(min_nodes=1, max_nodes=1), Counted(min_nodes=1, max_nodes=1)
+    one.join("a")
+    many.join("a")
+
+    def lines(story: Counted, groups: list[Group]) -> int:
+        return len(story.metrics.render(groups, now=story.now, open_polls=0, leads=True).splitlines())
+
+    assert lines(one, [one.group]) == lines(many, [many.group] * 50)
+
+
+def test_commits_are_timed_and_their_failures_counted() -> None:
+    story = Counted()
+    story.metrics.committed(0.02)
+    story.metrics.commit_failed()
+    read = story.read()
+    assert (read("commit_seconds_count"), read("commit_seconds_sum")) == (1, 0.02)
+    assert read("commit_failures_total") == 1

@@ -1,0 +1,73 @@
+"""Rules that servers, clients and agents share: ids, addresses, a launcher's daemon."""
+
+import pytest
+
+from hetrdzv.protocol.addresses import is_loopback
+from hetrdzv.protocol.daemon import MAX_CHARACTERS, MAX_WORDS, refusal
+from hetrdzv.protocol.ids import MAX_ID_LENGTH, checked_id, is_id
+from hetrdzv.protocol.wire import DEFAULTS, SETTINGS, JoinRequest, SpecFields
+
+
+@pytest.mark.parametrize("value", ["a", "0", "_", "-", "gpu2.rack-1", ".a", "a.", "..a", "x" * MAX_ID_LENGTH])
+def test_valid_ids(value: str) -> None:
+    assert checked_id(value) == value
+    assert JoinRequest(incarnation=value, slots=1, address="x", port=1).incarnation == value
+
+
+@pytest.mark.parametrize(
+    "value", ["", ".", "..", "...", "a/b", "a b", "a\n", "\n", "é", "a%41", "x" * (MAX_ID_LENGTH + 1)]
+)
+def test_invalid_ids(value: str) -> None:
+    assert not is_id(value)
+    with pytest.raises(ValueError, match="must be 1 to 128 letters, digits"):
+        checked_id(value)
+    with pytest.raises(ValueError, match="incarnation"):
+        JoinRequest(incarnation=value, slots=1, address="x", port=1)
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("a.localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("notlocalhost", False),
+        ("", False),
+    ],
+)
+def test_loopback(address: str, local: bool) -> None:
+    assert is_loopback(address) is local
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "a round's master may run only orted on other nodes, not nothing"),
+        (("sh", "-c", "orted"), "a round's master may run only orted on other nodes, not 'sh'"),
+        (("orted/sh",), "not 'orted/sh'"),
+        (("/usr/bin/xorted",), "not '/usr/bin/xorted'"),
+        (("orted", "a\0b"), "NUL"),
+        (("orted", *["x"] * MAX_WORDS), f"at most {MAX_WORDS} words"),
+        (("orted", "x" * (MAX_CHARACTERS - 4)), f"{MAX_CHARACTERS} characters"),
+    ],
+)
+def test_commands_that_no_node_is_asked_to_run(words: tuple[str, ...], says: str) -> None:
+    assert says in (refusal(words) or "")
+
+
+def test_the_longest_command_lines_of_a_daemon() -> None:
+    assert refusal(("/usr/bin/orted", "x" * (MAX_CHARACTERS - len("/usr/bin/orted")))) is None
+    assert refusal(("orted", *["x"] * (MAX_WORDS - 1))) is None
+
+
+def test_every_setting_of_a_group_can_be_sent() -> None:
+    """The wire model is made from the core's table: a new setting is added in one place."""
+    assert list(SpecFields.model_fields) == list(SETTINGS)
+    values = {name: getattr(DEFAULTS, name) for name in SETTINGS}
+    assert SpecFields.model_validate(values).given() == values
+    assert SpecFields().given() == {}

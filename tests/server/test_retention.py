@@ -1,0 +1,201 @@
+"""Which groups a server forgets, and when."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Renew, ReportKind, Restart, Tick
+from hetrdzv.protocol.errors import TooManyGroups
+from hetrdzv.service import service as service_module
+from hetrdzv.service.retention import SWEEP_EVERY_S
+from hetrdzv.service.service import Service
+from hetrdzv.settings import Limits
+from hetrdzv.storage.base import Snapshot
+from tests.support.served import FaultyStore, HandClock, join, serving, settled, started, two_nodes
+
+DAY_S = 86_400.0
+QUICK = Limits(keep_idle_s=100.0, keep_finished_s=50.0, max_groups=3)
+
+
+async def finished(service: Service, group_id: str = "g") -> None:
+    """A group whose job was cancelled and whose nodes have left."""
+    await two_nodes(service, group_id)
+    await service.execute(group_id, Cancel())
+    await all_leave(service, group_id)
+
+
+async def all_leave(service: Service, group_id: str = "g") -> None:
+    for node in service.group(group_id).live:
+        await service.execute(group_id, Leave(node_id=node.node_id, incarnation=node.incarnation))
+
+
+async def left(service: Service, group_id: str = "g") -> None:
+    """A group whose agents have all left before an outcome."""
+    await two_nodes(service, group_id)
+    await all_leave(service, group_id)
+
+
+async def swept(service: Service, clock: HandClock, seconds: float = 0.0) -> list[str]:
+    """The groups that are left after some time and a sweep."""
+    clock.pass_by(service, seconds + SWEEP_EVERY_S)
+    service._sweep(service.now())
+    await settled()
+    return [group.group_id for group in service.groups()]
+
+
+# -- groups that all agents left ---------------------------------------------------------------------------
+
+
+async def test_groups_that_all_agents_left_make_room_for_others() -> None:
+    """As on Slurm, where every job has a group of its own and ends with scancel."""
+    clock = HandClock()
+    async with serving(clock=clock, limits=QUICK) as (service, store):
+        for name in ("a", "b", "c"):
+            await left(service, name)
+        with pytest.raises(TooManyGroups, match="--keep-idle"):
+            await service.execute("next", join("x"))
+        assert await swept(service, clock, 90.0) == ["a", "b", "c"]
+        assert await swept(service, clock, 10.0) == []
+        assert store.keys == set()
+        await service.execute("next", join("x"))
+
+
+async def test_a_group_whose_nodes_are_lost_is_idle_from_the_loss_on() -> None:
+    clock = HandClock()
+    async with serving(clock=clock, limits=QUICK) as (service, _):
+        await two_nodes(service)
+        clock.pass_by(service, 200.0)
+        assert not any(node.gone for node in service.group("g").nodes.values()), "nothing ticked yet"
+        assert all(node.gone for node in (await service.execute("g", Tick())).nodes.values())
+        assert await swept(service, clock, 90.0) == ["g"]
+        assert await swept(service, clock, 10.0) == []
+
+
+async def test_a_group_with_a_live_node_is_kept() -> None:
+    clock = HandClock()
+    async with serving(clock=clock, limits=QUICK) as (service, _):
+        await service.execute("g", join("a", min_nodes=2, lease_s=3600.0, join_timeout_s=DAY_S))
+        assert await swept(service, clock, 1000.0) == ["g"]
+
+
+async def test_a_group_that_a_person_made_is_kept_whether_it_had_nodes_or_not() -> None:
+    clock = HandClock()
+    async with serving(clock=clock, limits=QUICK) as (service, _):
+        await service.execute("new", Put({"command": ["train.py"]}))
+        await service.execute("used", Put({"command": ["train.py"], "min_nodes": 2, "max_nodes": 2}))
+        await left(service, "used")
+        assert await swept(service, clock, 1000.0) == ["new", "used"]
+
+
+async def test_a_finished_group_that_a_person_restarts_is_not_idle_yet() -> None:
+    clock = HandClock()
+    limits = Limits(keep_idle_s=100.0, keep_finished_s=DAY_S)
+    async with serving(clock=clock, limits=limits) as (service, _):
+        await finished(service)
+        clock.pass_by(service, 1000.0)
+        assert not (await service.execute("g", Restart())).state.terminal
+        assert await swept(service, clock, 90.0) == ["g"]
+        assert await swept(service, clock, 10.0) == []
+
+
+async def test_an_agent_that_joins_as_its_idle_group_is_swept_finds_a_group() -> None:
+    clock = HandClock()
+    async with serving(clock=clock, limits=QUICK) as (service, _):
+        await left(service)
+        clock.pass_by(service, 200.0)
+        service._sweep(service.now())
+        assert [node.node_id for node in (await service.execute("g", join("c"))).live] == ["c"]
+        await settled()
+        assert [node.node_id for node in service.group("g").live] == ["c"]
+
+
+async def test_time_in_which_no_server_ran_does_not_count() -> None:
+    clock = HandClock()
+    async with serving(clock=clock, limits=QUICK) as (service, store):
+        await left(service)
+        clock.pass_by(service, 60.0)
+    clock.at += DAY_S
+    async with serving(
+        FaultyStore(Snapshot(store._content.records, store._content.clock)), clock, limits=QUICK
+    ) as (service, _):
+        assert await swept(service, clock, 30.0) == ["g"]
+        assert await swept(service, clock, 10.0) == []
+
+
+# -- finished groups ---------------------------------------------------------------------------------------
+
+
+async def test_a_finished_group_is_swept_though_the_server_stalled_while_it_was_committed() -> None:
+    clock = HandClock()
+    async with serving(clock=clock, limits=Limits(keep_finished_s=1.0)) as (service, store):
+        await finished(service)
+        store.open.clear()
+        late = [asyncio.ensure_future(service.execute("g", Drain("a")))]
+        await settled()
+        clock.at += 3600.0
+        late.append(asyncio.ensure_future(service.execute("other", join("x", min_nodes=2))))
+        await settled()
+        store.open.set()
+        await asyncio.gather(*late)
+        assert await swept(service, clock, 1.0) == ["other"]
+
+
+async def test_after_a_stall_during_a_commit_every_node_has_a_full_lease() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, store):
+        await two_nodes(service)
+        clock.pass_by(service, 4.5)
+        store.open.clear()
+        late = [asyncio.ensure_future(service.execute("g", Put({})))]
+        await settled()
+        clock.at += 3600.0
+        late.append(asyncio.ensure_future(service.execute("other", join("x", min_nodes=2))))
+        await settled()
+        store.open.set()
+        await asyncio.gather(*late)
+        clock.pass_by(service, 4.0)
+        assert not (await service.execute("g", Tick())).nodes["a"].gone
+
+
+async def test_finished_groups_are_forgotten_when_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "HEARTBEAT_S", 0.001)
+    clock = HandClock()
+    async with serving(clock=clock, limits=Limits(keep_finished_s=100.0)) as (service, store):
+        for name in ("old", "used", "young", "running"):
+            await two_nodes(service, name)
+        for name in ("old", "used"):
+            await service.execute(name, Cancel())
+        for name in ("old", "young"):
+            for node_id in ("a", "b"):
+                await service.execute(name, Leave(node_id=node_id, incarnation="1"))
+        clock.pass_by(service, 98.0)
+        for name in ("used", "running"):  # their nodes are still heard
+            for node_id in ("a", "b"):
+                await service.execute(name, Renew(node_id, "1"))
+        await service.execute("young", Cancel())
+        clock.pass_by(service, 4.0)
+        async with asyncio.timeout(5):
+            while "old" in {group.group_id for group in service.groups()}:
+                clock.pass_by(service, 0.5)
+                await asyncio.sleep(0.002)
+                for node_id in ("a", "b"):
+                    await service.execute("used", Renew(node_id, "1"))
+        assert [group.group_id for group in service.groups()] == ["running", "used", "young"]
+        assert not [key for key in store.keys if key.startswith("groups/old/")]
+
+
+async def test_a_group_in_which_a_new_job_begins_as_it_is_swept_is_not_forgotten() -> None:
+    clock = HandClock()
+    async with serving(clock=clock, limits=Limits(keep_finished_s=1.0)) as (service, _):
+        await two_nodes(service)
+        for node_id in ("a", "b"):
+            await service.execute("g", replace(started(node_id), kind=ReportKind.SUCCEEDED))
+        for node_id in ("a", "b"):
+            await service.execute("g", Leave(node_id=node_id, incarnation="1"))
+        clock.pass_by(service, 2.0)
+        service._sweep(service.now())
+        group = await service.execute("g", join("c"))
+        assert (group.job, [node.node_id for node in group.live]) == (2, ["c"])
+        await settled()
+        assert service.group("g").job == 2

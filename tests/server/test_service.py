@@ -1,0 +1,613 @@
+"""The service, on a store that fails and blocks on demand."""
+
+import asyncio
+import gc
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hetrdzv.core.commands import Cancel, Disconnect, Drain, Leave, Put, Renew, Restart, Tick
+from hetrdzv.core.group import empty
+from hetrdzv.core.model import GroupState, NodePhase
+from hetrdzv.core.phrasing import unreached
+from hetrdzv.protocol.errors import (
+    HetError,
+    Refused,
+    ServerStopping,
+    SpecConflict,
+    StaleIncarnation,
+    StaleRound,
+    StorageError,
+    UnknownGroup,
+    UnknownNode,
+)
+from hetrdzv.service import ledger, liveness
+from hetrdzv.service import service as service_module
+from hetrdzv.service.history import Place
+from hetrdzv.service.service import Service
+from hetrdzv.storage import records
+from hetrdzv.storage.base import Snapshot
+from tests.support.served import FaultyStore, HandClock, join, serving, settled, started, two_nodes
+
+WAIT_S = 20.0
+"""How long a poll of these tests may wait: none should."""
+
+START = Place(0)
+
+
+def begun(work: Awaitable[Any]) -> "asyncio.Future[Any]":
+    return asyncio.ensure_future(work)
+
+
+def poll(service: Service, node_id: str, incarnation: str = "1") -> "asyncio.Future[Any]":
+    """A poll that waits for another directive than the present one."""
+    version = service.directive("g", node_id, incarnation)[1].version
+    return begun(service.watch("g", node_id, incarnation, version, WAIT_S))
+
+
+async def told(waiting: "asyncio.Future[Any]") -> str:
+    """The kind of the directive that a poll brings, at once."""
+    await settled()
+    assert waiting.done(), "the poll was not woken"
+    return str(waiting.result()[1].kind)
+
+
+# -- commits -----------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_seen_before_it_is_committed() -> None:
+    async with serving() as (service, store):
+        store.open.clear()
+        joining = begun(service.execute("g", join("a")))
+        await settled()
+        assert not joining.done()
+        with pytest.raises(UnknownGroup):
+            service.group("g")
+        store.open.set()
+        assert (await joining).nodes.keys() == {"a"}
+        assert service.group("g").nodes.keys() == {"a"}
+
+
+async def test_commands_of_one_turn_go_down_as_one_transaction() -> None:
+    async with serving() as (service, store):
+        await asyncio.gather(*(service.execute("g", join(f"n{i}")) for i in range(5)))
+        assert len(store.commits) == 1
+        assert len(service.group("g").nodes) == 5
+
+
+async def test_a_failed_commit_changes_nothing_and_is_told_to_everybody_in_it() -> None:
+    async with serving() as (service, store):
+        await service.execute("g", join("a", min_nodes=2))
+        store.failures.append(StorageError("the disk is full"))
+        tried = await asyncio.gather(
+            service.execute("g", join("b")), service.execute("h", Put({})), return_exceptions=True
+        )
+        assert [str(error) for error in tried] == ["the disk is full"] * 2
+        await settled()
+        assert service.group("g").nodes.keys() == {"a"}
+        with pytest.raises(UnknownGroup):
+            service.group("h")
+        assert (await service.execute("g", join("b"))).nodes.keys() == {"a", "b"}
+
+
+async def test_a_bug_in_a_commit_is_a_storage_error_and_the_service_goes_on() -> None:
+    async with serving() as (service, store):
+        store.failures.append(RuntimeError("boom"))
+        with pytest.raises(StorageError, match="boom"):
+            await service.execute("g", join("a"))
+        await settled()
+        await service.execute("g", join("a"))
+
+
+async def test_commands_behind_a_failing_commit_fail_too() -> None:
+    async with serving() as (service, store):
+        store.open.clear()
+        store.failures.append(StorageError("no"))
+        first = begun(service.execute("g", join("a")))
+        await settled()
+        second = begun(service.execute("g", join("b")))
+        await settled()
+        store.open.set()
+        for waiting in (first, second):
+            with pytest.raises(StorageError):
+                await waiting
+        await settled()
+        assert list(service.groups()) == []
+
+
+async def test_while_the_store_cannot_be_loaded_reads_are_refused_and_it_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service_module, "RETRY_S", 0.05)
+    async with serving() as (service, store):
+        await two_nodes(service)
+        waiting = poll(service, "a")
+        store.load_failures += [StorageError("gone"), RuntimeError("a bug")]
+        store.failures.append(StorageError("no"))
+        with pytest.raises(StorageError):
+            await service.execute("g", Drain("b"))
+        for read in (service.groups, service.require_ready, lambda: service.group("g")):
+            with pytest.raises(StorageError, match="not loaded"):
+                read()
+        with pytest.raises(StorageError, match="not loaded"):
+            await service.execute("g", Renew("a", "1"))
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    service.require_ready()
+                    break
+                except StorageError:
+                    await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await service.execute("g", Drain("b"))
+        assert await told(waiting) == "stop"
+
+
+async def test_polls_look_again_after_a_load_since_the_commit_may_have_gone_down() -> None:
+    class Undecided(FaultyStore):
+        async def commit(self, batch: Any) -> None:
+            failures, self.failures = self.failures, []
+            await super().commit(batch)
+            if failures:
+                raise failures[0]
+
+    async with serving(Undecided()) as (service, store):
+        await two_nodes(service)
+        waiting = poll(service, "a")
+        store.failures.append(StorageError("timed out"))
+        with pytest.raises(StorageError):
+            await service.execute("g", Cancel())
+        assert await told(waiting) == "exit"
+        assert service.group("g").state is GroupState.CANCELLED
+
+
+async def test_after_a_failure_due_ticks_wait_instead_of_spinning() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, store):
+        await service.execute("g", join("a", min_nodes=2, join_timeout_s=0.1))
+        clock.pass_by(service, 0.4)
+        store.failures += [StorageError("no")] * 100
+        with pytest.raises(StorageError):
+            await service.execute("g", Tick())
+        await asyncio.sleep(0.1)
+        assert len(store.failures) == 99
+        store.failures.clear()
+
+
+# -- a command while a commit is in flight -----------------------------------------------------------------
+
+
+async def test_a_command_that_changes_nothing_while_its_group_is_being_committed() -> None:
+    async with serving() as (service, store):
+        store.open.clear()
+        first = begun(service.execute("g", Put({"min_nodes": 2})))
+        await settled()
+        second = begun(service.execute("g", Put({"min_nodes": 2})))
+        await settled()
+        store.open.set()
+        assert (await first) is (await second)
+
+
+async def test_a_refusal_waits_for_the_state_that_it_speaks_of() -> None:
+    async with serving() as (service, store):
+        store.open.clear()
+        put = begun(service.execute("g", Put({"min_nodes": 2})))
+        await settled()
+        conflicting = begun(service.execute("g", join("a", min_nodes=3)))
+        await settled()
+        assert not conflicting.done()
+        store.open.set()
+        await put
+        with pytest.raises(SpecConflict):
+            await conflicting
+
+
+async def test_a_refusal_is_void_when_the_state_it_speaks_of_is_not_stored() -> None:
+    async with serving() as (service, store):
+        store.open.clear()
+        store.failures.append(StorageError("no"))
+        put = begun(service.execute("g", Put({"min_nodes": 2})))
+        await settled()
+        conflicting = begun(service.execute("g", join("a", min_nodes=3)))
+        await settled()
+        store.open.set()
+        for waiting in (put, conflicting):
+            with pytest.raises(StorageError):
+                await waiting
+
+
+async def test_a_stale_report_comes_with_the_directive_that_made_it_stale() -> None:
+    async with serving() as (service, store):
+        await two_nodes(service)
+        store.open.clear()
+        draining = begun(service.execute("g", Drain("b")))
+        await settled()
+        report = begun(service.execute("g", started("a", 7)))
+        await settled()
+        store.open.set()
+        await draining
+        with pytest.raises(StaleRound):
+            await report
+        assert service.directive("g", "a", "1")[1].kind == "stop"
+
+
+async def test_a_renewal_during_a_commit_is_not_lost() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, store):
+        await two_nodes(service)
+        store.permits = asyncio.Semaphore(0)
+        first = begun(service.execute("g", Drain("b")))
+        await settled()
+        second = [begun(service.execute("g", Drain("b"))), begun(service.execute("h", join("x")))]
+        await settled()
+        store.permits.release()  # the second batch is in flight now, and changes nothing of g
+        await first
+        await settled()
+        clock.pass_by(service, 2.0)
+        renewing = begun(service.execute("g", Renew("a", "1")))
+        await settled()
+        store.permits.release()
+        await asyncio.gather(*second, renewing)
+        assert service.group("g").nodes["a"].heard_at == pytest.approx(service.now())
+
+
+async def test_a_renewal_is_neither_committed_nor_does_it_wake_anybody() -> None:
+    async with serving() as (service, store):
+        await two_nodes(service)
+        commits, waiting = len(store.commits), poll(service, "a")
+        await service.execute("g", Renew("b", "1"))
+        await settled()
+        assert len(store.commits) == commits
+        assert not waiting.done()
+        waiting.cancel()
+
+
+# -- who is woken ------------------------------------------------------------------------------------------
+
+
+async def test_a_suspect_that_is_heard_again_lets_the_round_form_for_all() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _):
+        await service.execute("g", join("a", min_nodes=2, last_call_s=0.0))
+        await service.execute("g", Disconnect("a", "1"))
+        await service.execute("g", join("b"))
+        waiting = poll(service, "b")
+        await settled()
+        assert not waiting.done()
+        await service.execute("g", Renew("a", "1"))
+        assert await told(waiting) == "start"
+
+
+async def test_the_end_of_a_round_is_pushed_to_every_member() -> None:
+    async with serving() as (service, _):
+        await two_nodes(service)
+        polls = [poll(service, "a"), poll(service, "b")]
+        await service.execute("g", Leave(node_id="b", incarnation="1"))
+        assert [await told(waiting) for waiting in polls] == ["stop", "exit"]
+
+
+async def test_a_replaced_agent_hears_so_at_once() -> None:
+    async with serving() as (service, _):
+        await service.execute("g", join("a", min_nodes=2))
+        await service.execute("g", Disconnect("a", "1"))
+        waiting = poll(service, "a")
+        await settled()
+        await service.execute("g", join("a", "2"))
+        await settled()
+        with pytest.raises(StaleIncarnation, match="another agent"):
+            waiting.result()
+
+
+async def test_the_polls_and_followers_of_a_deleted_group_end_at_once() -> None:
+    async with serving() as (service, _):
+        await two_nodes(service)
+        await service.execute("g", Cancel())
+        waiting, following = poll(service, "a"), service.follow("g", START, WAIT_S)
+        while (news := await anext(following)) is not None and news[1].event.kind != "group_cancelled":
+            pass
+        end = begun(anext(following))
+        await settled()
+        await service.delete("g")
+        await settled()
+        with pytest.raises(UnknownGroup):
+            waiting.result()
+        with pytest.raises(StopAsyncIteration):
+            end.result()
+        assert service.waiting() == 0
+
+
+async def test_nothing_is_kept_of_polls_that_are_gone() -> None:
+    async with serving() as (service, _):
+        await two_nodes(service)
+        for ending in (lambda poll: poll.cancel(), lambda _: service.begin_stop()):
+            waiting = [poll(service, "a"), poll(service, "a"), poll(service, "b")]
+            follower = service.follow("g", START, WAIT_S)
+            while not (follows := begun(anext(follower))).done():
+                await settled()
+                if not follows.done():
+                    break
+            assert service.waiting() == 4
+            for each in waiting:
+                ending(each)
+            follows.cancel()
+            await asyncio.gather(*waiting, follows, return_exceptions=True)
+            assert service.waiting() == 0
+            assert vars(service._watchers) == {"_groups": {}}
+
+
+async def test_a_poll_is_answered_when_its_time_is_over() -> None:
+    async with serving() as (service, _):
+        await two_nodes(service)
+        version = service.directive("g", "a", "1")[1].version
+        _, same = await service.watch("g", "a", "1", version, 0.01)
+        assert same.version == version
+
+
+# -- groups come and go ------------------------------------------------------------------------------------
+
+
+async def test_a_group_that_was_deleted_and_made_again_in_one_turn_has_no_past() -> None:
+    async with serving() as (service, store):
+        await two_nodes(service)
+        await service.execute("g", Cancel())
+        deleting, making = begun(service.delete("g")), begun(service.execute("g", join("c")))
+        await asyncio.gather(deleting, making)
+        assert service.group("g").nodes.keys() == {"c"}
+        assert [stored.number for stored in service.history("g")[0]] == [1]
+        assert store.keys == {"groups/g/group", "groups/g/nodes/c", records.event_key("g", 1)}
+
+
+async def test_a_deleted_group_leaves_nothing_behind() -> None:
+    async with serving() as (service, store):
+        await two_nodes(service)
+        await service.execute("g", Cancel())
+        await service.delete("g")
+        assert store.keys == set()
+        assert list(service.groups()) == []
+        assert list(service._timers) == []
+        for command in (Renew("a", "1"), Restart(), Tick()):
+            with pytest.raises(UnknownGroup):
+                await service.execute("g", command)
+        with pytest.raises(UnknownGroup):
+            await service.delete("g")
+
+
+async def test_a_group_that_is_cancelled_and_deleted_in_one_turn_leaves_nothing_behind() -> None:
+    async with serving() as (service, store):
+        await two_nodes(service)
+        cancelling, deleting = begun(service.execute("g", Cancel())), begun(service.delete("g"))
+        await deleting
+        with pytest.raises(UnknownGroup):
+            await cancelling
+        assert store.keys == set()
+
+
+async def test_a_group_with_a_running_job_is_not_deleted() -> None:
+    async with serving() as (service, _):
+        await two_nodes(service)
+        with pytest.raises(Refused, match=r"still has nodes \(a, b\): hetctl cancel g first"):
+            await service.delete("g")
+
+
+async def test_errors_name_five_nodes_and_count_the_others() -> None:
+    async with serving() as (service, _):
+        for n in range(20):
+            await service.execute("g", join(f"gpu{n}", min_nodes=100))
+        some = "gpu0, gpu1, gpu2, gpu3, gpu4 and 15 more"
+        with pytest.raises(Refused, match=rf"still has nodes \({some}\)"):
+            await service.delete("g")
+        with pytest.raises(UnknownNode, match=f"its nodes: {some}$"):
+            await service.execute("g", Drain("gpu20"))
+
+
+def test_a_master_that_many_cannot_reach_is_told_with_five_of_them() -> None:
+    nodes = [f"gpu{n}" for n in range(1, 21)]
+    told = unreached({(node, "gpu0") for node in nodes}, {"gpu0", *nodes})
+    assert told.endswith("gpu1, gpu2, gpu3, gpu4, gpu5 and 15 more")
+
+
+# -- loading -----------------------------------------------------------------------------------------------
+
+
+async def test_another_service_finds_everything_and_every_node_has_a_full_lease() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, store):
+        before = await two_nodes(service)
+        clock.pass_by(service, 4.0)
+        snapshot = await store.load()
+    async with serving(FaultyStore(snapshot), clock) as (service, _):
+        after = service.group("g")
+        assert {n: replace(node, heard_at=0.0) for n, node in after.nodes.items()} == {
+            n: replace(node, heard_at=0.0) for n, node in before.nodes.items()
+        }
+        assert all(node.heard_at == service.now() for node in after.nodes.values())
+        assert service.history("g")[1] > 0
+        clock.pass_by(service, 4.9)
+        assert not (await service.execute("g", Tick())).nodes["a"].gone
+        clock.pass_by(service, 0.5)
+        assert (await service.execute("g", Tick())).nodes["a"].phase is NodePhase.LOST
+
+
+async def test_a_store_that_holds_an_impossible_group_is_refused_by_name() -> None:
+    wrong = replace(empty("g", 0.0), state=GroupState.RUNNING)
+    puts, _ = records.changes(None, wrong)
+    service = Service(FaultyStore(Snapshot(puts, 0.0)))
+    with pytest.raises(
+        StorageError, match=r"group 'g': the state is running, but no round is active.*--store"
+    ):
+        await service.start()
+    await service.close()
+
+
+async def test_close_answers_what_is_being_committed() -> None:
+    async with serving() as (service, store):
+        store.open.clear()
+        joining = begun(service.execute("g", join("a")))
+        await settled()
+        closing = begun(service.close())
+        await settled()
+        with pytest.raises(ServerStopping):
+            await service.execute("g", join("b"))
+        assert not closing.done()
+        store.open.set()
+        await closing
+        assert (await joining).nodes.keys() == {"a"}
+        assert "groups/g/nodes/a" in store.keys
+
+
+async def test_a_stop_answers_polls_and_followers() -> None:
+    async with serving() as (service, _):
+        await two_nodes(service)
+        waiting, following = poll(service, "a"), service.follow("g", START, WAIT_S)
+        async for news in following:
+            if news is not None and news[1].event.kind == "round_running":
+                break
+        end = begun(anext(following))
+        await settled()
+        service.begin_stop()
+        assert await told(waiting) == "start"
+        with pytest.raises(StopAsyncIteration):
+            await end
+
+
+# -- time --------------------------------------------------------------------------------------------------
+
+
+async def test_the_clock_is_stored_though_nothing_else_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "HEARTBEAT_S", 0.01)
+    clock = HandClock()
+    async with serving(clock=clock) as (service, store):
+        await service.execute("g", join("a", min_nodes=2, lease_s=60))
+        commits = len(store.commits)
+        clock.pass_by(service, ledger.CLOCK_STORED_EVERY_S + 1)
+        async with asyncio.timeout(5):
+            while len(store.commits) == commits:  # noqa: ASYNC110 - a store tells nobody
+                await asyncio.sleep(0.01)
+        assert (await store.load()).clock == service.now()
+        assert store.commits[-1].puts == {}
+
+
+async def test_time_does_not_go_back_when_the_state_is_loaded_again() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, store):
+        await service.execute("g", join("a", min_nodes=2))
+        clock.pass_by(service, 4.0)
+        before = service.now()
+        store.failures.append(StorageError("no"))
+        with pytest.raises(StorageError):
+            await service.execute("g", join("b"))
+        await settled()
+        assert service.now() == before
+
+
+async def test_reading_the_clock_needs_no_group() -> None:
+    """Else the first request to an idle server would look like the end of a stall."""
+    async with serving() as (service, _):
+        before = service.now()
+        await asyncio.sleep(service_module.HEARTBEAT_S * 2)
+        assert service._clock._read_at > service._clock._monotonic() - service_module.HEARTBEAT_S * 1.5
+        assert service.now() > before
+
+
+async def test_after_a_stall_every_node_has_a_full_lease() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _):
+        await two_nodes(service)
+        clock.pass_by(service, 4.5)
+        clock.at += 3600.0
+        await service.execute("g", Tick())
+        clock.pass_by(service, 4.5)
+        assert not (await service.execute("g", Tick())).nodes["a"].gone
+        clock.pass_by(service, 1.0)
+        assert (await service.execute("g", Tick())).nodes["a"].gone
+
+
+async def test_after_a_stall_nobody_counts_as_told_to_stop() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _):
+        await two_nodes(service)
+        await service.execute("g", Restart())
+        clock.at += 60.0
+        await service.execute("g", Renew("a", "1"))
+        nodes = service.group("g").nodes
+        assert nodes["b"].heard_at == service.now()
+        assert nodes["a"].stop_told_at is not None
+        assert nodes["b"].stop_told_at is None
+
+
+async def test_who_is_told_to_stop_without_a_command_is_overdue_in_time() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, store):
+        await service.execute("g", join("a", max_nodes=1, lease_s=60.0, stop_timeout_s=0.0))
+        await service.execute("g", Restart())
+        timer, commits = service._timers.when("g"), len(store.commits)
+        await service.execute("g", Renew("a", "1"))
+        assert service._timers.when("g") < timer
+        assert len(store.commits) == commits
+
+
+async def test_a_connection_cut_during_a_stall_makes_nobody_suspect() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _):
+        await two_nodes(service)
+        clock.at += 3600.0
+        await service.cut("g", "a", "1")
+        assert service.group("g").nodes["a"].cut_at is None
+        clock.pass_by(service, liveness.STALE_CUTS_S)
+        await service.cut("g", "a", "1")
+        assert service.group("g").nodes["a"].cut_at is not None
+
+
+async def test_a_cut_of_what_is_gone_is_no_error() -> None:
+    async with serving() as (service, _):
+        await service.cut("nowhere", "a", "1")
+        await two_nodes(service)
+        await service.cut("g", "nobody", "1")
+        await service.cut("g", "a", "former")
+        assert service.group("g").nodes["a"].cut_at is None
+        service.begin_stop()
+        await service.cut("g", "a", "1")
+
+
+async def test_a_tick_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "RETRY_S", 0.01)
+    failures = [ValueError("a bug")] * 2
+    real = service_module.step
+
+    def step(group: Any, command: Any, now: float) -> Any:
+        if isinstance(command, Tick) and failures:
+            raise failures.pop()
+        return real(group, command, now)
+
+    monkeypatch.setattr(service_module, "step", step)
+    async with serving() as (service, _):
+        await service.execute("g", join("a", min_nodes=2, join_timeout_s=0.1))
+        waiting = poll(service, "a")
+        assert (await waiting)[1].kind == "exit"
+        assert not failures
+
+
+async def test_unknown_nodes_are_named() -> None:
+    async with serving() as (service, _):
+        await two_nodes(service)
+        with pytest.raises(UnknownNode, match="group 'g' has no node 'c'"):
+            service.directive("g", "c", "1")
+
+
+async def test_no_error_of_a_commit_is_left_unheard() -> None:
+    """A request that was given up meanwhile leaves no exception that nobody retrieves."""
+    async with serving() as (service, store):
+        store.open.clear()
+        store.failures.append(StorageError("no"))
+        joining = begun(service.execute("g", join("a")))
+        await settled()
+        joining.cancel()
+        await settled()
+        store.open.set()
+        await settled()
+        with pytest.raises(HetError):
+            service.group("g")
+        del joining
+        gc.collect()

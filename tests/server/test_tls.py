@@ -1,0 +1,428 @@
+"""TLS between real clients and a real server: trust, errors, renewed certificates."""
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hetagent import cli
+from hetagent.options.parse import parse
+from hetrdzv.auth.tls import ClientTls, ServerTls, TlsError
+from hetrdzv.cli import hetctl, hetserver
+from hetrdzv.client.client import Client
+from hetrdzv.protocol.errors import HetError, Problem
+from hetrdzv.protocol.wire import JoinRequest
+from hetrdzv.settings import Settings
+from tests.server.test_hetserver import start_and_stop
+from tests.support.certificates import Authority, Tls
+from tests.support.servers import ROOT, Hetserver
+
+WAIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    return Authority(tmp_path_factory.mktemp("theirs")).issue("stranger")
+
+
+@pytest.fixture(scope="module")
+def mine(ours: Authority) -> Tls:
+    return ours.issue("server")
+
+
+def encrypted(tls: Tls, *args: str) -> Hetserver:
+    return Hetserver("memory", 0, None, "--tls-cert", str(tls.cert), "--tls-key", str(tls.key), *args)
+
+
+@pytest.fixture(scope="module")
+def server(mine: Tls) -> Iterator[Hetserver]:
+    with encrypted(mine) as running:
+        yield running
+        assert running.stop() == 0
+        assert "Traceback" not in running.log
+
+
+@pytest.fixture(scope="module")
+def strict(mine: Tls) -> Iterator[Hetserver]:
+    """A server that requires client certificates."""
+    with encrypted(mine, "--tls-client-ca", str(mine.ca)) as running:
+        yield running
+        assert running.stop() == 0
+        assert "Traceback" not in running.log
+
+
+async def ask(url: str, tls: ClientTls | None = None) -> str:
+    """`ok`, or the error of the client."""
+    async with Client([url], tls=tls) as client:
+        try:
+            await client.groups()
+        except HetError as error:
+            return str(error)
+        return "ok"
+
+
+# -- trust -------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_is_believed_by_its_authority_only(server: Hetserver, mine: Tls, theirs: Tls) -> None:
+    assert await ask(server.url, ClientTls(mine.ca)) == "ok"
+    assert await ask(server.url.replace("127.0.0.1", "localhost"), ClientTls(mine.ca)) == "ok"
+    for tls, by in ((None, "a public CA"), (ClientTls(theirs.ca), f"a CA in {theirs.ca}")):
+        said = await ask(server.url, tls)
+        assert f"its certificate is not signed by {by}: give --ca-cert" in said
+
+
+@pytest.mark.parametrize(
+    ("names", "days", "says"),
+    [
+        ("DNS:elsewhere", 2, "its certificate is not for 127.0.0.1: use a name that is in the certificate"),
+        ("IP:127.0.0.1", -1, "its certificate has expired: renew it there"),
+    ],
+)
+async def test_a_certificate_that_is_none_for_this_server_or_day(
+    ours: Authority, names: str, days: int, says: str
+) -> None:
+    tls = ours.issue("odd", names, days)
+    with encrypted(tls) as server:
+        assert says in await ask(server.url, ClientTls(tls.ca))
+
+
+async def test_the_wrong_scheme_is_told(server: Hetserver, mine: Tls) -> None:
+    assert "; if it speaks TLS, give https://" in await ask(server.url.replace("https:", "http:"))
+    with Hetserver() as plain:
+        said = await ask(plain.url.replace("http:", "https:"), ClientTls(mine.ca))
+        assert said.startswith("no server answers (https://127.0.0.1:")
+        assert "it does not speak TLS: use http://" in said
+
+
+def handshake(server: Hetserver, version: ssl.TLSVersion) -> str:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, version
+    with closing(socket.create_connection(("127.0.0.1", server.port), WAIT_S)) as raw:
+        try:
+            with context.wrap_socket(raw) as stream:
+                return stream.version() or ""
+        except OSError as error:
+            return type(error).__name__
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1")
+def test_tls_before_1_2_is_not_spoken(server: Hetserver) -> None:
+    assert handshake(server, ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
+    assert handshake(server, ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
+    assert "Error" in handshake(server, ssl.TLSVersion.TLSv1_1)
+
+
+async def test_a_client_certificate_is_asked_for(
+    strict: Hetserver, mine: Tls, ours: Authority, theirs: Tls
+) -> None:
+    node = ours.issue("gpu1", "DNS:gpu1")
+    assert await ask(strict.url, ClientTls(mine.ca, node.cert, node.key)) == "ok"
+    both = node.cert.with_name("both.pem")
+    both.write_bytes(node.key.read_bytes() + node.cert.read_bytes())
+    assert await ask(strict.url, ClientTls(mine.ca, both)) == "ok"
+    async with Client([strict.url], tls=ClientTls(mine.ca)) as client:
+        with pytest.raises(Problem, match="requires a client certificate: give --client-cert") as error:
+            await client.groups()
+        assert (error.value.status, error.value.code) == (403, "certificate_required")
+    said = await ask(strict.url, ClientTls(mine.ca, theirs.cert, theirs.key))
+    assert "is our --client-cert signed by the authority in its --tls-client-ca?" in said
+    expired = ours.issue("old", days=-1)
+    assert "is our --client-cert signed by" in await ask(
+        strict.url, ClientTls(mine.ca, expired.cert, expired.key)
+    )
+
+
+def get(server: Hetserver, tls: Tls, path: str) -> int:
+    context = ssl.create_default_context(cafile=tls.ca)
+    with closing(
+        http.client.HTTPSConnection("127.0.0.1", server.port, timeout=WAIT_S, context=context)
+    ) as connection:
+        connection.request("GET", path)
+        return connection.getresponse().status
+
+
+def test_probes_need_no_certificate(strict: Hetserver, mine: Tls) -> None:
+    assert [get(strict, mine, path) for path in ("/healthz", "/readyz", "/docs")] == [200] * 3
+    assert [get(strict, mine, path) for path in ("/metrics", "/v1/groups", "/healthz/")] == [403] * 3
+
+
+# -- as without TLS ----------------------------------------------------------------------------------------
+
+
+OFFER = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 4000}
+
+
+def node_state(server: Hetserver, tls: Tls) -> str:
+    context = ssl.create_default_context(cafile=tls.ca)
+    with closing(
+        http.client.HTTPSConnection("127.0.0.1", server.port, timeout=WAIT_S, context=context)
+    ) as connection:
+        connection.request("GET", "/v1/groups/g")
+        return str(json.loads(connection.getresponse().read())["nodes"][0]["state"])
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def test_a_poll_that_is_cut_is_seen_and_a_stop_waits_for_nobody(mine: Tls) -> None:
+    with encrypted(mine) as server, ExitStack() as stack:
+        context = ssl.create_default_context(cafile=mine.ca)
+
+        def connect() -> ssl.SSLSocket:
+            raw = socket.create_connection(("127.0.0.1", server.port), WAIT_S)
+            return stack.enter_context(context.wrap_socket(raw, server_hostname="127.0.0.1"))
+
+        def join(stream: ssl.SSLSocket, incarnation: str) -> None:
+            spec = {"min_nodes": 2, "lease_s": 600}
+            body = json.dumps({**OFFER, "incarnation": incarnation, "spec": spec}).encode()
+            head = "PUT /v1/groups/g/nodes/a?wait=60 HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            stream.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+        for incarnation, how in (("1", "close"), ("2", "reset")):
+            stream = connect()
+            join(stream, incarnation)
+            until(lambda: get(server, mine, "/v1/groups/g") == 200, "it joined")
+            until(lambda: node_state(server, mine) == "ready", "it joined")
+            if how == "reset":
+                linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            stream.close()
+            until(lambda: node_state(server, mine) in ("suspect", "lost"), "the cut was seen")
+        polls = [connect() for _ in range(3)]
+        for number, poll in enumerate(polls):
+            head = f"PUT /v1/groups/h/nodes/n{number}?wait=60 HTTP/1.1\r\nHost: localhost\r\n"
+            body = json.dumps({**OFFER, "spec": {"min_nodes": 9, "lease_s": 600}})
+            poll.sendall(
+                f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+            )
+        silent = socket.create_connection(("127.0.0.1", server.port), WAIT_S)  # in its handshake
+        stack.enter_context(closing(silent)).sendall(b"\x16\x03\x01")
+        connect()  # says nothing
+        until(lambda: get(server, mine, "/v1/groups/h") == 200, "they joined")
+        time.sleep(0.2)
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 2.0
+        assert [poll.recv(65_536)[:15] for poll in polls] == [b"HTTP/1.1 200 OK"] * 3
+        for word in ("Traceback", "Fatal", "rror"):
+            assert word not in server.log
+
+
+def test_what_is_no_tls_harms_nobody(server: Hetserver, mine: Tls) -> None:
+    for data in (
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"\x16\x03\x01\xff\xff" + b"x" * 65_536,
+        os.urandom(4096),
+    ):
+        with closing(socket.create_connection(("127.0.0.1", server.port), WAIT_S)) as stream:
+            stream.sendall(data)
+            try:
+                while stream.recv(65_536):
+                    pass
+            except OSError:
+                pass
+    assert get(server, mine, "/healthz") == 200
+
+
+def test_hetctl_and_a_guardian_speak_it(strict: Hetserver, ours: Authority, mine: Tls) -> None:
+    node = ours.issue("node")
+    files = ["--ca-cert", str(mine.ca), "--client-cert", str(node.cert), "--client-key", str(node.key)]
+    said = CliRunner().invoke(hetctl.cli, ["--server", strict.url, *files, "status"])
+    assert "no groups" in said.output, said
+    names = ("HET_CA_CERT", "HET_CLIENT_CERT", "HET_CLIENT_KEY")
+    environ = dict(zip(names, files[1::2], strict=True))
+    said = CliRunner(env=environ).invoke(hetctl.cli, ["status", "--server", strict.url])
+    assert "no groups" in said.output, said
+    tls = ClientTls.of({}, environ)
+    script = (
+        "import sys, json; from pathlib import Path; from hetagent.node.guardian import Guardian\n"
+        "from hetrdzv.auth.tls import ClientTls\n"
+        "tls = ClientTls(*map(Path, sys.argv[2:]))\n"
+        "g = Guardian(incarnation='i1', servers=[sys.argv[1]], token=None, group='g', node_id='a', tls=tls)\n"
+        "g.start(); print('on guard', flush=True); input()\n"
+    )
+    path = os.pathsep.join([str(ROOT / "rendezvous"), str(ROOT / "agent")])
+    with subprocess.Popen(
+        [sys.executable, "-c", script, strict.url, *map(str, (tls.ca_cert, tls.cert, tls.key))],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == b"on guard\n"
+
+        async def group(act: str) -> str:
+            async with Client([strict.url], tls=tls) as client:
+                if act == "join":
+                    await client.join("g", "a", JoinRequest(**(OFFER | {"incarnation": "i1"})))  # type: ignore[arg-type]
+                return (await client.group("g")).nodes[0].state
+
+        assert asyncio.run(group("join")) == "ready"
+        agent.send_signal(signal.SIGKILL)
+    until(lambda: asyncio.run(group("look")) == "left", "the guardian said goodbye")
+
+
+def test_hetagent_takes_its_flags(ours: Authority, mine: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HET_CA_CERT", "HET_CLIENT_CERT", "HET_CLIENT_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    given = ["--ca-cert", str(mine.ca), "--client-cert", str(mine.cert), "--client-key", str(mine.key)]
+    options = parse(["--server", "https://h:1", *given, "train.py"], {})
+    assert cli._tls(options) == ClientTls(mine.ca, mine.cert, mine.key)
+    assert cli._tls(parse(["--standalone", *given, "train.py"], {})) == ClientTls()
+
+
+# -- new certificates --------------------------------------------------------------------------------------
+
+
+def shown(server: Hetserver) -> bytes:
+    """The certificate that a new connection gets."""
+    return ssl.get_server_certificate(("127.0.0.1", server.port), timeout=WAIT_S).encode()
+
+
+def test_a_new_certificate_is_shown_without_a_restart(ours: Authority, tmp_path: Path) -> None:
+    first, second = ours.issue("first"), ours.issue("second")
+    live = Tls(first.ca, tmp_path / "cert.pem", tmp_path / "key.pem")
+
+    def put(cert: Path | None, key: Path | None) -> None:
+        for source, target in ((cert, live.cert), (key, live.key)):
+            if source is not None:
+                target.with_suffix(".new").write_bytes(source.read_bytes())
+                target.with_suffix(".new").chmod(0o600)
+                target.with_suffix(".new").replace(target)
+
+    def is_shown(cert: Path) -> bool:
+        return ssl.PEM_cert_to_DER_cert(cert.read_text()) == ssl.PEM_cert_to_DER_cert(shown(server).decode())
+
+    put(first.cert, first.key)
+    with encrypted(live) as server:
+        assert is_shown(first.cert)
+        put(second.cert, None)  # half of it
+        time.sleep(1.5)
+        assert is_shown(first.cert), "a certificate without its key"
+        put(None, second.key)
+        until(lambda: is_shown(second.cert), "the new one is shown")
+        live.cert.write_text("nonsense")
+        time.sleep(1.5)
+        assert is_shown(second.cert)
+        put(first.cert, first.key)
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: is_shown(first.cert), "it is shown again")
+        assert server.stop() == 0
+        assert "do not belong together" in server.log
+        assert "the previous certificate stays in use" in server.log
+        assert "; new connections see it" in server.log
+        assert "Traceback" not in server.log
+
+
+# -- files that cannot be used -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def odd(tmp_path: Path, mine: Tls) -> dict[str, str]:
+    """Paths of odd files, by what is wrong with them."""
+    (tmp_path / "text").write_text("no PEM")
+    locked = tmp_path / "locked.key"
+    command = ["openssl", "pkey", "-in", str(mine.key), "-aes256", "-passout", "pass:x", "-out", str(locked)]
+    subprocess.run(command, check=True, capture_output=True)
+    found = {"none": tmp_path / "none", "text": tmp_path / "text", "locked": locked, "folder": tmp_path}
+    found |= {"ca": mine.ca, "cert": mine.cert, "key": mine.key}
+    return {name: str(path) for name, path in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--tls-key key", "--tls-key is for TLS, which needs a certificate: give --tls-cert too"),
+        ("--tls-client-ca ca", "--tls-client-ca is for TLS"),
+        ("--tls-cert none --tls-key key", "--tls-cert {none} cannot be read: No such file"),
+        ("--tls-cert cert --tls-key none", "--tls-key {none} cannot be read: No such file"),
+        ("--tls-cert cert", "if it does not contain the key, give --tls-key"),
+        ("--tls-cert cert --tls-key text", "not a certificate with its key in PEM"),
+        ("--tls-cert ca --tls-key key", "do not belong together: this is the key of another"),
+        ("--tls-cert cert --tls-key locked", "is encrypted: use one without a password"),
+        ("--tls-cert cert --tls-key key --tls-client-ca text", "--tls-client-ca {text} is not a PEM file"),
+        ("--tls-cert cert --tls-key key --tls-client-ca folder", "--tls-client-ca {folder} cannot be read"),
+    ],
+)
+def test_a_server_says_which_file_is_wrong(odd: dict[str, str], arguments: str, says: str) -> None:
+    words = [odd.get(word, word) for word in arguments.split()]
+    result = CliRunner().invoke(hetserver.main, ["--port", "0", "--store", "memory", *words])
+    assert result.exit_code == 2
+    assert says.format(**odd) in result.output
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"ca_cert": "none"}, "--ca-cert {none} cannot be read: No such file"),
+        ({"ca_cert": "text"}, "--ca-cert {text} is not a PEM file of certificates"),
+        ({"client_cert": "cert"}, "if it does not contain the key, give --client-key"),
+        ({"client_key": "key"}, "give --client-cert too"),
+        ({"client_cert": "ca", "client_key": "key"}, "do not belong together"),
+        ({"client_cert": "cert", "client_key": "locked"}, "is encrypted"),
+    ],
+)
+def test_a_client_says_which_file_is_wrong(
+    odd: dict[str, str], files: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TlsError) as error:
+        ClientTls.of({name: Path(odd[file]) for name, file in files.items()}, {})
+    assert says.format(**odd) in str(error.value)
+    words = [word for name, file in files.items() for word in (f"--{name.replace('_', '-')}", odd[file])]
+    assert hetctl.run(["status", "--server", "https://h:1", *words]) == 1
+
+
+def test_the_way_shown_to_nodes_has_what_they_need(mine: Tls, tmp_path: Path) -> None:
+    where = ["--host", "0.0.0.0", "--port", "0", "--store", "memory"]
+    files = ["--tls-cert", str(mine.cert), "--tls-key", str(mine.key), "--tls-client-ca", str(mine.ca)]
+    said = start_and_stop(*where, *files, home=tmp_path)
+    assert (
+        "--token-file token --ca-cert ca.pem --client-cert client.pem --client-key client-key.pem train.py"
+        in said
+    )
+    assert "--server https://" in said
+    assert "listening on https://0.0.0.0:" in said
+
+
+def test_a_server_asks_clients_only_where_it_was_told(mine: Tls) -> None:
+    assert not ServerTls(mine.cert, mine.key, None).asks_clients
+    assert ServerTls(mine.cert, mine.key, mine.ca).asks_clients
+
+
+@pytest.mark.parametrize(
+    ("given", "advertised"),
+    [
+        (None, "https://127.0.0.1:"),
+        ("head:29400", "https://head:29400"),
+        ("https://head:29400", "https://head:29400"),
+        ("http://head:29400", "http://head:29400"),
+    ],
+)
+def test_what_a_server_with_tls_advertises(given: str | None, advertised: str, mine: Tls) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        found = hetserver._advertised(Settings(advertise=given, tls_cert=mine.cert), listener)
+        assert found.startswith(advertised)

@@ -1,0 +1,163 @@
+"""The token file: what it may hold, how mistakes are named, and when it is reloaded."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from hetrdzv.auth.files import AccessError
+from hetrdzv.auth.token_files import TokenFile, parse
+from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens
+
+LONG = "0123456789abcdef-secret"
+PATH = Path("tokens")
+
+
+def test_one_bare_token_may_do_everything() -> None:
+    assert parse(f"\n# mine\n  {LONG}  # and this\n", PATH) == {LONG: EVERYTHING}
+
+
+def test_lines_with_roles_and_patterns() -> None:
+    text = f"{LONG}1 admin\n\n{LONG}#2\tagent  group=team-[ab]-*  # a and b\n{LONG}3 read group=x?\n"
+    assert parse(text, PATH) == {
+        f"{LONG}1": Grant(Role.ADMIN),
+        f"{LONG}#2": Grant(Role.AGENT, "team-[ab]-*"),
+        f"{LONG}3": Grant(Role.READ, "x?"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "must hold one token, or lines TOKEN ROLE [group=PATTERN], but is empty"),
+        ("# only\n  # comments\n", "is empty"),
+        (f"{LONG} admni", "line 1: the second word is not a role"),
+        (f"{LONG} ADMIN", "line 1: the second word is not a role"),
+        (f"{LONG} {LONG}2", "line 1: the second word is not a role"),
+        (f"admin {LONG}", "line 1: it does not begin with a token"),
+        (f"group=a {LONG}", "line 1: it does not begin with a token"),
+        (f"{LONG}1 read\n\n{LONG}", "line 3: the role is missing"),
+        (f"{LONG} read\n#\n{LONG} admin", "line 3: the same token is in line 1"),
+        (f"{LONG} read group=a group=b", "line 1: it has too many words"),
+        (f"{LONG} read team-a-*", "line 1: the third word is not group=PATTERN"),
+        (f"{LONG} read Group=a", "line 1: the third word is not group=PATTERN"),
+        (f"{LONG} read group=", "line 1: the pattern can match no group"),
+        (f"{LONG} read group=a/b", "line 1: the pattern can match no group"),
+        (f"{LONG} read group=a,b", "line 1: the pattern can match no group"),
+        (f"{LONG} read group=a[b", "line 1: the pattern can match no group"),
+        (f"{LONG} read group=" + "a" * 300, "line 1: the pattern can match no group"),
+        (f"{LONG} read group=*", "line 1: the pattern restricts nothing"),
+        (f"{LONG} read group=?*", "line 1: the pattern restricts nothing"),
+        (f"{LONG} read group=[!a]*", "line 1: the pattern restricts nothing"),
+        (f"{LONG}ä", "line 1: the token may only have ASCII"),
+        (f"{LONG} " * (1 << 17), "is larger than 1 MiB"),
+    ],
+)
+def test_what_is_wrong_is_told_by_its_line_and_never_shown(text: str, says: str) -> None:
+    with pytest.raises(AccessError) as error:
+        parse(text, PATH)
+    assert says in str(error.value)
+    assert "token file tokens" in str(error.value)
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inside", "outside"),
+    [
+        ("team-a-*", ["team-a-", "team-a-x"], ["team-a", "Team-a-x", "xteam-a-x"]),
+        ("[ab]x", ["ax", "bx"], ["cx", "ab"]),
+        ("a?", ["ab"], ["a", "abc"]),
+        ("a.b", ["a.b"], ["axb"]),
+    ],
+)
+def test_a_pattern_covers(pattern: str, inside: list[str], outside: list[str]) -> None:
+    grant = Grant(Role.READ, pattern)
+    assert all(grant.covers(group) for group in inside)
+    assert not any(grant.covers(group) for group in outside)
+
+
+def test_a_token_is_found_by_its_whole_self() -> None:
+    tokens = Tokens({f"{LONG}{n}": Grant(Role.READ, f"g{n}") for n in range(3)})
+    assert tokens.find(f"{LONG}1") == Grant(Role.READ, "g1")
+    for other in ("", LONG, f"{LONG}12", f"{LONG}1 ", f"{LONG}ä"):
+        assert tokens.find(other) is None
+    assert LONG not in repr(vars(tokens))
+
+
+def test_short_tokens_and_open_files_are_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("sesame read\n")
+    path.chmod(0o640)
+    TokenFile(path)
+    assert "line 1: a token of 6 characters can be guessed" in caplog.text
+    assert "can be read by other users" in caplog.text
+    assert "sesame" not in caplog.text
+
+
+def put(path: Path, text: str) -> None:
+    """Another file in its place."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.chmod(0o600)
+    new.replace(path)
+
+
+def test_a_file_is_reloaded_only_when_it_has_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "tokens"
+    put(path, f"{LONG}1")
+    tokens = TokenFile(path)
+    tokens.refresh()
+    assert caplog.text == ""
+    stat = os.stat(path)
+    put(path, f"{LONG}2")
+    os.utime(
+        path, ns=(stat.st_atime_ns, stat.st_mtime_ns)
+    )  # the same size and time: another file all the same
+    tokens.refresh()
+    assert (tokens.find(f"{LONG}1"), tokens.find(f"{LONG}2")) == (None, EVERYTHING)
+    assert f"reloaded token file {path}: 1 token, 1 new, 1 removed or changed" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_role_that_changes_counts_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    put(path, f"{LONG} admin")
+    tokens = TokenFile(path)
+    put(path, f"{LONG} read group=a-*")
+    tokens.refresh()
+    assert tokens.find(LONG) == Grant(Role.READ, "a-*")
+
+
+@pytest.mark.parametrize("broken", ["", f"{LONG} admni", "\xff\xfe"])
+def test_a_broken_file_changes_nothing_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    path = tmp_path / "tokens"
+    put(path, LONG)
+    tokens = TokenFile(path)
+    put(path, broken)
+    for now in (False, False, True):
+        tokens.refresh(now=now)
+    assert tokens.find(LONG) == EVERYTHING
+    assert caplog.text.count("the previous tokens stay valid") == 1
+    path.unlink()
+    tokens.refresh()
+    tokens.refresh()
+    assert caplog.text.count("No such file or directory; the previous tokens") == 1
+    put(path, f"{LONG}2")
+    tokens.refresh()
+    assert tokens.find(LONG) is None
+
+
+def test_a_file_that_cannot_be_used_at_the_start_is_refused(tmp_path: Path) -> None:
+    for path, says in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(AccessError, match=says):
+            TokenFile(path)
+    path = tmp_path / "binary"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(AccessError, match="it is not text"):
+        TokenFile(path)

@@ -1,0 +1,119 @@
+"""Runs the service in this process, on a store that fails or waits on command, and its API without sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from hetrdzv.api.app import create_app
+from hetrdzv.core.commands import Join, Report, ReportKind
+from hetrdzv.core.model import Group
+from hetrdzv.service.clock import ServedClock
+from hetrdzv.service.service import Service
+from hetrdzv.storage.base import Batch, Snapshot
+from hetrdzv.storage.memory import EMPTY, MemoryStore
+
+
+class FaultyStore(MemoryStore):
+    """A store in memory whose next commits and loads can be made to fail or wait."""
+
+    def __init__(self, content: Snapshot = EMPTY) -> None:
+        super().__init__(content)
+        self.failures: list[Exception] = []
+        self.load_failures: list[Exception] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.permits: asyncio.Semaphore | None = None
+        self.commits: list[Batch] = []
+
+    async def load(self) -> Snapshot:
+        if self.load_failures:
+            raise self.load_failures.pop(0)
+        return await super().load()
+
+    async def commit(self, batch: Batch) -> None:
+        await self.open.wait()
+        if self.permits is not None:
+            await self.permits.acquire()
+        if self.failures:
+            raise self.failures.pop(0)
+        self.commits.append(batch)
+        await super().commit(batch)
+
+    @property
+    def keys(self) -> set[str]:
+        """The keys that are stored."""
+        return set(self._content.records)
+
+
+class HandClock:
+    """A monotonic clock that tests advance (seconds)."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def make(self, base: float) -> ServedClock:
+        return ServedClock(base, lambda: self.at)
+
+    def pass_by(self, service: Service, seconds: float) -> None:
+        """Advance in steps too short to look like a stall."""
+        while seconds > 0:
+            self.at += min(seconds, 0.5)
+            seconds -= 0.5
+            service.now()
+
+
+@asynccontextmanager
+async def serving(
+    store: FaultyStore | None = None, clock: HandClock | None = None, **options: Any
+) -> AsyncIterator[tuple[Service, FaultyStore]]:
+    """Run a service; yields it and its store."""
+    store = store or FaultyStore()
+    service = Service(store, clock.make if clock is not None else ServedClock, **options)
+    await service.start()
+    try:
+        yield service, store
+    finally:
+        store.open.set()
+        store.permits = None
+        await service.close()
+
+
+@asynccontextmanager
+async def api(service: Service, **access: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a service's API."""
+    transport = httpx.ASGITransport(create_app(service, **access))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        yield client
+
+
+def join(node_id: str, incarnation: str = "1", after_round: int = 0, **spec: object) -> Join:
+    return Join(
+        node_id=node_id,
+        incarnation=incarnation,
+        slots=1,
+        address="10.0.0.1",
+        port=4000,
+        after_round=after_round,
+        spec=spec,
+    )
+
+
+def started(node_id: str, round_number: int = 1, incarnation: str = "1") -> Report:
+    return Report(node_id=node_id, incarnation=incarnation, round=round_number, kind=ReportKind.STARTED)
+
+
+async def settled(turns: int = 20) -> None:
+    """Let tasks run until they wait for time to pass."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+async def two_nodes(service: Service, group_id: str = "g") -> Group:
+    """Make a group that runs round 1 on nodes a and b."""
+    await service.execute(group_id, join("a", min_nodes=2, max_nodes=2))
+    await service.execute(group_id, join("b"))
+    await service.execute(group_id, started("a"))
+    return await service.execute(group_id, started("b"))

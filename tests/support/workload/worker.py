@@ -1,0 +1,183 @@
+"""A worker for tests and benchmarks: all-reduces in a loop and logs the world it sees.
+
+Each line of its log (JSON; worklog.py reads it) holds the round, rank, world size, restart count, step, the result of
+the all-reduce, and monotonic times in seconds, which all processes of a machine share. The worker ends when a file
+`stop` appears in the log directory (rank 0 looks and tells the others), after `--steps` steps, or as `--do` says. With
+`--checkpoint-every` a restarted worker resumes from the last checkpoint; `made` in the log counts steps across all
+restarts.
+
+The all-reduce is torch's, on gloo. With `--light` it is collective.py's, which spares the worker the seconds that torch
+takes to import: for tests that are not about torch.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+STARTED = time.monotonic()
+
+from collective import Collective, Star  # noqa: E402
+from worklog import CHECKPOINT, LOG, STOP, StepCounter  # noqa: E402
+
+ACTS = ("raise", "exit3", "ignore-term", "grandchild", "loader", "deadlock", "checkpoint")
+"""What a worker can be told to do, mostly at step 3: see `handle_sigterm` and `act`. `deadlock` takes the last two."""
+
+NEED_TORCH = ("loader", "deadlock")
+
+PAUSE_S = 0.025
+"""Rest after a step (seconds); at 0.005, three workers took half a core away from the programs under test."""
+
+
+class Gloo:
+    """torch's collectives on the CPU."""
+
+    def __init__(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.imported = time.monotonic()
+        self._torch, self._dist = torch, dist
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+
+    def all_reduce(self, values: list[float]) -> list[float]:
+        """The sums over all ranks."""
+        tensor = self._torch.tensor(values)
+        self._dist.all_reduce(tensor)
+        return [float(value) for value in tensor]
+
+    def recv(self, source: int) -> None:
+        """Wait for a message from another rank."""
+        self._dist.recv(self._torch.zeros(1), src=source)
+
+    def close(self) -> None:
+        """Disconnect from the others."""
+        self._dist.destroy_process_group()
+
+
+def main() -> None:
+    """Run one worker; see the module's docstring."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--into", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=0, help="0: until the file `stop` appears")
+    parser.add_argument("--do", default="", help=f"{'|'.join(ACTS)}[@RANK], in restart 0 only")
+    parser.add_argument("--checkpoint-every", type=int, default=0, help="steps; 0: never")
+    parser.add_argument("--light", action="store_true", help="all-reduce without torch")
+    args = parser.parse_args()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    what, _, whom = args.do.partition("@")
+    acts = bool(what) and restart == 0 and rank == int(whom or 0)
+    if what == "deadlock":  # takes two
+        acts = restart == 0 and rank >= world - 2
+    handle_sigterm(what, acts, args.into)
+
+    collective: Collective
+    if args.light and what not in NEED_TORCH:
+        imported, collective = time.monotonic(), Star.from_environment()
+    else:
+        collective = gloo = Gloo()
+        imported = gloo.imported
+    counter = StepCounter(args.into)
+    counter.open(os.getpid())
+    log = (args.into / LOG).open("a", buffering=1)
+    checkpoint = args.into / CHECKPOINT
+    step = made = 0
+    if args.checkpoint_every and rank == 0 and checkpoint.exists():
+        made = int(checkpoint.read_text())
+    while True:
+        step += 1
+        stop = rank == 0 and ((args.into / STOP).exists() or (args.steps and step > args.steps))
+        # only rank 0 knows how many steps were made before this one
+        ours = [0.0 if stop else rank + 1.0, float(stop), float(made) if rank == 0 else 0.0]
+        total, stops, made_before = collective.all_reduce(ours)
+        if stops > 0:
+            break
+        made = int(made_before) + 1
+        counter.set(made)
+        if args.checkpoint_every and rank == 0 and made % args.checkpoint_every == 0:
+            saved = checkpoint.with_suffix(f".{os.getpid()}")
+            saved.write_text(str(made))
+            saved.replace(checkpoint)
+        if step <= 2 or step % 10 == 0:
+            line = {
+                "at": time.monotonic(),
+                "started": STARTED,
+                "imported": imported,
+                "pid": os.getpid(),
+                "round": int(os.environ.get("HET_ROUND", "0")),
+                "rank": rank,
+                "local_rank": int(os.environ["LOCAL_RANK"]),
+                "world": world,
+                "restart": restart,
+                "node": os.environ.get("HET_NODE_ID", ""),
+                "step": step,
+                "made": made,
+                "sum": total,
+            }
+            log.write(json.dumps(line) + "\n")
+        if what == "exit3" and restart == 0 and step == 3:
+            # with gloo's threads alive, torch aborts about one exit in ten, even under plain python
+            collective.close()
+            if not acts:
+                time.sleep(1000)
+        if acts and step == 3 and what == "deadlock":
+            (args.into / f"deadlocked.{os.getpid()}").touch()
+            gloo.recv(2 * world - 3 - rank)
+        elif acts and step == 3:
+            act(what)
+        time.sleep(PAUSE_S)
+    collective.close()
+
+
+def handle_sigterm(what: str, acts: bool, into: Path) -> None:
+    """Ignore SIGTERM, or save something first, where `--do` says so."""
+
+    def checkpoint(*_: object) -> None:
+        time.sleep(0.5)
+        (into / "saved").write_text(str(time.monotonic()))
+        sys.exit(0)
+
+    if acts and what == "ignore-term":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if acts and what in ("checkpoint", "deadlock"):
+        signal.signal(signal.SIGTERM, checkpoint)
+
+
+class Endless:
+    """A slow data set."""
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.01)
+        return index
+
+
+def act(what: str) -> None:
+    """Fail as `--do` says."""
+    # gloo's thread releases the last tensor only after all_reduce has returned; if that happens while the interpreter
+    # shuts down, the thread can no longer take the GIL, and the process aborts
+    time.sleep(0.1)
+    match what:
+        case "raise":
+            raise ValueError("the tensor of step 3 has no soul")
+        case "exit3":
+            sys.exit(3)
+        case "grandchild":
+            os.system("sleep 1000 &")
+            os._exit(5)
+        case "loader":
+            from torch.utils.data import DataLoader
+
+            next(batches := iter(DataLoader(Endless(), batch_size=2, num_workers=2)))
+            os._exit(6 if batches else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -35,6 +35,8 @@ from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session import Session
 from hetagent.slots import isolated, narrow, slots_of
+from hetagent.standby import policy
+from hetagent.standby.keeper import Standbys
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client.client import Client
@@ -60,7 +62,8 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
         say("\n".join(f"hetagent[{options.node_id}]: {line}" for line in text.splitlines()))
 
     command = _command(options)
-    for note in (*name.notes, *options.notes, *launch_notes(options, command)):
+    preload, no_standbys = policy.modules(options.preload, options.launch, command)
+    for note in (*name.notes, *options.notes, *launch_notes(options, command), *filter(None, [no_standbys])):
         tell(note)
     chosen, slots = slots_of(options)
     place = find_place(options.local_addr, options.interface, servers, options.connect_timeout_s, tell)
@@ -122,7 +125,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
             group=options.group,
             node_id=options.node_id,
         ),
-        starter=TorchStarter(spec, logs_specs, prefix),
+        starter=TorchStarter(spec, logs_specs, prefix, Standbys(preload, tell) if preload else None),
         ports=Ports(handler, lambda: network.hold_port(place.address, options.port_range)),
         worker_env=worker_env,
         moved=moved,

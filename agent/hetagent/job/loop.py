@@ -150,6 +150,7 @@ class Agent:
                 self._start_guardian()
                 self._line.start()
                 self._be_ready()
+                self._starter.prepare(self._launch.forecast, self._environ())
                 while not self._over:
                     for key, _ in self._selector.select(self._timeout_s()):
                         if key.data is woken:
@@ -180,6 +181,7 @@ class Agent:
 
     def _shut_down(self) -> None:
         """Whatever happened: leave nothing of the workers, say goodbye, give everything back."""
+        self._starter.rest()
         if self._local is not None:
             self._local.stop(signal.SIGTERM, 0.0)
         self._clear_workers()

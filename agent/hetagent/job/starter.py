@@ -1,15 +1,14 @@
 """What the run loop asks of whatever makes worker processes.
 
-The loop knows what a round's workers are to run and who they are; it does not know how their processes come into being.
-Today they are started cold (`torch_starter.py`). A starter that keeps pre-imported processes in reserve takes the same
-three calls.
+The loop knows what a round's workers are to run and who they are; it does not know how their processes come into being:
+cold, or from standbys that have imported torch already (`torch_starter.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hetagent.launch.base import Assignment
+from hetagent.launch.base import Assignment, Forecast
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.signals import signal_name
 
@@ -68,6 +67,14 @@ class Exit:
 class Starter(Protocol):
     """Makes the worker processes of this node, round after round."""
 
+    def prepare(self, forecast: Forecast, environ: Mapping[str, str]) -> None:
+        """Get ready for the first round, as far as its workers are known.
+
+        Args:
+            forecast: see `Launch.forecast`.
+            environ: what every worker of this agent gets beside torchrun's environment.
+        """
+
     def start(
         self,
         assignment: Assignment,
@@ -84,6 +91,9 @@ class Starter(Protocol):
         Raises:
             Exception: they could not be started. Some may be running; they bear the marks of `environs`.
         """
+
+    def rest(self) -> None:
+        """End whatever is kept for later rounds: there will be none."""
 
     def finish(self, failed: Sequence[Exit], *, succeeded: bool, error: str | None) -> None:
         """Report how this agent ended to whoever listens (torch's events and metrics).

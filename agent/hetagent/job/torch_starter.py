@@ -10,25 +10,30 @@ Private parts of torch are touched in this module and in `logs.py` only.
 import contextlib
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO
 
-from torch.distributed.elastic import events
+from torch.distributed.elastic import events, multiprocessing
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.metrics import put_metric
 from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure, SubprocessContext
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+from torch.distributed.elastic.utils import macros
 
 from hetagent.job.failures import read_record
 from hetagent.job.logs import RoundLogsSpecs
 from hetagent.job.output import Trimmer, drained
 from hetagent.job.starter import Exit, Started
 from hetagent.job.store import HetRendezvousHandler
-from hetagent.launch.base import Assignment
+from hetagent.launch.base import Assignment, Forecast
 from hetagent.launch.command import WorkerCommand
+from hetagent.standby.keeper import Standbys
+from hetagent.standby.process import Plan
 
 UNUSED_SIGNAL = signal.SIGURG
 """torch installs signal handlers whenever it starts workers; the run loop has its own, so torch gets an idle signal."""
@@ -44,18 +49,42 @@ class TorchStarter(LocalElasticAgent):
         spec: torch's worker spec; its handler is a `HetRendezvousHandler`.
         logs_specs: torch's.
         log_line_prefix_template: torch's.
+        standbys: where to take processes that have imported already; None: there are none.
     """
 
     def __init__(
-        self, spec: WorkerSpec, logs_specs: LogsSpecs, log_line_prefix_template: str | None = None
+        self,
+        spec: WorkerSpec,
+        logs_specs: LogsSpecs,
+        log_line_prefix_template: str | None = None,
+        standbys: Standbys | None = None,
     ) -> None:
         super().__init__(spec, logs_specs, log_line_prefix_template=log_line_prefix_template)
         self._assignment: Assignment | None = None  # of the newest round
         self._environs: Sequence[Mapping[str, str | None]] = ()
         self._error_files: Mapping[int, str] = {}
         self._created_at = time.monotonic()
+        self._standbys = standbys
 
     # -- the starter -----------------------------------------------------------------------------------------
+
+    def prepare(self, forecast: Forecast, environ: Mapping[str, str]) -> None:
+        """See `Starter`."""
+        spec = self._worker_group.spec
+        if self._standbys is None or spec.numa_options is not None or spec.virtual_local_rank:
+            return  # torch makes the command or the environment, so the first round must show it
+        plans = []
+        for local_rank in range(spec.local_world_size):
+            foreseen = forecast(local_rank)
+            if foreseen is None:
+                return
+            command, changes = foreseen
+            args = macros.substitute([command.entrypoint, *command.args], str(local_rank))
+            values = {**os.environ, **environ, **changes}
+            plans.append(
+                Plan(tuple(args), {name: value for name, value in values.items() if value is not None})
+            )
+        self._standbys.prepare(plans)
 
     def start(
         self,
@@ -75,7 +104,11 @@ class TorchStarter(LocalElasticAgent):
         # A worker inherits this process's environment as well.
         removed = {name for environ in environs for name, value in environ.items() if value is None}
         try:
-            with _handling_only(UNUSED_SIGNAL), _changed_environ(dict.fromkeys(removed)):
+            with (
+                _handling_only(UNUSED_SIGNAL),
+                _changed_environ(dict.fromkeys(removed)),
+                _taking(self._standbys),
+            ):
                 self._initialize_workers(group)
         except BaseException:
             self._stop_helpers()
@@ -91,6 +124,11 @@ class TorchStarter(LocalElasticAgent):
             stderr_files=dict(context.stderrs),
             close=partial(self._close, context, self._trimmer()),
         )
+
+    def rest(self) -> None:
+        """See `Starter`."""
+        if self._standbys is not None:
+            self._standbys.close()
 
     def finish(self, failed: Sequence[Exit], *, succeeded: bool, error: str | None) -> None:
         """See `Starter`. Does what `LocalElasticAgent.run` and torch's `launch_agent` do at the end."""
@@ -190,6 +228,29 @@ class TorchStarter(LocalElasticAgent):
         if self._worker_group.spec.event_log_handler == "null":
             return Event(f"torchelastic.worker.status.{state}", source=source)
         return super()._construct_event(state, source, worker, raw_error, duration_ms, exit_code, worker_pid)
+
+
+@contextlib.contextmanager
+def _taking(standbys: Standbys | None) -> Iterator[None]:
+    """Have torch take standbys where it would start processes, for the length of a block."""
+    if standbys is None:
+        yield
+        return
+    take = standbys.take
+
+    class Taken(SubprocessHandler):
+        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> "subprocess.Popen[bytes]":
+            stdout = self._stdout.fileno() if self._stdout else 1
+            stderr = self._stderr.fileno() if self._stderr else 2
+            taken = take(self.local_rank_id, Plan(args, env), stdout, stderr)
+            return taken if taken is not None else super()._popen(args, env)
+
+    original = multiprocessing.api.get_subprocess_handler
+    setattr(multiprocessing.api, original.__name__, Taken)
+    try:
+        yield
+    finally:
+        setattr(multiprocessing.api, original.__name__, original)
 
 
 @contextlib.contextmanager

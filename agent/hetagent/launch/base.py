@@ -68,6 +68,10 @@ class Assignment:
         return taken
 
 
+Forecast = Callable[[int], tuple[WorkerCommand, Mapping[str, str | None]] | None]
+"""See `Launch.forecast`."""
+
+
 class Launch:
     """A launch style. This base class starts a process per slot with torchrun's environment and nothing else.
 
@@ -113,6 +117,10 @@ class Launch:
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """Changes to torchrun's environment for one process; None removes a variable."""
         return {}
+
+    def forecast(self, local_rank: int) -> tuple[WorkerCommand, Mapping[str, str | None]] | None:
+        """What `begin` and `environ` will say in every round; None where only the round will tell."""
+        return None
 
     def look(self, assignment: Assignment, pid: int) -> str | None:
         """Inspect the first process some time after the start, and return a warning if something is wrong."""

@@ -28,6 +28,13 @@ class PerGpu(Launch):
 
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """With isolation, the one GPU. LOCAL_RANK stays, for logs and for whatever counts workers."""
+        return self._own_gpu(local_rank)
+
+    def forecast(self, local_rank: int) -> tuple[WorkerCommand, Mapping[str, str | None]] | None:
+        """Everything, unless the group brings the command."""
+        return (self._command, self._own_gpu(local_rank)) if self._command is not None else None
+
+    def _own_gpu(self, local_rank: int) -> Mapping[str, str | None]:
         return {VISIBLE: self._isolated[local_rank]} if self._isolated else {}
 
 

@@ -98,6 +98,7 @@ def main() -> int:
                 importing = threading.Thread(target=_import_client, daemon=True)
                 importing.start()
     stubborn = processes.kill_tree_of(message["incarnation"], sessions)
+    stubborn += processes.kill_standbys_of(message["incarnation"])
     if stubborn:
         _say(
             f"node {message['node_id']!r}: processes do not die: {processes.describe_stuck(stubborn)}; "

@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-INCARNATION = "HET_INCARNATION"
+from hetagent.worker.standby import STANDBY_FOR, WORKER_OF
+
+INCARNATION = WORKER_OF
 NODE_ID = "HET_NODE_ID"
 AGENT_PID = "HET_AGENT_PID"
 GROUP = "TORCHELASTIC_RUN_ID"
@@ -47,9 +49,13 @@ def session_members(sids: Collection[int]) -> list[int]:
     return sorted(process.pid for process in living().values() if process.session in sids)
 
 
-def marked(incarnation: str) -> list[int]:
-    """Pids of the living processes started with `HET_INCARNATION=incarnation`, never the caller's."""
-    return sorted(pid for pid in _others() if environment(pid).get(INCARNATION) == incarnation)
+def marked(incarnation: str, mark: str = INCARNATION) -> list[int]:
+    """Pids of the living processes started with `HET_INCARNATION=incarnation`, never the caller's.
+
+    Args:
+        mark: another variable to look for instead.
+    """
+    return sorted(pid for pid in _others() if environment(pid).get(mark) == incarnation)
 
 
 def orphans(node_id: str, group: str) -> list[int]:
@@ -166,8 +172,13 @@ def kill_tree(
 def kill_tree_of(
     incarnation: str, sessions: Collection[int] = (), timeout_s: float = KILL_TIMEOUT_S
 ) -> list[int]:
-    """`kill_tree` for everything the agent of this incarnation started; returns the pids that would not die."""
+    """`kill_tree` for the workers of this incarnation's agent; returns the pids that would not die."""
     return kill_tree(lambda: marked(incarnation), sessions, timeout_s)
+
+
+def kill_standbys_of(incarnation: str, timeout_s: float = KILL_TIMEOUT_S) -> list[int]:
+    """`kill_tree` for the standbys of this incarnation's agent; returns the pids that would not die."""
+    return kill_tree(lambda: marked(incarnation, STANDBY_FOR), (), timeout_s)
 
 
 def kill_orphans(node_id: str, group: str, timeout_s: float = KILL_TIMEOUT_S) -> list[int]:

@@ -67,6 +67,10 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "action": "store_true",
         "help": "Each worker sees only its own GPU; LOCAL_RANK stays as it is.",
     },
+    "--preload": {
+        "metavar": "MODULE[,MODULE...]",
+        "help": "What standby processes import ahead of a restart (default torch); none: no standbys.",
+    },
     "--server": {"metavar": "URL[,URL...]", "help": "The hetserver to use (or HET_SERVER)."},
     "--group": {
         "metavar": "ID",

@@ -54,6 +54,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         launch=args.launch,
         init_file=args.init_file,
         isolate_gpus=args.isolate_gpus,
+        preload=args.preload,
         shutdown_timeout_s=_shutdown_timeout_s(args, environ),
         script=args.training_script,
         script_args=tuple(args.training_script_args),

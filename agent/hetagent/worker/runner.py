@@ -7,7 +7,9 @@ The script sees what it would see if started by `python -u [-m] SCRIPT_OR_MODULE
 crash prints a traceback (faulthandler), and an exception that ends the script is recorded in the file that
 TORCHELASTIC_ERROR_FILE names, in the format of torch's ErrorHandler, so that every node can show it.
 
-This file is started by its path, and imports nothing that a bare interpreter has not already imported.
+A process that was started before its round is known (`HET_STANDBY_FD`) first imports modules and waits: see standby.py.
+
+This file is started by its path, and imports nothing that a bare interpreter has not already imported, unless it waits.
 """
 
 import os
@@ -17,6 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+    from typing import Any
 
 CANNOT_OPEN = 2
 """The exit status of `python` when it cannot open the script."""
@@ -32,19 +35,39 @@ def main() -> None:
         import faulthandler
 
         faulthandler.enable(all_threads=True)
+    run = _prepared()
+    if "HET_STANDBY_FD" in os.environ:
+        _standby().wait()
+    _recorded(run)
+
+
+def _prepared() -> "Callable[[], None]":
+    """Do all that comes before the script's first line; return what runs the script."""
     fresh = _fresh_main()
     if sys.argv[0] == "-m":
         module = sys.argv.pop(1)
         _prepend_path(os.getcwd())
-        _recorded(lambda: _run_by_runpy(module, alter_argv=True))
-        return
+        return lambda: _run_by_runpy(module, alter_argv=True)
     path = _absolute(sys.argv[0])
     if _is_importable(path):
         sys.path.insert(0, path)  # a directory or zip file: even with -P, since it is the program
-        _recorded(lambda: _run_by_runpy("__main__", alter_argv=False))
-        return
+        return lambda: _run_by_runpy("__main__", alter_argv=False)
     _prepend_path(os.path.dirname(os.path.realpath(path)))
-    _recorded(lambda: _run_file(path, fresh))
+    return lambda: _run_file(path, fresh)
+
+
+def _standby() -> "Any":
+    """The module beside this file, loaded without a trace in `sys.path` or `sys.modules`."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location(
+        "standby", os.path.join(os.path.dirname(__file__), "standby.py")
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _fresh_main() -> dict[str, object]:

@@ -1,0 +1,208 @@
+"""Keeps a standby for each local rank: makes them, replaces those that end, and hands them over."""
+
+import contextlib
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from hetagent.node.signals import signal_name
+from hetagent.standby.policy import memory_shortage
+from hetagent.standby.process import NotTaken, Plan, Standby
+
+WARM_QUIET_S, COLD_QUIET_S = 1.0, 5.0
+"""How long after the start of a round no standby is made: its workers come first (seconds).
+
+Workers that were standbys are up in tenths of a second; others import for seconds.
+"""
+
+RETRY_S = 10.0
+"""How long after a standby has died the next one is made (seconds)."""
+
+MEMORY_RETRY_S = 60.0
+"""How long to wait where memory is short (seconds)."""
+
+HUNG_S = 300.0
+"""A standby that has imported for so long is replaced (seconds); torch from a cold file server takes a minute."""
+
+ATTEMPTS = 3
+"""So many standbys in a row may die before they are ready."""
+
+
+class Standbys:
+    """The standbys of one agent. A thread makes and watches them; the caller's thread takes them.
+
+    Args:
+        preload: the modules that they import.
+        tell: shows one line to the person at the terminal; called from both threads.
+    """
+
+    def __init__(self, preload: Sequence[str], tell: Callable[[str], None]) -> None:
+        self._preload = list(preload)
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._plans: dict[int, Plan] = {}
+        self._standbys: dict[int, Standby] = {}
+        self._hung_at: dict[int, float] = {}  # when one that still imports is given up
+        self._not_before = 0.0  # when the next one may be made (monotonic seconds)
+        self._at_once = False  # make all that are missing, without a rest: no worker runs yet
+        self._died = 0  # in a row, before they were ready
+        self._short = False  # it was said that memory is short
+        self._woken, self._wake = socket.socketpair()
+        self._wake.setblocking(False)
+        self._thread = threading.Thread(target=self._keep, name="standbys", daemon=True)
+        self._thread.start()
+
+    def prepare(self, plans: Sequence[Plan]) -> None:
+        """Make standbys for the first round, all at once, since no worker runs yet.
+
+        Args:
+            plans: what the worker of each local rank will probably run.
+        """
+        with self._lock:
+            self._plans.update(enumerate(plans))
+            self._at_once = True
+        self._look()
+
+    def take(self, local_rank: int, plan: Plan, stdout: int, stderr: int) -> "subprocess.Popen[bytes] | None":
+        """Turn the standby of a local rank into its worker; None if there is none that fits.
+
+        The next standby is made for the same plan, once the round runs.
+
+        Args:
+            plan: what the worker runs in this round.
+            stdout, stderr: descriptors of its output.
+        """
+        with self._lock:
+            self._plans[local_rank] = plan
+            standby = self._standbys.pop(local_rank, None)
+            process = None
+            if standby is not None and not standby.plan.fits(plan):
+                standby.end()
+            elif standby is not None:
+                try:
+                    process = standby.take(plan, stdout, stderr)
+                except NotTaken as error:
+                    self._tell(
+                        f"the standby of local rank {local_rank} is of no use, starting without it: {error}"
+                    )
+            quiet_s = WARM_QUIET_S if process is not None else COLD_QUIET_S
+            self._not_before = max(self._not_before, time.monotonic() + quiet_s)
+        self._look()
+        return process
+
+    def close(self) -> None:
+        """End all of them, and make no more. Harmless if called again."""
+        with self._lock:
+            self._preload.clear()
+            self._plans.clear()
+            for standby in self._standbys.values():
+                standby.end()
+            self._standbys.clear()
+        self._wake.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def pids(self) -> Mapping[int, int]:
+        """The pids of those that are ready, by local rank."""
+        with self._lock:
+            return {rank: standby.process.pid for rank, standby in self._standbys.items() if standby.ready}
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        with contextlib.suppress(OSError):  # it has plenty to read, or was closed
+            self._wake.send(b"\0")
+
+    def _keep(self) -> None:
+        with self._woken:
+            own = self._woken.fileno()
+            while True:
+                with self._lock:
+                    wait_s = self._make_due()
+                    watched = [standby.fileno() for standby in self._standbys.values()]
+                # One that is taken in the meantime has closed its descriptor, which need not even be a socket's now.
+                with contextlib.suppress(OSError):
+                    readable = select.select([*watched, own], [], [], wait_s)[0]
+                    if own in readable and not self._woken.recv(4096):
+                        return
+                with self._lock:
+                    self._hear()
+
+    def _make_due(self) -> float | None:
+        """Make the standbys that are due; in how many seconds to look again, None: when woken."""
+        now = time.monotonic()
+        missing = [rank for rank in sorted(self._plans) if rank not in self._standbys]
+        if not self._preload or not missing:
+            self._at_once = False
+            return min((at - now for at in self._hung_at.values()), default=None)
+        if (shortage := memory_shortage(len(missing))) is not None:
+            if not self._short:
+                self._tell(f"no standbys for now, so a restart imports anew: {shortage}")
+            self._short = True
+            return MEMORY_RETRY_S
+        if self._at_once:
+            self._at_once = False
+            for rank in missing:
+                self._make(rank, paced=False)
+            return self._make_due()
+        if self._hung_at:  # one after the other
+            return max(0.0, min(self._hung_at.values()) - now)
+        if now < self._not_before:
+            return self._not_before - now
+        self._make(missing[0], paced=True)
+        return self._make_due()
+
+    def _make(self, rank: int, *, paced: bool) -> None:
+        try:
+            self._standbys[rank] = Standby(self._plans[rank], self._preload, paced=paced)
+        except OSError as error:
+            self._failed(f"cannot be started: {error}")
+            return
+        self._hung_at[rank] = time.monotonic() + HUNG_S
+
+    def _hear(self) -> None:
+        now = time.monotonic()
+        for rank in [rank for rank in self._hung_at if rank not in self._standbys]:
+            del self._hung_at[rank]  # it was taken before it was ready
+        for rank, standby in list(self._standbys.items()):
+            if select.select([standby], [], [], 0)[0]:
+                if standby.hear():
+                    self._died = 0
+                    self._hung_at.pop(rank, None)
+                else:
+                    self._lost(rank, standby)
+            elif now >= self._hung_at.get(rank, now + 1):
+                self._lost(rank, standby)
+
+    def _lost(self, rank: int, standby: Standby) -> None:
+        """A standby has ended, or must."""
+        del self._standbys[rank]
+        importing = self._hung_at.pop(rank, None) is not None
+        printed = standby.printed()
+        status = standby.end()
+        if standby.left_out is not None:
+            self._leave_out(*standby.left_out)
+        elif importing:
+            how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with code {status}"
+            self._failed(
+                f"{how} while it imported {', '.join(self._preload)}{f': {printed}' if printed else ''}"
+            )
+        else:
+            self._not_before = time.monotonic() + RETRY_S
+
+    def _leave_out(self, module: str, why: str) -> None:
+        if module in self._preload:  # not yet known from another standby
+            self._preload.remove(module)
+            self._tell(f"standbys do without {module}: {why}")
+
+    def _failed(self, how: str) -> None:
+        self._died += 1
+        self._not_before = time.monotonic() + RETRY_S
+        if self._died == ATTEMPTS:
+            self._preload.clear()
+            self._tell(
+                f"no more standbys, so a restart imports anew: {ATTEMPTS} in a row failed; the last one {how}"
+            )

@@ -1,0 +1,168 @@
+"""One standby: started, told what to import, and handed over to a round."""
+
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetagent.node import processes
+from hetagent.worker.standby import CHANNEL, STANDBY_FOR, WORKER_OF, belongs_to_round
+
+TAKE_TIMEOUT_S = 2.0
+"""How long a standby that was ready may take to become a worker (seconds); it needs about a millisecond."""
+
+KEPT = (processes.NODE_ID, processes.AGENT_PID, processes.GROUP)
+"""The variables of a round by which a later agent finds what an earlier one has left behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the worker of one local rank will run, as far as it is the same in every round.
+
+    Attributes:
+        args: its command line.
+        environ: its environment. Of the variables that belong to a round only the marks matter, by which its processes
+            are found.
+    """
+
+    args: tuple[str, ...]
+    environ: Mapping[str, str]
+
+    @property
+    def steady(self) -> dict[str, str]:
+        """The part of the environment that does not depend on the round."""
+        return {name: value for name, value in self.environ.items() if not belongs_to_round(name)}
+
+    def fits(self, other: "Plan") -> bool:
+        """Whether a standby that was started for this plan can become the worker of another."""
+        return self.args == other.args and self.steady == other.steady
+
+
+class NotTaken(RuntimeError):
+    """A standby did not become a worker; the text says why."""
+
+
+class Standby:
+    """A process that waits to become a worker. It is a child of this process and leads a session of its own.
+
+    Args:
+        plan: what its worker will run.
+        preload: the modules that it imports first.
+        paced: it leaves half of a CPU's time to others while it imports.
+
+    Attributes:
+        plan: as given.
+        process: the process.
+        ready: it has imported everything.
+        left_out: a module that it did not import, or should not have, and why; it has ended then.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, plan: Plan, preload: Sequence[str], *, paced: bool) -> None:
+        self.plan = plan
+        self.ready = False
+        self.left_out: tuple[str, str] | None = None
+        self._channel, theirs = socket.socketpair()
+        self._printed = [os.memfd_create("stdout", os.MFD_CLOEXEC), os.memfd_create("stderr", os.MFD_CLOEXEC)]
+        marks = {name: plan.environ[name] for name in KEPT if name in plan.environ}
+        marks[STANDBY_FOR] = plan.environ[WORKER_OF]
+        environ = {**plan.steady, **marks, CHANNEL: str(theirs.fileno())}
+        try:
+            with theirs:
+                self.process = subprocess.Popen(
+                    plan.args,
+                    env=environ,
+                    stdout=self._printed[0],
+                    stderr=self._printed[1],
+                    start_new_session=True,
+                    pass_fds=(theirs.fileno(),),
+                )
+            self._channel.settimeout(TAKE_TIMEOUT_S)
+            self._send({"preload": list(preload), "paced": paced})
+        except BaseException:
+            self._close()
+            raise
+
+    def fileno(self) -> int:
+        """Readable when the standby has something to say, or has ended."""
+        return self._channel.fileno()
+
+    def hear(self) -> bool:
+        """Take in what it says; False if it has ended, or will."""
+        try:
+            message = self._receive()
+        except (OSError, ValueError):
+            return False
+        if "left_out" in message:
+            self.left_out = (message["left_out"], message["why"])
+            return False
+        self.ready = True
+        return True
+
+    def take(self, plan: Plan, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
+        """Make it the worker of a round.
+
+        One that still imports begins when it has finished; that is never later than a process started now would.
+
+        Args:
+            plan: of the round; this standby fits it.
+            stdout, stderr: descriptors of the worker's output.
+
+        Raises:
+            NotTaken: it has died or does not answer; it was ended.
+        """
+        try:
+            self._send({"environ": dict(plan.environ)}, (stdout, stderr))
+            if self.ready and not self._receive().get("taken"):
+                raise NotTaken("it answered something else")
+        except (OSError, ValueError) as error:
+            self.end()
+            raise NotTaken(
+                f"it did not answer within {TAKE_TIMEOUT_S:g} s"
+                if isinstance(error, TimeoutError)
+                else "it had died"
+            ) from None
+        self._close()
+        return self.process
+
+    def printed(self) -> str:
+        """The last line of what it printed on stderr; empty if there is none."""
+        data = os.pread(self._printed[1], 65_536, max(0, os.fstat(self._printed[1]).st_size - 65_536))
+        lines = data.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def end(self) -> int:
+        """Kill it, give back what it took, and return its exit status."""
+        self.process.kill()
+        self._close()
+        return self.process.wait()
+
+    def _close(self) -> None:
+        self._channel.close()
+        for descriptor in self._printed:
+            os.close(descriptor)
+        self._printed = []
+
+    def _send(self, message: object, descriptors: Sequence[int] = ()) -> None:
+        body = json.dumps(message).encode()
+        socket.send_fds(self._channel, [len(body).to_bytes(4, "big")], descriptors)
+        self._channel.sendall(body)
+
+    def _receive(self) -> dict[str, Any]:
+        length = int.from_bytes(self._exactly(4), "big")
+        message: dict[str, Any] = json.loads(self._exactly(length))
+        return message
+
+    def _exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            chunk = self._channel.recv(count - len(data))
+            if not chunk:
+                raise ConnectionError("the standby has closed its end")
+            data += chunk
+        return data

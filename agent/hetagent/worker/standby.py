@@ -1,0 +1,217 @@
+"""The waiting part of a standby: a worker's process that was started before its round was known.
+
+A standby has the command line that its worker will have. `runner.py` calls `wait` when it has done all that it can do
+before the script runs. Here the standby imports what it was told to, says that it is ready, and waits on a socket for
+what only the round knows. When `wait` returns, the process is a worker: nothing of the standby is left but the imported
+modules.
+
+Messages are JSON, each after its length in four bytes (big-endian):
+
+    agent -> standby    {"preload": [MODULE, ...], "paced": BOOL}
+    standby -> agent    {"ready": true} or {"left_out": MODULE, "why": TEXT}, after which it exits
+    agent -> standby    {"environ": {NAME: VALUE}}, with two descriptors: the worker's stdout and stderr
+    standby -> agent    {"taken": true}
+
+The standby ends when the agent closes its end. Standard library only, imported in a bare interpreter.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+STANDBY_FOR = "HET_STANDBY_FOR"
+"""Marks a standby; the incarnation of its agent."""
+
+WORKER_OF = "HET_INCARNATION"
+"""Marks a worker; of the same length, because the one becomes the other in place."""
+
+CHANNEL = "HET_STANDBY_FD"
+"""The descriptor of the standby's end of the socket."""
+
+NAME = "het-standby"
+"""What `ps -o comm` and `top` show until the standby is a worker."""
+
+STEP_S = 0.01
+"""A paced standby uses the CPU for this long, then rests for as long (seconds)."""
+
+OUTPUT_LIMIT = 65_536
+"""How much of what the imports printed is passed on, of stdout and of stderr (bytes)."""
+
+ROUND_NAMES = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    }
+)
+ROUND_PREFIXES = ("TORCHELASTIC_", "HET_")
+
+GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+
+
+def belongs_to_round(name: str) -> bool:
+    """Whether an environment variable is set for a round; all others are the same in every round."""
+    return name in ROUND_NAMES or name.startswith(ROUND_PREFIXES)
+
+
+def wait() -> None:
+    """Import what the agent says, and return once this process is a worker of a round."""
+    channel = socket.socket(fileno=int(os.environ.pop(CHANNEL)))
+    del os.environ[STANDBY_FOR]
+    own_name = _renamed(None)
+    first, _ = _receive(channel)
+    with _Pace(channel, first["paced"]):
+        for module in first["preload"]:
+            why = _import(module)
+            if why is not None:
+                _send(channel, {"left_out": module, "why": why})
+                os._exit(0)
+    _renamed(NAME)
+    _send(channel, {"ready": True})
+    order, streams = _receive(channel)
+    for descriptor, target in zip(streams, (1, 2), strict=True):
+        printed = os.pread(target, OUTPUT_LIMIT, 0)
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+        while printed:
+            printed = printed[os.write(target, printed) :]
+    _mark_as_worker()
+    os.environ.clear()
+    os.environ.update(order["environ"])
+    _renamed(own_name)
+    _send(channel, {"taken": True})
+    channel.close()
+
+
+# -- importing ----------------------------------------------------------------------------------------------------
+
+
+def _import(module: str) -> "str | None":
+    """Import a module; why no standby should, or None."""
+    kind = os.environ.__class__
+    asked: list[str] = []
+
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        def __getitem__(self, name: str) -> str:
+            if belongs_to_round(name):
+                asked.append(name)
+            value: str = super().__getitem__(name)
+            return value
+
+    os.environ.__class__ = Watched  # the object stays, since modules keep references to it
+    try:
+        importlib.import_module(module)
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        os.environ.__class__ = kind
+    if asked:
+        return f"it reads {', '.join(sorted(set(asked)))} while it is imported"
+    if _holds_gpu():
+        return "it takes a GPU while it is imported"
+    return None
+
+
+def _holds_gpu() -> bool:
+    """Whether this process has a GPU open, or torch has started CUDA."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith(GPU_FILES):
+                return True
+        except OSError:
+            continue
+    torch: Any = sys.modules.get("torch")
+    return bool(torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized())
+
+
+class _Pace:
+    """While it lasts, the main thread rests half of the time, until the agent has something to say.
+
+    It can be undone at any moment, without privileges; a niceness or a scheduling class cannot.
+    """
+
+    def __init__(self, channel: socket.socket, paced: bool) -> None:
+        self._channel = channel
+        self._paced = paced
+        self._previous: Any = None
+
+    def __enter__(self) -> None:
+        if self._paced:
+            self._previous = signal.signal(signal.SIGPROF, self._rest)
+            signal.setitimer(signal.ITIMER_PROF, STEP_S, STEP_S)
+
+    def __exit__(self, *_: object) -> None:
+        if self._paced:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.signal(signal.SIGPROF, self._previous)
+
+    def _rest(self, signum: int, frame: "FrameType | None") -> None:
+        if select.select([self._channel], [], [], STEP_S)[0]:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+# -- becoming a worker --------------------------------------------------------------------------------------------
+
+
+def _mark_as_worker() -> None:
+    """Change the mark in the environment that /proc shows, by which workers are found.
+
+    Python and C have a copy of their own; this is the memory that the kernel set up when the process was started.
+    """
+    with open("/proc/self/stat", "rb") as file:
+        # Fields 50 and 51 of proc(5), env_start and env_end; the name, which ends with the last ")", is the second.
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    with open("/proc/self/mem", "r+b", buffering=0) as memory:
+        memory.seek(start)
+        environ = b"\0" + memory.read(end - start)
+        memory.seek(start + environ.index(f"\0{STANDBY_FOR}=".encode()))
+        memory.write(WORKER_OF.encode())
+
+
+def _renamed(name: "str | None") -> str:
+    """Give the main thread a name, unless it is None; returns the one it had."""
+    with open("/proc/self/comm", "r+", encoding="utf-8", errors="surrogateescape") as file:
+        before = file.read().removesuffix("\n")
+        if name is not None:
+            file.write(name)
+    return before
+
+
+# -- messages -----------------------------------------------------------------------------------------------------
+
+
+def _receive(channel: socket.socket) -> "tuple[Any, list[int]]":
+    """The next message and the descriptors with it; without an agent the process ends."""
+    header, descriptors, _, _ = socket.recv_fds(channel, 4, 2, socket.MSG_WAITALL)
+    length = int.from_bytes(header, "big")
+    body = channel.recv(length, socket.MSG_WAITALL) if len(header) == 4 else b""
+    if len(header) < 4 or len(body) < length:
+        os._exit(0)
+    return json.loads(body), descriptors
+
+
+def _send(channel: socket.socket, message: object) -> None:
+    """Send a message; an agent that does not listen any more has taken this standby before it was ready."""
+    body = json.dumps(message).encode()
+    with contextlib.suppress(OSError):
+        channel.sendall(len(body).to_bytes(4, "big") + body)

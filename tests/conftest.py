@@ -26,6 +26,7 @@ def pytest_configure() -> None:
             signal.signal(signum, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("HET_PRELOAD", "none")  # most jobs of tests have workers without torch
     servers.warm()
 
 

@@ -62,7 +62,9 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
         say("\n".join(f"hetagent[{options.node_id}]: {line}" for line in text.splitlines()))
 
     command = _command(options)
-    preload, no_standbys = policy.modules(options.preload, options.launch, command)
+    preload, no_standbys = policy.modules(
+        options.preload, os.environ.get("HET_PRELOAD"), options.launch, command
+    )
     for note in (*name.notes, *options.notes, *launch_notes(options, command), *filter(None, [no_standbys])):
         tell(note)
     chosen, slots = slots_of(options)

@@ -18,25 +18,27 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def modules(
-    preload: str | None, launch: str, command: WorkerCommand | None
+    preload: str | None, default: str | None, launch: str, command: WorkerCommand | None
 ) -> tuple[tuple[str, ...], str | None]:
     """The modules that standbys import, and a line for the terminal where there are none although nobody said so.
 
     Args:
         preload: --preload as given; None: not given.
+        default: HET_PRELOAD; None: not set.
         launch: --launch.
         command: what the workers run; None: the group's command.
 
     Raises:
         UsageError: a name that is no module's, or standbys asked for where there can be none.
     """
-    asked = tuple(name.strip() for name in (preload if preload is not None else DEFAULT).split(","))
+    asked = tuple(name.strip() for name in (preload or default or DEFAULT).split(","))
     if asked == (NONE,):
         return (), None
     for name in asked:
         if not all(part.isidentifier() for part in name.split(".")):
+            flag = "--preload" if preload else "HET_PRELOAD"
             raise UsageError(
-                f"--preload takes names of modules with commas between them, or {NONE}, not {name!r}"
+                f"{flag} takes names of modules with commas between them, or {NONE}, not {name!r}"
             )
     problem = None
     if launch != "gpu":

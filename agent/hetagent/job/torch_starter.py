@@ -207,6 +207,8 @@ class TorchStarter(LocalElasticAgent):
     def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
         """torch calls this once the environments of all workers are complete."""
         for local_rank, env in envs.items():
+            if self._standbys is not None:
+                env.update(self._standbys.environ(local_rank))
             for name, value in self._environs[local_rank].items():
                 if value is None:
                     env.pop(name, None)

@@ -69,7 +69,8 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     },
     "--preload": {
         "metavar": "MODULE[,MODULE...]",
-        "help": "What standby processes import ahead of a restart (or HET_PRELOAD; default torch); none: no standbys.",
+        "help": "What standby processes import ahead of a restart (or HET_PRELOAD; default torch); auto: what the "
+        "script imports; none: no standbys.",
     },
     "--server": {"metavar": "URL[,URL...]", "help": "The hetserver to use (or HET_SERVER)."},
     "--group": {

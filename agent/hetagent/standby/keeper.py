@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from hetagent.node.signals import signal_name
-from hetagent.standby.policy import memory_shortage
+from hetagent.standby.imports import Imports
+from hetagent.standby.policy import AUTO, memory_shortage
 from hetagent.standby.process import NotTaken, Plan, Standby
 
 WARM_QUIET_S, COLD_QUIET_S = 1.0, 5.0
@@ -35,12 +36,14 @@ class Standbys:
     """The standbys of one agent. A thread makes and watches them; the caller's thread takes them.
 
     Args:
-        preload: the modules that they import.
+        preload: the modules that they import; `auto` among them stands for those that the script imports.
         tell: shows one line to the person at the terminal; called from both threads.
     """
 
     def __init__(self, preload: Sequence[str], tell: Callable[[str], None]) -> None:
-        self._preload = list(preload)
+        self._preload = [module for module in preload if module != AUTO] or ["torch"]
+        self._imports = Imports() if AUTO in preload else None
+        self._left_out: set[str] = set()
         self._tell = tell
         self._lock = threading.Lock()
         self._plans: dict[int, Plan] = {}
@@ -65,6 +68,10 @@ class Standbys:
             self._plans.update(enumerate(plans))
             self._at_once = True
         self._look()
+
+    def environ(self, local_rank: int) -> Mapping[str, str]:
+        """What the worker of a local rank gets beside everything else."""
+        return self._imports.environ(local_rank) if self._imports is not None else {}
 
     def take(self, local_rank: int, plan: Plan, stdout: int, stderr: int) -> "subprocess.Popen[bytes] | None":
         """Turn the standby of a local rank into its worker; None if there is none that fits.
@@ -102,8 +109,9 @@ class Standbys:
                 standby.end()
             self._standbys.clear()
         self._wake.close()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._thread.join()
+        if self._imports is not None:
+            self._imports.close()
 
     def pids(self) -> Mapping[int, int]:
         """The pids of those that are ready, by local rank."""
@@ -150,18 +158,26 @@ class Standbys:
             return self._make_due()
         if self._hung_at:  # one after the other
             return max(0.0, min(self._hung_at.values()) - now)
-        if now < self._not_before:
-            return self._not_before - now
+        wait_s = max(
+            self._not_before - now, self._imports.settled_in_s() if self._imports is not None else 0.0
+        )
+        if wait_s > 0:
+            return wait_s
         self._make(missing[0], paced=True)
         return self._make_due()
 
     def _make(self, rank: int, *, paced: bool) -> None:
         try:
-            self._standbys[rank] = Standby(self._plans[rank], self._preload, paced=paced)
+            self._standbys[rank] = Standby(self._plans[rank], self._preload, self._seen(), paced=paced)
         except OSError as error:
             self._failed(f"cannot be started: {error}")
             return
         self._hung_at[rank] = time.monotonic() + HUNG_S
+
+    def _seen(self) -> list[str]:
+        """The modules that the script imports, without those that standbys leave out and what is in them."""
+        seen = self._imports.modules() if self._imports is not None else []
+        return [name for name in seen if not any(f"{name}.".startswith(f"{out}.") for out in self._left_out)]
 
     def _hear(self) -> None:
         now = time.monotonic()
@@ -194,8 +210,10 @@ class Standbys:
             self._not_before = time.monotonic() + RETRY_S
 
     def _leave_out(self, module: str, why: str) -> None:
-        if module in self._preload:  # not yet known from another standby
+        if module in self._preload:
             self._preload.remove(module)
+        if module not in self._left_out:  # not yet known from another standby
+            self._left_out.add(module)
             self._tell(f"standbys do without {module}: {why}")
 
     def _failed(self, how: str) -> None:

@@ -10,6 +10,7 @@ from hetagent.options.model import UsageError
 
 DEFAULT = "torch"
 NONE = "none"
+AUTO = "auto"
 
 NEEDED_BYTES = 1 << 30
 """Free memory for each standby to be made; one that has imported torch takes 220 MB (CPU build) and more with CUDA."""
@@ -38,7 +39,7 @@ def modules(
         if not all(part.isidentifier() for part in name.split(".")):
             flag = "--preload" if preload else "HET_PRELOAD"
             raise UsageError(
-                f"{flag} takes names of modules with commas between them, or {NONE}, not {name!r}"
+                f"{flag} takes names of modules with commas between them, {AUTO}, or {NONE}, not {name!r}"
             )
     problem = None
     if launch != "gpu":

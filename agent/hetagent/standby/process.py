@@ -51,10 +51,11 @@ class Standby:
     Args:
         plan: what its worker will run.
         preload: the modules that it imports first.
+        seen: modules that a worker looked for; it imports those of them that are installed.
         paced: it leaves half of a CPU's time to others while it imports.
 
     Attributes:
-        plan: as given.
+        plan, seen: as given.
         process: the process.
         ready: it has imported everything.
         left_out: a module that it did not import, or should not have, and why; it has ended then.
@@ -63,8 +64,9 @@ class Standby:
         OSError: it cannot be started.
     """
 
-    def __init__(self, plan: Plan, preload: Sequence[str], *, paced: bool) -> None:
+    def __init__(self, plan: Plan, preload: Sequence[str], seen: Sequence[str] = (), *, paced: bool) -> None:
         self.plan = plan
+        self.seen = list(seen)
         self.ready = False
         self.left_out: tuple[str, str] | None = None
         self._channel, theirs = socket.socketpair()
@@ -83,7 +85,7 @@ class Standby:
                     pass_fds=(theirs.fileno(),),
                 )
             self._channel.settimeout(TAKE_TIMEOUT_S)
-            self._send({"preload": list(preload), "paced": paced})
+            self._send({"preload": list(preload), "seen": self.seen, "paced": paced})
         except BaseException:
             self._close()
             raise

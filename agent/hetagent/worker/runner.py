@@ -38,6 +38,8 @@ def main() -> None:
     run = _prepared()
     if "HET_STANDBY_FD" in os.environ:
         _standby().wait()
+    if "HET_IMPORTS_FILE" in os.environ:
+        _standby().note_imports(os.environ.pop("HET_IMPORTS_FILE"))
     _recorded(run)
 
 

@@ -7,7 +7,7 @@ modules.
 
 Messages are JSON, each after its length in four bytes (big-endian):
 
-    agent -> standby    {"preload": [MODULE, ...], "paced": BOOL}
+    agent -> standby    {"preload": [MODULE, ...], "seen": [MODULE, ...], "paced": BOOL}
     standby -> agent    {"ready": true} or {"left_out": MODULE, "why": TEXT}, after which it exits
     agent -> standby    {"environ": {NAME: VALUE}}, with two descriptors: the worker's stdout and stderr
     standby -> agent    {"taken": true}
@@ -16,7 +16,7 @@ The standby ends when the agent closes its end. Standard library only, imported 
 """
 
 import contextlib
-import importlib
+import importlib.util
 import json
 import os
 import select
@@ -27,7 +27,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
-    from typing import Any
+    from typing import Any, TextIO
 
 STANDBY_FOR = "HET_STANDBY_FOR"
 """Marks a standby; the incarnation of its agent."""
@@ -37,6 +37,9 @@ WORKER_OF = "HET_INCARNATION"
 
 CHANNEL = "HET_STANDBY_FD"
 """The descriptor of the standby's end of the socket."""
+
+IMPORTS_FILE = "HET_IMPORTS_FILE"
+"""Where a worker notes what it imports."""
 
 NAME = "het-standby"
 """What `ps -o comm` and `top` show until the standby is a worker."""
@@ -81,10 +84,10 @@ def wait() -> None:
     first, _ = _receive(channel)
     with _Pace(channel, first["paced"]):
         for module in first["preload"]:
-            why = _import(module)
-            if why is not None:
-                _send(channel, {"left_out": module, "why": why})
-                os._exit(0)
+            _import_or_exit(channel, module)
+        for module in first["seen"]:
+            if module not in sys.modules and _is_installed(module):
+                _import_or_exit(channel, module, may_fail=True)
     _renamed(NAME)
     _send(channel, {"ready": True})
     order, streams = _receive(channel)
@@ -105,8 +108,59 @@ def wait() -> None:
 # -- importing ----------------------------------------------------------------------------------------------------
 
 
-def _import(module: str) -> "str | None":
-    """Import a module; why no standby should, or None."""
+def note_imports(path: str) -> None:
+    """From now on, append the name of each module that is looked for to a file, one per line, each once."""
+    finder = _Noting(open(path, "a", buffering=1, encoding="utf-8"))  # noqa: SIM115
+    sys.meta_path.insert(0, finder)
+
+
+class _Noting:
+    """A finder that finds nothing."""
+
+    def __init__(self, file: "TextIO") -> None:
+        self._file = file
+        self._noted: set[str] = set()
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name not in self._noted:
+            self._noted.add(name)
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # the folder is gone, or a child has closed the file
+                self._file.write(name + "\n")
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module belongs to an installed package, and not to the script, an editable install or Python itself."""
+    import sysconfig
+
+    top = module.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    if spec is None:
+        return False
+    places = [spec.origin or "", *(spec.submodule_search_locations or ())]
+    homes = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    homes.update(path for path in sys.path if path.endswith(("/site-packages", "/dist-packages")))
+    return any(place.startswith(tuple(home + "/" for home in homes)) for place in places)
+
+
+def _import_or_exit(channel: socket.socket, module: str, *, may_fail: bool = False) -> None:
+    """Import a module; if no standby should, tell the agent and end.
+
+    Args:
+        may_fail: a failure is none of ours, since it was the same in the script.
+    """
+    failed, why = _import(module)
+    if why is not None and not (failed and may_fail):
+        _send(channel, {"left_out": module, "why": why})
+        os._exit(0)
+
+
+def _import(module: str) -> "tuple[bool, str | None]":
+    """Import a module; whether it failed, and why no standby should import it, or None."""
     kind = os.environ.__class__
     asked: list[str] = []
 
@@ -121,14 +175,14 @@ def _import(module: str) -> "str | None":
     try:
         importlib.import_module(module)
     except BaseException as error:
-        return f"{type(error).__name__}: {error}"
+        return True, f"{type(error).__name__}: {error}"
     finally:
         os.environ.__class__ = kind
     if asked:
-        return f"it reads {', '.join(sorted(set(asked)))} while it is imported"
+        return False, f"it reads {', '.join(sorted(set(asked)))} while it is imported"
     if _holds_gpu():
-        return "it takes a GPU while it is imported"
-    return None
+        return False, "it takes a GPU while it is imported"
+    return False, None
 
 
 def _holds_gpu() -> bool:

@@ -142,10 +142,14 @@ class Standbys:
     def _make_due(self) -> float | None:
         """Make the standbys that are due; in how many seconds to look again, None: when woken."""
         now = time.monotonic()
+        unsettled_s = self._imports.settled_in_s() if self._imports is not None else 0.0
+        if unsettled_s == 0:
+            self._end_outdated()
         missing = [rank for rank in sorted(self._plans) if rank not in self._standbys]
         if not self._preload or not missing:
             self._at_once = False
-            return min((at - now for at in self._hung_at.values()), default=None)
+            waits_s = [at - now for at in self._hung_at.values()] + ([unsettled_s] if unsettled_s > 0 else [])
+            return max(0.0, min(waits_s)) if waits_s else None
         if (shortage := memory_shortage(len(missing))) is not None:
             if not self._short:
                 self._tell(f"no standbys for now, so a restart imports anew: {shortage}")
@@ -158,9 +162,7 @@ class Standbys:
             return self._make_due()
         if self._hung_at:  # one after the other
             return max(0.0, min(self._hung_at.values()) - now)
-        wait_s = max(
-            self._not_before - now, self._imports.settled_in_s() if self._imports is not None else 0.0
-        )
+        wait_s = max(self._not_before - now, unsettled_s)
         if wait_s > 0:
             return wait_s
         self._make(missing[0], paced=True)
@@ -173,6 +175,14 @@ class Standbys:
             self._failed(f"cannot be started: {error}")
             return
         self._hung_at[rank] = time.monotonic() + HUNG_S
+
+    def _end_outdated(self) -> None:
+        """End the ready standbys that were made before the script had imported everything."""
+        seen = self._seen()
+        for rank, standby in list(self._standbys.items()):
+            if standby.ready and standby.seen != seen:
+                del self._standbys[rank]
+                standby.end()
 
     def _seen(self) -> list[str]:
         """The modules that the script imports, without those that standbys leave out and what is in them."""

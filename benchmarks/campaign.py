@@ -15,6 +15,7 @@ from tests.support.workload.worklog import StepCounter, World, complaints
 
 from benchmarks.floor import Floor
 from benchmarks.outcomes import Kind, Recovery, say, started
+from hetagent.worker import standby
 
 NODES = {"a": 2, "b": 1, "c": 1, "d": 1}
 FIRST_NODES = ("a", "b", "c")
@@ -67,14 +68,26 @@ class Campaign:
     Args:
         folder: where all of them keep everything.
         drawn: values of `DRAWN`.
+        preload: hetagent's --preload.
+        rested: no fault comes before every node has its standbys.
     """
 
     def __init__(
-        self, folder: Path, rng: random.Random, floor: Floor, lease_s: float, drawn: Sequence[str]
+        self,
+        folder: Path,
+        rng: random.Random,
+        floor: Floor,
+        lease_s: float,
+        drawn: Sequence[str],
+        *,
+        preload: str = "none",
+        rested: bool = False,
     ) -> None:
         goals = {WORKER: 0.4, AGENT: 1.5, FIRST: 1.5, STOPPED: lease_s + 1.0}
         self.kinds = {name: Kind(name, goals.get(name)) for name in NAMES}
         self._drawn = drawn
+        self._preload = preload
+        self._rested = rested
         self._folder = folder
         self._rng = rng
         self._floor = floor
@@ -90,6 +103,7 @@ class Campaign:
             self._jobs += 1
             flags = ["--nnodes", f"{FEWEST_NODES}:{len(NODES)}", "--max-restarts", "1000000"]
             flags += ["--last-call-s", f"{LAST_CALL_S}", "--lease-s", f"{self._lease_s}"]
+            flags += ["--preload", self._preload]
             with cluster(self._folder / f"job{self._jobs}", *flags) as self._job:
                 try:
                     self._begin()
@@ -134,6 +148,8 @@ class Campaign:
     # -- faults ----------------------------------------------------------------------------------------------
 
     def _strike(self) -> None:
+        if self._rested:
+            wait_for(self._all_have_standbys, "standbys on every node", START_S)
         time.sleep(self._rng.uniform(0.0, QUIET_S))
         newer = self._job.log.world(slots(self._nodes), round_above=self._world.round)
         if newer is not None:
@@ -152,6 +168,12 @@ class Campaign:
             DRAINED: self._drain,
         }
         strikes[self._rng.choice(self._drawn)]()
+
+    def _all_have_standbys(self) -> bool:
+        return all(
+            standbys(self._job.agents[name].pid) == NODES[name] or self._preload == "none"
+            for name in self._nodes
+        )
 
     @property
     def _master(self) -> str:
@@ -316,6 +338,11 @@ class Campaign:
 def slots(nodes: Collection[str]) -> int:
     """How many workers these nodes have together."""
     return sum(NODES[name] for name in nodes)
+
+
+def standbys(agent: int) -> int:
+    """How many standbys of an agent (its pid) are ready."""
+    return sum(child.name() == standby.NAME for child in psutil.Process(agent).children())
 
 
 def _times_back(agent: Agent) -> int:

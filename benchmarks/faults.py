@@ -46,6 +46,10 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=200, help="how many (default: 200)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lease-s", type=float, default=2.0, help="of the job (default: 2)")
+    parser.add_argument(
+        "--preload", default="torch", help="hetagent's: what standbys import (default: torch)"
+    )
+    parser.add_argument("--rested", action="store_true", help="no fault before all nodes have their standbys")
     parser.add_argument("--torchrun-kills", type=int, default=8, help="workers, in each setting (default: 8)")
     parser.add_argument("--torchrun-agent-kills", type=int, default=3, help="of either sort (default: 3)")
     parser.add_argument("--floor", type=int, default=5, help="tries per world size, twice (default: 5)")
@@ -59,7 +63,15 @@ def main() -> None:
     sizes = range(fewest, slots(NODES) + 1)
 
     _measure(floor, sizes, args.floor)
-    campaign = Campaign(folder, rng, floor, args.lease_s, [DRAWN[word] for word in args.only or DRAWN])
+    campaign = Campaign(
+        folder,
+        rng,
+        floor,
+        args.lease_s,
+        [DRAWN[word] for word in args.only or DRAWN],
+        preload=args.preload,
+        rested=args.rested,
+    )
     campaign.run(args.faults)
     _measure(floor, sizes, args.floor)
     kinds = [kind for kind in campaign.kinds.values() if kind.tried]

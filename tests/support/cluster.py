@@ -294,7 +294,7 @@ def marked() -> dict[int, str]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             environment = process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
-            if environment.get("HET_TEST_RUN") == RUN and "HET_NODE_ID" in environment:
+            if environment.get("HET_TEST_RUN") == RUN and "HET_INCARNATION" in environment:
                 found[process.pid] = environment["HET_NODE_ID"]
     return found
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hetagent.node import init
 from hetagent.node.console import flush, say
+from hetagent.standby import page_cache
 from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.files import AccessError
 from hetrdzv.auth.tls import ClientTls, TlsError
@@ -45,6 +46,7 @@ def _run() -> int:
     if missing := [module for module in NEEDS if find_spec(module) is None]:
         say(f"hetagent needs {' and '.join(missing)}: pip install 'hetrdzv[agent]'")
         return EXIT_USAGE
+    page_cache.read_ahead()
 
     from hetagent import assembly
     from hetagent.job.loop import AgentError

@@ -1,0 +1,65 @@
+"""Reads torch's shared libraries into the page cache, in file order, before their pages are asked for one by one.
+
+An import maps them and touches their pages in an order of its own; from a cold disk or a file server that is several
+times slower than reading them from beginning to end.
+"""
+
+import contextlib
+import os
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+
+PROBE_EVERY = 1 << 20
+"""A file is looked at in pieces of this size (bytes): the first page of a piece says if the piece is in memory."""
+
+CHUNK = 8 << 20
+"""How much is read at once (bytes)."""
+
+
+def read_ahead(package: str = "torch") -> threading.Thread | None:
+    """Start to read an installed package's shared libraries in the background; the package is not imported.
+
+    Returns:
+        the thread; None if there is nothing to read.
+    """
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(spec.submodule_search_locations[0]) / "lib"
+    files = sorted(folder.glob("*.so*"), key=lambda path: path.name)
+    if not files:
+        return None
+    thread = threading.Thread(target=_read_all, args=(files,), name="read-ahead", daemon=True)
+    thread.start()
+    return thread
+
+
+def _read_all(files: list[Path]) -> None:
+    for path in files:
+        with contextlib.suppress(OSError):  # the import will say what is wrong
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                read_missing(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def read_missing(descriptor: int) -> int:
+    """Read the pieces of a file that are not in memory; returns how many bytes were read."""
+    read = 0
+    buffer = bytearray(CHUNK)
+    for offset in range(0, os.fstat(descriptor).st_size, PROBE_EVERY):
+        if not _is_resident(descriptor, offset):
+            read += os.preadv(descriptor, [memoryview(buffer)[:PROBE_EVERY]], offset)
+    return read
+
+
+def _is_resident(descriptor: int, offset: int) -> bool:
+    try:
+        os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # this file system cannot say
+        return True
+    return True

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from hetagent.standby.page_cache import PROBE_EVERY, read_ahead, read_missing
 
 SIZE = 3 * PROBE_EVERY + 5
@@ -19,7 +20,7 @@ def test_only_what_is_not_in_memory_is_read(tmp_path: Path) -> None:
         read = read_missing(descriptor)
         if read == 0:
             pytest.skip(f"{tmp_path} keeps its files in memory: set TMPDIR to a folder on a disk")
-        assert read == SIZE
+        assert read <= SIZE  # the kernel reads ahead, too
         assert read_missing(descriptor) == 0
     finally:
         os.close(descriptor)

@@ -606,7 +606,7 @@ def python_files() -> set[str]:
 @cache
 def everything() -> frozenset[str]:
     """Files and folders that a page may name."""
-    tops = ("agent", "benchmarks", "deploy", "docs", "examples", "rendezvous", "tests")
+    tops = (".ci", "agent", "benchmarks", "deploy", "docs", "examples", "rendezvous", "tests")
     paths = [*ROOT.glob("*"), *(path for top in tops for path in (ROOT / top).rglob("*"))]
     return frozenset(path.relative_to(ROOT).as_posix() for path in paths)
 

@@ -238,7 +238,7 @@ class Agent:
         self._selector.unregister(self._guardian)
         try:
             self._start_guardian()
-        except (GuardianError, OSError) as error:
+        except GuardianError as error:
             self._tell(f"{error}; continuing without one")
 
     # -- what happens ----------------------------------------------------------------------------------------

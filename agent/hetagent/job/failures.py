@@ -101,7 +101,7 @@ def _lost_words(*paths: str | None) -> str:
         except OSError:
             continue
         if disk.f_blocks and disk.f_bavail * disk.f_frsize < MAX_CHARACTERS:
-            return f"; its own words are lost: No space left on device, under {folder}"
+            return f"; its error output is lost: No space left on device ({folder})"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Processes that outlive their round: those that do not die, and those that are left alone for the time being."""
+"""Processes that outlive their round: those that do not die, and those that may keep running for now."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +6,7 @@ from hetagent.node import processes
 
 
 class Leftovers:
-    """What is left of the rounds of one agent.
+    """Processes of one agent that outlive their rounds.
 
     Args:
         incarnation: the `HET_INCARNATION` of its workers.

@@ -408,6 +408,15 @@ def test_a_master_that_many_cannot_reach_is_told_with_five_of_them() -> None:
     assert told.endswith("gpu1, gpu2, gpu3, gpu4, gpu5 and 15 more")
 
 
+def test_many_masters_that_nobody_reaches_are_told_with_five_of_them() -> None:
+    nodes = [f"gpu{n}" for n in range(20)]
+    told = unreached({(node, master) for node in nodes for master in nodes if node != master}, set(nodes))
+    assert told.count("cannot be reached") == 5
+    assert told.endswith("; and 15 more masters")
+    assert told.index("gpu2 cannot") < told.index("gpu4 cannot")
+    assert "gpu10 cannot" not in told
+
+
 # -- loading -----------------------------------------------------------------------------------------------
 
 

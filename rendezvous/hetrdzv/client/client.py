@@ -195,8 +195,8 @@ class Client:
         """
         path = f"{_group(group)}/events"
 
-        async def connect(after: int) -> httpx.Response:
-            headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+        async def connect(after: int, place: str | None) -> httpx.Response:
+            headers = {"Accept": "text/event-stream", "Last-Event-ID": place or str(after)}
             silence_s = follow.SILENCE_S - self._timeout_s
             query = {"after": str(after)}
             return await self._send("GET", path, query=query, headers=headers, wait_s=silence_s, stream=True)

@@ -368,10 +368,9 @@ class Service:
                 return
             news, last = self.history(group_id, number)
             if life is None:
-                life = life_of(group)
-                if number > last or after.life not in (None, life):
-                    number = 0
-                    continue
+                place = after.within(group, last)
+                life, number = place.life, place.number
+                continue
             if life_of(group) != life:
                 return
             for stored in news:

@@ -29,7 +29,7 @@ async def history(
     If the group is deleted and created again meanwhile, its events follow, from number 1.
 
     Raises:
-        Unreachable: no server answered the first connection. Later ones are retried for ever.
+        Unreachable: no server answered the first connection. Later ones are retried forever.
         HetError: a server refused; for one, there is no such group any more.
     """
     position, connected, failures = _Position(after), False, 0

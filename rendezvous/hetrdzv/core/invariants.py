@@ -1,4 +1,4 @@
-"""What holds for every group at all times; checked by the tests, and by a server when it loads a group."""
+"""Invariants of a group; checked by the tests, and by a server when it loads a group."""
 
 from collections.abc import Iterator
 

@@ -49,7 +49,7 @@ def unreached(pairs: AbstractSet[tuple[str, str]], among: AbstractSet[str]) -> s
 
 
 def describe_failure(node_id: str, failure: Failure) -> str:
-    """One sentence: which worker of which node ended how."""
+    """A worker's failure in one sentence: which worker, on which node, and how it ended."""
     who = f"the program of {node_id}"
     if failure.rank >= 0:
         who = f"rank {failure.rank} (local rank {failure.local_rank}) on {node_id}"

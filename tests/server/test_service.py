@@ -10,7 +10,8 @@ import pytest
 
 from hetrdzv.core.commands import Cancel, Disconnect, Drain, Leave, Put, Renew, Restart, Tick
 from hetrdzv.core.group import empty
-from hetrdzv.core.model import GroupState, NodePhase
+from hetrdzv.core.invariants import InvariantError, check
+from hetrdzv.core.model import GroupState, Node, NodePhase
 from hetrdzv.core.phrasing import unreached
 from hetrdzv.protocol.errors import (
     HetError,
@@ -448,6 +449,16 @@ async def test_a_store_that_holds_an_impossible_group_is_refused_by_name() -> No
     ):
         await service.start()
     await service.close()
+
+
+def test_an_impossible_group_is_told_with_five_of_its_violations() -> None:
+    group = empty("g", 0.0)
+    nodes = {f"n{n}": Node(node_id=f"n{n}", incarnation="1", slots=1, address="h", port=1, member_of=1, acked_round=1)
+             for n in range(20)}  # fmt: skip
+    with pytest.raises(InvariantError) as caught:
+        check(replace(group, nodes=nodes))
+    assert str(caught.value).count("is a member of round 1") == 5
+    assert str(caught.value).endswith("; and 15 more")
 
 
 async def test_close_answers_what_is_being_committed() -> None:

@@ -26,11 +26,11 @@ from packaging.metadata import Metadata
 
 from hetrdzv import __version__
 from tests.support.servers import free_port
-from tests.support.worklog import WorkLog, complaints
+from tests.support.workload.worklog import WorkLog, complaints
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
-SUPPORT = ROOT / "tests" / "support"
+WORKLOAD = ROOT / "tests" / "support" / "workload"
 OF_THE_SDIST = {"agent", "rendezvous", "docs", "examples"}
 FILES_OF_THE_SDIST = {
     *("CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "constraints.txt", "pyproject.toml", ".gitignore")
@@ -233,8 +233,8 @@ def without_torch(env: Environment) -> None:
 
 def with_torch(env: Environment) -> None:
     """A job of two uneven nodes, one of whose workers is killed, ends well."""
-    for name in ("workload.py", "worklog.py"):
-        shutil.copy(SUPPORT / name, env.work)
+    for name in ("worker.py", "collective.py", "worklog.py"):
+        shutil.copy(WORKLOAD / name, env.work)
     log = WorkLog(env.work / "log")
 
     def world(round_above: int) -> Any:
@@ -257,7 +257,7 @@ def with_torch(env: Environment) -> None:
             "--stop-timeout-s",
             "5",
         )
-        script = ("workload.py", "--into", str(log.folder))
+        script = ("worker.py", "--into", str(log.folder))
         a = ("hetagent", *flags, "--node-id", "a", "--gpus", str(SLOTS["a"]), *script)
         b = ("hetagent", *flags, "--node-id", "b", "--gpus", str(SLOTS["b"]), *script)
         with env.running(*a) as (first, _), env.running(*b) as (second, _):

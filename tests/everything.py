@@ -26,7 +26,7 @@ COMMANDS = {
 }
 HEAD = """# Latest results of the slow tests
 
-Written by `make test-all`, with a row for each command; below is what tests reported that they saw.
+Written by `make test-all`, one row per command. Below the table: what the tests reported.
 
 | command | when, on which commit | result | seconds |
 |---|---|---|---|

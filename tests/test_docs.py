@@ -40,7 +40,10 @@ from hetrdzv.storage.memory import MemoryStore
 ROOT = Path(__file__).parents[1]
 WRITTEN = ROOT / "docs" / "test-all.md"
 """What tests said, no words of ours."""
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted({*(ROOT / "docs").glob("*.md")} - {WRITTEN})]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *sorted({*(ROOT / "docs").glob("*.md")} - {WRITTEN}),
+]
 SOURCES = [*(ROOT / "rendezvous").rglob("*.py"), *(ROOT / "agent").rglob("*.py")]
 TESTS = sorted({*(ROOT / "tests").rglob("*.py")} - {Path(__file__)})
 OTHERS = {"--nproc", "--eval-bleu-args", "--distributed-port"}
@@ -441,7 +444,7 @@ def check_variables(told: str, anywhere: str, there: AbstractSet[str]) -> list[s
     """docs/flags.md has every variable in a table; every one of ours that is mentioned anywhere exists."""
     table = quoted(row[0] for row in rows(told))
     wrong = [f"variable {name} is missing in docs/flags.md" for name in sorted(there - table)]
-    mentioned = set(re.findall(r"\bHET_[A-Z_]*[A-Z]\b", anywhere)) - deployed()
+    mentioned = set(re.findall(r"\bHET_[A-Z_]*[A-Z]\b", anywhere)) - deployed() - of_the_tests()
     return [*wrong, *(f"there is no variable {name}" for name in sorted(mentioned - there))]
 
 
@@ -451,6 +454,14 @@ def deployed() -> frozenset[str]:
     files = (path for path in (ROOT / "deploy").rglob("*") if path.is_file() and path.suffix != ".pyc")
     return frozenset(
         name for path in files for name in re.findall(r"\$\{(HET_[A-Z_]*[A-Z])\b", path.read_text("utf-8"))
+    )
+
+
+@cache
+def of_the_tests() -> frozenset[str]:
+    """Variables that switch something in our tests."""
+    return frozenset(
+        name for path in TESTS for name in re.findall(r'"(HET_TEST_[A-Z]+)"', path.read_text("utf-8"))
     )
 
 
@@ -516,8 +527,8 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_readme_links_to_every_page() -> None:
-    for path in (ROOT / "docs").glob("*.md"):
-        assert f"(docs/{path.name})" in page("README.md")
+    for path in [*(ROOT / "docs").glob("*.md"), *ROOT.glob("C*.md")]:
+        assert f"({path.relative_to(ROOT)})" in page("README.md")
 
 
 def check_done(text: str) -> list[str]:
@@ -534,15 +545,91 @@ def test_readme_is_short() -> None:
     assert len(page("README.md").splitlines()) < 150
 
 
+# -- the architecture ----------------------------------------------------------------------------------------
+
+PACKAGES = ("rendezvous/hetrdzv", "agent/hetagent")
+BASES = ("", *PACKAGES, *(f"{package}/protocol" for package in PACKAGES))
+"""Where a path that a page names may begin."""
+
+
 def check_modules(text: str, there: AbstractSet[str]) -> list[str]:
     """Modules that a page names exist."""
     told = set(re.findall(r"\b[a-z_]+\.py\b", text))
     return [f"there is no module {name}" for name in sorted(told - there)]
 
 
+def check_paths(text: str, there: AbstractSet[str]) -> list[str]:
+    """Files and folders that a page names by their path exist, from the top or from a package."""
+    told = {word.rstrip("/") for word in quoted([text]) if re.fullmatch(r"[\w.]+/[\w./]*", word)}
+    told -= {word for word in told if re.search(r"\bNAME\b", word)}
+    return [
+        f"there is no {word}"
+        for word in sorted(told)
+        if not any(f"{base}/{word}".removeprefix("/") in there for base in BASES)
+    ]
+
+
+def tree(text: str) -> list[str]:
+    """The paths in an indented list of folders and files; folders end with a slash."""
+    found: list[str] = []
+    inside: list[tuple[int, str]] = []  # the folders that a line is in, with their indentation
+    for line in text.splitlines():
+        if (entry := re.match(r"^ {4}( *)([\w./-]+(?:/|\.py)) +(.*)$", line)) is None:
+            continue
+        depth, name, about = len(entry[1]), entry[2], entry[3]
+        while inside and inside[-1][0] >= depth:
+            inside.pop()
+        path = f"{inside[-1][1] if inside else ''}{name}"
+        found.append(path)
+        if name.endswith("/"):
+            inside.append((depth, path))
+        folder = path if name.endswith("/") else path.rpartition("/")[0] + "/"
+        found += [f"{folder}{module}" for module in re.findall(r"\b[a-z_]+\.py\b", about)]
+    return found
+
+
+def check_tree(text: str, files: AbstractSet[str]) -> list[str]:
+    """The list has every folder of Python files, and names nothing that does not exist."""
+    folders = {f"{file.rpartition('/')[0]}/" for file in files}
+    told = set(tree(text))
+    return [
+        *(f"there is no {path}" for path in sorted(told - files - folders)),
+        *(f"{path} is missing" for path in sorted(folders - told)),
+    ]
+
+
+def python_files() -> set[str]:
+    """Every module of the two packages, by its path from the top."""
+    return {path.relative_to(ROOT).as_posix() for path in SOURCES}
+
+
+@cache
+def everything() -> frozenset[str]:
+    """Files and folders that a page may name."""
+    tops = (".ci", "agent", "benchmarks", "deploy", "docs", "examples", "rendezvous", "tests")
+    paths = [*ROOT.glob("*"), *(path for top in tops for path in (ROOT / top).rglob("*"))]
+    return frozenset(path.relative_to(ROOT).as_posix() for path in paths)
+
+
 def test_the_modules_in_the_architecture_exist() -> None:
     there = {path.name for path in [*SOURCES, *(ROOT / "tests").rglob("*.py")]}
     assert check_modules(page("docs/architecture.md"), there) == []
+
+
+@pytest.mark.parametrize("name", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_the_paths_that_a_page_names_exist(name: str) -> None:
+    assert check_paths(page(name), everything()) == []
+
+
+def test_the_architecture_has_every_folder() -> None:
+    assert check_tree(section(page("docs/architecture.md"), "Folders"), python_files()) == []
+
+
+def test_contributing_is_short() -> None:
+    assert len(page("CONTRIBUTING.md").splitlines()) <= 90
+
+
+# -- the rules that code cites ---------------------------------------------------------------------------------
 
 
 def check_citations(source: str, design: str) -> list[str]:
@@ -580,6 +667,9 @@ CODE_TABLE = "## Errors\n\n| code | status |\n|---|---|\n| `refused` | 409 |\n" 
     f"| `{code}` | any |\n" for code in HTTP_CODES
 )
 VARIABLE_TABLE = "| variable | by |\n|---|---|\n| `HET_A` | x |\n"
+
+TREE = "    a/       x\n      b/     y: c.py\n        d.py z\n      e.py   x\n"
+TREE_FILES = {"a/b/c.py", "a/b/d.py", "a/e.py"}
 
 
 def spec_table(old: str, new: str) -> list[str]:
@@ -638,6 +728,11 @@ def spec_table(old: str, new: str) -> list[str]:
         (lambda: check_citations("rules 1 to 3", "1. **x**\n2. **x**"), "no rule 3"),
         (lambda: check_citations("see DESIGN" + ".md", "1. **x**"), "which is not here"),
         (lambda: check_modules("see gruop.py", {"group.py"}), "gruop.py"),
+        (lambda: check_paths("see `core/gruop.py`", {"rendezvous/hetrdzv/core/group.py"}), "core/gruop.py"),
+        (lambda: check_tree(TREE, TREE_FILES | {"a/d/f.py"}), "a/d/ is missing"),
+        (lambda: check_tree(TREE, TREE_FILES - {"a/b/d.py"}), "no a/b/d.py"),
+        (lambda: check_tree(TREE, TREE_FILES - {"a/b/c.py"}), "no a/b/c.py"),
+        (lambda: check_tree(TREE, {"a/e.py"}), "no a/b/"),
     ],
 )
 def test_each_check_can_fail(check: Callable[[], list[str]], complaint: str) -> None:
@@ -654,6 +749,10 @@ def test_each_check_can_fail(check: Callable[[], list[str]], complaint: str) -> 
         lambda: check_variables(VARIABLE_TABLE, "set HET_A", {"HET_A"}),
         lambda: check_dependencies(DEPENDENCIES, PROJECT),
         lambda: check_links("# A b\n[a](#a-b) [c](https://x.y/z)", ROOT / "README.md"),
+        lambda: check_paths(
+            "see `core/group.py` and `core/`", {f"{PACKAGES[0]}/core/group.py", f"{PACKAGES[0]}/core"}
+        ),
+        lambda: check_tree(TREE, TREE_FILES),
     ],
 )
 def test_no_check_always_fails(check: Callable[[], list[str]]) -> None:

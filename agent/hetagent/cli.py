@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import traceback
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ def _run() -> int:
     page_cache.read_ahead()
 
     from hetagent import assembly
+    from hetagent.job import failures
     from hetagent.job.loop import AgentError
     from hetagent.launch.command import CommandError
     from hetagent.node.devices import DeviceError
@@ -65,11 +67,17 @@ def _run() -> int:
         with own_server() if options.standalone else contextlib.nullcontext() as server:
             return assembly.run(options, server, token, tls)
     except (UsageError, CommandError, DeviceError, NumaError, NetworkError, AccessError, TlsError) as error:
-        say(f"hetagent: {error}")
-        return EXIT_USAGE
+        status, text, stack = EXIT_USAGE, str(error), str(error)
     except (AgentError, GuardianError) as error:
-        say(f"hetagent: {error}")
-        return EXIT_FAILED
+        status, text, stack = EXIT_FAILED, str(error), str(error)
+    except Exception as error:  # a bug
+        status, text, stack = EXIT_FAILED, f"{type(error).__name__}: {error}", traceback.format_exc()
+    say(f"hetagent: {text}" if stack == text else stack.rstrip())
+    try:
+        failures.write_error(text, stack)
+    except OSError as error:
+        say(f"hetagent: cannot write {failures.ERROR_FILE}: {error}")
+    return status
 
 
 def _token(options: "Options") -> str | None:

@@ -6,7 +6,7 @@ On two nodes with 2 GPUs each:
     second$ MASTER_ADDR=first MASTER_PORT=8888 python mnist.py -n 2 -g 2 -nr 1
 
 World size and ranks are GPUS times something, so this is right only where every node has as many GPUs as the others.
-Unlike nodes need two numbers more, here for nodes with 2 GPUs and 1 GPU:
+Different GPU counts need two more numbers, here for nodes with 2 GPUs and 1 GPU:
 
     first$  MASTER_ADDR=first MASTER_PORT=8888 python mnist.py -g 2 --world-size 3 --rank-offset 0
     second$ MASTER_ADDR=first MASTER_PORT=8888 python mnist.py -g 1 --world-size 3 --rank-offset 2

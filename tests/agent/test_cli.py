@@ -1,6 +1,7 @@
 """From the command line to a running agent: devices, addresses, streams, secrets, and output that nobody reads."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -222,6 +223,42 @@ def test_exit_statuses_are_seen_when_the_launcher_ignores_sigchld(monkeypatch: p
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert ended.value.code == 7
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message", "stack"),
+    [
+        (devices.DeviceError("no GPU here"), 2, "no GPU here", "no GPU here"),
+        (AgentError("no port"), 1, "no port", "no port"),
+        (KeyError("x"), 1, "KeyError: 'x'", "Traceback (most recent call last):"),
+    ],
+)
+def test_an_agent_that_cannot_run_says_why_and_writes_it_for_whoever_started_it(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    error: Exception,
+    status: int,
+    message: str,
+    stack: str,
+) -> None:
+    def run(*args: object) -> int:
+        raise error
+
+    monkeypatch.setattr(assembly, "run", run)
+    monkeypatch.setattr(sys, "argv", ["hetagent", "--server", "http://127.0.0.1:1", "train.py"])
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == status
+    record = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert record["message"] == message
+    assert record["extraInfo"]["py_callstack"].startswith(stack)
+    assert stack in capfd.readouterr().err
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path))
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "cannot write TORCHELASTIC_ERROR_FILE: [Errno 21]" in capfd.readouterr().err
 
 
 # -- what is not installed -----------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def test_what_is_refused_changes_nothing(change: dict[str, object], error: type[
 def test_an_agent_that_was_not_started_for_it_is_never_given_one() -> None:
     story = begun("a", "b", wanting=False)
     with pytest.raises(
-        DaemonRefused, match=r"agent of node 'b' runs nothing for the master 'a'.*--launch mpi"
+        DaemonRefused, match=r"agent of node 'b' runs nothing for the master 'a'.*another --launch"
     ):
         ask(story)
 

@@ -315,7 +315,7 @@ def test_a_server_that_does_not_even_speak_http(hetagent: Run) -> None:
     ("argv", "text"),
     [
         (["--interface", "nope0"], "interface 'nope0' does not exist here: choose one of lo (127.0.0.1)"),
-        (["--local-addr", "x", "--interface", "y"], "--local-addr and --interface mean the same: give only one"),
+        (["--local-addr", "x", "--interface", "y"], "--local-addr and --interface mean the same thing: give only one"),
     ],
 )  # fmt: skip
 def test_an_address_that_is_not_here(hetagent: Run, argv: list[str], text: str) -> None:
@@ -405,7 +405,7 @@ def test_a_node_id_in_use(hetagent: Run, server: Hetserver, monkeypatch: pytest.
         "node id 'gpu7' of group 'used' belongs to an agent at 10.0.0.5 that is alive: "
         "start this agent with another --node-id, or wait until the other has exited"
     )
-    assert f"{text}; trying for 0.5 s, in case that is this node's former agent and it is dead" in said.text
+    assert f"{text}; trying for 0.5 s, in case that is this node's previous agent and has died" in said.text
     assert f"refused  {text}\n" in said.text
 
 

@@ -695,11 +695,13 @@ async def test_a_restart_that_a_deposed_leader_may_have_done_is_not_asked_of_ano
 # -- following a history -------------------------------------------------------------------------------
 
 
-def stream(*numbers: int, text: str = "a joined", kind: str = "text/event-stream") -> bytes:
+def stream(*numbers: int, text: str = "a joined", kind: str = "text/event-stream", life: str = "") -> bytes:
     """A piece of a followed history; the connection ends after it."""
     head = f"HTTP/1.1 200 OK\r\nHet-Api-Version: {MAJOR}\r\nContent-Type: {kind}\r\n\r\n"
     events = [{**EVENT, "number": number, "text": text} for number in numbers]
-    sent = [f"id: {e['number']}\ndata: {json.dumps(e, ensure_ascii=False)}\n\n: quiet\n\n" for e in events]
+    sent = [
+        f"id: {e['number']}{life}\ndata: {json.dumps(e, ensure_ascii=False)}\n\n: quiet\n\n" for e in events
+    ]
     return f"{head}: follows\n\n{''.join(sent)}".encode()
 
 
@@ -724,6 +726,16 @@ async def test_a_history_goes_on_after_a_cut_where_it_was(net: Net) -> None:
     assert [seen.query["after"] for seen in fake.seen] == ["5", "6", "6", "7", "7", "7"]
     assert all(seen.headers["last-event-id"] == seen.query["after"] for seen in fake.seen)
     assert fake.seen[0].headers["accept"] == "text/event-stream"
+
+
+async def test_the_place_that_a_server_gave_is_what_it_is_asked_for(net: Net) -> None:
+    """Unless it does not know it: a server of API 1.0 takes numbers only."""
+    refused = answer(422, {"code": "invalid_request", "detail": "last-event-id: it is not a number"})
+    pieces = iter([stream(6, life="@30"), CUT, stream(7, life="@30"), refused, stream(7, 8)])
+    fake = await net.serve(lambda _: next(pieces))
+    events = await followed(await net.client(fake.url), 5, 3)
+    assert [number for number, _ in events] == [6, 7, 8]
+    assert [seen.headers["last-event-id"] for seen in fake.seen] == ["5", "6@30", "6@30", "7@30", "6"]
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 import pytest
 
-from hetrdzv.core.commands import Report, ReportKind
+from hetrdzv.core.commands import Put, Report, ReportKind
 from hetrdzv.core.model import Failure
+from hetrdzv.protocol.errors import StorageError
 from hetrdzv.service.clock import ServedClock
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import Snapshot
-from tests.support.served import FaultyStore, HandClock, join, serving
+from tests.support.served import FaultyStore, HandClock, join, serving, settled
 
 
 class Hand:
@@ -57,6 +58,28 @@ async def test_a_failure_that_came_later_does_not_become_the_root_cause(away: st
         clock.at += 60.0
         async with serving(FaultyStore(content), clock) as (service, _):
             await b_fails_too(service)
+
+
+async def test_a_failed_commit_between_two_reports_does_not_change_the_root_cause() -> None:
+    """b's workers fail a second before a's, but b reports it after the server has reloaded its state."""
+    clock = HandClock()
+    async with serving(clock=clock) as (service, store):
+        for node_id in "ab":
+            await service.execute("g", join(node_id, min_nodes=2, max_nodes=2, max_restarts=0))
+        clock.pass_by(service, 3.0)
+        await service.execute("g", failed("a", age_s=0.0))
+        clock.pass_by(service, 0.5)
+        store.failures.append(StorageError("the disk is full"))
+        with pytest.raises(StorageError):
+            await service.execute("other", Put({}))
+        await settled()
+        clock.pass_by(service, 0.5)
+        await service.execute("g", failed("b", age_s=2.0))
+        for node_id in "ab":
+            await service.execute("g", join(node_id, after_round=1))
+        cause = service.group("g").root_cause
+        assert cause is not None
+        assert cause.node_id == "b"
 
 
 async def b_fails_too(service: Service) -> None:

@@ -2,15 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hetrdzv.client import Client
 from hetrdzv.core.commands import Cancel
+from hetrdzv.protocol.wire import SpecFields
 from hetrdzv.service import ledger
 from hetrdzv.service.history import Place, life_of
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
 from tests.support.served import FaultyStore, api, join, serving, settled, two_nodes
+from tests.support.servers import Hetserver
 
 WAIT_S = 20.0
 """How long a follower of these tests may wait: none should."""
@@ -100,7 +105,7 @@ async def test_following_ends_when_the_group_is_made_anew_while_the_follower_is_
 
 
 async def streamed(store: FaultyStore, last_event_id: str | None = None) -> list[Place]:
-    """The ids that the route streams, on a server of its own that stops when it has told everything."""
+    """The ids of the events that the route streams, on a server of its own that stops when it has told everything."""
     headers = {"Accept": "text/event-stream"}
     if last_event_id is not None:
         headers["Last-Event-ID"] = last_event_id
@@ -109,8 +114,9 @@ async def streamed(store: FaultyStore, last_event_id: str | None = None) -> list
         while not service.waiting():
             await settled()
         service.begin_stop()
-        lines = (await asking).text.splitlines()
-        return [Place.parse(line.removeprefix("id: ")) for line in lines if line.startswith("id: ")]
+        first, *events = (await asking).text.removesuffix("\n\n").split("\n\n")
+        assert first.startswith("id: "), "a stream begins with the place that it starts from"
+        return [Place.parse(event.partition("\n")[0].removeprefix("id: ")) for event in events]
 
 
 async def test_the_ids_of_a_stream_lead_back_to_their_place_and_no_other_group() -> None:
@@ -135,3 +141,49 @@ async def test_what_is_no_place_is_refused(text: str) -> None:
         await service.execute("g", join("a", min_nodes=2))
         answer = await client.get("/v1/groups/g/events", headers={"Last-Event-ID": text})
         assert (answer.status_code, answer.json()["field"]) == (422, "last-event-id")
+
+
+class HeldClient(Client):
+    """A client whose requests wait while `may_send` is not set.
+
+    Attributes:
+        answered: set when an answer has begun.
+    """
+
+    def __init__(self, servers: list[str]) -> None:
+        super().__init__(servers)
+        self.may_send = asyncio.Event()
+        self.may_send.set()
+        self.answered = asyncio.Event()
+
+    async def _send(self, *args: Any, **more: Any) -> Any:
+        await self.may_send.wait()
+        response = await super()._send(*args, **more)
+        self.answered.set()
+        return response
+
+
+@pytest.mark.parametrize(("seen", "events"), [(0, 1), (0, 2), (0, 3), (2, 1), (2, 2), (2, 3)])
+async def test_a_client_that_reconnects_to_a_group_made_again_gets_all_of_it(
+    tmp_path: Path, seen: int, events: int
+) -> None:
+    """However many events it has, and whether the client has read events of the old one in its stream or not."""
+    with Hetserver(f"sqlite:{tmp_path / 'state.db'}") as server:
+        async with Client([server.url]) as other, HeldClient([server.url]) as client:
+            await other.put("g", SpecFields())
+            await other.cancel("g")
+            history = client.follow("g", seen)
+            assert [(await anext(history)).number for _ in range(2 - seen)] == [*range(seen + 1, 3)]
+            following = asyncio.ensure_future(anext(history))
+            async with asyncio.timeout(WAIT_S):
+                await client.answered.wait()
+                client.may_send.clear()
+                await other.delete("g")
+                await other.put("g", SpecFields())
+                if events > 1:
+                    await other.cancel("g")
+                if events > 2:
+                    await other.restart("g")
+                client.may_send.set()
+                found = [await following, *[await anext(history) for _ in range(events - 1)]]
+            assert [event.number for event in found] == [*range(1, events + 1)]

@@ -1,17 +1,18 @@
 """Which groups a server forgets, and when."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Renew, ReportKind, Restart, Tick
-from hetrdzv.protocol.errors import TooManyGroups
+from hetrdzv.protocol.errors import StorageError, TooManyGroups
 from hetrdzv.service import service as service_module
 from hetrdzv.service.retention import SWEEP_EVERY_S
 from hetrdzv.service.service import Service
 from hetrdzv.settings import Limits
-from hetrdzv.storage.base import Snapshot
+from hetrdzv.storage.base import Batch, Snapshot
 from tests.support.served import FaultyStore, HandClock, join, serving, settled, started, two_nodes
 
 DAY_S = 86_400.0
@@ -22,6 +23,14 @@ async def finished(service: Service, group_id: str = "g") -> None:
     """A group whose job was cancelled and whose nodes have left."""
     await two_nodes(service, group_id)
     await service.execute(group_id, Cancel())
+    await all_leave(service, group_id)
+
+
+async def succeeded(service: Service, group_id: str = "g") -> None:
+    """A group whose job succeeded and whose nodes have left."""
+    await two_nodes(service, group_id)
+    for node_id in ("a", "b"):
+        await service.execute(group_id, replace(started(node_id), kind=ReportKind.SUCCEEDED))
     await all_leave(service, group_id)
 
 
@@ -188,14 +197,40 @@ async def test_finished_groups_are_forgotten_when_their_time_is_over(monkeypatch
 async def test_a_group_in_which_a_new_job_begins_as_it_is_swept_is_not_forgotten() -> None:
     clock = HandClock()
     async with serving(clock=clock, limits=Limits(keep_finished_s=1.0)) as (service, _):
-        await two_nodes(service)
-        for node_id in ("a", "b"):
-            await service.execute("g", replace(started(node_id), kind=ReportKind.SUCCEEDED))
-        for node_id in ("a", "b"):
-            await service.execute("g", Leave(node_id=node_id, incarnation="1"))
+        await succeeded(service)
         clock.pass_by(service, 2.0)
         service._sweep(service.now())
         group = await service.execute("g", join("c"))
         assert (group.job, [node.node_id for node in group.live]) == (2, ["c"])
+        await settled()
+        assert service.group("g").job == 2
+
+
+async def test_a_group_is_not_forgotten_while_nobody_knows_what_is_stored() -> None:
+    """The commit of a new job failed, or so it seemed: it had been stored."""
+
+    class Undecided(FaultyStore):
+        async def commit(self, batch: Batch) -> None:
+            failures, self.failures = self.failures, []
+            await super().commit(batch)
+            if failures:
+                raise failures[0]
+
+    clock = HandClock()
+    async with serving(Undecided(), clock, limits=Limits(keep_finished_s=1.0)) as (service, store):
+        await succeeded(service)
+        clock.pass_by(service, 2.0)
+        store.failures.append(StorageError("timed out"))
+        store.load_failures.append(StorageError("timed out"))
+        with pytest.raises(StorageError):
+            await service.execute("g", join("c"))
+        service._sweep(service.now())
+        store.load_failures.clear()
+        async with asyncio.timeout(20):
+            while True:
+                with suppress(StorageError):
+                    service.groups()
+                    break
+                await asyncio.sleep(0.01)
         await settled()
         assert service.group("g").job == 2

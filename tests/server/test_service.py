@@ -10,7 +10,8 @@ import pytest
 
 from hetrdzv.core.commands import Cancel, Disconnect, Drain, Leave, Put, Renew, Restart, Tick
 from hetrdzv.core.group import empty
-from hetrdzv.core.model import GroupState, NodePhase
+from hetrdzv.core.invariants import InvariantError, check
+from hetrdzv.core.model import GroupState, Node, NodePhase
 from hetrdzv.core.phrasing import unreached
 from hetrdzv.protocol.errors import (
     HetError,
@@ -408,6 +409,15 @@ def test_a_master_that_many_cannot_reach_is_told_with_five_of_them() -> None:
     assert told.endswith("gpu1, gpu2, gpu3, gpu4, gpu5 and 15 more")
 
 
+def test_many_masters_that_nobody_reaches_are_told_with_five_of_them() -> None:
+    nodes = [f"gpu{n}" for n in range(20)]
+    told = unreached({(node, master) for node in nodes for master in nodes if node != master}, set(nodes))
+    assert told.count("cannot be reached") == 5
+    assert told.endswith("; and 15 more masters")
+    assert told.index("gpu2 cannot") < told.index("gpu4 cannot")
+    assert "gpu10 cannot" not in told
+
+
 # -- loading -----------------------------------------------------------------------------------------------
 
 
@@ -439,6 +449,16 @@ async def test_a_store_that_holds_an_impossible_group_is_refused_by_name() -> No
     ):
         await service.start()
     await service.close()
+
+
+def test_an_impossible_group_is_told_with_five_of_its_violations() -> None:
+    group = empty("g", 0.0)
+    nodes = {f"n{n}": Node(node_id=f"n{n}", incarnation="1", slots=1, address="h", port=1, member_of=1, acked_round=1)
+             for n in range(20)}  # fmt: skip
+    with pytest.raises(InvariantError) as caught:
+        check(replace(group, nodes=nodes))
+    assert str(caught.value).count("is a member of round 1") == 5
+    assert str(caught.value).endswith("; and 15 more")
 
 
 async def test_close_answers_what_is_being_committed() -> None:

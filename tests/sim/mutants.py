@@ -29,7 +29,7 @@ MUTANTS = (
     Mutant("what is not committed is read", "rendezvous/hetrdzv/service/service.py", "        group = self._ledger.groups.get(group_id)\n        if group is None:", "        group = self._ledger.head(group_id)\n        if group is None:"),
     Mutant("acknowledgements are not stored", "rendezvous/hetrdzv/storage/records.py", '_MEMORY_ONLY = {"heard_at",', '_MEMORY_ONLY = {"acked_round", "heard_at",'),
     Mutant("a failed commit is taken for one", "rendezvous/hetrdzv/service/ledger.py", "            await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))\n", "            with __import__('contextlib').suppress(StorageError):\n                await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))\n"),
-    Mutant("the clock begins anew", "rendezvous/hetrdzv/service/service.py", "self._make_clock(max(snapshot.clock, self.now()))", "self._make_clock(self.now())"),
+    Mutant("the clock begins anew", "rendezvous/hetrdzv/service/service.py", "if snapshot.clock > self.now():", "if snapshot.clock < 0.0:"),
     Mutant("no lease after a load", "rendezvous/hetrdzv/storage/records.py", "node if node.gone else replace(node, heard_at=now)", "node"),
     Mutant("time in which the server stood still counts", "rendezvous/hetrdzv/service/clock.py", "            self.stalls += 1\n", "            self._now += passed_s\n"),
     Mutant("the session starts while workers run", f"{AGENT}/directives.py", "                if running:\n                    why = ", "                if False:\n                    why = "),

@@ -2,12 +2,11 @@
 
 import json
 import os
-import signal
 import stat
 import time
 from typing import Any
 
-from hetagent.node.signals import signal_name
+from hetagent.node.signals import signal_name, signal_number
 from hetrdzv.protocol.wire import FailureReply, RootCauseReply
 
 MAX_CHARACTERS = 4000
@@ -102,7 +101,7 @@ def _lost_words(*paths: str | None) -> str:
         except OSError:
             continue
         if disk.f_blocks and disk.f_bavail * disk.f_frsize < MAX_CHARACTERS:
-            return f"; its own words are lost: No space left on device, under {folder}"
+            return f"; its error output is lost: No space left on device ({folder})"
     return ""
 
 
@@ -156,7 +155,8 @@ def write_error(message: str, stack: str, exitcode: int | None = None) -> None:
 
 
 def _exit_status(failure: FailureReply | None) -> int | None:
+    """Its exit status, negative for a signal; None if it is not known."""
     if failure is None or failure.signal is None:
         return failure.exit_code if failure is not None else None
-    name = failure.signal.removeprefix("signal ")
-    return -int(name) if name.isdecimal() else -getattr(signal, name, 0) or None
+    number = signal_number(failure.signal)
+    return -number if number is not None else None

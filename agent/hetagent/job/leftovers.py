@@ -1,4 +1,4 @@
-"""Processes that outlive their round: those that do not die, and those that are left alone for the time being."""
+"""Processes that outlive their round: those that do not die, and those that may keep running for now."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +6,7 @@ from hetagent.node import processes
 
 
 class Leftovers:
-    """What is left of the rounds of one agent.
+    """Processes of one agent that outlive their rounds.
 
     Args:
         incarnation: the `HET_INCARNATION` of its workers.
@@ -16,19 +16,22 @@ class Leftovers:
     def __init__(self, incarnation: str, tell: Callable[[str], None]) -> None:
         self._incarnation = incarnation
         self._tell = tell
-        self._stuck: list[int] = []
+        self._stuck: set[processes.Process] = set()
         self._spared = False
 
     def note_stuck(self, pids: Sequence[int]) -> None:
-        """Processes have survived SIGKILL."""
+        """Remember processes that have survived SIGKILL, and say so."""
         if pids:
-            self._stuck += pids
+            alive = processes.living()
+            self._stuck |= {alive[pid] for pid in pids if pid in alive}
             self._tell(f"processes do not die: {processes.describe_stuck(pids)}")
 
     def stuck(self) -> str:
         """Which of them are still alive and why; empty if none is."""
-        alive = processes.living().keys() & self._stuck
-        return processes.describe_stuck(alive) if alive else ""
+        alive = processes.living()
+        # Another process may have the pid of one that has died after all; a living one may have lost its parent.
+        same = [one.pid for one in self._stuck if one.pid in alive and alive[one.pid].started == one.started]
+        return processes.describe_stuck(same) if same else ""
 
     def spare(self) -> None:
         """The workers have succeeded here: what they detached may keep running until the job's outcome is known."""

@@ -1,6 +1,5 @@
 """The agent's run loop: does on this node what the server decides."""
 
-import contextlib
 import os
 import selectors
 import signal
@@ -21,7 +20,7 @@ from hetagent.node import processes, signals
 from hetagent.node.guardian import Guardian, GuardianError
 from hetagent.node.network import NetworkError
 from hetagent.protocol.line import Line
-from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, FailureFields, StartReply
+from hetrdzv.protocol.wire import DEFAULTS, DirectiveKind, DirectiveReply, FailureFields, StartReply
 
 EXIT_FAILED = 1
 """What the server has an agent exit with for a failure that is not a worker's own (docs/design.md, Agent)."""
@@ -92,7 +91,7 @@ class Agent:
         self._worker_env = worker_env
         self._launch = launch
         self._stop_timeout_s = stop_timeout_s
-        self._group_stop_timeout_s = 30.0
+        self._group_stop_timeout_s = DEFAULTS.stop_timeout_s
         self._tell = tell
         self._moved = moved
         self._signals = signals
@@ -130,10 +129,8 @@ class Agent:
             self._run()
             error = self._unfinished()
             self._write_error_file(error)
-        except Exception as failure:
+        except BaseException:  # Ctrl-C too, where --signals-to-handle leaves SIGINT out
             error = traceback.format_exc()
-            with contextlib.suppress(OSError):
-                failures.write_error(f"{type(failure).__name__}: {failure}", error)
             raise
         finally:
             failed = self._local.failed if self._local is not None else []
@@ -243,7 +240,7 @@ class Agent:
         self._selector.unregister(self._guardian)
         try:
             self._start_guardian()
-        except (GuardianError, OSError) as error:
+        except GuardianError as error:
             self._tell(f"{error}; continuing without one")
 
     # -- what happens ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 STALL_S = 5.0
-"""After so long without any progress, nobody is taken to read the console (seconds)."""
+"""After this long without progress, nobody is assumed to read the console (seconds)."""
 
 LOOK_S = 0.25
 """How often to look for progress (seconds)."""

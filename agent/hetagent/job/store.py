@@ -7,11 +7,11 @@ from datetime import timedelta
 from torch.distributed import HashStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from hetagent.node.network import WILDCARDS
 from hetrdzv.protocol.wire import StartReply
 
 STORE_TIMEOUT = timedelta(seconds=60)
 
-ALL_ADDRESSES = ("0.0.0.0", "::")
 LOOPBACK = "127.0.0.1"
 """Where a socket on all addresses is reached from its own host; an IPv6 one accepts IPv4 as well."""
 
@@ -68,7 +68,7 @@ class HetRendezvousHandler(RendezvousHandler):
         # Where it listens, not where peers find it: a router in between may not lead back to this host.
         host = listener.getsockname()[0]
         return TCPStore(
-            host_name=LOOPBACK if host in ALL_ADDRESSES else host,
+            host_name=LOOPBACK if host in WILDCARDS.values() else host,
             port=start.master.port,
             is_master=True,
             timeout=STORE_TIMEOUT,

@@ -4,7 +4,7 @@ Used of torch's `LocalElasticAgent`: how it starts the workers of a round (envir
 and prefixes, filtered copies, error files, NUMA binding, virtual local ranks), the watchdog and the health check beside
 them, its events and its metrics. Not used: its run loop, its way of watching and stopping workers, its ranks.
 
-Private parts of torch are touched in this module and in `logs.py` only.
+Of torch's ways to start and log workers, private parts are touched in this module and in `logs.py` only.
 """
 
 import contextlib
@@ -161,7 +161,7 @@ class TorchStarter(LocalElasticAgent):
 
     def _trimmer(self) -> Trimmer:
         """Of what is captured for our own purposes only."""
-        captured = self._logs_specs.captured if isinstance(self._logs_specs, RoundLogsSpecs) else {}
+        captured = self._logs_specs.captured if isinstance(self._logs_specs, RoundLogsSpecs) else ()
         return Trimmer(frozenset(map(os.path.realpath, captured)))
 
     def _close(self, context: SubprocessContext, trimmer: Trimmer, until: float | None) -> bool:

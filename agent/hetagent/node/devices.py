@@ -141,7 +141,7 @@ def _parse(gpus: str | None) -> int | list[int] | None:
     numbers = [int(entry) for entry in entries]
     if "," not in text:
         if numbers[0] == 0:
-            raise DeviceError("--gpus 0: a node without workers has no part in the job: pass at least 1")
+            raise DeviceError("--gpus 0: a node needs at least one worker")
         if numbers[0] > MAX_SLOTS:
             raise DeviceError(f"--gpus {text}: a node can have at most {MAX_SLOTS} workers")
         return numbers[0]

@@ -6,13 +6,13 @@ with nvidia-ml-py, and AMD's in a child process.
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 ASK_TIMEOUT_S = 60.0
-"""How long a child process may take to import torch and list the GPUs (seconds)."""
+"""How long a child process may take to import torch and answer (seconds)."""
 
-_ASK_TORCH = """
+_LIST_GPUS = """
 import torch
 for index in range(torch.cuda.device_count()):
     found = torch.cuda.get_device_properties(index)
@@ -22,6 +22,10 @@ for index in range(torch.cuda.device_count()):
 
 class NoGpus(Exception):
     """GPUs cannot be looked up; says why in a few words."""
+
+
+class NoAnswer(Exception):
+    """torch failed in a child process; says how in a few words."""
 
 
 class Gpu(NamedTuple):
@@ -72,9 +76,26 @@ def visible_to_torch(environ: Mapping[str, str]) -> list[Gpu]:
         NoGpus: torch fails there.
     """
     try:
+        listed = ask_torch(_LIST_GPUS, environ=environ)
+    except NoAnswer as error:
+        raise NoGpus(f"torch for ROCm fails: {error}") from None
+    lines = (line.partition(" ") for line in listed.splitlines())
+    return [Gpu("", name, int(memory)) for memory, _, name in lines]
+
+
+def ask_torch(program: str, args: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> str:
+    """Run a Python program that may initialise CUDA in a child process, and return what it prints.
+
+    Args:
+        environ: None: this process's.
+
+    Raises:
+        NoAnswer: it ended with an error, or not within `ASK_TIMEOUT_S`.
+    """
+    try:
         done = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH],
-            env=dict(environ),
+            [sys.executable, "-c", program, *args],
+            env=None if environ is None else dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -82,12 +103,10 @@ def visible_to_torch(environ: Mapping[str, str]) -> list[Gpu]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise NoGpus(f"torch has not listed the GPUs within {ASK_TIMEOUT_S:g} s") from None
+        raise NoAnswer(f"no answer within {ASK_TIMEOUT_S:g} s") from None
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise NoGpus(f"torch for ROCm fails: {last}")
-    lines = (line.partition(" ") for line in done.stdout.splitlines())
-    return [Gpu("", name, int(memory)) for memory, _, name in lines]
+        raise NoAnswer((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+    return done.stdout
 
 
 def _describe(handle: object) -> Gpu:

@@ -15,6 +15,8 @@ import hetrdzv
 from hetagent.node import guardian_process
 from hetrdzv.auth.tls import ClientTls
 
+WITHOUT = "without it, workers would outlive a killed agent"
+
 START_TIMEOUT_S = 10.0
 DISMISS_TIMEOUT_S = 5.0
 
@@ -61,6 +63,7 @@ class Guardian:
             "group": group,
             "node_id": node_id,
         }
+        self._who = f"the guardian of node {node_id!r}"
         self._sessions: tuple[int, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -87,23 +90,25 @@ class Guardian:
         environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
         # In a session of its own, so that neither the terminal's signals nor a kill of the agent's group reach it.
         # Workers do not inherit its pipes, since subprocesses close all other descriptors.
-        self._process = subprocess.Popen(
-            command,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            cwd="/",
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:  # no process or file descriptor is left
+            raise GuardianError(f"{self._who} cannot be started ({error}): {WITHOUT}") from None
         self._send(json.dumps(self._message | {"sys_path": _sys_path()}))
         if not select.select([self], [], [], START_TIMEOUT_S)[0]:
             self._process.kill()
         if os.read(self.fileno(), 64) != b"ready\n":
             status = self._bury()
             raise GuardianError(
-                f"the guardian of node {self._message['node_id']!r} did not start (status {status} of "
-                f"{' '.join(command)}): without it, workers would outlive a killed agent; stderr says more"
+                f"{self._who} did not start (status {status} of {' '.join(command)}): {WITHOUT}; stderr says more"
             )
         if self._sessions:
             self.watch(self._sessions)

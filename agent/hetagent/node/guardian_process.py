@@ -50,10 +50,8 @@ class AgentPipe:
         self._timeout_ms: float | None = None
         try:
             self._poll.register(os.pidfd_open(agent_pid), select.POLLIN)
-        except (
-            AttributeError,
-            OSError,
-        ):  # an old kernel, seccomp profile or Python; or the agent is dead already
+        except (AttributeError, OSError):
+            # An old kernel, seccomp profile or Python; or the agent is dead already.
             self._timeout_ms = 1000 * PARENT_CHECK_S
 
     def readline(self) -> str | None:

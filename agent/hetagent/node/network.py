@@ -23,6 +23,7 @@ DEFAULT_PORTS = {"bare": DEFAULT_PORT, "http": 80, "https": 443}
 MAX_PORT = 65_535
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 WILDCARDS = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
+"""What a socket on all addresses of a family is bound to."""
 
 
 class NetworkError(OSError):

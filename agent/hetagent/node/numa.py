@@ -1,16 +1,12 @@
 """Checks that --numa-binding can work here, once, before failing starts of workers use up the group's restarts."""
 
 import shutil
-import subprocess
-import sys
 
 from torch.numa.binding import AffinityMode
 
-ASK_TIMEOUT_S = 60.0
-"""How long a child process may take to import torch and find the CPUs near the GPUs (seconds)."""
+from hetagent.node.gpus import NoAnswer, ask_torch
 
-# Not in this process: torch initialises CUDA for it.
-_ASK_TORCH = """
+_FIND_CPUS = """
 import sys
 from torch.numa.binding import AffinityMode, NumaOptions, _get_validated_logical_cpus_to_bind_to
 for rank in range(int(sys.argv[2])):
@@ -42,18 +38,6 @@ def check(mode: AffinityMode, slots: int, *, cpu: bool) -> None:
     if shutil.which("numactl") is None:
         raise NumaError(f"{flag} needs the program numactl: install it on this node, or leave the flag out")
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH, mode.value, str(slots)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=ASK_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise NumaError(
-            f"{flag}: torch has not found the CPUs within {ASK_TIMEOUT_S:g} s: leave it out"
-        ) from None
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise NumaError(f"{flag}: torch cannot find the CPUs near the GPUs ({last}): leave it out")
+        ask_torch(_FIND_CPUS, [mode.value, str(slots)])
+    except NoAnswer as error:
+        raise NumaError(f"{flag}: torch cannot find the CPUs near the GPUs ({error}): leave it out") from None

@@ -15,6 +15,13 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def signal_number(name: str) -> int | None:
+    """The number of a signal that `signal_name` names; None if it has none on this machine."""
+    if (number := name.removeprefix("signal ")).isdecimal():
+        return int(number)
+    return signal.Signals.__members__.get(name)
+
+
 @contextlib.contextmanager
 def noted(signums: Sequence[signal.Signals], into: list[int]) -> Iterator[socket.socket]:
     """Note signals instead of acting on them; yields a socket that becomes readable when one arrives.

@@ -12,8 +12,9 @@ from torch.distributed.run import get_args_parser
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
 from hetagent.options.model import UsageError
 from hetagent.options.values import label, port_range, seconds, setting
+from hetagent.protocol.contact import CONNECT_TIMEOUT_S
 from hetrdzv import __version__
-from hetrdzv.protocol.wire import SETTINGS, Setting
+from hetrdzv.protocol.wire import DEFAULTS, SETTINGS, Setting
 
 REFUSED: Mapping[str, str] = {
     "--master-addr": "the server chooses the master of every round",
@@ -35,7 +36,7 @@ OWN_HELP: Mapping[str, str] = {
     "run_path": "Accepted without effect: scripts always run this way. Overrides --no-python.",
     "rdzv_id": "torchrun's name for --group.",
     "standalone": "Start a private hetserver, for a job on this node only.",
-    "max_restarts": "How many failures may restart the group (default 3).",
+    "max_restarts": f"How many failures may restart the group (default: {DEFAULTS.max_restarts}).",
     "monitor_interval": "Accepted without effect: the exit of a worker is noticed at once.",
     "local_addr": "The address this node offers (default: that of its connection to the server).",
     "shutdown_timeout": "Seconds between SIGTERM and SIGKILL on this node (default: --stop-timeout-s).",
@@ -115,9 +116,9 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     },
     "--connect-timeout-s": {
         "type": seconds,
-        "default": 60.0,
+        "default": CONNECT_TIMEOUT_S,
         "metavar": "S",
-        "help": "Seconds to keep trying while no server has ever answered (default 60).",
+        "help": f"Seconds to wait for a server's first answer (default: {CONNECT_TIMEOUT_S:g}).",
     },
 }
 """The flags that torchrun does not have, with the arguments of `add_argument`; --launch beside them."""

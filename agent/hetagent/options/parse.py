@@ -86,7 +86,7 @@ def _torchrun(args: Namespace) -> TorchrunOptions:
 
 
 def _refuse(args: Namespace) -> None:
-    """Refuse flags that cannot apply, contradict each other or say nothing alone."""
+    """Refuse flags that cannot apply, contradict each other or mean nothing on their own."""
     for flag, reason in REFUSED.items():
         if getattr(args, dest(flag)) is not None:
             raise UsageError(f"{flag} cannot be used with hetagent: {reason}")
@@ -95,7 +95,7 @@ def _refuse(args: Namespace) -> None:
     for one, other in SAME:
         if getattr(args, one) is not None and getattr(args, other) is not None:
             flags = (f"--{name.replace('_', '-')}" for name in (one, other))
-            raise UsageError(f"{' and '.join(flags)} mean the same: give only one")
+            raise UsageError(f"{' and '.join(flags)} mean the same thing: give only one")
     if args.training_script is None and (args.module or args.no_python or args.run_path):
         flag = "--module" if args.module else "--no-python" if args.no_python else "--run-path"
         raise UsageError(f"{flag} says how to start a script, but there is none: add it after the flags")
@@ -171,7 +171,7 @@ def _node_id(args: Namespace) -> str:
 def _group(args: Namespace, environ: Mapping[str, str]) -> str:
     if args.group is not None and args.rdzv_id not in (None, args.group, os.environ.get("PET_RDZV_ID")):
         raise UsageError(
-            f"--group is {args.group!r}, but --rdzv-id is {args.rdzv_id!r}: they mean the same, give only one"
+            f"--group is {args.group!r}, but --rdzv-id is {args.rdzv_id!r}: they mean the same thing, give only one"
         )
     group = _given_group(args, environ)
     return "default" if group is None else _id("--group", group)

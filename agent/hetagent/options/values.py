@@ -1,4 +1,4 @@
-"""Argument types: each makes a value of a flag's text, or says what is wrong with the text."""
+"""Argument types: each turns the text of a flag into a value, or says what is wrong with it."""
 
 import math
 from argparse import ArgumentTypeError

@@ -8,6 +8,9 @@ import random
 from hetagent.protocol.requests import Request
 from hetrdzv.protocol.errors import HetError, Problem
 
+CONNECT_TIMEOUT_S = 60.0
+"""How long a first contact is tried unless somebody says otherwise (seconds)."""
+
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 2.0
 """Pause after the first and after many requests in a row that no server answered, before jitter (seconds)."""
 

@@ -59,6 +59,7 @@ class Delivery:
             return True
         if self._waiting:
             return False
+        self._came.clear()  # of what `run` has taken already
         trying = asyncio.ensure_future(preflight.reachable(start.master.address, start.master.port))
         newer = asyncio.ensure_future(self._came.wait())
         await asyncio.wait({trying, newer}, return_when=asyncio.FIRST_COMPLETED)

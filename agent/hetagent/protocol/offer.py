@@ -1,4 +1,4 @@
-"""What a node offers its group, and the join that says so."""
+"""What a node offers its group, and the join request that carries it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

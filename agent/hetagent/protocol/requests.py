@@ -1,4 +1,4 @@
-"""What an agent asks of a server; each request knows how to be sent."""
+"""An agent's requests to a server, each of which can send itself."""
 
 from dataclasses import dataclass
 from typing import Protocol, TypedDict

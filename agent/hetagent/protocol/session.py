@@ -12,7 +12,7 @@ from math import inf
 
 from pydantic import ValidationError
 
-from hetagent.protocol.contact import Contact
+from hetagent.protocol.contact import CONNECT_TIMEOUT_S, Contact
 from hetagent.protocol.directives import Directives, Need
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.refusals import STRANGERS, directive_of, is_answer, is_for_good
@@ -63,7 +63,7 @@ class Session:
         offer: Offer,
         rng: random.Random,
         *,
-        connect_timeout_s: float = 60.0,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
         self.group = group
         self.node_id = node_id
@@ -425,6 +425,6 @@ class Session:
             patience_s = self._told.lease_s + IN_USE_MARGIN_S
             self._in_use_until = now + patience_s
             self._notices.append(
-                f"{error}; trying for {patience_s:g} s, in case that is this node's former agent and it is dead"
+                f"{error}; trying for {patience_s:g} s, in case that is this node's previous agent and has died"
             )
         self._join_at = min(now + IN_USE_RETRY_S, self._in_use_until)

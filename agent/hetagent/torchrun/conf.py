@@ -16,14 +16,12 @@ from hetagent.node.names import host_name
 from hetagent.node.network import parse_port_range
 from hetagent.options.flags import SPEC_FLAGS
 from hetagent.options.values import seconds, setting
+from hetagent.protocol.contact import CONNECT_TIMEOUT_S
 from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.ids import checked_id
 from hetrdzv.protocol.wire import UNLIMITED_RESTARTS, JoinRequest, SpecFields
-
-CONNECT_TIMEOUT_S = 60.0
-
 
 TORCHS_STOP_TIMEOUT_S = 30.0
 """How long torch's agent gives workers to stop before a restart, whatever --shutdown-timeout says (seconds)."""

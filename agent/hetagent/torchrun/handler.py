@@ -44,9 +44,6 @@ OUTCOME_S = 15.0
 LONGEST_INTERVAL_S = 1.0
 """The longest `monitor_interval` of other agents that is waited for when a round ends (seconds)."""
 
-ALREADY_CLOSED = frozenset({"group_finished", "unknown_group"})
-"""Errors of a cancel that leave nothing to close: the job is over, or nobody has joined it."""
-
 T = TypeVar("T")
 
 

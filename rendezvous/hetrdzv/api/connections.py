@@ -30,7 +30,7 @@ GRACE_S = 1
 """How long open requests may take after a stop was requested (seconds); polls are answered at once."""
 
 PER_ADDRESS = 2
-"""An address may have this many times as many connections as polls: an agent may give up one for another."""
+"""Connections allowed per poll of an address: an agent may open another before the old one is closed."""
 
 TLS_BUFFER_BYTES = 1 << 14
 """Size of the read buffer of a TLS connection. asyncio's default is 256 KiB each, for requests of half a KiB."""

@@ -190,7 +190,7 @@ def _check_token(authorization: str, tokens: Tokens) -> Permit:
 
 
 async def _refuse(reply: _Reply, error: HetError, scope: Scope) -> None:
-    reply.withheld = False
+    reply.withheld, reply.may_begin = False, None  # it tells nothing of any group
     field = "body" if isinstance(error, BodyTooLarge | RequestTooSlow) else None
     answer = problems.answer(error, field=field)
     headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]

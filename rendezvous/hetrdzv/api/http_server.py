@@ -20,7 +20,7 @@ from hetrdzv.settings import Limits
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server; when it is told to stop, it has open polls answered first.
+    """uvicorn's server; on a stop, open polls are answered first.
 
     Args:
         replica: told of a stop.
@@ -58,7 +58,7 @@ class HttpServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop, and at the second signal wait for nothing. Unlike uvicorn's, does not raise the signal again later."""
+        """Stop; at the second signal, without waiting. Unlike uvicorn's, does not raise the signal again later."""
         self.force_exit = self.should_exit
         self._stop()
 

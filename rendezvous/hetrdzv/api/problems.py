@@ -101,7 +101,7 @@ def problem_body(
 
 
 def bug_report() -> HetError:
-    """What a client is told of a bug: nothing about the server's internals."""
+    """The error sent for a bug: it reveals nothing about the server's internals."""
     return HetError("the server failed on this request; its log says more")
 
 

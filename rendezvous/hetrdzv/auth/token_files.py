@@ -1,4 +1,4 @@
-"""The server's token file: what it may hold, reloaded when it changes, made if there is none."""
+"""The server's token file: parsed, reloaded when it changes, created if missing."""
 
 import logging
 import os

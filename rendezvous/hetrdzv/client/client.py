@@ -122,7 +122,7 @@ class Client:
     async def directive(
         self, group: str, node: str, incarnation: str, after: str | None = None, wait_s: float = 0.0
     ) -> DirectiveReply:
-        """What the node has to do. Returns once the directive's version is not `after`, or after `wait_s` seconds."""
+        """What the node has to do; returns once its version is not `after`, at the latest after `wait_s` seconds."""
         query = {"incarnation": incarnation, "wait": _seconds(wait_s)}
         if after is not None:
             query["after"] = after
@@ -145,7 +145,7 @@ class Client:
         return await self._ask(DirectiveReply, "POST", f"{_node(group, node)}/daemon", body=request)
 
     async def leave(self, group: str, node: str, *, incarnation: str, reason: str = "") -> None:
-        """Say that the agent is going away and its workers are gone."""
+        """Leave the group; the node's workers are gone."""
         query = {"incarnation": incarnation, "reason": reason}
         await self._send("DELETE", _node(group, node), query=query)
 
@@ -190,13 +190,13 @@ class Client:
     def follow(self, group: str, after: int = 0) -> AsyncIterator[EventReply]:
         """A group's events after number `after`, each once, for as long as the caller wants.
 
-        Raises `Unreachable` only if the first connection fails; after that, lost connections are retried for ever,
+        Raises `Unreachable` only if the first connection fails; after that, lost connections are retried forever,
         since servers get restarted. If the group is deleted and created again, its events follow, from number 1.
         """
         path = f"{_group(group)}/events"
 
-        async def connect(after: int) -> httpx.Response:
-            headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+        async def connect(after: int, place: str | None) -> httpx.Response:
+            headers = {"Accept": "text/event-stream", "Last-Event-ID": place or str(after)}
             silence_s = follow.SILENCE_S - self._timeout_s
             query = {"after": str(after)}
             return await self._send("GET", path, query=query, headers=headers, wait_s=silence_s, stream=True)

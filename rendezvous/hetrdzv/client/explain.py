@@ -59,10 +59,10 @@ def unusable(response: httpx.Response, server: str) -> HetError | None:
 def transport_error(
     error: httpx.TransportError, server: str, limits: httpx.Timeout, tls: ClientTls, *, answered_before: bool
 ) -> HetError:
-    """What to tell a person about a transport error.
+    """A transport error in words that a person understands.
 
     Args:
-        limits: the time-outs of the request (seconds).
+        limits: the timeouts of the request (seconds).
         answered_before: whether this server has answered a request, which rules some causes out.
     """
     is_plain = server.startswith("http://")

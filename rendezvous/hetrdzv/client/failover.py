@@ -1,4 +1,4 @@
-"""One request to several servers: asks them in turn, follows redirects, does not wait for one that hangs."""
+"""Sends one request to several servers: tries each, follows redirects, does not wait for one that hangs."""
 
 import asyncio
 import random
@@ -43,7 +43,7 @@ class Servers:
         """The first usable answer: first from the server that answered last, then the others in random order.
 
         Args:
-            limits: the time-outs of each request, for error messages (seconds).
+            limits: the timeouts of each request, for error messages (seconds).
             silence_s: ask the others too after this long without an answer, since a server may hang; and again
                 every `SILENCE_S`, since they may not know its successor yet (seconds). None: wait.
             once: do not ask another server if one may have acted on the request already.

@@ -324,7 +324,7 @@ def _start_daemon(work: Work, command: StartDaemon) -> None:
     if not node.wants_daemon:
         raise DaemonRefused(
             f"the agent of node '{node.node_id}' runs nothing for the master '{master.node_id}', since it was "
-            f"started without --launch mpi: start hetagent with the same --launch on every node of group '{name}'"
+            f"started with another --launch: start hetagent with the same --launch on every node of group '{name}'"
         )
     if node.daemon == command.words:
         return  # idempotent: the reply was lost

@@ -1,8 +1,11 @@
-"""What holds for every group at all times; checked by the tests, and by a server when it loads a group."""
+"""Invariants of a group; checked by the tests, and by a server when it loads a group."""
 
 from collections.abc import Iterator
 
 from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round
+
+MOST_SHOWN = 5
+"""How many violations an error names; the others are counted."""
 
 
 class InvariantError(AssertionError):
@@ -13,11 +16,12 @@ def check(group: Group) -> None:
     """Raise if a group violates an invariant.
 
     Raises:
-        InvariantError: names the group and every violation.
+        InvariantError: names the group and its first violations.
     """
     wrong = list(violations(group))
     if wrong:
-        raise InvariantError(f"group '{group.group_id}': {'; '.join(wrong)}")
+        more = f"; and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
+        raise InvariantError(f"group '{group.group_id}': {'; '.join(wrong[:MOST_SHOWN])}{more}")
 
 
 def violations(group: Group) -> Iterator[str]:

@@ -341,7 +341,7 @@ class Group:
         return current.master.node_id != node.node_id or self.all_succeeded(current, ignoring=node.node_id)
 
     def hears_stop(self, node: Node) -> bool:
-        """Whether the node, were it heard now, would be told for the first time that its round has ended."""
+        """Whether the node's next request would be the first to tell it that its round has ended."""
         ended = self.round
         return (
             ended is not None and ended.end is not None and self.in_round(node) and node.stop_told_at is None

@@ -18,11 +18,15 @@ def spent_of(restarts: int, budget: int) -> str:
     return str(restarts) if budget >= UNLIMITED_RESTARTS else f"{restarts} of {budget}"
 
 
-def names(node_ids: Iterable[str], most: int = 5) -> str:
+MOST_NAMES = 5
+"""How many nodes a text names; the others are counted."""
+
+
+def names(node_ids: Iterable[str]) -> str:
     """Names in order, the first few of many."""
     ordered = sorted(node_ids, key=natural_key)
-    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
-    return (", ".join(ordered[:most]) or "nobody") + more
+    more = f" and {len(ordered) - MOST_NAMES} more" if len(ordered) > MOST_NAMES else ""
+    return (", ".join(ordered[:MOST_NAMES]) or "nobody") + more
 
 
 def ranks(member: Member) -> str:
@@ -32,17 +36,20 @@ def ranks(member: Member) -> str:
 
 
 def unreached(pairs: AbstractSet[tuple[str, str]], among: AbstractSet[str]) -> str:
-    """Which of some nodes reaches which not, by master; pairs are (node, master)."""
+    """Which master cannot be reached from which nodes; pairs are (node, master)."""
     by_master: dict[str, list[str]] = {}
-    for master, node_id in sorted(
-        (master, node_id) for node_id, master in pairs if among >= {node_id, master}
-    ):
-        by_master.setdefault(master, []).append(node_id)
-    return "; ".join(f"{master} cannot be reached from {names(who)}" for master, who in by_master.items())
+    for node_id, master in pairs:
+        if among >= {node_id, master}:
+            by_master.setdefault(master, []).append(node_id)
+    masters = sorted(by_master, key=natural_key)
+    parts = [f"{master} cannot be reached from {names(by_master[master])}" for master in masters[:MOST_NAMES]]
+    if len(masters) > MOST_NAMES:
+        parts.append(f"and {count(len(masters) - MOST_NAMES, 'more master')}")
+    return "; ".join(parts)
 
 
 def describe_failure(node_id: str, failure: Failure) -> str:
-    """One sentence: which worker of which node ended how."""
+    """A worker's failure in one sentence: which worker, on which node, and how it ended."""
     who = f"the program of {node_id}"
     if failure.rank >= 0:
         who = f"rank {failure.rank} (local rank {failure.local_rank}) on {node_id}"

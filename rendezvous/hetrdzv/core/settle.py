@@ -36,7 +36,7 @@ from hetrdzv.protocol.addresses import is_loopback
 
 
 def settle(work: Work) -> None:
-    """Draw every conclusion that is due."""
+    """Apply everything that follows from the group's state and the time."""
     expire(work)
     if work.group.state.terminal:
         pass
@@ -152,7 +152,7 @@ def _charge(work: Work, ended: Round, first: _Failed) -> None:
 
 
 def _finish_given_up(work: Work, end: End, cause: RootCause, given_up: set[str], left: int) -> None:
-    """The group fails for want of nodes that gave up; a loss explains the failures that they gave up after."""
+    """Fail the group, too few nodes being left; if a node was lost, that is the cause of the failures after it."""
     if end.kind in LOSSES:
         cause = RootCause(kind=f"node_{end.kind}", message=end.why, round=cause.round, node_id=end.node_id)
     few = f"{left} of {count(work.group.spec.min_nodes, 'node')} {'is' if left == 1 else 'are'} left"

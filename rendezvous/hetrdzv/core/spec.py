@@ -24,7 +24,7 @@ class OnJoin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What there is to know about one setting of a group.
+    """One setting of a group: type, default, bounds and help.
 
     Attributes:
         kind: `int`, `float` (seconds), an enum, or `tuple` (words).
@@ -144,7 +144,7 @@ class GroupSpec:
 
     @property
     def bounded(self) -> bool:
-        """Whether anybody said how many nodes the job wants."""
+        """Whether a number of nodes was given."""
         return self.min_nodes > 1 or self.max_nodes is not None
 
 
@@ -154,7 +154,7 @@ SETTINGS: Mapping[str, Setting] = {
 """Every setting of a group, by name."""
 
 DEFAULTS = GroupSpec()
-"""A group of which nobody said anything."""
+"""The spec of a group for which nothing was given."""
 
 
 def extended(

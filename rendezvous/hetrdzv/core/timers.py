@@ -1,4 +1,4 @@
-"""Until when a group waits: leases, stops, last calls, time-outs, and the moment a `Tick` is due."""
+"""How long a group waits: leases, stops, last calls, timeouts, and when the next `Tick` is due."""
 
 from collections.abc import Iterator
 from math import inf
@@ -7,14 +7,14 @@ from hetrdzv.core.model import End, Group, Node, Round
 from hetrdzv.core.selection import Growth, Selection, Shortfall, growth, next_round, ready_nodes
 
 SUSPECT_GRACE_S = 1.0
-"""How long a node whose poll was cut may take to be heard again (seconds)."""
+"""How long a node whose poll was cut has to send another request (seconds)."""
 
 STOP_GRACE_S = 5.0
-"""How long past `stop_timeout_s` a member may take to say that its workers are gone (seconds)."""
+"""How long after `stop_timeout_s` a member may take to report that its workers are gone (seconds)."""
 
 
 def expired(group: Group, now: float) -> list[tuple[Node, str]]:
-    """Live nodes that are lost by now, and why: at the end of its lease a node still lives, past it it does not."""
+    """Nodes to mark lost, with the reason. A node is alive up to and including the end of its lease, not after."""
     lease_s = group.lease_s
     gone = []
     for node in group.nodes.values():
@@ -50,9 +50,9 @@ def _open(group: Group) -> list[Node]:
 
 
 def overdue_at(group: Group, node: Node) -> float:
-    """Past when a member of an ended round is not waited for any more (seconds).
+    """When to stop waiting for a member of an ended round (seconds).
 
-    One that was not told to stop yet has no such moment: its workers may run until its lease ends (rule 8).
+    Infinite for one that has not been told to stop yet: its workers may run until its lease ends (rule 8).
     """
     if node.stop_told_at is None:
         return inf
@@ -100,9 +100,9 @@ def admits_at(group: Group, larger: Growth) -> float:
 
 
 def deadline(group: Group) -> float | None:
-    """The moment past which a `Tick` changes the group, or None (seconds on the server's clock).
+    """When the next `Tick` is due, or None (seconds on the server's clock).
 
-    Before it nothing happens by itself. A `Tick` at any later moment changes the group.
+    A `Tick` up to this moment changes nothing; any later one changes the group.
     """
     return min(_timers(group), default=None)
 

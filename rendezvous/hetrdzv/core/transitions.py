@@ -1,4 +1,4 @@
-"""Changes to a group that commands and settling share: nodes go, rounds end, jobs begin and finish."""
+"""Changes that commands and settling share: nodes go, rounds end, jobs begin and finish."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -52,7 +52,7 @@ class Work:
         self.events.append(Event(kind, text, node_id, number, None if cause is None else cause.value))
 
 
-# -- nodes are heard ---------------------------------------------------------------------------------------
+# -- agents call ---------------------------------------------------------------------------------------
 
 
 def require_speaker(group: Group, node_id: str, incarnation: str) -> Node:

@@ -9,14 +9,14 @@ MAX_STALL_S = 1.0
 expire because of it (seconds)."""
 
 UNSERVED = 1e-6
-"""How much of the time in which nobody served counts in an age: enough to keep moments in order, no more."""
+"""The fraction of unserved time that counts in an age: just enough to keep events in order."""
 
 STALLS_KEPT = 64
 """How many of the latest stalls are remembered for ages."""
 
 
 class ServedClock:
-    """Monotonic time that stands still while nobody serves.
+    """Monotonic time that stops while nobody serves.
 
     Read it far more often than every `MAX_STALL_S` seconds (`Service` does), or time is lost.
 
@@ -48,9 +48,9 @@ class ServedClock:
         return self._now
 
     def age(self, seconds: float) -> float:
-        """How old something is by this clock that is `seconds` old by a clock that never stands still.
+        """Convert an age on a clock that never stops into an age on this one (seconds).
 
-        What happened while nobody served comes after everything that was reported before, in its own order.
+        What happened while nobody served comes after everything that was reported before, and stays in order.
         """
         self.now()
         began = self._read_at - seconds

@@ -33,6 +33,15 @@ class Place:
         number, _, life = text.partition("@")
         return cls(int(number), int(life) if life else None)
 
+    def within(self, group: Group, last: int) -> "Place":
+        """This place in the group that has the name now; its beginning if this is a place in another group.
+
+        Args:
+            last: the number of the group's last event.
+        """
+        life = life_of(group)
+        return Place(self.number if self.life in (None, life) and self.number <= last else 0, life)
+
     def __str__(self) -> str:
         return f"{self.number}" if self.life is None else f"{self.number}@{self.life}"
 

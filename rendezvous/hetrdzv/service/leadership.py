@@ -1,4 +1,4 @@
-"""One of several servers on one etcd cluster: serves while it leads, and otherwise knows who does.
+"""One of several servers on one etcd cluster: serves while it leads, else points to the leader.
 
 Every term of leadership has a `Service` of its own, which loads everything from etcd. The election itself is in
 storage/etcd/election.py.
@@ -46,7 +46,7 @@ class ElectedReplica:
     Args:
         etcd: closed by `close`.
         url: where clients reach this server.
-        lease_s: how long this server is taken for the leader without a renewal (seconds).
+        lease_s: how long this server stays the leader without renewing its lease (seconds).
         make_service: makes the service of a term from its store.
     """
 

@@ -154,7 +154,7 @@ class Ledger:
                 head.group = change(head.group)
 
     def store_clock(self, now: float) -> None:
-        """Have the clock stored if that was long ago."""
+        """Have the clock stored if the last time was long ago."""
         if self.groups and self._clock_is_due(now):
             self._has_work.set()
 
@@ -301,7 +301,7 @@ class Ledger:
         self.is_loaded = True
 
     def drop(self, error: Exception) -> None:
-        """Fail every proposal with the error of a commit and distrust memory until `restore`."""
+        """Fail every proposal with a commit's error; what is in memory does not count until `restore`."""
         self._metrics.commit_failed()
         proposals, self._in_flight, self._pending = [*self._in_flight, *self._pending], [], []
         self._heads.clear()

@@ -1,6 +1,6 @@
 """The metrics of a server, for Prometheus.
 
-Everything is counted from committed changes. Labels have few values, whatever people call their groups and nodes.
+Everything is counted from committed changes. No label holds a group or node id, so their values stay few.
 """
 
 from collections import Counter as Tally
@@ -13,7 +13,7 @@ from hetrdzv.core.model import Event, Group, GroupState, NodePhase
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
-"""Buckets for times that people wait (seconds)."""
+"""Buckets for waiting times (seconds)."""
 
 COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 """Buckets for commits (seconds)."""

@@ -273,8 +273,9 @@ class Service:
     async def _load(self, ticks_after_s: float = 0.0) -> None:
         """Replace what is in memory by what the store holds, and have everybody who waits look again."""
         snapshot = await self._ledger.read()
-        self._clock = self._make_clock(max(snapshot.clock, self.now()))
-        self._stalls.forget()
+        if snapshot.clock > self.now():  # else this process has served all along, and ages go on
+            self._clock = self._make_clock(snapshot.clock)
+            self._stalls.forget()
         await self._ledger.restore(snapshot, self.now())
         self._timers.clear()
         self._retention.clear()
@@ -301,8 +302,8 @@ class Service:
             self._spawn(self._forget(group))
 
     async def _forget(self, group: Group) -> None:
-        if self._ledger.head(group.group_id) is not group:
-            return  # it is in use again
+        if not self._ledger.is_loaded or self._ledger.head(group.group_id) is not group:
+            return  # it is in use again, or may be
         try:
             await self._ledger.propose(group.group_id, None)
         except StorageError as error:  # the next sweep finds it again
@@ -367,10 +368,9 @@ class Service:
                 return
             news, last = self.history(group_id, number)
             if life is None:
-                life = life_of(group)
-                if number > last or after.life not in (None, life):
-                    number = 0
-                    continue
+                place = after.within(group, last)
+                life, number = place.life, place.number
+                continue
             if life_of(group) != life:
                 return
             for stored in news:

@@ -134,7 +134,13 @@ def test_the_root_cause_is_written_in_torchs_format(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize(
     ("failure", "code"),
-    [({"signal": "SIGKILL"}, -9), ({"signal": "signal 40"}, -40), ({"signal": "SIGNEW"}, None), ({}, None)],
+    [
+        ({"signal": "SIGKILL"}, -9),
+        ({"signal": "signal 40"}, -40),
+        ({"signal": "SIGNEW"}, None),
+        ({"signal": "pause"}, None),
+        ({}, None),
+    ],
 )
 def test_the_code_of_a_signal_is_negative(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: dict[str, Any], code: int | None

@@ -13,6 +13,7 @@ from tests.agent.job.rig import Make, OtherNode, Rig, is_alive, soon, tails
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from hetagent.job.leftovers import Leftovers
 from hetagent.node import processes
 from hetagent.node.processes import marked
 
@@ -189,3 +190,18 @@ def test_workers_that_could_not_be_looked_for_are_tried_again(
     monkeypatch.setattr(processes, "kill_all", failing_once)
     with pytest.raises(OSError, match="Too many open files"):
         made.run()
+
+
+def test_a_process_that_got_the_pid_of_one_that_did_not_die_is_not_taken_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    left = Leftovers("none", said.append)
+    found = processes.living()[os.getpid()]
+    left.note_stuck([found.pid])
+    assert left.stuck().startswith(f"{found.pid} (state ")
+    monkeypatch.setattr(processes, "living", lambda: {found.pid: replace(found, parent=1)})
+    assert left.stuck(), "its parent has died"
+    monkeypatch.setattr(processes, "living", lambda: {found.pid: replace(found, started=found.started + 1)})
+    assert left.stuck() == ""
+    assert len(said) == 1

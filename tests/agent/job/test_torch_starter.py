@@ -446,3 +446,21 @@ def test_the_last_event_of_an_agent_that_got_a_signal(rig: Make, log: Log) -> No
         "torchelastic.worker.status.FAILED",
         "got SIGTERM",
     )
+
+
+def test_the_last_event_of_an_agent_that_ctrl_c_interrupts(
+    rig: Make, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --signals-to-handle SIGTERM, Ctrl-C is Python's."""
+    made = rig("exec sleep 100")
+    made.spec.event_log_handler = "test"
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(made.agent, "_on_workers", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    event = log.take()[-1]
+    assert event["name"] == "torchelastic.worker.status.FAILED"
+    assert event["metadata"]["raw_error"].endswith("KeyboardInterrupt\n")

@@ -251,7 +251,7 @@ def test_a_directory_that_is_not_shared_is_named(tmp_path: Path, monkeypatch: py
         (tmp_path / name).mkdir()
     InitFile(tmp_path / "here").begin(assignment("a"))
     with pytest.raises(
-        CommandError, match=r"node 'b' does not find in --init-file .*there what the master 'a'"
+        CommandError, match=r"node 'b' does not see the file that the master 'a' wrote to --init-file .*there"
     ):
         InitFile(tmp_path / "there").begin(assignment("b"))
 
@@ -267,9 +267,9 @@ def test_a_name_must_be_a_directory_that_a_url_can_name(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "what?").mkdir()
     for name, said in (
-        ("none", "is no directory"),
-        ("file", "is no directory"),
-        ("what?", "reads no file://"),
+        ("none", "is not a directory"),
+        ("file", "is not a directory"),
+        ("what?", "cannot read a file:// name"),
     ):
         with pytest.raises(CommandError, match=said):
             InitFile(tmp_path / name)

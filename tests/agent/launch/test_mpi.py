@@ -83,7 +83,7 @@ def test_anything_else_that_mpirun_would_run_is_refused(given: list[str]) -> Non
     ],
 )
 def test_a_daemon_with_more_than_mpirun_needs_is_refused(words: list[str], says: str) -> None:
-    with pytest.raises(CommandError, match="the master would have this node run") as caught:
+    with pytest.raises(CommandError, match="the master asked this node to run") as caught:
         orted.arguments(words)
     assert says in str(caught.value)
 

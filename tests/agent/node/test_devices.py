@@ -106,7 +106,7 @@ def test_no_driver(gpus: str | None, device: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("gpus", "message"),
     [
-        ("0", "--gpus 0: a node without workers"),
+        ("0", "--gpus 0: a node needs at least one worker"),
         ("-2", "--gpus -2: -2 is negative"),
         ("0,-1", "--gpus 0,-1: -1 is negative"),
         ("1025", "--gpus 1025: a node can have at most 1024 workers"),

@@ -273,6 +273,20 @@ def test_one_that_does_not_come_up(
     assert "ModuleNotFoundError" in capfd.readouterr().err
 
 
+def test_one_for_which_there_is_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **more: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    one = make_guardian([])
+    with pytest.raises(
+        GuardianError, match=r"guardian of node 'n1' cannot be started \(\[Errno 11\] Resource"
+    ):
+        one.start()
+    one.watch([1])
+    one.dismiss()
+
+
 MESSAGE = {
     "servers": ["http://127.0.0.1:1"],
     "token": None,

@@ -196,6 +196,27 @@ def test_orphans_are_those_whose_agent_is_gone(family: Family) -> None:
     assert alive(family.pids) == family.pids[1:]
 
 
+def test_parents_before_children_and_all_are_stopped_before_one_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What `test_nothing_reacts...` rests on; without either it fails in some runs only."""
+    shell = subprocess.Popen(["sh", "-c", "sh -c 'sleep 300; true'; true"], start_new_session=True)
+    eventually(lambda: len(processes.session_members({shell.pid})) == 3)
+    family = processes.session_members({shell.pid})
+    parents = [processes.living()[pid].parent for pid in family]
+    assert parents[1:] == family[:-1]
+    kill, sent = os.kill, list[tuple[int, int]]()
+
+    def noting(pid: int, signum: int) -> None:
+        sent.append((pid, signum))
+        kill(pid, signum)
+
+    monkeypatch.setattr(os, "kill", noting)
+    assert processes.kill_all(lambda: processes.session_members({shell.pid})[::-1]) == []
+    assert shell.wait() == -signal.SIGKILL
+    assert sent[:6] == [(pid, signum) for signum in (signal.SIGSTOP, signal.SIGKILL) for pid in family]
+
+
 def test_nothing_reacts_to_the_death_of_what_is_killed_with_it(tmp_path: Path) -> None:
     """A shell whose child dies runs its next command; who reads a pipe sees its end when the writer dies."""
     scripts = ["sleep 300; echo done > {}.shell", "sleep 300 | {{ cat; echo done > {}.pipe; }}"] * 10

@@ -279,8 +279,8 @@ def test_torchruns_variable_for_the_stop_timeout() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--nproc-per-node", "2", "--gpus", "2"], "--gpus and --nproc-per-node mean the same: give only one"),
-        (["--local-addr", "a", "--interface", "b"], "--local-addr and --interface mean the same: give only one"),
+        (["--nproc-per-node", "2", "--gpus", "2"], "--gpus and --nproc-per-node mean the same thing: give only one"),
+        (["--local-addr", "a", "--interface", "b"], "--local-addr and --interface mean the same thing: give only one"),
         (["--group", ""], "--group '' must be 1 to 128 letters"),
         (["--rdzv-id", ""], "--group '' must be 1 to 128 letters"),
         (["--group", "a", "--rdzv-id", "b"], "--group is 'a', but --rdzv-id is 'b': they mean the same"),

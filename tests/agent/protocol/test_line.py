@@ -210,6 +210,27 @@ def test_a_stop_overtakes_a_start_whose_master_does_not_answer(
     assert not talk.client.heard("report")
 
 
+def test_a_stop_overtakes_a_start_that_has_overtaken_another(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    async def silence(address: str, port: int) -> str | None:
+        tried.append(port)
+        await asyncio.sleep(60)
+        return None
+
+    monkeypatch.setattr(preflight, "reachable", silence)
+    talk.begin()
+    talk.next()
+    talk.client.says = start(1, "b", port=7)
+    soon(lambda: tried == [7])
+    talk.client.says = with_daemon(talk.client.says, ["orted"])
+    soon(lambda: tried == [7, 7])
+    talk.client.says = directive("stop", 1)
+    assert talk.next().kind == "stop"
+
+
 @pytest.mark.parametrize("where", ["a request", "the session", "the client"])
 def test_a_bug_in_the_thread_is_told_and_makes_the_agent_exit(talk: Talk, where: str) -> None:
     if where == "a request":

@@ -115,4 +115,4 @@ async def test_an_agent_that_was_started_another_way_is_never_given_one() -> Non
         await begin(client, wants_daemon=False)
         reply = await client.post(f"{NODES}/b/daemon", json=ASKED)
         assert (reply.status_code, reply.json()["code"]) == (409, "daemon_refused")
-        assert "started without --launch mpi" in reply.json()["detail"]
+        assert "started with another --launch" in reply.json()["detail"]

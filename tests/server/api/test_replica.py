@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -138,6 +139,36 @@ async def test_an_open_poll_of_a_deposed_leader_is_refused_at_once() -> None:
         fake.answering.begin_stop()
         reply = await asyncio.wait_for(poll, 1.0)
         assert (reply.status_code, reply.json()["code"]) == (503, "leader_lost")
+
+
+async def test_a_request_that_a_deposed_and_stopping_server_gives_up_is_answered() -> None:
+    """uvicorn cancels what is still running after its grace period."""
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    scope = {
+        "type": "http",
+        "method": "DELETE",
+        "path": "/v1/groups/g",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost")],
+    }
+    async with serving() as (service, store):
+        fake = FakeReplica(service)
+        await service.execute("g", Put({}))
+        store.open.clear()
+        asking = asyncio.ensure_future(create_app(fake)(scope, receive, send))
+        await settled()
+        fake.deposed = True
+        asking.cancel()
+        await asyncio.wait({asking})
+        assert [message.get("status") for message in sent] == [503, None]
+        assert b"server_stopping" in sent[1]["body"]
 
 
 async def test_each_service_has_its_own_state() -> None:

@@ -79,22 +79,20 @@ def arguments(words: Sequence[str]) -> list[str]:
     """
     program, *rest = words or [""]
     if program.rpartition("/")[2] != PROGRAM:
-        raise CommandError(f"the master would have this node run {program!r}: only {PROGRAM} is run")
+        raise CommandError(f"the master asked this node to run {program!r}: only {PROGRAM} is run")
     found: list[str] = []
     while rest:
         flag = rest.pop(0)
         if flag == "--daemonize":
             continue
         if flag not in MCA_FLAGS or len(rest) < 2:
-            raise CommandError(
-                f"the master would have this node run {PROGRAM} with {flag!r}, which is refused"
-            )
+            raise CommandError(f"the master asked this node to run {PROGRAM} with {flag!r}, which is refused")
         name, value = rest.pop(0), rest.pop(0)
         if name in LEFT_OUT:
             continue
         if name not in NEEDED:
             raise CommandError(
-                f"the master would have this node run {PROGRAM} with the setting {name!r}, which is refused, since "
+                f"the master asked this node to run {PROGRAM} with the setting {name!r}, which is refused, since "
                 f"some settings load code or run programs: set OMPI_MCA_{name} in hetagent's environment on each node"
             )
         found += [flag, name, value]

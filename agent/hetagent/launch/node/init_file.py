@@ -32,12 +32,12 @@ class InitFile:
         self._folder = folder.absolute()
         self._mine: list[Path] = []
         if not self._folder.is_dir():
-            raise CommandError(f"--init-file {folder} is no directory: name one that all nodes share")
+            raise CommandError(f"--init-file {folder} is not a directory: name one that all nodes share")
         if not os.access(self._folder, os.W_OK | os.X_OK):
             raise CommandError(f"--init-file {folder}: this user cannot write there")
         if set("?#;") & set(str(self._folder)):
             raise CommandError(
-                f"--init-file {folder}: torch reads no file:// name with '?', '#' or ';' in it"
+                f"--init-file {folder}: torch cannot read a file:// name with '?', '#' or ';' in it"
             )
 
     def begin(self, assignment: Assignment) -> str:
@@ -62,8 +62,8 @@ class InitFile:
             if assignment.interrupted():
                 raise CommandError("interrupted while waiting for the master's file in --init-file")
             raise CommandError(
-                f"node '{assignment.node_id}' does not find in --init-file {self._folder} what the master "
-                f"'{master.node_id}' wrote there: it must be a directory that all nodes share (NFS and the like); "
+                f"node '{assignment.node_id}' does not see the file that the master '{master.node_id}' wrote to "
+                f"--init-file {self._folder}: all nodes must share that directory (over NFS, for example); "
                 "without --init-file the processes meet over TCP and need none"
             )
         return f"file://{path}"

@@ -87,7 +87,8 @@ async def get_events(
     service = service_of(request)
     news, last = service.history(group_id, after)
     if "text/event-stream" in accept:
-        place = Place(after) if last_event_id is None else Place.parse(last_event_id)
+        asked = Place(after) if last_event_id is None else Place.parse(last_event_id)
+        place = asked.within(service.group(group_id), last)
         stream = _stream(service, group_id, place, permit_of(request))
         return StreamingResponse(
             stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
@@ -100,9 +101,10 @@ async def get_events(
 async def _stream(service: Service, group_id: str, after: Place, entry: Permit) -> AsyncIterator[str]:
     """Server-sent events: one per event of the history, a comment when nothing happens.
 
-    Ends when the token of the request is no longer valid.
+    Begins with the id of the place it starts from, for a client that is cut off before the first event. Ends when the
+    token of the request is no longer valid.
     """
-    yield ": follows\n\n"
+    yield f"id: {after}\n: follows\n\n"
     async for news in service.follow(group_id, after, KEEPALIVE_S):
         if not entry.is_valid:
             return

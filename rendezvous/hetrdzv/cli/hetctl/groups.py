@@ -28,7 +28,12 @@ def _settings_of_a_group(function: _F) -> _F:
 @GROUP
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGS...]")
 @click.option("--nnodes", type=Nnodes(), help="How many nodes the job wants.")
-@click.option("--max-restarts", type=int, metavar="N", help="Restarts of the whole group (default 3).")
+@click.option(
+    "--max-restarts",
+    type=int,
+    metavar="N",
+    help=f"Restarts of the whole group (default: {SETTINGS['max_restarts'].shown_default}).",
+)
 @_settings_of_a_group
 def create(group: str, command: tuple[str, ...], nnodes: tuple[int, int] | None, **fields: object) -> None:
     """Create GROUP with the given settings and the defaults for the others.

@@ -1,4 +1,4 @@
-"""Where an etcd cluster is and how to get in: its URL and hetserver's options."""
+"""Address and credentials of an etcd cluster, from its URL and hetserver's options."""
 
 import re
 from dataclasses import dataclass, field

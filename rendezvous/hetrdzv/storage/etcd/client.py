@@ -34,7 +34,7 @@ SIGN_IN_S = 5.0
 """How long a member may take to check a password, which is slow on purpose (seconds)."""
 
 PAUSE_S = 0.1
-"""Pause after asking every member in vain (seconds)."""
+"""Pause after no member has answered (seconds)."""
 
 _CHANNEL = [
     ("grpc.max_receive_message_length", -1),  # a page of a load may be larger than 4 MiB
@@ -55,7 +55,7 @@ class EtcdAway(StorageError):
 
 
 class EtcdRefused(StorageError):
-    """etcd refuses, and will until somebody changes something."""
+    """etcd refuses the call and will keep refusing until its or our configuration changes."""
 
 
 class Member:
@@ -150,7 +150,7 @@ class Etcd:
         return await self._call(renew, within_s, attempt_s)
 
     async def revoke(self, lease: int, *, within_s: float) -> None:
-        """End a lease and delete the keys that hang on it; a lease that is already gone is not an error."""
+        """End a lease and delete the keys bound to it; a lease that is already gone is not an error."""
         try:
             await self._call(lambda m, s: m.lease.revoke(lease, timeout=s), within_s)
         except EtcdRefused as error:

@@ -1,8 +1,8 @@
 """Leader election on etcd: campaign, renew, resign, and who leads.
 
-The leader key hangs on an etcd lease. Whoever made it leads for as long as the lease cannot have run out: for the
-length of the lease less a margin, counted from when the last successful renewal was sent, on a clock that goes on while
-the machine sleeps.
+The leader key is bound to an etcd lease. The server that made it leads while the lease cannot have expired: for the
+length of the lease less a margin, counted from when the last successful renewal was sent, on a clock that keeps running
+while the machine sleeps.
 """
 
 import asyncio
@@ -24,17 +24,17 @@ DEFAULT_LEASE_S = 3
 """How long a silent leader is still taken for the leader (seconds); etcd grants no less than 2 by default."""
 
 MARGIN = 0.15
-"""The leader stops answering this part of its lease before it can have run out."""
+"""The leader stops answering when this fraction of its lease is left."""
 
 RENEWALS = 6
-"""How often a lease is renewed during its length."""
+"""How many times a lease is renewed within its length."""
 
 CALL_S = 2.0
 """How long to try a call that can be repeated later (seconds)."""
 
 
 def awake_s() -> float:
-    """A monotonic clock that goes on while the machine sleeps (seconds)."""
+    """A monotonic clock that keeps running while the machine sleeps (seconds)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -44,7 +44,7 @@ class Leader:
 
     Attributes:
         url: where the leader answers.
-        nonce: tells its campaigns apart.
+        nonce: distinguishes its campaigns.
     """
 
     url: str
@@ -74,10 +74,10 @@ class Leader:
 
 
 class Term:
-    """Our time as the leader.
+    """Our term as the leader.
 
     Args:
-        lease: the etcd lease that the leader key hangs on.
+        lease: the etcd lease that the leader key is bound to.
         ttl_s: how long the lease lasts without a renewal (seconds).
         sent_at: when the request that granted it was sent, by `awake_s`.
 

@@ -1,6 +1,6 @@
 """A store on an etcd cluster, written by the leader only; a batch of any size is committed as one.
 
-    {prefix}/leader            who leads, see election.py; hangs on a lease
+    {prefix}/leader            who leads, see election.py; bound to a lease
     {prefix}/meta              JSON: `v`, the clock, the id of the last commit, how many pieces of the log to apply
     {prefix}/records/{key}     a value, or the first piece of a large one; further pieces are {key}\\0{number}
     {prefix}/log/{number}      pieces of a batch that is too large for one transaction

@@ -129,7 +129,7 @@ def test_the_master_hears_that_its_daemon_was_taken(master: Bench) -> None:
 def test_the_master_hears_why_it_was_refused() -> None:
     bench = of_two(Bench(spec=TWO, node_id="a"), "b", wants_daemon=False)
     for target, says in (
-        ("b", "without --launch mpi"),
+        ("b", "with another --launch"),
         ("x", "'x' is no other member"),
         ("a", "'a' is no other"),
     ):

@@ -15,7 +15,7 @@ AUTO = "auto"
 NEEDED_BYTES = 1 << 30
 """Free memory for each standby to be made; one that has imported torch takes 220 MB (CPU build) and more with CUDA."""
 
-CGROUP = Path("/sys/fs/cgroup")
+CGROUP, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def modules(
@@ -69,9 +69,7 @@ def free_memory() -> int:
 def _cgroup_room() -> Sequence[int]:
     """What is left of the limits of this process's cgroups, version 2 (bytes)."""
     try:
-        [own] = [
-            line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
-        ]
+        [own] = [line[3:] for line in OWN_CGROUP.read_text().splitlines() if line.startswith("0::")]
     except (OSError, ValueError):
         return []
     room = []

@@ -26,6 +26,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import FrameType
     from typing import Any, TextIO
 
@@ -82,12 +83,14 @@ def wait() -> None:
     del os.environ[STANDBY_FOR]
     own_name = _renamed(None)
     first, _ = _receive(channel)
+    before = dict(os.environ)
     with _Pace(channel, first["paced"]):
         for module in first["preload"]:
             _import_or_exit(channel, module)
         for module in first["seen"]:
             if module not in sys.modules and _is_installed(module):
                 _import_or_exit(channel, module, may_fail=True)
+    imported = _changes(before, os.environ)
     _renamed(NAME)
     _send(channel, {"ready": True})
     order, streams = _receive(channel)
@@ -100,6 +103,11 @@ def wait() -> None:
     _mark_as_worker()
     os.environ.clear()
     os.environ.update(order["environ"])
+    for name, value in imported.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     _renamed(own_name)
     _send(channel, {"taken": True})
     channel.close()
@@ -211,6 +219,7 @@ class _Pace:
     def __enter__(self) -> None:
         if self._paced:
             self._previous = signal.signal(signal.SIGPROF, self._rest)
+            signal.siginterrupt(signal.SIGPROF, False)  # libraries in C need not expect EINTR
             signal.setitimer(signal.ITIMER_PROF, STEP_S, STEP_S)
 
     def __exit__(self, *_: object) -> None:
@@ -221,6 +230,12 @@ class _Pace:
     def _rest(self, signum: int, frame: "FrameType | None") -> None:
         if select.select([self._channel], [], [], STEP_S)[0]:
             signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _changes(before: "Mapping[str, str]", now: "Mapping[str, str]") -> "dict[str, str | None]":
+    """What modules have changed in the environment while they were imported; None: they removed it."""
+    changed: dict[str, str | None] = {name: value for name, value in now.items() if before.get(name) != value}
+    return dict.fromkeys(before.keys() - now.keys()) | changed
 
 
 # -- becoming a worker --------------------------------------------------------------------------------------------

@@ -1,0 +1,273 @@
+"""There is a standby for each local rank, in time, and what goes wrong costs no restart."""
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from tests.support import standbys
+from tests.support.cluster import wait_for
+
+from hetagent.node import processes
+from hetagent.standby import keeper, policy
+from hetagent.standby.keeper import Standbys
+from hetagent.standby.process import Plan
+from hetagent.worker.standby import STANDBY_FOR
+
+INCARNATION = standbys.MARKS[processes.INCARNATION]
+
+SLOW = """
+import os, time
+open(os.environ["GO"] + f".{os.getpid()}", "w").close()
+while not os.path.exists(os.environ["GO"]):
+    time.sleep(0.01)
+"""
+
+
+class Kept:
+    """Standbys, and what they said to the person at the terminal."""
+
+    def __init__(self, folder: Path, preload: Sequence[str]) -> None:
+        self.told: list[str] = []
+        self.standbys = Standbys(preload, self.told.append)
+        self.folder = folder
+
+    def ready(self, *ranks: int) -> Mapping[int, int]:
+        """Wait until those of these ranks are ready; the pids by rank."""
+        return wait_for(
+            lambda: pids if (pids := self.standbys.pids()).keys() == set(ranks) else None,
+            f"standbys of {ranks}",
+        )
+
+    def take(self, rank: int, plan: Plan) -> "subprocess.Popen[bytes] | None":
+        with standbys.outputs(self.folder) as streams:
+            return self.standbys.take(rank, standbys.in_round(plan), *streams)
+
+
+def living() -> list[int]:
+    """The pids of all standbys."""
+    return processes.marked(INCARNATION, STANDBY_FOR)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rests, and no shortage of memory."""
+    for name in ("WARM_QUIET_S", "COLD_QUIET_S", "RETRY_S"):
+        monkeypatch.setattr(keeper, name, 0.0)
+    monkeypatch.setattr(policy, "NEEDED_BYTES", 1)
+
+
+@pytest.fixture
+def keep(tmp_path: Path) -> Iterator[Callable[..., Kept]]:
+    """Makes `Kept`; in the end it is closed, and nothing may be left."""
+    made: list[Kept] = []
+    before, threads = standbys.descriptors(), threading.active_count()
+
+    def make(*preload: str) -> Kept:
+        made.append(Kept(tmp_path, preload))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.standbys.close()
+        one.standbys.close()
+    assert living() == []
+    assert standbys.descriptors() == before
+    assert threading.active_count() == threads
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    """Of an empty script beside the modules `imported` and `slow`."""
+    for name, source in {"s": "", "imported": "", "slow": SLOW}.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    return standbys.plan(str(tmp_path / "s.py"), GO=str(tmp_path / "go"))
+
+
+def started(folder: Path) -> list[Path]:
+    """One file for each process that has begun to import `slow`."""
+    return list(folder.glob("go.*"))
+
+
+def test_before_the_first_round_all_are_made_at_once(
+    keep: Callable[..., Kept], plan: Plan, tmp_path: Path
+) -> None:
+    kept = keep("slow")
+    kept.standbys.prepare([plan, plan, plan])
+    wait_for(lambda: len(started(tmp_path)) == 3, "three that import")
+    (tmp_path / "go").touch()
+    kept.ready(0, 1, 2)
+    assert len(living()) == 3
+    assert kept.told == []
+
+
+def test_later_one_is_made_after_the_other(keep: Callable[..., Kept], plan: Plan, tmp_path: Path) -> None:
+    kept = keep("slow")
+    assert [kept.take(rank, plan) for rank in (0, 1)] == [None, None]  # a first round that nobody foresaw
+    wait_for(lambda: len(started(tmp_path)) == 1, "one that imports")
+    assert len(living()) == 1
+    (tmp_path / "go").touch()
+    kept.ready(0, 1)
+    assert kept.told == []
+
+
+def test_each_is_taken_for_its_rank_and_replaced(keep: Callable[..., Kept], plan: Plan) -> None:
+    kept = keep("imported")
+    kept.standbys.prepare([plan, plan])
+    first = kept.ready(0, 1)
+    workers = [kept.take(rank, plan) for rank in (0, 1)]
+    assert [worker and worker.pid for worker in workers] == [first[0], first[1]]
+    assert [worker and standbys.ended(worker) for worker in workers] == [0, 0]
+    second = kept.ready(0, 1)
+    assert not set(first.values()) & set(second.values())
+    assert kept.told == []
+
+
+def test_no_standby_is_made_while_a_round_starts(
+    keep: Callable[..., Kept], plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "WARM_QUIET_S", 3600.0)
+    kept = keep("imported")
+    kept.standbys.prepare([plan, plan])
+    kept.ready(0, 1)
+    worker = kept.take(0, plan)
+    assert worker is not None
+    assert standbys.ended(worker) == 0
+    assert kept.standbys._make_due() is not None
+    assert len(living()) == 1
+
+
+def test_one_that_dies_is_replaced(keep: Callable[..., Kept], plan: Plan) -> None:
+    kept = keep("imported")
+    kept.standbys.prepare([plan])
+    pids = [kept.ready(0)[0]]
+    for _ in range(keeper.ATTEMPTS + 1):  # those that were ready do not count
+        os.kill(pids[-1], signal.SIGKILL)
+        pids.append(wait_for(lambda: {*kept.standbys.pids().values()} - {*pids}, "another one").pop())
+    assert len(set(pids)) == len(pids)
+    assert kept.told == []
+
+
+def test_one_that_hangs_is_no_use_and_the_next_one_is(
+    keep: Callable[..., Kept], plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetagent.standby.process.TAKE_TIMEOUT_S", 0.1)
+    kept = keep("imported")
+    kept.standbys.prepare([plan])
+    stopped = kept.ready(0)[0]
+    os.kill(stopped, signal.SIGSTOP)
+    assert kept.take(0, plan) is None
+    assert kept.told == [
+        "the standby of local rank 0 is of no use, starting without it: it did not answer within 0.1 s"
+    ]
+    assert kept.ready(0)[0] != stopped
+
+
+def test_one_that_imports_for_ever_is_given_up(
+    keep: Callable[..., Kept], plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "HUNG_S", 0.3)
+    kept = keep("slow")
+    kept.standbys.prepare([plan])
+    wait_for(lambda: kept.told, "the end of the attempts")
+    [line] = kept.told
+    assert line.startswith("no more standbys, so a restart imports anew: 3 in a row failed; the last one ")
+    assert line.endswith("was killed by SIGKILL while it imported slow")
+    assert living() == []
+
+
+def test_three_that_die_while_they_import_are_the_last(
+    keep: Callable[..., Kept], plan: Plan, tmp_path: Path
+) -> None:
+    (tmp_path / "dies.py").write_text("import os, sys\nprint('cannot', file=sys.stderr)\nos._exit(7)")
+    kept = keep("dies")
+    kept.standbys.prepare([plan])
+    wait_for(lambda: kept.told, "the end of the attempts")
+    [line] = kept.told
+    assert line.endswith("3 in a row failed; the last one exited with code 7 while it imported dies: cannot")
+    assert kept.take(0, plan) is None
+    assert kept.standbys.pids() == {}
+
+
+def test_an_interpreter_that_is_not_there(keep: Callable[..., Kept], plan: Plan) -> None:
+    kept = keep("imported")
+    kept.standbys.prepare([Plan(("/there/is/none",), plan.environ)])
+    wait_for(lambda: kept.told, "the end of the attempts")
+    assert "3 in a row failed; the last one cannot be started: " in kept.told[0]
+
+
+def test_a_module_is_left_out_once_for_all_ranks(
+    keep: Callable[..., Kept], plan: Plan, tmp_path: Path
+) -> None:
+    (tmp_path / "reads.py").write_text("import os; os.environ.get('RANK')")
+    (tmp_path / "s.py").write_text("import sys; sys.exit(5 + ('reads' in sys.modules))")
+    kept = keep("reads", "imported")
+    kept.standbys.prepare([plan, plan])
+    kept.ready(0, 1)
+    assert kept.told == ["standbys do without reads: it reads RANK while it is imported"]
+    worker = kept.take(1, plan)
+    assert worker is not None
+    assert standbys.ended(worker) == 5
+
+
+def test_another_plan_starts_without_a_standby_and_gets_one_for_the_next_round(
+    keep: Callable[..., Kept], plan: Plan
+) -> None:
+    kept = keep("imported")
+    kept.standbys.prepare([plan])
+    before = kept.ready(0)[0]
+    other = Plan((*plan.args, "--resume"), {**plan.environ, "OMP_NUM_THREADS": "2"})
+    assert kept.take(0, other) is None
+    assert before not in processes.living()
+    after = kept.ready(0)[0]
+    worker = kept.take(0, other)
+    assert worker is not None
+    assert worker.pid == after
+    assert standbys.ended(worker) == 0
+    assert kept.told == []
+
+
+def test_memory_that_is_short_is_said_once_and_waited_for(
+    keep: Callable[..., Kept], plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "MEMORY_RETRY_S", 0.01)
+    monkeypatch.setattr(policy, "NEEDED_BYTES", 1 << 60)
+    kept = keep("imported")
+    kept.standbys.prepare([plan])
+    wait_for(lambda: kept.told, "the line")
+    assert kept.take(0, plan) is None
+    assert len(kept.told) == 1
+    assert kept.told[0].startswith("no standbys for now, so a restart imports anew: ")
+    monkeypatch.setattr(policy, "NEEDED_BYTES", 1)
+    kept.ready(0)
+    assert len(kept.told) == 1
+
+
+def test_close_ends_those_that_still_import(keep: Callable[..., Kept], plan: Plan, tmp_path: Path) -> None:
+    kept = keep("slow")
+    kept.standbys.prepare([plan, plan])
+    wait_for(lambda: started(tmp_path), "one that imports")
+    kept.standbys.close()
+    assert living() == []
+    assert kept.take(0, plan) is None
+    assert living() == []
+
+
+def test_taking_and_dying_at_the_same_time(keep: Callable[..., Kept], plan: Plan) -> None:
+    """Whatever comes first, there is a worker or there is none, and nobody is left over."""
+    kept = keep("imported")
+    kept.standbys.prepare([plan])
+    for _ in range(15):
+        pid = kept.ready(0)[0]
+        killer = threading.Thread(target=os.kill, args=(pid, signal.SIGKILL))
+        killer.start()
+        worker = kept.take(0, plan)
+        if worker is not None:
+            assert standbys.ended(worker) in (0, -signal.SIGKILL)
+        killer.join()
+    assert all("it had died" in line for line in kept.told)

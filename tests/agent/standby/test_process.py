@@ -1,0 +1,294 @@
+"""One standby: it becomes a worker, or ends and says why, and leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support import standbys
+from tests.support.cluster import wait_for
+
+from hetagent.node import processes
+from hetagent.standby import process
+from hetagent.standby.process import NotTaken, Plan, Standby
+from hetagent.worker.standby import NAME, STANDBY_FOR
+
+SLOW = """
+import os, time
+while not os.path.exists(os.environ["GO"]):
+    time.sleep(0.01)
+"""
+
+SCRIPT = """
+import os, sys
+print("rank", os.environ["RANK"], "imported" in sys.modules)
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    """Of a script that prints its rank; it can import the modules `imported`, `slow` and whatever a test writes."""
+    (tmp_path / "s.py").write_text(SCRIPT)
+    (tmp_path / "imported.py").write_text("")
+    (tmp_path / "slow.py").write_text(SLOW)
+    return standbys.plan(str(tmp_path / "s.py"), GO=str(tmp_path / "go"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """No process, no zombie and no descriptor."""
+    before = standbys.descriptors()
+    yield
+    assert standbys.descriptors() == before
+    assert processes.marked(standbys.MARKS[processes.INCARNATION]) == []
+    assert processes.marked(standbys.MARKS[processes.INCARNATION], STANDBY_FOR) == []
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def run(standby: Standby, plan: Plan, folder: Path) -> tuple[int, str]:
+    """Take it for a round; its exit status and output."""
+    with standbys.outputs(folder) as streams:
+        status = standbys.ended(standby.take(standbys.in_round(plan), *streams))
+    return status, (folder / "stdout").read_text()
+
+
+def comm(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+@pytest.mark.parametrize("paced", [False, True])
+def test_one_that_is_ready_is_taken(plan: Plan, tmp_path: Path, paced: bool) -> None:
+    standby = standbys.ready(plan, ["imported"], paced=paced)
+    assert run(standby, plan, tmp_path) == (0, "rank 1 True\n")
+
+
+def test_one_that_is_taken_before_it_is_ready_runs_once_it_is(plan: Plan, tmp_path: Path) -> None:
+    standby = Standby(plan, ["slow", "imported"], paced=True)
+    with standbys.outputs(tmp_path) as streams:
+        worker = standby.take(standbys.in_round(plan), *streams)
+    assert worker.poll() is None
+    (tmp_path / "go").touch()
+    assert standbys.ended(worker) == 0
+    assert (tmp_path / "stdout").read_text() == "rank 1 True\n"
+
+
+def test_its_marks_before_and_after(plan: Plan, tmp_path: Path) -> None:
+    """A standby is found as its agent's standby, never as its worker; a worker the other way round."""
+    (tmp_path / "s.py").write_text("import time; time.sleep(300)")
+    incarnation = standbys.MARKS[processes.INCARNATION]
+    standby = standbys.ready(plan, ["imported"])
+    pid = standby.process.pid
+    assert processes.marked(incarnation) == []
+    assert processes.marked(incarnation, STANDBY_FOR) == [pid]
+    assert comm(pid) == NAME
+    before = processes.environment(pid)
+    assert {name: before[name] for name in (processes.NODE_ID, processes.AGENT_PID, processes.GROUP)} == {
+        name: standbys.MARKS[name] for name in (processes.NODE_ID, processes.AGENT_PID, processes.GROUP)
+    }
+    with standbys.outputs(tmp_path) as streams:
+        worker = standby.take(standbys.in_round(plan), *streams)
+    try:
+        # At once, since the agent may have to kill it at once.
+        assert processes.marked(incarnation) == [pid]
+        assert processes.marked(incarnation, STANDBY_FOR) == []
+        after = processes.environment(pid)
+        assert after[processes.INCARNATION] == incarnation
+        assert STANDBY_FOR not in after
+        assert comm(pid) != NAME
+        assert worker.pid == pid == os.getsid(pid)
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def test_it_holds_no_more_than_its_channel_and_its_output(plan: Plan) -> None:
+    standby = standbys.ready(plan, ["imported"])
+    folder = Path(f"/proc/{standby.process.pid}/fd")
+    links = [os.readlink(link) for link in folder.iterdir() if link.name != "0"]
+    assert sorted(link.partition(":")[0].removesuffix(" (deleted)") for link in links) == [
+        "/memfd",
+        "/memfd",
+        "socket",
+    ]
+    assert standby.end() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("when", ["importing", "ready"])
+def test_one_that_has_died_is_not_taken(plan: Plan, tmp_path: Path, when: str) -> None:
+    standby = standbys.ready(plan, []) if when == "ready" else Standby(plan, ["slow"], paced=False)
+    os.kill(standby.process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, standby.process.pid, os.WEXITED | os.WNOWAIT)
+    with standbys.outputs(tmp_path) as streams, pytest.raises(NotTaken, match="it had died"):
+        standby.take(standbys.in_round(plan), *streams)
+    assert standby.process.returncode == -signal.SIGKILL
+
+
+def test_one_that_hangs_is_not_taken_and_ended(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "TAKE_TIMEOUT_S", 0.1)
+    standby = standbys.ready(plan, [])
+    os.kill(standby.process.pid, signal.SIGSTOP)
+    with (
+        standbys.outputs(tmp_path) as streams,
+        pytest.raises(NotTaken, match=r"did not answer within 0\.1 s"),
+    ):
+        standby.take(standbys.in_round(plan), *streams)
+    assert standby.process.returncode == -signal.SIGKILL
+    assert (tmp_path / "stdout").read_text() == ""
+
+
+def test_one_whose_death_shows_is_heard(plan: Plan) -> None:
+    standby = standbys.ready(plan, [])
+    os.kill(standby.process.pid, signal.SIGKILL)
+    assert not standbys.hear(standby)
+    assert standby.left_out is None
+    assert standby.end() == -signal.SIGKILL
+
+
+LEFT_OUT = {
+    "fails": ("1 / 0", "ZeroDivisionError: division by zero"),
+    "exits": ("raise SystemExit(0)", "SystemExit: 0"),
+    "reads": (
+        "import os\nos.environ.get('RANK')\nos.getenv('HET_ROUND')",
+        "it reads HET_ROUND, RANK while it is",
+    ),
+    "asks": ("import os\n'LOCAL_RANK' in os.environ", "it reads LOCAL_RANK while it is imported"),
+    "later": (
+        "from os import environ\nfrom reads import os",
+        "it reads HET_ROUND, RANK while it is imported",
+    ),
+    "copies": ("import os\nos.environ.copy()", "it reads HET_AGENT_PID"),
+}
+
+
+@pytest.mark.parametrize("module", LEFT_OUT)
+def test_a_module_that_no_standby_should_import(plan: Plan, tmp_path: Path, module: str) -> None:
+    for name, (source, _) in LEFT_OUT.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    standby = Standby(plan, ["imported", module], paced=False)
+    assert not standbys.hear(standby)
+    assert standby.left_out is not None
+    name, why = standby.left_out
+    assert (name, why.startswith(LEFT_OUT[module][1])) == (module, True), why
+    standby.process.wait(10)
+    standby.end()
+
+
+def test_a_module_that_is_not_there(plan: Plan) -> None:
+    standby = Standby(plan, ["no_such_module"], paced=False)
+    assert not standbys.hear(standby)
+    assert standby.left_out == ("no_such_module", "ModuleNotFoundError: No module named 'no_such_module'")
+    standby.end()
+
+
+def test_the_environment_is_not_watched_any_more_in_the_worker(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text("import os; print(type(os.environ) is os._Environ, os.environ['RANK'])")
+    (tmp_path / "keeps.py").write_text("from os import environ")
+    standby = standbys.ready(plan, ["keeps"])
+    assert run(standby, plan, tmp_path) == (0, "True 1\n")
+
+
+def test_a_module_of_the_script_that_has_the_name_of_one_that_the_standby_needs(
+    plan: Plan, tmp_path: Path
+) -> None:
+    """As it would break torch in a plain start; the standby dies, the worker starts without it."""
+    (tmp_path / "json.py").write_text("raise RuntimeError('not that json')")
+    try:
+        standby = Standby(plan, ["imported"], paced=False)
+    except OSError:
+        return
+    assert not standbys.hear(standby)
+    wait_for(lambda: standby.process.poll() is not None, "its end")
+    assert "not that json" in standby.printed()
+    standby.end()
+
+
+def test_it_is_idle_once_it_is_ready(plan: Plan) -> None:
+    standby = standbys.ready(plan, ["imported"], paced=True)
+    stat = Path(f"/proc/{standby.process.pid}/stat")
+    wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", "its sleep")
+    standby.end()
+
+
+AGENT = """
+import sys, time
+from tests.support import standbys
+from hetagent.standby.process import Standby
+plan = standbys.plan(sys.argv[1], GO=sys.argv[2])
+made = [standbys.ready(plan, []), Standby(plan, ["slow"], paced=False)]
+print(*[one.process.pid for one in made], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_they_end_when_their_agent_has_died(plan: Plan) -> None:
+    """One that still imports ends once it has finished, if the guardian has not killed it before."""
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, plan.args[-1], plan.environ["GO"]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    with agent:
+        ready, importing = map(int, agent.stdout.readline().split())
+        agent.kill()
+    wait_for(lambda: ready not in processes.living(), "the end of the one that was ready")
+    assert importing in processes.living()
+    Path(plan.environ["GO"]).touch()
+    wait_for(lambda: importing not in processes.living(), "the end of the other")
+
+
+def test_a_standby_that_cannot_be_started_costs_no_descriptor(plan: Plan) -> None:
+    before = standbys.descriptors()
+    with pytest.raises(OSError, match="No such file"):
+        Standby(Plan(("/there/is/none",), plan.environ), [], paced=False)
+    assert standbys.descriptors() == before
+
+
+def test_many_makes_and_takes_leave_nothing(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text("")
+    before = standbys.descriptors()
+    for _ in range(10):
+        made = [Standby(plan, [], paced=False) for _ in range(4)]
+        with standbys.outputs(tmp_path) as streams:
+            workers = [one.take(standbys.in_round(plan), *streams) for one in made[:2]]
+        for one in made[2:]:
+            one.end()
+        assert [standbys.ended(worker) for worker in workers] == [0, 0]
+    assert standbys.descriptors() == before
+
+
+def test_output_before_it_dies_is_known(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text("import os, sys\nprint('so long', file=sys.stderr)\nos._exit(7)")
+    standby = Standby(plan, ["dies"], paced=False)
+    assert not standbys.hear(standby)
+    assert standby.printed() == "so long"
+    assert standby.end() in (7, -signal.SIGKILL)
+
+
+def test_plans_that_fit(plan: Plan) -> None:
+    assert plan.fits(standbys.in_round(plan))
+    assert plan.fits(standbys.in_round(plan, TORCHELASTIC_ERROR_FILE="/x", ROLE_RANK="4"))
+    assert not plan.fits(Plan((*plan.args, "--lr=1"), plan.environ))
+    assert not plan.fits(Plan(plan.args, {**plan.environ, "OMP_NUM_THREADS": "1"}))
+    assert not plan.fits(Plan(plan.args, {name: v for name, v in plan.environ.items() if name != "GO"}))
+
+
+def test_the_marks_are_of_one_length() -> None:
+    """The one becomes the other in the memory that the kernel set up."""
+    assert len(STANDBY_FOR) == len(processes.INCARNATION)
+
+
+def test_seen_modules_are_imported_if_they_are_installed(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("raise RuntimeError('the script imports this, no standby')")
+    (tmp_path / "s.py").write_text("import sys; print('psutil' in sys.modules, 'own' in sys.modules)")
+    standby = standbys.ready(plan, [], ["psutil", "own", "json", "absent", "psutil.absent"])
+    assert run(standby, plan, tmp_path) == (0, "True False\n")

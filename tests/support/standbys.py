@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from hetagent.launch.command import RUNNER
 from hetagent.standby.process import Plan, Standby
 
@@ -94,3 +96,8 @@ def descriptors() -> Mapping[str, str]:
         with contextlib.suppress(OSError):
             found[name] = os.readlink(f"/proc/self/fd/{name}")
     return {name: link for name, link in found.items() if not link.endswith("/fd")}
+
+
+def zombies() -> list[int]:
+    """Children of this process that have ended and were not waited for."""
+    return [child.pid for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -139,8 +140,9 @@ class Standby:
         return lines[-1] if lines else ""
 
     def end(self) -> int:
-        """Kill it, give back what it took, and return its exit status."""
-        self.process.kill()
+        """Kill it with what its imports have started, give back what it took, and return its exit status."""
+        if self.process.returncode is None:
+            os.killpg(self.process.pid, signal.SIGKILL)  # it leads a session, and was not waited for
         self._close()
         return self.process.wait()
 

@@ -45,8 +45,7 @@ def _nothing_is_left() -> Iterator[None]:
     assert standbys.descriptors() == before
     assert processes.marked(standbys.MARKS[processes.INCARNATION]) == []
     assert processes.marked(standbys.MARKS[processes.INCARNATION], STANDBY_FOR) == []
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert standbys.zombies() == []
 
 
 def run(standby: Standby, plan: Plan, folder: Path) -> tuple[int, str]:
@@ -272,6 +271,15 @@ def test_output_before_it_dies_is_known(plan: Plan, tmp_path: Path) -> None:
     assert not standbys.hear(standby)
     assert standby.printed() == "so long"
     assert standby.end() in (7, -signal.SIGKILL)
+
+
+def test_what_its_imports_have_started_ends_with_it(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text("import os, subprocess\nsubprocess.Popen(['sleep', '300'])")
+    standby = standbys.ready(plan, ["starts"])
+    sleepers = processes.session_members([standby.process.pid])
+    assert len(sleepers) == 2
+    standby.end()
+    wait_for(lambda: not processes.living().keys() & set(sleepers), "the end of both")
 
 
 def test_plans_that_fit(plan: Plan) -> None:

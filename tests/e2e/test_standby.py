@@ -1,0 +1,174 @@
+"""Restarts with standbys, end to end."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hetagent.worker.standby import NAME, STANDBY_FOR
+from tests.support.cluster import Agent, Cluster, cluster, leftovers, wait_for
+from tests.support.needs import ALL
+
+MODULE = "decimal"
+"""What standbys import here: something that takes no time, and that the workload does not import."""
+
+KILLS = 20 if os.environ.get(ALL) == "1" else 6
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """One agent may form a world; its scratch files lie in a folder of this test."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    with cluster(tmp_path, "--nnodes", "1", "--max-restarts", "30", "--stop-timeout-s", "5") as made:
+        made.light = True
+        yield made
+
+
+def standbys_of(agent: Agent) -> list[int]:
+    """The pids of an agent's standbys that are ready."""
+    found = []
+    for child in psutil.Process(agent.pid).children():
+        try:
+            if child.name() == NAME and STANDBY_FOR in child.environ():
+                found.append(child.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def two_standbys(agent: Agent) -> list[int]:
+    """Wait for the standbys of two local ranks; their pids."""
+    return wait_for(lambda: found if len(found := standbys_of(agent)) == 2 else None, "two standbys")
+
+
+def descriptors(agent: Agent) -> Counter[str]:
+    """How many descriptors of which kind an agent has open."""
+    links = []
+    for link in Path(f"/proc/{agent.pid}/fd").iterdir():
+        try:
+            links.append(os.readlink(link).partition(":")[0])
+        except FileNotFoundError:
+            continue
+    return Counter(links)
+
+
+def pids(job: Cluster, number: int) -> set[int]:
+    """Of the workers of a round."""
+    return {line["pid"] for line in job.lines(round=number)}
+
+
+def kill_one(job: Cluster, number: int) -> int:
+    """Kill a worker; returns the number of the next round, once that has all-reduced."""
+    os.kill(min(pids(job, number)), 9)
+    return job.world(2, round_above=number)
+
+
+def test_each_next_world_is_made_of_standbys(job: Cluster, tmp_path: Path) -> None:
+    agent = job.agent("a", 2, "--preload", MODULE)
+    number = job.world(2)
+    for restart in range(1, 4):
+        ready = two_standbys(agent)
+        number = kill_one(job, number)
+        assert pids(job, number) == set(ready), job.report()
+        assert {line["restart"] for line in job.lines(round=number)} == {restart}
+    assert job.group()["restarts"] == 3
+    job.end_well("a")
+    assert leftovers("a") == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert "standby" not in agent.stderr, agent.stderr
+
+
+def test_kills_in_a_row(job: Cluster, tmp_path: Path) -> None:
+    """Some before the next standbys are ready, some while they import."""
+    agent = job.agent("a", 2, "--preload", MODULE)
+    number = kill_one(job, job.world(2))
+    two_standbys(agent)
+    open_before, children = descriptors(agent), len(psutil.Process(agent.pid).children())
+    for _ in range(KILLS):
+        number = kill_one(job, number)
+    assert number == KILLS + 2
+    assert job.group()["restarts"] == KILLS + 1
+    two_standbys(agent)
+    job.wait_for(lambda: not descriptors(agent) - open_before, "no more descriptors than before")
+    assert len(psutil.Process(agent.pid).children()) == children
+    job.end_well("a")
+    assert leftovers("a") == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_dead_standbys_cost_no_restart(job: Cluster) -> None:
+    agent = job.agent("a", 2, "--preload", MODULE)
+    number = job.world(2)
+    for pid in two_standbys(agent):
+        os.kill(pid, 9)
+    job.progress(number)
+    number = kill_one(job, number)
+    assert {line["restart"] for line in job.lines(round=number)} == {1}
+    job.end_well("a")
+    assert leftovers("a") == []
+
+
+def test_without_standbys(job: Cluster) -> None:
+    agent = job.agent("a", 2, "--preload", "none")
+    number = kill_one(job, job.world(2))
+    job.progress(number)
+    assert not [child for child in psutil.Process(agent.pid).children() if STANDBY_FOR in child.environ()]
+    job.end_well("a")
+
+
+def test_a_killed_agent_leaves_no_standby(job: Cluster) -> None:
+    agent = job.agent("a", 2, "--preload", MODULE)
+    job.world(2)
+    two_standbys(agent)
+    agent.process.kill()
+    wait_for(lambda: not leftovers("a"), "the end of all")
+
+
+SEEN = """
+import json, os, sys
+names = ("SigBlk", "SigIgn", "SigCgt", "Threads", "Cpus_allowed", "CapEff", "NoNewPrivs", "Seccomp")
+status = dict(line.split(":\\t", 1) for line in open("/proc/self/status"))
+links = {}
+for fd in os.listdir("/proc/self/fd"):
+    try:
+        links[fd] = os.readlink(f"/proc/self/fd/{fd}").rpartition("/")[2]
+    except OSError:
+        pass
+with open(sys.argv[1], "w") as file:
+    json.dump({
+        "preloaded": "decimal" in sys.modules, "environ": list(os.environ), "fds": links, "cwd": os.getcwd(),
+        "status": {name: status[name] for name in names}, "nice": os.nice(0), "session": os.getsid(0) == os.getpid(),
+        "steady": {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "HET_ROUND", "PATH")},
+    }, file)
+print("to stdout")
+print("to stderr", file=sys.stderr)
+"""
+
+
+def test_a_worker_of_an_agent_sees_the_same(job: Cluster, tmp_path: Path) -> None:
+    """That the process is made by a thread of the agent, and before the round, does not show."""
+    (tmp_path / "s.py").write_text(SEEN)
+    seen = []
+    for preload in ("none", MODULE):
+        into, logs = tmp_path / preload, tmp_path / f"logs of {preload}"
+        flags = [
+            f"--group={preload}",
+            f"--preload={preload}",
+            f"--log-dir={logs}",
+            "--redirects=3",
+            "--tee=1",
+        ]
+        agent = job.agent("a", 1, *flags, script=str(tmp_path / "s.py"), args=[str(into)])
+        assert agent.wait() == 0, agent.stderr
+        assert "to stdout\n" in agent.stderr
+        [stdout], [stderr] = logs.rglob("stdout.log"), logs.rglob("stderr.log")
+        assert (stdout.read_text(), stderr.read_text()) == ("to stdout\n", "to stderr\n")
+        seen.append(json.loads(into.read_text()))
+    cold, warm = seen
+    assert (cold.pop("preloaded"), warm.pop("preloaded")) == (False, True)
+    assert warm == cold

@@ -64,7 +64,7 @@ _FILE = click.Path(path_type=Path)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits that bound a server's memory, whatever clients ask for. Polls include followed histories."""
+    """Limits that bound a server's memory, whatever clients ask for. Polls include event streams."""
 
     max_groups: int = _flag(
         10_000, "Maximum number of groups, including finished ones.", type=click.IntRange(1, 1_000_000)
@@ -87,7 +87,7 @@ class Limits:
     max_connections: int = _flag(16_384, "Maximum number of connections.", type=click.IntRange(16, 1_000_000))
     max_polls_per_address: int = _flag(
         4_096,
-        "Maximum number of open polls and followed histories per client address.",
+        "Maximum number of open polls and event streams (`hetctl events --follow`) per client address.",
         type=click.IntRange(1, 1_000_000),
     )
     header_timeout_s: float = _flag(

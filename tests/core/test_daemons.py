@@ -102,8 +102,8 @@ def test_the_same_again_changes_nothing_and_other_words_are_refused() -> None:
             NotMaster,
             "'c' is not the master of round 1 of group 'g', which is 'a'",
         ),
-        ({"node_id": "a"}, UnknownNode, "'a' is no other member of round 1"),
-        ({"node_id": "x"}, UnknownNode, "'x' is no other member of round 1"),
+        ({"node_id": "a"}, UnknownNode, "'a' is not another member of round 1"),
+        ({"node_id": "x"}, UnknownNode, "'x' is not another member of round 1"),
     ],
 )
 def test_what_is_refused_changes_nothing(change: dict[str, object], error: type[Refused], says: str) -> None:

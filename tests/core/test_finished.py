@@ -74,6 +74,17 @@ def test_old_node_that_comes_late_hears_how_its_job_ended() -> None:
     assert story.node("b").gone
 
 
+def test_old_node_of_a_cancelled_job_hears_it_in_plain_words() -> None:
+    story = Story(min_nodes=1, last_call_s=0)
+    story.joins("a", "b")
+    story.cancel()
+    with pytest.raises(GroupFinishing, match=r"group 'g' was cancelled and is waiting for its nodes to exit"):
+        story.restart()
+    story.pass_by(LEASE_S + 1)
+    story.restart()
+    assert story.join("b", after=1).why == "the job that this node was in was cancelled"
+
+
 def test_drained_node_begins_no_new_job() -> None:
     story = done("a")
     story.drain("a")

@@ -21,8 +21,10 @@ import pytest
 
 from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.groups import flag_type
 from hetrdzv.client import Client
 from hetrdzv.core.commands import ReportKind
+from hetrdzv.core.spec import Setting
 from hetrdzv.protocol.wire import FailureFields, GroupReply, JoinRequest, ReportRequest, SpecFields
 from tests.support.servers import ROOT, Hetserver
 
@@ -166,6 +168,12 @@ def test_create_sends_the_given_fields_only(ctl: Callable[..., str], server: Het
 def test_create_has_a_flag_for_every_field(ctl: Callable[..., str], flag: str, value: float) -> None:
     reply = json.loads(ctl("create", f"flag-{flag}", f"--{flag}", str(value), "--json"))
     assert reply["spec"][flag.replace("-", "_")] == value
+
+
+def test_a_setting_that_is_a_whole_number_is_sent_as_one() -> None:
+    whole = Setting(name="s", kind=int, default=1, least=1, most=9, optional=False, help="Some number.")
+    assert flag_type(whole).convert("4", None, None) == 4
+    assert isinstance(flag_type(whole).convert("4", None, None), int)
 
 
 def test_create_knows_every_field_of_a_spec() -> None:

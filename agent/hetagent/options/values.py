@@ -2,6 +2,7 @@
 
 import math
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 
 from hetagent.node.network import parse_port_range
 from hetrdzv.protocol.wire import Setting
@@ -50,6 +51,7 @@ def setting(of: Setting, text: str) -> object:
     """The value of a group's setting; the server checks its bounds.
 
     Raises:
-        ValueError, ArgumentTypeError: it is not a number.
+        ValueError, ArgumentTypeError: it is not a number of the right kind.
     """
-    return seconds(text) if of.kind is float else text
+    kinds: dict[type, Callable[[str], object]] = {float: seconds, int: int}
+    return kinds.get(of.kind, str)(text)

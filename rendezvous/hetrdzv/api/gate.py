@@ -135,7 +135,7 @@ class Gate:
             )
         if scope["method"] not in ("GET", "HEAD") and not same_origin(headers.get("origin"), host):
             raise ForeignHost(
-                "this server has no token, so it does not obey pages of other sites in a browser: "
+                "this server has no token, so it refuses browser requests from other sites: "
                 "start hetserver with --token-file"
             )
         return EVERYBODY

@@ -45,7 +45,7 @@ class Admission:
     """Counts what is in progress, by client address.
 
     Args:
-        max_polls: how many polls and followed histories an address may have open.
+        max_polls: how many polls and event streams an address may have open.
     """
 
     def __init__(self, max_polls: int) -> None:
@@ -74,7 +74,7 @@ class Admission:
         open_now = self._polls.get(address, 0)
         if open_now >= self._max_polls:
             raise TooManyPolls(
-                f"{address or 'this address'} has {self._max_polls} polls and followed histories open, the maximum: "
+                f"{address or 'this address'} has {self._max_polls} polls and event streams open, the maximum: "
                 f"close some, or start hetserver with a larger --max-polls-per-address"
             )
         self._polls[address] = open_now + 1
@@ -111,5 +111,5 @@ class Bodies:
         """
         before, after = (size if size > SMALL_BODY_BYTES else 0 for size in (before, after))
         if after > before and self._held + after - before > BODIES_BYTES:
-            raise Busy("the server is processing the maximum of large bodies; send it again in a moment")
+            raise Busy("the server has too many large requests in hand; send it again in a moment")
         self._held += after - before

@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from hetrdzv.core.explain import explain, explain_wait
 from hetrdzv.core.model import DRAINED, Group, GroupState, Member, Node, NodePhase, RootCause, Round
+from hetrdzv.core.phrasing import ended
 
 EXIT_FAILED = 1
 EXIT_CANCELLED = 3
@@ -95,7 +96,7 @@ def directive(group: Group, node: Node, now: float) -> Directive:
         return tell(DirectiveKind.EXIT, "rejected", node.rejected, exit_code=EXIT_FAILED)
     if node.job != group.job:
         outcome = group.previous_outcome or GroupState.FAILED
-        text = f"the job that this node was in has {outcome}"
+        text = f"the job that this node was in {ended(outcome)}"
         return tell(DirectiveKind.EXIT, outcome, text, outcome=outcome, exit_code=_exit_code(outcome, None))
     if group.state.terminal:
         return tell(

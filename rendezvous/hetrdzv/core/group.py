@@ -320,7 +320,7 @@ def _start_daemon(work: Work, command: StartDaemon) -> None:
     member = current.member(command.node_id)
     node = group.speaker(member) if member is not None else None
     if node is None or node.gone or node.node_id == master.node_id:
-        raise UnknownNode(f"'{command.node_id}' is no other member of round {number} of group '{name}'")
+        raise UnknownNode(f"'{command.node_id}' is not another member of round {number} of group '{name}'")
     if not node.wants_daemon:
         raise DaemonRefused(
             f"the agent of node '{node.node_id}' runs nothing for the master '{master.node_id}', since it was "

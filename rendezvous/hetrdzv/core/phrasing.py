@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
-from hetrdzv.core.model import Failure, Member
+from hetrdzv.core.model import Failure, GroupState, Member
 from hetrdzv.core.order import natural_key
 from hetrdzv.core.spec import UNLIMITED_RESTARTS
 
@@ -16,6 +16,11 @@ def count(number: int, noun: str) -> str:
 def spent_of(restarts: int, budget: int) -> str:
     """How many restarts were spent: `1 of 3`, or `1` where there is no limit to speak of."""
     return str(restarts) if budget >= UNLIMITED_RESTARTS else f"{restarts} of {budget}"
+
+
+def ended(outcome: GroupState) -> str:
+    """The outcome of a job as a predicate: `has succeeded`, `has failed`, `was cancelled`."""
+    return "was cancelled" if outcome is GroupState.CANCELLED else f"has {outcome}"
 
 
 MOST_NAMES = 5

@@ -15,7 +15,7 @@ from hetrdzv.core.model import (
     RootCause,
     Round,
 )
-from hetrdzv.core.phrasing import names
+from hetrdzv.core.phrasing import ended, names
 from hetrdzv.core.spec import SETTINGS, GroupSpec, extended
 from hetrdzv.core.timers import expired
 from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
@@ -206,7 +206,7 @@ def begin_job(work: Work, spec: GroupSpec, *, spec_fixed: bool) -> None:
     old = [node.node_id for node in group.live if node.joined_at <= finished_at]
     if old:
         raise GroupFinishing(
-            f"group '{group.group_id}' has {group.state} and is waiting for its nodes to exit ({names(old)}); "
+            f"group '{group.group_id}' {ended(group.state)} and is waiting for its nodes to exit ({names(old)}); "
             f"a new job can start once they are gone, within {group.lease_s:g} s at the latest"
         )
     work.group = Group(

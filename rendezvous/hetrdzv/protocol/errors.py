@@ -157,7 +157,7 @@ class CertificateRequired(HetError):
 
 
 class TooManyPolls(HetError):
-    """The client's address has reached its limit of open polls and followed histories."""
+    """The client's address has reached its limit of open polls and event streams."""
 
     code = "too_many_polls"
     status = 503

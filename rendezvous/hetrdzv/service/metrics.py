@@ -28,9 +28,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._groups = Gauge("hetrdzv_groups", "Groups by state.", ["state"], registry=self._registry)
         self._nodes = Gauge("hetrdzv_nodes", "Nodes by state.", ["state"], registry=self._registry)
-        self._polls = Gauge(
-            "hetrdzv_open_polls", "Long polls and followed histories.", registry=self._registry
-        )
+        self._polls = Gauge("hetrdzv_open_polls", "Long polls and event streams.", registry=self._registry)
         self._leads = Gauge(
             "hetrdzv_leader", "Whether this server answers requests about groups.", registry=self._registry
         )

@@ -14,6 +14,8 @@ from torch.numa.binding import AffinityMode
 from hetagent.options.flags import REFUSED, SPEC_FLAGS, parser
 from hetagent.options.model import Options, TorchrunOptions, UsageError
 from hetagent.options.parse import parse
+from hetagent.options.values import setting
+from hetrdzv.core.spec import Setting
 
 SERVER = ("--server", "http://host:29400")
 
@@ -221,6 +223,13 @@ def test_how_to_start_a_script_that_is_not_there(flag: str, said: str) -> None:
 
 
 # -- ours ----------------------------------------------------------------------------------------------------
+
+
+def test_a_setting_that_is_a_whole_number_is_sent_as_one() -> None:
+    whole = Setting(name="s", kind=int, default=1, least=1, most=9, optional=False, help="Some number.")
+    assert setting(whole, "4") == 4
+    with pytest.raises(ValueError, match="invalid literal"):
+        setting(whole, "4.5")
 
 
 def test_the_groups_spec() -> None:

@@ -9,7 +9,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, print_json, standing, tell
 from hetrdzv.cli.hetctl.options import GROUP, Id, Nnodes, Seconds, command, shared
 from hetrdzv.core.phrasing import count
-from hetrdzv.protocol.wire import SETTINGS, SpecFields
+from hetrdzv.protocol.wire import SETTINGS, Setting, SpecFields
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -18,10 +18,17 @@ def _settings_of_a_group(function: _F) -> _F:
     """A flag for each setting of a group that has a flag of its own name."""
     for setting in reversed(list(SETTINGS.values())):
         if setting.has_flag:
-            kind = click.Choice(setting.choices) if setting.choices else Seconds()
             text = f"{setting.help} (default: {setting.shown_default})"
-            function = click.option(f"--{setting.name.replace('_', '-')}", type=kind, help=text)(function)
+            flag = f"--{setting.name.replace('_', '-')}"
+            function = click.option(flag, type=flag_type(setting), help=text)(function)
     return function
+
+
+def flag_type(setting: Setting) -> click.ParamType[Any]:
+    """What the flag of a setting takes."""
+    if setting.choices:
+        return click.Choice(setting.choices)
+    return click.INT if setting.kind is int else Seconds()
 
 
 @command("Create a group.")

@@ -130,7 +130,7 @@ def test_the_master_hears_why_it_was_refused() -> None:
     bench = of_two(Bench(spec=TWO, node_id="a"), "b", wants_daemon=False)
     for target, says in (
         ("b", "with another --launch"),
-        ("x", "'x' is no other member"),
+        ("x", "'x' is not another member"),
         ("a", "'a' is no other"),
     ):
         bench.session.start_daemon(1, target, ORTED, bench.now)

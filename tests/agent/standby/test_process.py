@@ -14,6 +14,7 @@ from tests.support.cluster import wait_for
 from hetagent.node import processes
 from hetagent.standby import process
 from hetagent.standby.process import NotTaken, Plan, Standby
+from hetagent.worker import standby as standby_main
 from hetagent.worker.standby import NAME, STANDBY_FOR
 
 SLOW = """
@@ -178,6 +179,22 @@ def test_a_module_that_no_standby_should_import(plan: Plan, tmp_path: Path, modu
     standby.end()
 
 
+def test_a_module_that_starts_cuda(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("class cuda:\n    is_initialized = lambda: True")
+    standby = Standby(plan, ["imported", "torch"], paced=False)
+    assert not standbys.hear(standby)
+    assert standby.left_out == ("torch", "it takes a GPU while it is imported")
+    standby.end()
+
+
+def test_a_gpu_that_is_open_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none here, so a file stands for it."""
+    monkeypatch.setattr(standby_main, "GPU_FILES", (str(tmp_path / "nvidia"),))
+    assert not standby_main._holds_gpu()
+    with open(tmp_path / "nvidia0", "w"):
+        assert standby_main._holds_gpu()
+
+
 def test_a_module_that_is_not_there(plan: Plan) -> None:
     standby = Standby(plan, ["no_such_module"], paced=False)
     assert not standbys.hear(standby)
@@ -212,6 +229,31 @@ def test_it_is_idle_once_it_is_ready(plan: Plan) -> None:
     stat = Path(f"/proc/{standby.process.pid}/stat")
     wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", "its sleep")
     standby.end()
+
+
+READS_IN_C = """
+import ctypes, os, signal, socket, threading
+
+def interrupt(main, theirs):
+    while open(f"/proc/self/task/{os.getpid()}/stat").read().rpartition(")")[2].split()[0] != "S":
+        pass
+    signal.pthread_kill(main, signal.SIGPROF)
+    theirs.send(b"x")
+
+ours, theirs = socket.socketpair()
+thread = threading.Thread(target=interrupt, args=(threading.get_ident(), theirs))
+thread.start()
+library = ctypes.CDLL(None, use_errno=True)
+count = library.read(ours.fileno(), ctypes.create_string_buffer(1), 1)
+thread.join()
+if count != 1:
+    raise OSError(ctypes.get_errno(), "the read was interrupted")
+"""
+
+
+def test_pacing_interrupts_no_read_of_a_library(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "reads_in_c.py").write_text(READS_IN_C)
+    standbys.ready(plan, ["reads_in_c"], paced=True).end()
 
 
 AGENT = """

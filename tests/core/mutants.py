@@ -65,7 +65,7 @@ _BROKEN = (
     ("restarts outlive the job", "transitions", "job=group.job + 1,", "job=group.job + 1, restarts=group.restarts,"),
     ("a new job does not wait for the old nodes", "transitions", "    if old:\n", "    if False:\n"),
     ("a step mutates its group", "transitions", "self.group = self.group.with_node(changed)", "self.group.nodes[node.node_id] = changed"),
-    ("the version follows the text", "directive", "{self.round}.{self.reason}\"", "{self.round}.{self.reason}.{self.why}\""),
+    ("the version follows the text", "directive", 'return tell(DirectiveKind.WAIT, "waiting")', 'return tell(DirectiveKind.WAIT, f"waiting of {len(group.nodes)}")'),
     ("a lost node is not told to stop", "directive", 'return tell(DirectiveKind.STOP, "lost"', 'return tell(DirectiveKind.WAIT, "lost"'),
 )  # fmt: skip
 

@@ -150,6 +150,7 @@ def _join(work: Work, command: Join) -> None:
     _take_over_rounds(work, command)
     work.change(
         unreachable=frozenset(pair for pair in group.unreachable if command.node_id not in pair),
+        vain_masters=0,  # this one may serve
     )
     work.group = work.group.with_node(
         Node(
@@ -276,6 +277,8 @@ def _report(work: Work, command: Report) -> None:
         case ReportKind.STARTED:
             if node.phase is NodePhase.STARTING:
                 work.change_node(node, phase=NodePhase.RUNNING)
+            if node.node_id != current.master.node_id:
+                work.change(vain_masters=0)
         case ReportKind.SUCCEEDED:
             if node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
                 work.change_node(node, phase=NodePhase.SUCCEEDED)
@@ -288,9 +291,18 @@ def _report(work: Work, command: Report) -> None:
                 raise StaleRound(
                     f"round {command.round} of group '{group.group_id}' has ended: {current.end.why}"
                 )
-            work.change(unreachable=group.unreachable | {(node.node_id, current.master.node_id)})
+            work.change(
+                unreachable=group.unreachable | {(node.node_id, current.master.node_id)},
+                vain_masters=group.vain_masters + (current.end is None and not _is_reached(group, current)),
+            )
             why = f"{node.node_id} cannot reach the master {current.master.node_id}: {command.message}"
             end_round(work, EndKind.MASTER_UNREACHABLE, node.node_id, why)
+
+
+def _is_reached(group: Group, current: Round) -> bool:
+    """Whether a member has reached the master of a round: only then does it start its workers."""
+    phases = (group.phase_of(member) for member in current.members[1:])
+    return any(phase is not NodePhase.STARTING and not phase.gone for phase in phases)
 
 
 def _worker_failed(work: Work, node: Node, current: Round, command: Report) -> None:

@@ -7,6 +7,7 @@ are not stored: they record when a node was last heard from, and are reset when 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from functools import cached_property
 
 from hetrdzv.core.spec import GroupSpec
 
@@ -210,7 +211,7 @@ class End:
     departed: Mapping[str, Failure] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Round:
     """One agreed membership. The master is the member with group rank 0.
 
@@ -240,10 +241,14 @@ class Round:
 
     def member(self, node_id: str) -> Member | None:
         """The place of a node in this round, or None."""
-        return next((m for m in self.members if m.node_id == node_id), None)
+        return self._places.get(node_id)
+
+    @cached_property
+    def _places(self) -> Mapping[str, Member]:
+        return {member.node_id: member for member in self.members}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """One job (or several in turn, under one name).
 
@@ -264,6 +269,7 @@ class Group:
         bounds_since: since when the bounds have held while waiting, or None.
         joiners_since: when the first node arrived for which a running group will restart, or None.
         unreachable: (node, master) pairs: the node could not reach the master's port.
+        vain_masters: how many masters in a row were reached by nobody.
         root_cause: why the group failed.
         previous_outcome: how the previous job ended, for nodes of it that are still here.
     """
@@ -286,6 +292,7 @@ class Group:
     bounds_since: float | None = None
     joiners_since: float | None = None
     unreachable: frozenset[tuple[str, str]] = frozenset()
+    vain_masters: int = 0
     root_cause: RootCause | None = None
     previous_outcome: GroupState | None = None
     created_at: float = 0.0

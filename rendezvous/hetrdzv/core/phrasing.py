@@ -1,6 +1,7 @@
 """User-facing phrasing: numbers with their nouns, lists of names, a worker's end in one sentence."""
 
-from collections.abc import Iterable
+import heapq
+from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 from hetrdzv.core.model import Failure, Member
@@ -18,11 +19,16 @@ def spent_of(restarts: int, budget: int) -> str:
     return str(restarts) if budget >= UNLIMITED_RESTARTS else f"{restarts} of {budget}"
 
 
-def names(node_ids: Iterable[str], most: int = 5) -> str:
+MOST_NAMED = 5
+"""How many nodes a text names; of more it says how many there are."""
+
+
+def names(node_ids: Iterable[str], most: int = MOST_NAMED) -> str:
     """Names in order, the first few of many."""
-    ordered = sorted(node_ids, key=natural_key)
-    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
-    return (", ".join(ordered[:most]) or "nobody") + more
+    known: Collection[str] = node_ids if isinstance(node_ids, list | tuple | frozenset) else list(node_ids)
+    first = heapq.nsmallest(most, known, key=natural_key)
+    more = f" and {len(known) - most} more" if len(known) > most else ""
+    return (", ".join(first) or "nobody") + more
 
 
 def ranks(member: Member) -> str:
@@ -38,7 +44,9 @@ def unreached(pairs: AbstractSet[tuple[str, str]], among: AbstractSet[str]) -> s
         (master, node_id) for node_id, master in pairs if among >= {node_id, master}
     ):
         by_master.setdefault(master, []).append(node_id)
-    return "; ".join(f"{master} cannot be reached from {names(who)}" for master, who in by_master.items())
+    shown = list(by_master.items())[:MOST_NAMED]
+    more = f"; and {len(by_master) - MOST_NAMED} more likewise" if len(by_master) > MOST_NAMED else ""
+    return "; ".join(f"{master} cannot be reached from {names(who)}" for master, who in shown) + more
 
 
 def describe_failure(node_id: str, failure: Failure) -> str:

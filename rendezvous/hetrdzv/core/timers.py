@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from math import inf
 
-from hetrdzv.core.model import End, Group, Node, Round
-from hetrdzv.core.selection import Growth, Selection, Shortfall, growth, next_round, ready_nodes
+from hetrdzv.core.model import End, Group, Node
+from hetrdzv.core.selection import Growth, Selection, Shortfall, growth, next_round
 
 SUSPECT_GRACE_S = 1.0
 """How long a node whose poll was cut may take to be heard again (seconds)."""
@@ -117,7 +117,7 @@ def _timers(group: Group) -> Iterator[float]:
     if group.state.terminal:
         return
     if group.active_round is not None:
-        yield from _joiners_timer(group, group.active_round)
+        yield from _joiners_timer(group)
         return
     if group.round is not None and group.round.end is not None and not group.round.end.judged:
         judged_at = max((overdue_at(group, node) for node in _open(group)), default=group.round.end.at)
@@ -125,7 +125,7 @@ def _timers(group: Group) -> Iterator[float]:
             yield judged_at
         return
     if group.bounds_since is not None:
-        answer = next_round(group, ready_nodes(group))
+        answer = next_round(group)
         if not answer.suspects:
             yield forms_at(group, answer)
     give_up_at = gives_up_at(group)
@@ -133,8 +133,8 @@ def _timers(group: Group) -> Iterator[float]:
         yield give_up_at
 
 
-def _joiners_timer(group: Group, active: Round) -> Iterator[float]:
+def _joiners_timer(group: Group) -> Iterator[float]:
     if group.joiners_since is not None:
-        larger = growth(group, active)
+        larger = growth(group)
         if not larger.has_suspects:
             yield admits_at(group, larger)

@@ -58,16 +58,16 @@ class Polls:
             speaker
         ):  # before the command: an older poll may be found cut while it is committed
             await self.service.execute(group_id, command)
-            found = self.service.directive(*speaker)
+            head = self.service.heading(*speaker)
             if isinstance(command, Join):
-                after = found[1].version if found[1].kind is DirectiveKind.WAIT else None
-            wait_s = min(wait_s, poll_s(found[0]))
-            if found[1].version == after and wait_s > 0:
+                after = head.version if head.kind is DirectiveKind.WAIT else None
+            wait_s = min(wait_s, poll_s(self.service.group(group_id)))
+            if head.version == after and wait_s > 0:
                 changed = await self._wait(hung_up, speaker, after, wait_s)
                 if changed is None and self._open[speaker] == 1:  # this was the agent's only poll
                     await self.service.cut(*speaker)
                 return changed
-        return found
+            return self.service.directive(*speaker)
 
     async def _wait(
         self, hung_up: HungUp, speaker: Speaker, after: str | None, wait_s: float

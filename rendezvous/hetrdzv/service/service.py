@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from hetrdzv.core.commands import Command, Disconnect, Join, Put, Report, Tick
-from hetrdzv.core.directive import Directive, directive
+from hetrdzv.core.directive import Directive, Heading, directive, heading
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group
 from hetrdzv.core.phrasing import names
@@ -148,6 +148,11 @@ class Service:
         self.group(group_id)
         kept = list(self._ledger.history(group_id))
         return [stored for stored in kept if stored.number > after], kept[-1].number if kept else 0
+
+    def heading(self, group_id: str, node_id: str, incarnation: str) -> Heading:
+        """What a node has to do now, without the details; raises as `directive` does."""
+        group = self.group(group_id)
+        return heading(group, require_speaker(group, node_id, incarnation))
 
     def directive(self, group_id: str, node_id: str, incarnation: str) -> tuple[Group, Directive]:
         """What a node has to do now, and the group this follows from.
@@ -342,10 +347,10 @@ class Service:
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
         while True:
-            found = self.directive(group_id, node_id, incarnation)
             left_s = until - loop.time()
-            if found[1].version != version or left_s <= 0 or self._stopping:
-                return found
+            now_version = self.heading(group_id, node_id, incarnation).version
+            if now_version != version or left_s <= 0 or self._stopping:
+                return self.directive(group_id, node_id, incarnation)
             await self._watchers.wait(group_id, node_id, left_s)
 
     async def follow(

@@ -73,10 +73,10 @@ class Connection:
         try:
             await self._service.execute(group, report_command(node, request))
         except StaleRound as error:
-            told = views.directive_reply(*self._service.directive(group, node, request.incarnation))
+            told = views.directive_reply(*self._service.tell(group, node, request.incarnation))
             body = problem_body(error, directive=told)
             raise Problem(error.status, error.code, str(error), body) from None
-        return views.directive_reply(*self._service.directive(group, node, request.incarnation))
+        return views.directive_reply(*self._service.tell(group, node, request.incarnation))
 
     async def start_daemon(self, group: str, node: str, request: DaemonRequest) -> DirectiveReply:
         """No agent of the simulation has a launcher."""

@@ -1,6 +1,7 @@
 """Converts values of the core to replies of the API."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from fastapi.responses import Response
 from pydantic import BaseModel
@@ -9,7 +10,8 @@ from hetrdzv.core.directive import Directive, Start
 from hetrdzv.core.explain import explain
 from hetrdzv.core.model import DRAINED, Failure, Group, Member, Node, NodePhase, RootCause, Round
 from hetrdzv.protocol import wire
-from hetrdzv.service.polls import poll_s
+from hetrdzv.service.liveness import Pace
+from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
 
 
@@ -18,17 +20,17 @@ def json_response(reply: BaseModel, *, without_none: bool = False) -> Response:
     return Response(reply.model_dump_json(exclude_none=without_none), media_type="application/json")
 
 
-def directive_response(group: Group, directive: Directive) -> Response:
+def directive_response(group: Group, directive: Directive, pace: Pace) -> Response:
     """A node's directive as a response, kept small since it is sent all the time."""
-    return json_response(directive_reply(group, directive), without_none=True)
+    return json_response(directive_reply(group, directive, pace), without_none=True)
 
 
-def group_response(group: Group, now: float) -> Response:
+def group_response(service: Service, group: Group) -> Response:
     """Everything about a group as a response."""
-    return json_response(group_reply(group, now))
+    return json_response(group_reply(group, service.now(), partial(service.heard_at, group)))
 
 
-def directive_reply(group: Group, directive: Directive) -> wire.DirectiveReply:
+def directive_reply(group: Group, directive: Directive, pace: Pace) -> wire.DirectiveReply:
     """A node's directive, with the times that tell it how to keep in touch."""
     return wire.DirectiveReply(
         kind=directive.kind,
@@ -36,8 +38,8 @@ def directive_reply(group: Group, directive: Directive) -> wire.DirectiveReply:
         round=directive.round,
         reason=directive.reason,
         why=directive.why,
-        poll_s=poll_s(group),
-        lease_s=group.lease_s,
+        poll_s=pace.poll_s,
+        lease_s=pace.lease_s,
         stop_timeout_s=group.spec.stop_timeout_s,
         max_disconnect_s=group.spec.max_disconnect_s,
         restarts=group.restarts,
@@ -108,7 +110,7 @@ def _counts(group: Group) -> wire.CountsReply:
     )
 
 
-def group_reply(group: Group, now: float) -> wire.GroupReply:
+def group_reply(group: Group, now: float, heard_at: Callable[[Node], float]) -> wire.GroupReply:
     """Everything about a group; first nodes in rank order, then those without a rank, then those that are gone."""
     current = group.round
     members = {member.node_id: member for member in current.members} if current is not None else {}
@@ -125,7 +127,7 @@ def group_reply(group: Group, now: float) -> wire.GroupReply:
         **dict(group_summary(group, now)),
         spec=spec,
         current_round=_round(current) if current is not None else None,
-        nodes=[_node(group, node, now) for node in nodes],
+        nodes=[_node(group, node, now - heard_at(node)) for node in nodes],
         drained=sorted(group.drained),
         unreachable=[
             wire.UnreachableReply(node_id=node_id, master=master)
@@ -140,7 +142,7 @@ def _round(current: Round) -> wire.RoundReply:
     return wire.RoundReply.model_validate(current).model_copy(update={"ended": ended})
 
 
-def _node(group: Group, node: Node, now: float) -> wire.NodeReply:
+def _node(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
     active = group.active_round
     member = active.member(node.node_id) if active is not None and group.in_round(node) else None
     return wire.NodeReply(
@@ -150,7 +152,7 @@ def _node(group: Group, node: Node, now: float) -> wire.NodeReply:
         address=node.address,
         group_rank=member.group_rank if member is not None else None,
         rank_offset=member.rank_offset if member is not None else None,
-        heard_s_ago=None if node.gone else max(0.0, now - node.heard_at),
+        heard_s_ago=None if node.gone else max(0.0, silent_s),
         incarnation=node.incarnation,
         role=node.role,
         labels=dict(node.labels),

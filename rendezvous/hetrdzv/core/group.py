@@ -36,6 +36,7 @@ from hetrdzv.core.model import (
 from hetrdzv.core.phrasing import count, describe_failure, names
 from hetrdzv.core.settle import settle
 from hetrdzv.core.spec import GroupSpec
+from hetrdzv.core.timers import OWN_LEASES, Leases
 from hetrdzv.core.transitions import (
     Work,
     begin_job,
@@ -80,16 +81,17 @@ def empty(group_id: str, now: float) -> Group:
     return Group(group_id=group_id, spec=GroupSpec(), spec_fixed=False, created_at=now)
 
 
-def step(group: Group, command: Command, now: float) -> Transition:
+def step(group: Group, command: Command, now: float, leases: Leases = OWN_LEASES) -> Transition:
     """Apply one command to a group.
 
     Args:
         now: the server's clock (seconds this store has been served).
+        leases: says whose lease has ended.
 
     Raises:
         Refused: the command is not allowed (its subclass says why); the group is unchanged.
     """
-    work = Work(group, now)
+    work = Work(group, now, leases)
     match command:
         case Join():
             _join(work, command)

@@ -138,7 +138,7 @@ class Node(Offer):
         rejected: why the group cannot use this node, so that its agent must exit, or None.
         daemon: the command line of that daemon for the node's round; empty for none.
         gone_at, gone_why: when and why the node became lost or left.
-        heard_at: when the server last heard from the agent (memory only).
+        heard_at: when the last command of the agent came; renewals are in a table of their own (memory only).
         cut_at: when an open poll of the agent was cut; None once it is heard from again (memory only).
         stop_told_at: when the agent was first heard from after its newest round had ended, and so was told to
             stop; None before (memory only).
@@ -360,11 +360,6 @@ class Group:
         return any(
             node.gone_at is None and node.job == self.job and not node.stopped for node in self.nodes.values()
         )
-
-    @property
-    def lease_s(self) -> float:
-        """The lease in force (seconds). It grows with the group, so that a server sees about 500 polls a second."""
-        return max(self.spec.lease_s, len(self.nodes) / 250)
 
 
 @dataclass(frozen=True, slots=True)

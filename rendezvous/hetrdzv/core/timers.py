@@ -1,8 +1,11 @@
 """Until when a group waits: leases, stops, last calls, time-outs, and the moment a `Tick` is due."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from math import inf
+from typing import Protocol
 
+from hetrdzv.core.memo import kept
 from hetrdzv.core.model import End, Group, Node
 from hetrdzv.core.selection import Growth, Selection, Shortfall, growth, next_round
 
@@ -13,18 +16,46 @@ STOP_GRACE_S = 5.0
 """How long past `stop_timeout_s` a member may take to say that its workers are gone (seconds)."""
 
 
-def expired(group: Group, now: float) -> list[tuple[Node, str]]:
+class Leases(Protocol):
+    """Who measures silence. A server keeps a table of its own (service/liveness.py)."""
+
+    def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
+        """The live nodes whose lease has ended, each with the length of that lease (seconds)."""
+
+
+class OwnLeases:
+    """Leases by what the group itself says: from when a command of the node came, as long as its setting says."""
+
+    def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
+        """As `Leases` says."""
+        lease_s = group.spec.lease_s
+        return [
+            (node, lease_s)
+            for node in group.nodes.values()
+            if node.gone_at is None and now > node.heard_at + lease_s
+        ]
+
+
+OWN_LEASES = OwnLeases()
+
+
+@kept
+def suspects(group: Group) -> Sequence[Node]:
+    """The live nodes whose poll was cut and that were not heard since."""
+    return [node for node in group.nodes.values() if node.gone_at is None and node.cut_at is not None]
+
+
+def expired(group: Group, now: float, leases: Leases) -> list[tuple[Node, str]]:
     """Live nodes that are lost by now, and why: at the end of its lease a node still lives, past it it does not."""
-    lease_s = group.lease_s
-    gone = []
-    for node in group.nodes.values():
-        if node.gone_at is not None:
-            continue
-        if node.cut_at is not None and now > node.cut_at + SUSPECT_GRACE_S:
-            gone.append((node, "its connection was cut"))
-        elif now > node.heard_at + lease_s:
-            gone.append((node, f"no heartbeat for {lease_s:g} s"))
-    return gone
+    cut = {
+        node.node_id: (node, "its connection was cut")
+        for node in suspects(group)
+        if node.cut_at is not None and now > node.cut_at + SUSPECT_GRACE_S
+    }
+    silent = {
+        node.node_id: (node, f"no heartbeat for {lease_s:g} s") for node, lease_s in leases.lapsed(group, now)
+    }
+    return list({**silent, **cut}.values())
 
 
 # -- an ended round ------------------------------------------------------------------------------------------
@@ -62,7 +93,7 @@ def overdue_at(group: Group, node: Node) -> float:
 def resolved_at(group: Group, end: End) -> float:
     """When all members of an ended round will have stopped, be lost or be overdue, as far as is known (seconds)."""
     told_all = end.at + group.spec.stop_timeout_s + STOP_GRACE_S
-    silent = (node.heard_at + group.lease_s for node in _open(group) if node.stop_told_at is None)
+    silent = (node.heard_at + group.spec.lease_s for node in _open(group) if node.stop_told_at is None)
     told = (at for node in _open(group) if (at := overdue_at(group, node)) < inf)
     return max([told_all, *silent, *told])
 
@@ -99,21 +130,25 @@ def admits_at(group: Group, larger: Growth) -> float:
 # -- all of them ---------------------------------------------------------------------------------------------
 
 
-def deadline(group: Group) -> float | None:
+def deadline(group: Group, *, own_leases: bool = True) -> float | None:
     """The moment past which a `Tick` changes the group, or None (seconds on the server's clock).
 
     Before it nothing happens by itself. A `Tick` at any later moment changes the group.
+
+    Args:
+        own_leases: whether the ends of leases are among them, as `OWN_LEASES` measures them.
     """
-    return min(_timers(group), default=None)
+    timers = _timers(group)
+    if own_leases:
+        ends = (node.heard_at + group.spec.lease_s for node in group.nodes.values() if node.gone_at is None)
+        timers = chain(ends, timers)
+    return min(timers, default=None)
 
 
 def _timers(group: Group) -> Iterator[float]:
-    lease_s = group.lease_s
-    for node in group.nodes.values():
-        if node.gone_at is None:
-            yield node.heard_at + lease_s
-            if node.cut_at is not None:
-                yield node.cut_at + SUSPECT_GRACE_S
+    for node in suspects(group):
+        if node.cut_at is not None:
+            yield node.cut_at + SUSPECT_GRACE_S
     if group.state.terminal:
         return
     if group.active_round is not None:

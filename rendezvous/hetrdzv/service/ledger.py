@@ -53,7 +53,7 @@ class Change:
 
 @dataclass(slots=True)
 class _Head:
-    """The newest proposed state of a group; None to delete it. `replace` changes it in place."""
+    """The newest proposed state of a group; None to delete it."""
 
     group: Group | None
 
@@ -140,18 +140,6 @@ class Ledger:
         """
         if group_id in self._heads:
             await self._enqueue(group_id, (), quiet=True)
-
-    def renew(self, group: Group) -> None:
-        """Replace a settled group by one that differs only in fields that are never stored."""
-        self.groups[group.group_id] = group
-
-    def replace(self, change: Callable[[Group], Group]) -> None:
-        """Change every group, committed or proposed, in fields that are never stored."""
-        for group_id, group in self.groups.items():
-            self.groups[group_id] = change(group)
-        for head in self._heads.values():
-            if head.group is not None:
-                head.group = change(head.group)
 
     def store_clock(self, now: float) -> None:
         """Have the clock stored if that was long ago."""

@@ -12,21 +12,17 @@ from typing import Any
 from hetrdzv.core.commands import Join, Renew
 from hetrdzv.core.directive import Directive, DirectiveKind
 from hetrdzv.core.model import Group
+from hetrdzv.service.liveness import Pace
 from hetrdzv.service.service import Service
 
-MAX_POLL_S = 30.0
-"""No poll waits longer than this, whatever the lease (seconds)."""
+Told = tuple[Group, Directive, Pace]
+"""A group, what a node of it has to do, and how that node keeps in touch."""
 
 Speaker = tuple[str, str, str]
 """Group id, node id and incarnation."""
 
 HungUp = Callable[[], Coroutine[Any, Any, None]]
 """Makes a coroutine that ends when the client has hung up."""
-
-
-def poll_s(group: Group) -> float:
-    """How long a poll of a group's nodes may wait (seconds)."""
-    return min(group.lease_s / 2, MAX_POLL_S)
 
 
 class Polls:
@@ -44,11 +40,21 @@ class Polls:
         return self._open.total()
 
     async def answer(
-        self, hung_up: HungUp, group_id: str, command: Join | Renew, after: str | None, wait_s: float
-    ) -> tuple[Group, Directive] | None:
+        self,
+        hung_up: HungUp,
+        group_id: str,
+        command: Join | Renew,
+        after: str | None,
+        wait_s: float,
+        *,
+        direct: bool = False,
+    ) -> Told | None:
         """Apply a command, then answer with the directive, at the latest after `wait_s` seconds.
 
         A join waits while there is nothing to do, another poll until the version is not `after`.
+
+        Args:
+            direct: whether the connection breaks when the client's host does: no proxy is in between.
 
         Returns:
             None if the client hung up before.
@@ -57,23 +63,24 @@ class Polls:
         with self._counted(
             speaker
         ):  # before the command: an older poll may be found cut while it is committed
-            await self.service.execute(group_id, command)
+            group = await self.service.execute(group_id, command)
+            granted = self.service.promise(group, *speaker[1:], direct=direct)
             head = self.service.heading(*speaker)
             if isinstance(command, Join):
                 after = head.version if head.kind is DirectiveKind.WAIT else None
-            wait_s = min(wait_s, poll_s(self.service.group(group_id)))
+            wait_s = min(wait_s, granted.poll_s)
             if head.version == after and wait_s > 0:
-                changed = await self._wait(hung_up, speaker, after, wait_s)
+                changed = await self._wait(hung_up, speaker, after, wait_s, direct)
                 if changed is None and self._open[speaker] == 1:  # this was the agent's only poll
                     await self.service.cut(*speaker)
                 return changed
-            return self.service.directive(*speaker)
+            return self.service.tell(*speaker, direct=direct)
 
     async def _wait(
-        self, hung_up: HungUp, speaker: Speaker, after: str | None, wait_s: float
-    ) -> tuple[Group, Directive] | None:
+        self, hung_up: HungUp, speaker: Speaker, after: str | None, wait_s: float, direct: bool
+    ) -> Told | None:
         """The directive once it has changed or the time is up; None if the client hung up before."""
-        watching = asyncio.ensure_future(self.service.watch(*speaker, after, wait_s))
+        watching = asyncio.ensure_future(self.service.watch(*speaker, after, wait_s, direct=direct))
         hanging_up = asyncio.ensure_future(hung_up())
         try:
             await asyncio.wait({watching, hanging_up}, return_when=asyncio.FIRST_COMPLETED)

@@ -4,10 +4,8 @@ import asyncio
 from typing import Any
 
 import httpx
-import pytest
 
 from hetrdzv.protocol import wire
-from hetrdzv.service import polls
 from tests.support.served import api, join, serving, settled, two_nodes
 
 NODES = "/v1/groups/g/nodes"
@@ -190,13 +188,6 @@ async def test_the_history_can_be_read_on() -> None:
         assert later == {"events": all_events["events"][2:], "last": all_events["last"]}
         none = (await client.get("/v1/groups/g/events", params={"after": later["last"]})).json()
         assert none == {"events": [], "last": later["last"]}
-
-
-@pytest.mark.parametrize(("lease_s", "poll_s"), [(0.5, 0.25), (5.0, 2.5), (3600.0, polls.MAX_POLL_S)])
-async def test_how_long_a_poll_may_wait_follows_the_lease(lease_s: float, poll_s: float) -> None:
-    async with serving() as (service, _):
-        group = await service.execute("g", join("a", min_nodes=2, lease_s=lease_s))
-        assert polls.poll_s(group) == poll_s
 
 
 async def test_a_number_beyond_the_history_brings_nothing_but_its_end() -> None:

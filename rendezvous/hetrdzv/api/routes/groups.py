@@ -40,14 +40,14 @@ async def list_groups(request: Request) -> Response:
 async def get_group(request: Request, group_id: wire.Id) -> Response:
     """Everything about a group: spec, state, why, round with members and master, nodes, root cause."""
     service = service_of(request)
-    return views.group_response(service.group(group_id), service.now())
+    return views.group_response(service, service.group(group_id))
 
 
 @router.put("/{group_id}", response_model=wire.GroupReply)
 async def put_group(request: Request, group_id: wire.Id, spec: wire.SpecFields) -> Response:
     """Create a group with a spec. The same spec again changes nothing, another one gets 409."""
     service = service_of(request)
-    return views.group_response(await service.execute(group_id, Put(spec.given())), service.now())
+    return views.group_response(service, await service.execute(group_id, Put(spec.given())))
 
 
 @router.delete("/{group_id}", status_code=204)
@@ -61,14 +61,14 @@ async def delete_group(request: Request, group_id: wire.Id) -> Response:
 async def restart_group(request: Request, group_id: wire.Id) -> Response:
     """End the current round so that another forms, or run a finished group again; uses no restart."""
     service = service_of(request)
-    return views.group_response(await service.execute(group_id, Restart()), service.now())
+    return views.group_response(service, await service.execute(group_id, Restart()))
 
 
 @router.post("/{group_id}/cancel", response_model=wire.GroupReply)
 async def cancel_group(request: Request, group_id: wire.Id) -> Response:
     """Cancel the job: all workers are stopped, agents exit with 3."""
     service = service_of(request)
-    return views.group_response(await service.execute(group_id, Cancel()), service.now())
+    return views.group_response(service, await service.execute(group_id, Cancel()))
 
 
 @router.get(

@@ -92,10 +92,10 @@ async def _answer_member(
         if command is not None:
             await service.execute(group_id, command)
     except StaleRound:
-        current = service.directive(group_id, speaker, incarnation)
+        current = service.tell(group_id, speaker, incarnation)
         request.state.directive = views.directive_reply(*current)
         raise
-    return views.directive_response(*service.directive(group_id, speaker, incarnation))
+    return views.directive_response(*service.tell(group_id, speaker, incarnation))
 
 
 @router.delete("", status_code=204)
@@ -115,11 +115,11 @@ async def leave(
 async def drain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
     """Take a node out: its agent stops its workers and exits with 4. Holds over restarts of the agent."""
     service = service_of(request)
-    return views.group_response(await service.execute(group_id, Drain(node_id)), service.now())
+    return views.group_response(service, await service.execute(group_id, Drain(node_id)))
 
 
 @router.post("/undrain", response_model=wire.GroupReply)
 async def undrain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
     """Let a drained node join again."""
     service = service_of(request)
-    return views.group_response(await service.execute(group_id, Undrain(node_id)), service.now())
+    return views.group_response(service, await service.execute(group_id, Undrain(node_id)))

@@ -17,11 +17,13 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hetrdzv.api import problems
+from hetrdzv.api.calling import CALLER
 from hetrdzv.api.gate import CERTIFIED
 from hetrdzv.api.limits import neighbourhood
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import Busy, HetError, Malformed, RequestTooSlow
+from hetrdzv.service.caller import Caller
 from hetrdzv.settings import Limits
 
 logger = logging.getLogger(__name__)
@@ -89,6 +91,7 @@ class Connection(H11Protocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._has_data = False
+        self._caller = Caller()
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -101,8 +104,9 @@ class Connection(H11Protocol):
             self._close_with(Busy(refusal))
             return
         self._address = address
+        self.app_state = {**self.app_state, CALLER: self._caller}
         if transport.get_extra_info("peercert"):
-            self.app_state = {**self.app_state, CERTIFIED: True}
+            self.app_state[CERTIFIED] = True
         self._await_header()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -113,6 +117,7 @@ class Connection(H11Protocol):
             self._connections.closed(self._address)
             self._address = None
         super().connection_lost(exc)
+        self._caller.hang_up()
 
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing():

@@ -15,14 +15,19 @@ from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
 
 
-def json_response(reply: BaseModel, *, without_none: bool = False) -> Response:
+def json_response(reply: BaseModel) -> Response:
     """A reply as a response. pydantic writes it, since FastAPI would validate it again and copy it twice."""
-    return Response(reply.model_dump_json(exclude_none=without_none), media_type="application/json")
+    return Response(reply.model_dump_json(), media_type="application/json")
+
+
+def directive_json(group: Group, directive: Directive, pace: Pace) -> bytes:
+    """A node's directive as JSON, kept small since it is sent all the time."""
+    return directive_reply(group, directive, pace).model_dump_json(exclude_none=True).encode()
 
 
 def directive_response(group: Group, directive: Directive, pace: Pace) -> Response:
-    """A node's directive as a response, kept small since it is sent all the time."""
-    return json_response(directive_reply(group, directive, pace), without_none=True)
+    """A node's directive as a response."""
+    return Response(directive_json(group, directive, pace), media_type="application/json")
 
 
 def group_response(service: Service, group: Group) -> Response:

@@ -3,15 +3,14 @@
 Knows nothing of HTTP, so that the simulation runs it too.
 """
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from hetrdzv.core.commands import Join, Renew
 from hetrdzv.core.directive import Directive, DirectiveKind
 from hetrdzv.core.model import Group
+from hetrdzv.service.caller import Caller
 from hetrdzv.service.liveness import Pace
 from hetrdzv.service.service import Service
 
@@ -20,9 +19,6 @@ Told = tuple[Group, Directive, Pace]
 
 Speaker = tuple[str, str, str]
 """Group id, node id and incarnation."""
-
-HungUp = Callable[[], Coroutine[Any, Any, None]]
-"""Makes a coroutine that ends when the client has hung up."""
 
 
 class Polls:
@@ -41,7 +37,7 @@ class Polls:
 
     async def answer(
         self,
-        hung_up: HungUp,
+        caller: Caller,
         group_id: str,
         command: Join | Renew,
         after: str | None,
@@ -70,24 +66,11 @@ class Polls:
                 after = head.version if head.kind is DirectiveKind.WAIT else None
             wait_s = min(wait_s, granted.poll_s)
             if head.version == after and wait_s > 0:
-                changed = await self._wait(hung_up, speaker, after, wait_s, direct)
+                changed = await self.service.watch(*speaker, after, wait_s, direct=direct, caller=caller)
                 if changed is None and self._open[speaker] == 1:  # this was the agent's only poll
                     await self.service.cut(*speaker)
                 return changed
             return self.service.tell(*speaker, direct=direct)
-
-    async def _wait(
-        self, hung_up: HungUp, speaker: Speaker, after: str | None, wait_s: float, direct: bool
-    ) -> Told | None:
-        """The directive once it has changed or the time is up; None if the client hung up before."""
-        watching = asyncio.ensure_future(self.service.watch(*speaker, after, wait_s, direct=direct))
-        hanging_up = asyncio.ensure_future(hung_up())
-        try:
-            await asyncio.wait({watching, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
-            return watching.result() if watching.done() else None
-        finally:
-            watching.cancel()
-            hanging_up.cancel()
 
     @contextmanager
     def _counted(self, speaker: Speaker) -> Iterator[None]:

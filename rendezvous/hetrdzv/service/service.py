@@ -26,6 +26,7 @@ from hetrdzv.protocol.errors import (
     StorageError,
     UnknownGroup,
 )
+from hetrdzv.service.caller import Caller
 from hetrdzv.service.clock import MAX_STALL_S, ServedClock
 from hetrdzv.service.history import Place, life_of
 from hetrdzv.service.ledger import Change, Ledger
@@ -445,20 +446,28 @@ class Service:
         wait_s: float,
         *,
         direct: bool = False,
-    ) -> tuple[Group, Directive, Pace]:
+        caller: Caller | None = None,
+    ) -> tuple[Group, Directive, Pace] | None:
         """A node's directive as soon as its version differs from the given one, or after `wait_s` seconds.
+
+        Args:
+            caller: who waits for it.
+
+        Returns:
+            None as soon as the caller is gone.
 
         Raises:
             Refused: as `directive` does, as soon as it does.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
-        while True:
+        while caller is None or not caller.gone:
             left_s = until - loop.time()
             now_version = self.heading(group_id, node_id, incarnation).version
             if now_version != version or left_s <= 0 or self._stopping:
                 return self.tell(group_id, node_id, incarnation, direct=direct)
-            await self._watchers.wait(group_id, node_id, left_s)
+            await self._watchers.wait(group_id, node_id, left_s, caller)
+        return None
 
     async def follow(
         self, group_id: str, after: Place, quiet_s: float

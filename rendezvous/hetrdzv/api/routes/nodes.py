@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from hetrdzv.api import problems, views
+from hetrdzv.api.calling import calling
 from hetrdzv.api.commands import daemon_command, join_command, report_command
 from hetrdzv.api.dispatch import polls_of, service_of
 from hetrdzv.api.lenient import LenientRoute, ignored
@@ -29,11 +30,8 @@ WaitSeconds = Annotated[float, Query(ge=0, le=3600, description="Seconds; at mos
 async def _answer_poll(
     request: Request, group_id: str, command: Join | Renew, after: str | None, wait_s: float
 ) -> Response:
-    async def hung_up() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    found = await polls_of(request).answer(hung_up, group_id, command, after, wait_s)
+    with calling(request.scope, request.receive) as caller:
+        found = await polls_of(request).answer(caller, group_id, command, after, wait_s)
     if found is None:
         return Response(status_code=204)  # nobody reads it
     return views.directive_response(*found)
@@ -58,7 +56,10 @@ async def get_directive(
     after: Annotated[str | None, Query(max_length=256)] = None,
     wait: WaitSeconds = 0.0,
 ) -> Response:
-    """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease."""
+    """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease.
+
+    What is plainly right never gets here: api/poll.py answers it.
+    """
     return await _answer_poll(request, group_id, Renew(node_id, incarnation), after, wait)
 
 

@@ -23,6 +23,7 @@ from hetrdzv.api.limits import neighbourhood
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import Busy, HetError, Malformed, RequestTooSlow
+from hetrdzv.protocol.keepalive import keep_alive
 from hetrdzv.service.caller import Caller
 from hetrdzv.settings import Limits
 
@@ -77,6 +78,26 @@ class Connections:
             del self._by_address[address]
 
 
+class TcpCaller(Caller):
+    """The client of a TCP connection.
+
+    Attributes:
+        socket: our end of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.socket: Any = None
+        self._within_s: float | None = None
+
+    def is_watched(self, within_s: float) -> bool:
+        if self._within_s != within_s:
+            if self.socket is None or not keep_alive(self.socket, within_s):
+                return False
+            self._within_s = within_s
+        return True
+
+
 class Connection(H11Protocol):
     """A connection that is closed if its client is slow to send a header or to read replies.
 
@@ -91,12 +112,13 @@ class Connection(H11Protocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._has_data = False
-        self._caller = Caller()
+        self._caller = TcpCaller()
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._transport = transport
+        self._caller.socket = transport.get_extra_info("socket")
         peer = transport.get_extra_info("peername")
         address = neighbourhood(peer[0]) if peer else ""
         refusal = self._connections.refusal(address)

@@ -17,6 +17,7 @@ from hetrdzv.core.commands import Renew
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.ids import MAX_ID_LENGTH
+from hetrdzv.protocol.keepalive import SOCKET_HEADER, name_of
 from hetrdzv.service.polls import Told
 
 _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
@@ -25,6 +26,8 @@ _QUERY = re.compile(rb"(incarnation|after|wait)=([A-Za-z0-9._-]*)(?:&|$)")
 _SECONDS = re.compile(r"[0-9]{1,4}(\.[0-9]{1,9})?")
 MAX_WAIT_S = 3600.0
 MAX_VERSION_LENGTH = 256
+
+_SOCKET_HEADER = SOCKET_HEADER.lower().encode()
 
 REPLIES_KEPT = 4
 """How many of its newest replies to nodes that wait a group keeps; they are the same for all of them."""
@@ -47,7 +50,8 @@ class PollRoute:
             return
         group_id, command, after, wait_s = poll
         with calling(scope, receive) as caller:
-            found = await polls_in(scope).answer(caller, group_id, command, after, wait_s)
+            polls, direct = polls_in(scope), _is_direct(scope)
+            found = await polls.answer(caller, group_id, command, after, wait_s, direct=direct)
         if found is not None:
             await _send(send, _body(*found))
 
@@ -70,6 +74,12 @@ def _plain_poll(scope: Scope) -> tuple[str, Renew, str | None, float] | None:
         return None
     wait_s = float(wait)
     return (place[1], Renew(place[2], incarnation), after, wait_s) if wait_s <= MAX_WAIT_S else None
+
+
+def _is_direct(scope: Scope) -> bool:
+    """Whether no proxy is between us and the agent: it sees the same address of its connection as we do."""
+    own = next((value for name, value in scope["headers"] if name == _SOCKET_HEADER), None)
+    return own is not None and own.decode("latin-1") == name_of(scope.get("client"))
 
 
 def _query(query: bytes) -> Mapping[str, str] | None:

@@ -14,6 +14,10 @@ class Caller:
         self.gone = False
         self._call: Callable[[], None] | None = None
 
+    def is_watched(self, within_s: float) -> bool:
+        """Have the kernel notice within so many seconds that the client's host is gone; whether it can."""
+        return False
+
     def on_gone(self, call: Callable[[], None] | None) -> None:
         """Have something called once the client is gone, in place of what was asked for before; None: nothing."""
         self._call = call

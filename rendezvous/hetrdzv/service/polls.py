@@ -60,6 +60,7 @@ class Polls:
             speaker
         ):  # before the command: an older poll may be found cut while it is committed
             group = await self.service.execute(group_id, command)
+            direct = direct and caller.is_watched(group.spec.lease_s)
             granted = self.service.promise(group, *speaker[1:], direct=direct)
             head = self.service.heading(*speaker)
             if isinstance(command, Join):

@@ -1,6 +1,9 @@
 """Converts values of the core to replies of the API."""
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from functools import partial
 
 from fastapi.responses import Response
@@ -13,6 +16,25 @@ from hetrdzv.protocol import wire
 from hetrdzv.service.liveness import Pace
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Which nodes of a group a reply shows, in its order.
+
+    Attributes:
+        after: those behind this node id; None: from the first.
+        limit: how many; None: all.
+    """
+
+    after: str | None = None
+    limit: int | None = None
+
+
+ALL, NONE = Page(), Page(limit=0)
+
+PAGES = {"all": ALL, "none": NONE}
+"""By the query parameter `nodes`."""
 
 
 def json_response(reply: BaseModel) -> Response:
@@ -30,9 +52,20 @@ def directive_response(group: Group, directive: Directive, pace: Pace) -> Respon
     return Response(directive_json(group, directive, pace), media_type="application/json")
 
 
-def group_response(service: Service, group: Group) -> Response:
-    """Everything about a group as a response."""
-    return json_response(group_reply(group, service.now(), partial(service.heard_at, group)))
+LARGE = 300
+"""Replies about more nodes than this are made in a thread: polls are answered meanwhile."""
+
+
+async def group_response(service: Service, group: Group, page: Page = ALL) -> Response:
+    """Everything about a group, or a page of it, as a response."""
+    return await made(
+        len(group.nodes), lambda: group_reply(group, service.now(), partial(service.heard_at, group), page)
+    )
+
+
+async def made(nodes: int, make: Callable[[], BaseModel]) -> Response:
+    """A reply about so many nodes as a response."""
+    return await asyncio.to_thread(lambda: json_response(make())) if nodes > LARGE else json_response(make())
 
 
 def directive_reply(group: Group, directive: Directive, pace: Pace) -> wire.DirectiveReply:
@@ -116,7 +149,9 @@ def _counts(group: Group) -> wire.CountsReply:
     )
 
 
-def group_reply(group: Group, now: float, heard_at: Callable[[Node], float]) -> wire.GroupReply:
+def group_reply(
+    group: Group, now: float, heard_at: Callable[[Node], float], page: Page = ALL
+) -> wire.GroupReply:
     """Everything about a group; first nodes in rank order, then those without a rank, then those that are gone."""
     current = group.round
     members = {member.node_id: member for member in current.members} if current is not None else {}
@@ -128,11 +163,17 @@ def group_reply(group: Group, now: float, heard_at: Callable[[Node], float]) -> 
             n.node_id,
         ),
     )
+    if page != ALL:
+        places = (place + 1 for place, node in enumerate(nodes) if node.node_id == page.after)
+        start = 0 if page.after is None else next(places, len(nodes))
+        nodes = nodes[start:] if page.limit is None else nodes[start : start + page.limit]
+    everybody = current.members if current is not None else ()
+    on_page = everybody if page == ALL else _only(everybody, {node.node_id for node in nodes})
     spec = {name: getattr(group.spec, name) for name in wire.SpecFields.model_fields}
     return wire.GroupReply(
         **dict(group_summary(group, now)),
         spec=spec,
-        current_round=_round(current) if current is not None else None,
+        current_round=_round(current, on_page) if current is not None else None,
         nodes=[_node(group, node, now - heard_at(node)) for node in nodes],
         drained=sorted(group.drained),
         unreachable=[
@@ -143,9 +184,20 @@ def group_reply(group: Group, now: float, heard_at: Callable[[Node], float]) -> 
     )
 
 
-def _round(current: Round) -> wire.RoundReply:
-    ended = current.end.why if current.end is not None else None
-    return wire.RoundReply.model_validate(current).model_copy(update={"ended": ended})
+def _only(members: Iterable[Member], node_ids: AbstractSet[str]) -> Sequence[Member]:
+    """The members that are among some nodes."""
+    return [member for member in members if member.node_id in node_ids]
+
+
+def _round(current: Round, shown: Sequence[Member]) -> wire.RoundReply:
+    return wire.RoundReply(
+        number=current.number,
+        world_size=current.world_size,
+        restart_count=current.restart_count,
+        master=wire.MasterReply.model_validate(current.master),
+        members=_members(shown),
+        ended=current.end.why if current.end is not None else None,
+    )
 
 
 def _node(group: Group, node: Node, silent_s: float) -> wire.NodeReply:

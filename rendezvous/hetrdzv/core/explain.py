@@ -24,10 +24,12 @@ def explain(group: Group, now: float) -> str:
     """
     known: dict[int, str] = _texts(group)
     second = int(now)
-    if second not in known:
+    text = known.get(second)
+    if text is None:
+        text = _explain(group, now)
         known.clear()
-        known[second] = _explain(group, now)
-    return known[second]
+        known[second] = text
+    return text
 
 
 @kept

@@ -32,6 +32,9 @@ EVENTS_KEPT = 1_000
 CLOCK_STORED_EVERY_S = 10.0
 """How often the clock is stored when nothing else is (seconds): a crash loses at most this much of it."""
 
+LARGE_GROUP = 500
+"""The changes of a group with more nodes than this are written down in a thread: polls are answered meanwhile."""
+
 LARGE = 5_000
 """Snapshots with more records than this are parsed in a thread, since a leader has to renew its lease meanwhile."""
 
@@ -178,7 +181,8 @@ class Ledger:
         puts: dict[str, bytes] = {}
         deletes: set[str] = set()
         for group_id, head in heads.items():
-            put, delete = records.changes(self.groups.get(group_id), head.group)
+            old, new = self.groups.get(group_id), head.group
+            put, delete = await _changes(old, new)
             puts.update(put)
             deletes.update(delete)
             if head.group is None:
@@ -299,3 +303,11 @@ class Ledger:
             if not proposal.done.done():
                 proposal.done.set_exception(refusal)
                 proposal.done.exception()  # its proposer may be gone
+
+
+async def _changes(old: Group | None, new: Group | None) -> tuple[dict[str, bytes], set[str]]:
+    """As `records.changes`; both groups are frozen, so a thread can look at them."""
+    nodes = max(len(group.nodes) if group is not None else 0 for group in (old, new))
+    if nodes <= LARGE_GROUP:
+        return records.changes(old, new)
+    return await asyncio.to_thread(records.changes, old, new)

@@ -10,6 +10,7 @@ from hetrdzv.api.calling import calling
 from hetrdzv.api.commands import daemon_command, join_command, report_command
 from hetrdzv.api.dispatch import polls_of, service_of
 from hetrdzv.api.lenient import LenientRoute, ignored
+from hetrdzv.api.routes.groups import NodesShown
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, ReportKind, StartDaemon, Undrain
 from hetrdzv.protocol import wire
@@ -113,14 +114,20 @@ async def leave(
 
 
 @router.post("/drain", response_model=wire.GroupReply)
-async def drain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
+async def drain(request: Request, group_id: wire.Id, node_id: wire.Id, nodes: NodesShown = "all") -> Response:
     """Take a node out: its agent stops its workers and exits with 4. Holds over restarts of the agent."""
     service = service_of(request)
-    return views.group_response(service, await service.execute(group_id, Drain(node_id)))
+    return await views.group_response(
+        service, await service.execute(group_id, Drain(node_id)), views.PAGES[nodes]
+    )
 
 
 @router.post("/undrain", response_model=wire.GroupReply)
-async def undrain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
+async def undrain(
+    request: Request, group_id: wire.Id, node_id: wire.Id, nodes: NodesShown = "all"
+) -> Response:
     """Let a drained node join again."""
     service = service_of(request)
-    return views.group_response(service, await service.execute(group_id, Undrain(node_id)))
+    return await views.group_response(
+        service, await service.execute(group_id, Undrain(node_id)), views.PAGES[nodes]
+    )

@@ -84,6 +84,36 @@ async def test_commands_of_one_turn_go_down_as_one_transaction() -> None:
         assert len(service.group("g").nodes) == 5
 
 
+async def test_what_many_say_in_one_turn_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled_with: list[int] = []
+    real = service_module.step
+
+    def step(group: Any, command: Any, now: float, leases: Any, **more: Any) -> Any:
+        if more.get("settles", True):
+            settled_with.append(len(group.nodes))
+        return real(group, command, now, leases, **more)
+
+    monkeypatch.setattr(service_module, "step", step)
+    async with serving() as (service, _):
+        many = [join(f"n{i}", min_nodes=50, max_nodes=50) for i in range(50)]
+        await asyncio.gather(*(service.execute("g", one) for one in many))
+        assert settled_with == [50]
+        group = service.group("g")
+        assert (group.state, group.last_round) == (GroupState.STARTING, 1)
+        kinds = [stored.event.kind for stored in service.history("g")[0]]
+        assert kinds[:50] == ["node_joined"] * 50
+        assert kinds[50] == "round_formed"
+
+
+async def test_whoever_acts_on_a_group_finds_it_settled() -> None:
+    async with serving() as (service, _):
+        joins = [service.execute("g", join(name, min_nodes=2, max_nodes=2)) for name in "ab"]
+        await asyncio.gather(*joins, service.execute("g", Drain("b")))
+        group = service.group("g")
+        assert group.round is not None  # it formed before b was drained
+        assert (group.last_round, group.round.end is not None) == (1, True)
+
+
 async def test_a_failed_commit_changes_nothing_and_is_told_to_everybody_in_it() -> None:
     async with serving() as (service, store):
         await service.execute("g", join("a", min_nodes=2))
@@ -613,17 +643,18 @@ async def test_a_cut_of_what_is_gone_is_no_error() -> None:
 
 async def test_a_tick_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "RETRY_S", 0.01)
-    failures = [ValueError("a bug")] * 2
+    failures: list[Exception] = []
     real = service_module.step
 
-    def step(group: Any, command: Any, now: float, leases: Any) -> Any:
+    def step(group: Any, command: Any, now: float, leases: Any, **more: Any) -> Any:
         if isinstance(command, Tick) and failures:
             raise failures.pop()
-        return real(group, command, now, leases)
+        return real(group, command, now, leases, **more)
 
     monkeypatch.setattr(service_module, "step", step)
     async with serving() as (service, _):
         await service.execute("g", join("a", min_nodes=2, join_timeout_s=0.1))
+        failures += [ValueError("a bug")] * 2
         waiting = poll(service, "a")
         assert (await waiting)[1].kind == "exit"
         assert not failures

@@ -99,9 +99,11 @@ class Checks:
         ):
             yield
 
-    def _step(self, group: Group, command: commands.Command, now: float, leases: Leases) -> Transition:
+    def _step(
+        self, group: Group, command: commands.Command, now: float, leases: Leases, *, settles: bool = True
+    ) -> Transition:
         try:
-            transition = step(group, command, now, leases)
+            transition = step(group, command, now, leases, settles=settles)
         except Refused as error:
             if not isinstance(command, commands.Renew):
                 self.say("core", f"refuses {_words(command)}: {error}")
@@ -154,7 +156,8 @@ class Checks:
         if before is None or before.incarnation != command.incarnation or before.phase is NodePhase.LOST:
             return  # one that is lost and speaks is back
         renewed = step(old, commands.Renew(command.node_id, command.incarnation), now, leases).group
-        if step(renewed, commands.Tick(), now, leases).group != new:
+        settled = step(new, commands.Tick(), now, leases).group
+        if step(renewed, commands.Tick(), now, leases).group != settled:
             self.violate("retries change nothing", f"{_words(command)} came again and changed the group")
 
     def _charges(self, old: Group, new: Group, now: float) -> None:

@@ -81,12 +81,15 @@ def empty(group_id: str, now: float) -> Group:
     return Group(group_id=group_id, spec=GroupSpec(), spec_fixed=False, created_at=now)
 
 
-def step(group: Group, command: Command, now: float, leases: Leases = OWN_LEASES) -> Transition:
+def step(
+    group: Group, command: Command, now: float, leases: Leases = OWN_LEASES, *, settles: bool = True
+) -> Transition:
     """Apply one command to a group.
 
     Args:
         now: the server's clock (seconds this store has been served).
         leases: says whose lease has ended.
+        settles: whether to draw the conclusions; if not, a `Tick` at the same moment has to follow.
 
     Raises:
         Refused: the command is not allowed (its subclass says why); the group is unchanged.
@@ -118,7 +121,8 @@ def step(group: Group, command: Command, now: float, leases: Leases = OWN_LEASES
             _put(work, command)
         case Tick():
             pass
-    settle(work)
+    if settles:
+        settle(work)
     return Transition(work.group, tuple(work.events))
 
 

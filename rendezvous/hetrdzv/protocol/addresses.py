@@ -12,13 +12,11 @@ _MAYBE_LOOPBACK = re.compile(r"127\.|[0:]*1?(%|$)|[0:]*:ffff:|localhost$|.*\.loc
 """How loopback addresses and names begin or end; whatever does not match is none, and costs no parsing."""
 
 
+@lru_cache(maxsize=1 << 16)
 def is_loopback(address: str) -> bool:
     """Whether an address, or a host name (RFC 6761), always means this machine itself."""
-    return _MAYBE_LOOPBACK.match(address) is not None and _is_loopback(address)
-
-
-@lru_cache(maxsize=1024)
-def _is_loopback(address: str) -> bool:
+    if _MAYBE_LOOPBACK.match(address) is None:
+        return False
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

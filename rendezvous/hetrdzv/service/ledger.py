@@ -135,6 +135,12 @@ class Ledger:
         self._heads[group_id] = _Head(new)
         return await self._enqueue(group_id, events, quiet)
 
+    def amend(self, group_id: str, new: Group, events: tuple[Event, ...]) -> None:
+        """Make `new` the head of a group that has one: what follows from the changes proposed before."""
+        self._heads[group_id] = _Head(new)
+        done: asyncio.Future[Group | None] = asyncio.get_running_loop().create_future()
+        self._pending.append(_Proposal(group_id, events, done, quiet=False))
+
     async def settle(self, group_id: str) -> None:
         """Wait until every proposed change of a group is committed; returns at once if there is none.
 

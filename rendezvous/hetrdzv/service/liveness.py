@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from hetrdzv.core.commands import Command, Join, Leave, Renew, Report, StartDaemon
+from hetrdzv.core.commands import Command, Join, Leave, Renew, Report, ReportKind, StartDaemon
 from hetrdzv.core.model import Group, Node
 from hetrdzv.service.clock import ServedClock
 
@@ -274,3 +274,10 @@ def is_heartbeat(group: Group, command: Command) -> bool:
         return False
     node = group.nodes.get(command.node_id)
     return node is None or (node.cut_at is None and not group.hears_stop(node))
+
+
+def is_one_of_many(command: Command) -> bool:
+    """Whether all nodes of a group say this at about the same time, so that conclusions are drawn for many at once."""
+    return isinstance(command, Join | Renew) or (
+        isinstance(command, Report) and command.kind is ReportKind.STARTED
+    )

@@ -30,7 +30,7 @@ from hetrdzv.service.caller import Caller
 from hetrdzv.service.clock import MAX_STALL_S, ServedClock
 from hetrdzv.service.history import Place, life_of
 from hetrdzv.service.ledger import Change, Ledger
-from hetrdzv.service.liveness import Leases, Pace, Stalls, is_heartbeat, pace, speaker_of
+from hetrdzv.service.liveness import Leases, Pace, Stalls, is_heartbeat, is_one_of_many, pace, speaker_of
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.retention import Retention, require_places, require_room
 from hetrdzv.service.timers import TICK_MARGIN_S, Timers
@@ -79,6 +79,7 @@ class Service:
         self._stalls = Stalls()
         self._leases = Leases()
         self._lease_timer: asyncio.TimerHandle | None = None
+        self._unsettled: set[str] = set()  # groups whose conclusions are drawn at the end of this turn
         self._looks_at = inf  # when the lease timer goes off (seconds on the server's clock)
         self._metrics = metrics or Metrics()
         self._limits = limits
@@ -231,13 +232,19 @@ class Service:
                 return await self._renewed(head, command, now)
             if isinstance(command, Tick):
                 self._leases.advance(now)
-            transition = step(head, command, now, self._leases)
+            later = is_one_of_many(command)
+            if not later and group_id in self._unsettled:
+                self._settle(group_id)
+                head = self._ledger.head(group_id) or head
+            transition = step(head, command, now, self._leases, settles=not later)
         except Refused:
             await self._ledger.settle(
                 group_id
             )  # a refusal must not tell of state that may never be committed
             raise
         self._heard(head, command, now)
+        if later:
+            self._unsettled.add(group_id)
         group = await self._ledger.propose(group_id, transition.group, transition.events)
         if group is None:
             raise _unknown(group_id)  # it was deleted in the same turn
@@ -302,6 +309,8 @@ class Service:
         while True:
             await self._ledger.work()
             try:
+                for group_id in sorted(self._unsettled):
+                    self._settle(group_id)
                 for change in await self._ledger.commit(self.now()):
                     self._published(change)
             except Exception as error:
@@ -309,6 +318,14 @@ class Service:
                 logger.error("commit failed, reloading the state: %s", error, exc_info=bug)
                 self._ledger.drop(error)
                 await self._reload()
+
+    def _settle(self, group_id: str) -> None:
+        """Draw the conclusions of what many nodes have said in this turn of the event loop, once for all of them."""
+        self._unsettled.discard(group_id)
+        head = self._ledger.head(group_id)
+        if head is not None and not self._ledger.is_settled(group_id):
+            transition = step(head, Tick(), self.now(), self._leases)
+            self._ledger.amend(group_id, transition.group, transition.events)
 
     def _published(self, change: Change) -> None:
         """Count a committed change, set the timer of its group, wake those whom it concerns."""
@@ -338,6 +355,7 @@ class Service:
         snapshot = await self._ledger.read()
         self._clock = self._make_clock(max(snapshot.clock, self.now()))
         self._stalls.forget()
+        self._unsettled.clear()
         await self._ledger.restore(snapshot, self.now())
         self._leases.restore(self._ledger.groups.values(), self.now())
         self._watch_leases()

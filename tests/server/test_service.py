@@ -585,6 +585,16 @@ async def test_who_is_told_to_stop_without_a_command_is_overdue_in_time() -> Non
         assert len(store.commits) == commits
 
 
+async def test_the_node_that_brings_the_lease_of_its_group_has_it() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _):
+        await service.execute("g", join("a", min_nodes=2, lease_s=60.0))
+        clock.pass_by(service, 59.0)
+        assert not (await service.execute("g", Tick())).nodes["a"].gone
+        clock.pass_by(service, 1.5)
+        assert (await service.execute("g", Tick())).nodes["a"].gone
+
+
 async def test_what_is_in_the_sockets_of_a_late_server_counts_before_anybody_is_judged() -> None:
     """The server was busy past the end of a lease, while the node's poll waited in its socket."""
     clock = HandClock()

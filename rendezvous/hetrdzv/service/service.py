@@ -242,7 +242,7 @@ class Service:
                 group_id
             )  # a refusal must not tell of state that may never be committed
             raise
-        self._heard(head, command, now)
+        self._heard(transition.group, command, now)  # a first join brings the group's lease
         if later:
             self._unsettled.add(group_id)
         group = await self._ledger.propose(group_id, transition.group, transition.events)

@@ -300,8 +300,8 @@ def test_every_metric_is_told() -> None:
 
 @cache
 def application() -> Any:
-    """The application without the gate, which is asked for its routes only."""
-    return create_app(Service(MemoryStore()))._app  # type: ignore[attr-defined]
+    """The application without the gate and the short way of polls, which is asked for its routes only."""
+    return create_app(Service(MemoryStore()))._app._app  # type: ignore[attr-defined]
 
 
 @cache

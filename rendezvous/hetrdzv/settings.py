@@ -82,11 +82,11 @@ class Limits:
         type=Duration(60, 3_650 * 86_400),
     )
     max_nodes_per_group: int = _flag(
-        4_096, "Maximum number of live nodes per group.", type=click.IntRange(1, 100_000)
+        16_384, "Maximum number of live nodes per group.", type=click.IntRange(1, 100_000)
     )
-    max_connections: int = _flag(16_384, "Maximum number of connections.", type=click.IntRange(16, 1_000_000))
+    max_connections: int = _flag(32_768, "Maximum number of connections.", type=click.IntRange(16, 1_000_000))
     max_polls_per_address: int = _flag(
-        4_096,
+        16_384,
         "Maximum number of open polls and event streams (`hetctl events --follow`) per client address.",
         type=click.IntRange(1, 1_000_000),
     )

@@ -25,7 +25,7 @@ _BROKEN = (
     ("who gave up may still come", "settle", "and not group.gave_up(node)", ""),
     ("the others wait for who gave up", "settle", "if given_up and len(left)", "if False and len(left)"),
     ("budget one too large", "settle", "if group.restarts < budget:", "if group.restarts <= budget:"),
-    ("at the lease a node is lost", "timers", "elif now > node.heard_at + lease_s:", "elif now >= node.heard_at + lease_s:"),
+    ("at the lease a node is lost", "timers", "now > node.heard_at + lease_s", "now >= node.heard_at + lease_s"),
     ("a suspect has no grace", "timers", "now > node.cut_at + SUSPECT_GRACE_S", "now > node.cut_at"),
     ("an old report is accepted", "group", " or command.round != current.number:", ":"),
     ("a live agent's node id is taken", "group", "if node.cut_at is None:", "if False:"),
@@ -65,7 +65,7 @@ _BROKEN = (
     ("restarts outlive the job", "transitions", "job=group.job + 1,", "job=group.job + 1, restarts=group.restarts,"),
     ("a new job does not wait for the old nodes", "transitions", "    if old:\n", "    if False:\n"),
     ("a step mutates its group", "transitions", "self.group = self.group.with_node(changed)", "self.group.nodes[node.node_id] = changed"),
-    ("the version follows the text", "directive", "{self.round}.{self.reason}\"", "{self.round}.{self.reason}.{self.why}\""),
+    ("the version follows the text", "directive", 'return tell(DirectiveKind.WAIT, "waiting")', 'return tell(DirectiveKind.WAIT, f"waiting of {len(group.nodes)}")'),
     ("a lost node is not told to stop", "directive", 'return tell(DirectiveKind.STOP, "lost"', 'return tell(DirectiveKind.WAIT, "lost"'),
 )  # fmt: skip
 

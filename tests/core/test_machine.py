@@ -178,7 +178,7 @@ class GroupMachine(RuleBasedStateMachine):
             old = before.nodes.get(node_id)
             if old is not None and old.incarnation != node.incarnation:
                 assert node.incarnation not in old.former, "a replaced agent speaks again"
-                assert old.gone or old.cut_at is not None or self.now > old.heard_at + before.lease_s
+                assert old.gone or old.cut_at is not None or self.now > old.heard_at + before.spec.lease_s
             if old is not None and old.incarnation == node.incarnation and old.phase == "left":
                 assert node.phase == "left"
 
@@ -509,7 +509,7 @@ class GroupMachine(RuleBasedStateMachine):
             2 * (spec.stop_timeout_s + 5.0)
             + 4 * spec.last_call_s
             + spec.replace_wait_s
-            + 2 * self.group.lease_s
+            + 2 * self.group.spec.lease_s
             + len(self.cut) * (spec.last_call_s + 3.0)
             + 10.0
         )

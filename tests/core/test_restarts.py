@@ -259,11 +259,36 @@ def test_all_masters_unreachable_fails_with_the_matrix() -> None:
     assert story.group.restarts == 0
 
 
+def test_a_group_behind_firewalls_gives_up_after_three_masters() -> None:
+    story = Story(min_nodes=64, last_call_s=0.0, max_nodes=64)
+    nodes = [f"n{number}" for number in range(64)]
+    story.joins(*nodes)
+    for rounds in (1, 2, 3):
+        assert (story.group.state, story.group.last_round) == ("starting", rounds)
+        story.unreachable(story.order[-1])
+        story.joins(*nodes)
+    assert (story.group.state, story.group.last_round) == ("failed", 3)
+    assert len(story.why) < 600
+
+
+def test_a_master_that_somebody_reaches_is_not_tried_in_vain() -> None:
+    story = Story(min_nodes=8, last_call_s=0.0, max_nodes=8)
+    nodes = [f"n{number}" for number in range(8)]
+    story.joins(*nodes)
+    for _ in range(5):
+        story.started(story.order[1])
+        story.unreachable("n7")
+        story.joins(*nodes)
+    assert (story.group.state, story.group.last_round, story.group.restarts) == ("starting", 6, 0)
+
+
 def test_one_node_that_reaches_nobody_is_left_out_where_the_bounds_allow() -> None:
     story = Story(min_nodes=2, max_nodes=3, last_call_s=5.0)
     story.joins("a", "b", "c")
+    story.started("b")
     story.unreachable("c")  # a
     story.joins("a", "b", "c")
+    story.started("a")
     story.unreachable("c")  # b
     story.joins("a", "b", "c")
     assert story.order == ["c", "a", "b"]
@@ -309,7 +334,8 @@ def alone(**spec: object) -> Story:
     story = Story(**{"min_nodes": 2, "max_nodes": 4, "last_call_s": 1.0, "stop_timeout_s": 2.0} | spec)
     story.joins("a", "b", "c")
     story.wait(1.0)
-    for speakers in ("c", "c", "ab"):
+    for reached, speakers in (("b", "c"), ("a", "c"), ("", "ab")):
+        story.started(*reached)
         for name in speakers:
             story.unreachable(name)
         story.joins("a", "b", "c")
@@ -358,6 +384,7 @@ def test_joiners_without_a_way_to_the_members_end_no_round_that_could_not_grow()
     ways = {("a", "b"), ("b", "a"), ("c", "d"), ("d", "c")}
     while len(story.order) == 4:
         master = story.order[0]
+        story.started(*(name for name in story.order[1:] if (name, master) in ways))
         for name in story.order[1:]:
             if (name, master) not in ways:
                 story.unreachable(name)

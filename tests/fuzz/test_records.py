@@ -17,6 +17,7 @@ from hetrdzv.core.group import step
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import Refused, StorageError
+from hetrdzv.service.liveness import Pace
 from hetrdzv.storage import records
 from hetrdzv.storage.records import restore
 from tests.core.test_machine import GroupMachine
@@ -25,6 +26,8 @@ from tests.fuzz.stored import STORIES, records_of, told
 from tests.storage.test_records import NOW, Kept, as_restored, full
 
 FIXTURES = sorted(Path(__file__).parent.parent.glob("storage/fixtures/*/*.json"))
+
+PACE = Pace(2.5, 5.0)
 
 
 class StoredMachine(GroupMachine):
@@ -97,7 +100,7 @@ def test_what_a_former_version_wrote_is_read(path: Path) -> None:
     group = restored.group
     check(group)
     assert told(group, NOW) == fixture["told"]
-    views.group_reply(group, NOW)
+    views.group_reply(group, NOW, lambda node: node.heard_at)
     found = as_json(asdict(group))
     for key, record in fixture["records"].items():
         place = found
@@ -152,9 +155,9 @@ def read(stored: dict[str, bytes], key: str) -> None:
 
 def live_with(group: Group) -> None:
     """What a server does with every group that it has read."""
-    views.group_reply(group, NOW)
+    views.group_reply(group, NOW, lambda node: node.heard_at)
     for node in group.nodes.values():
-        views.directive_reply(group, directive(group, node, NOW))
+        views.directive_reply(group, directive(group, node, NOW), PACE)
     for seconds in (0.0, 6.0, 1e6):
         try:
             group = step(group, Tick(), NOW + seconds).group

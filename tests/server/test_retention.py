@@ -12,7 +12,7 @@ from hetrdzv.service import service as service_module
 from hetrdzv.service.retention import SWEEP_EVERY_S
 from hetrdzv.service.service import Service
 from hetrdzv.settings import Limits
-from hetrdzv.storage.base import Batch, Snapshot
+from hetrdzv.storage.base import Batch
 from tests.support.served import FaultyStore, HandClock, join, serving, settled, started, two_nodes
 
 DAY_S = 86_400.0
@@ -125,9 +125,7 @@ async def test_time_in_which_no_server_ran_does_not_count() -> None:
         await left(service)
         clock.pass_by(service, 60.0)
     clock.at += DAY_S
-    async with serving(
-        FaultyStore(Snapshot(store._content.records, store._content.clock)), clock, limits=QUICK
-    ) as (service, _):
+    async with serving(FaultyStore(store.content), clock, limits=QUICK) as (service, _):
         assert await swept(service, clock, 30.0) == ["g"]
         assert await swept(service, clock, 10.0) == []
 

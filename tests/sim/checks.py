@@ -18,9 +18,10 @@ from hetrdzv.core.explain import explain
 from hetrdzv.core.group import Transition, step
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import EndKind, Group, GroupState, NodePhase, Round
-from hetrdzv.core.timers import STOP_GRACE_S
+from hetrdzv.core.timers import STOP_GRACE_S, Leases
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, ReportKind
+from hetrdzv.service import liveness
 from hetrdzv.service import service as service_module
 from tests.sim.store import Disk
 from tests.sim.timeline import Timeline
@@ -86,12 +87,23 @@ class Checks:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Look at every step that the service takes."""
-        with mock.patch.object(service_module, "step", self._step):
+        heard = liveness.Leases.heard
+
+        def record(leases: liveness.Leases, *args: Any, **more: Any) -> None:
+            heard(leases, *args, **more)
+            self._heard[args[2]] = self._timeline.now
+
+        with (
+            mock.patch.object(service_module, "step", self._step),
+            mock.patch.object(liveness.Leases, "heard", record),
+        ):
             yield
 
-    def _step(self, group: Group, command: commands.Command, now: float) -> Transition:
+    def _step(
+        self, group: Group, command: commands.Command, now: float, leases: Leases, *, settles: bool = True
+    ) -> Transition:
         try:
-            transition = step(group, command, now)
+            transition = step(group, command, now, leases, settles=settles)
         except Refused as error:
             if not isinstance(command, commands.Renew):
                 self.say("core", f"refuses {_words(command)}: {error}")
@@ -99,13 +111,13 @@ class Checks:
         except Exception as error:
             self.violate("no bugs", f"a step broke on {command}: {error!r}")
             raise
-        if isinstance(command, commands.Join | commands.Renew | commands.Report):
-            self._heard[command.incarnation] = self._timeline.now
         if transition.group is not group:
-            self._stepped(group, command, transition, now)
+            self._stepped(group, command, transition, now, leases)
         return transition
 
-    def _stepped(self, old: Group, command: commands.Command, transition: Transition, now: float) -> None:
+    def _stepped(
+        self, old: Group, command: commands.Command, transition: Transition, now: float, leases: Leases
+    ) -> None:
         new = transition.group
         if isinstance(command, commands.Renew) and not transition.events and new.round is old.round:
             return
@@ -135,16 +147,17 @@ class Checks:
                 if silent_s < new.spec.lease_s - 1e-6:
                     self.violate("a full lease", f"{node.node_id} is lost after {silent_s:.2f} s of service")
         if _key(command) in self._done:
-            self._repeats(old, command, new, now)
+            self._repeats(old, command, new, now, leases)
 
-    def _repeats(self, old: Group, command: commands.Command, new: Group, now: float) -> None:
+    def _repeats(self, old: Group, command: commands.Command, new: Group, now: float, leases: Leases) -> None:
         """A join or report that was taken before changes nothing but when the node was heard."""
         assert isinstance(command, commands.Join | commands.Report)
         before = old.nodes.get(command.node_id)
         if before is None or before.incarnation != command.incarnation or before.phase is NodePhase.LOST:
             return  # one that is lost and speaks is back
-        renewed = step(old, commands.Renew(command.node_id, command.incarnation), now).group
-        if step(renewed, commands.Tick(), now).group != new:
+        renewed = step(old, commands.Renew(command.node_id, command.incarnation), now, leases).group
+        settled = step(new, commands.Tick(), now, leases).group
+        if step(renewed, commands.Tick(), now, leases).group != settled:
             self.violate("retries change nothing", f"{_words(command)} came again and changed the group")
 
     def _charges(self, old: Group, new: Group, now: float) -> None:

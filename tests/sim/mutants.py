@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.support.mutants import CORE, Mutant, copied, environment, parser, report
 
 AGENT = "agent/hetagent/protocol"
+SERVICE = "rendezvous/hetrdzv/service"
 MUTANTS = (
     Mutant("a failure is judged at once", f"{CORE}/settle.py", "ended.end.judged or unresolved(work.group, work.now)", "ended.end.judged"),
     Mutant("a suspect is resolved", f"{CORE}/timers.py", "and (node.cut_at is not None or node.acked_round < ended.number)", "and node.acked_round < ended.number"),
@@ -30,7 +31,10 @@ MUTANTS = (
     Mutant("acknowledgements are not stored", "rendezvous/hetrdzv/storage/records.py", '_MEMORY_ONLY = {"heard_at",', '_MEMORY_ONLY = {"acked_round", "heard_at",'),
     Mutant("a failed commit is taken for one", "rendezvous/hetrdzv/service/ledger.py", "            await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))\n", "            with __import__('contextlib').suppress(StorageError):\n                await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))\n"),
     Mutant("the clock begins anew", "rendezvous/hetrdzv/service/service.py", "if snapshot.clock > self.now():", "if snapshot.clock < 0.0:"),
-    Mutant("no lease after a load", "rendezvous/hetrdzv/storage/records.py", "node if node.gone else replace(node, heard_at=now)", "node"),
+    Mutant("no lease after a load", f"{SERVICE}/liveness.py", "                    self.heard(group.group_id, node.node_id, node.incarnation, lease_s, now)", "                    self.heard(group.group_id, node.node_id, node.incarnation, lease_s, 0.0)"),
+    Mutant("renewals are not noted", f"{SERVICE}/service.py", "            self._leases.heard(group.group_id, *speaker, group.spec.lease_s, now, polls=polls)", "            if not polls:\n                self._leases.heard(group.group_id, *speaker, group.spec.lease_s, now, polls=polls)"),
+    Mutant("a lease that was renewed ends when the first would have", f"{SERVICE}/liveness.py", "            and self._until(entry) < table_now\n        ]", "        ]"),
+    Mutant("a stall costs a lease", f"{SERVICE}/liveness.py", "        self._floor = now - self._late_s", "        pass"),
     Mutant("time in which the server stood still counts", "rendezvous/hetrdzv/service/clock.py", "            self.stalls += 1\n", "            self._now += passed_s\n"),
     Mutant("the session starts while workers run", f"{AGENT}/directives.py", "                if running:\n                    why = ", "                if False:\n                    why = "),
     Mutant("the session gives up on reports", f"{AGENT}/session.py", "        if self._contact.is_old(request):\n            return\n", "        self._reports.drop('')\n        if self._contact.is_old(request):\n            return\n"),

@@ -16,6 +16,7 @@ from hetrdzv.core.commands import Command, Leave, Renew
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
 from hetrdzv.protocol.wire import DaemonRequest, DirectiveReply, JoinRequest, ReportRequest
+from hetrdzv.service.caller import Caller
 from hetrdzv.service.clock import MAX_STALL_S, ServedClock
 from hetrdzv.service.polls import Polls
 from hetrdzv.service.service import Service
@@ -41,19 +42,15 @@ class Connection:
     def __init__(self, service: Service, polls: Polls) -> None:
         self._service = service
         self._polls = polls
-        self._hung_up = asyncio.get_running_loop().create_future()
+        self._caller = Caller()
 
     def hang_up(self) -> None:
         """The client has gone."""
-        if not self._hung_up.done():
-            self._hung_up.set_result(None)
-
-    async def _until_hung_up(self) -> None:
-        await self._hung_up
+        self._caller.hang_up()
 
     async def join(self, group: str, node: str, request: JoinRequest) -> DirectiveReply:
         """As `PUT /v1/groups/{g}/nodes/{n}`."""
-        found = await self._polls.answer(self._until_hung_up, group, join_command(node, request), None, 0.0)
+        found = await self._polls.answer(self._caller, group, join_command(node, request), None, 0.0)
         if found is None:
             raise _HungUp
         return views.directive_reply(*found)
@@ -63,7 +60,7 @@ class Connection:
     ) -> DirectiveReply:
         """As `GET .../directive`."""
         renew = Renew(node, incarnation)
-        found = await self._polls.answer(self._until_hung_up, group, renew, after, wait_s)
+        found = await self._polls.answer(self._caller, group, renew, after, wait_s)
         if found is None:
             raise _HungUp
         return views.directive_reply(*found)
@@ -73,10 +70,10 @@ class Connection:
         try:
             await self._service.execute(group, report_command(node, request))
         except StaleRound as error:
-            told = views.directive_reply(*self._service.directive(group, node, request.incarnation))
+            told = views.directive_reply(*self._service.tell(group, node, request.incarnation))
             body = problem_body(error, directive=told)
             raise Problem(error.status, error.code, str(error), body) from None
-        return views.directive_reply(*self._service.directive(group, node, request.incarnation))
+        return views.directive_reply(*self._service.tell(group, node, request.incarnation))
 
     async def start_daemon(self, group: str, node: str, request: DaemonRequest) -> DirectiveReply:
         """No agent of the simulation has a launcher."""

@@ -9,6 +9,7 @@ from hetrdzv.api.views import directive_reply
 from hetrdzv.core import commands
 from hetrdzv.core.model import Failure
 from hetrdzv.protocol.wire import DirectiveReply
+from hetrdzv.service.liveness import Pace
 from hetrdzv.storage import records
 from tests.core.driver import Story
 from tests.sim.checks import Checks, Violation
@@ -43,7 +44,7 @@ def stored_round(story: Story) -> dict[str, Any]:
 
 def told(story: Story, node_id: str) -> DirectiveReply:
     """What the server tells a node."""
-    return directive_reply(story.group, story.told(node_id))
+    return directive_reply(story.group, story.told(node_id), Pace(2.5, 5.0))
 
 
 def workers(node_id: str, number: int) -> Workers:

@@ -285,6 +285,7 @@ def full() -> Group:
         bounds_since=12.0,
         joiners_since=13.0,
         unreachable=frozenset({("gpu1", "gpu0")}),
+        vain_masters=1,
         root_cause=RootCause(kind="worker_failed", message="boom", round=4, node_id="gpu0", failure=failure),
         previous_outcome=GroupState.CANCELLED,
         created_at=1.0,

@@ -43,9 +43,14 @@ class FaultyStore(MemoryStore):
         await super().commit(batch)
 
     @property
+    def content(self) -> Snapshot:
+        """All that is stored, even after the store was closed."""
+        return Snapshot(dict(self._records), self._clock)
+
+    @property
     def keys(self) -> set[str]:
         """The keys that are stored."""
-        return set(self._content.records)
+        return set(self._records)
 
 
 class HandClock:

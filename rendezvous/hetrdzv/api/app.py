@@ -8,6 +8,7 @@ from hetrdzv.api import openapi, problems
 from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.gate import Gate
 from hetrdzv.api.limits import Admission
+from hetrdzv.api.poll import PollRoute
 from hetrdzv.api.routes import docs, groups, health, nodes
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.service.metrics import Metrics
@@ -48,5 +49,10 @@ def create_app(
         tokens = Tokens({token: EVERYTHING})
     admission = Admission(limits.max_polls_per_address)
     return Gate(
-        app, Dispatcher(replica), tokens=tokens, admission=admission, any_host=any_host, certified=certified
+        PollRoute(app),
+        Dispatcher(replica),
+        tokens=tokens,
+        admission=admission,
+        any_host=any_host,
+        certified=certified,
     )

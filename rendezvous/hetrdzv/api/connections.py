@@ -17,11 +17,14 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hetrdzv.api import problems
+from hetrdzv.api.calling import CALLER
 from hetrdzv.api.gate import CERTIFIED
 from hetrdzv.api.limits import neighbourhood
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import Busy, HetError, Malformed, RequestTooSlow
+from hetrdzv.protocol.keepalive import keep_alive
+from hetrdzv.service.caller import Caller
 from hetrdzv.settings import Limits
 
 logger = logging.getLogger(__name__)
@@ -75,6 +78,26 @@ class Connections:
             del self._by_address[address]
 
 
+class TcpCaller(Caller):
+    """The client of a TCP connection.
+
+    Attributes:
+        socket: our end of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.socket: Any = None
+        self._within_s: float | None = None
+
+    def is_watched(self, within_s: float) -> bool:
+        if self._within_s != within_s:
+            if self.socket is None or not keep_alive(self.socket, within_s):
+                return False
+            self._within_s = within_s
+        return True
+
+
 class Connection(H11Protocol):
     """A connection that is closed if its client is slow to send a header or to read replies.
 
@@ -89,11 +112,13 @@ class Connection(H11Protocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._has_data = False
+        self._caller = TcpCaller()
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._transport = transport
+        self._caller.socket = transport.get_extra_info("socket")
         peer = transport.get_extra_info("peername")
         address = neighbourhood(peer[0]) if peer else ""
         refusal = self._connections.refusal(address)
@@ -101,8 +126,9 @@ class Connection(H11Protocol):
             self._close_with(Busy(refusal))
             return
         self._address = address
+        self.app_state = {**self.app_state, CALLER: self._caller}
         if transport.get_extra_info("peercert"):
-            self.app_state = {**self.app_state, CERTIFIED: True}
+            self.app_state[CERTIFIED] = True
         self._await_header()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -113,6 +139,7 @@ class Connection(H11Protocol):
             self._connections.closed(self._address)
             self._address = None
         super().connection_lost(exc)
+        self._caller.hang_up()
 
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing():

@@ -34,10 +34,15 @@ class Dispatcher:
         return polls is None or self._replica.answers(polls.service)
 
 
+def polls_in(scope: Scope) -> Polls:
+    """The open polls of the service that answers a request, by its scope."""
+    polls: Polls = scope[_KEY]
+    return polls
+
+
 def polls_of(request: Request) -> Polls:
     """The open polls of the service that answers a request."""
-    polls: Polls = request.scope[_KEY]
-    return polls
+    return polls_in(request.scope)
 
 
 def service_of(request: Request) -> Service:

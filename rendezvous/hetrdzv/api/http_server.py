@@ -18,6 +18,9 @@ from hetrdzv.auth.tls import ServerTls
 from hetrdzv.service.replica import Replica
 from hetrdzv.settings import Limits
 
+BACKLOG = 4_096
+"""Connections that may wait to be accepted; the kernel takes no more than net.core.somaxconn, 4096 by default."""
+
 
 class HttpServer(uvicorn.Server):
     """uvicorn's server; on a stop, open polls are answered first.
@@ -48,6 +51,7 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 log_config=None,
                 server_header=False,
+                backlog=BACKLOG,
                 proxy_headers=False,
                 timeout_keep_alive=idle_s,
                 timeout_graceful_shutdown=GRACE_S,

@@ -1,6 +1,10 @@
 """Converts values of the core to replies of the API."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import partial
 
 from fastapi.responses import Response
 from pydantic import BaseModel
@@ -9,26 +13,62 @@ from hetrdzv.core.directive import Directive, Start
 from hetrdzv.core.explain import explain
 from hetrdzv.core.model import DRAINED, Failure, Group, Member, Node, NodePhase, RootCause, Round
 from hetrdzv.protocol import wire
-from hetrdzv.service.polls import poll_s
+from hetrdzv.service.liveness import Pace
+from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
 
 
-def json_response(reply: BaseModel, *, without_none: bool = False) -> Response:
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Which nodes of a group a reply shows, in its order.
+
+    Attributes:
+        after: those behind this node id; None: from the first.
+        limit: how many; None: all.
+    """
+
+    after: str | None = None
+    limit: int | None = None
+
+
+ALL, NONE = Page(), Page(limit=0)
+
+PAGES = {"all": ALL, "none": NONE}
+"""By the query parameter `nodes`."""
+
+
+def json_response(reply: BaseModel) -> Response:
     """A reply as a response. pydantic writes it, since FastAPI would validate it again and copy it twice."""
-    return Response(reply.model_dump_json(exclude_none=without_none), media_type="application/json")
+    return Response(reply.model_dump_json(), media_type="application/json")
 
 
-def directive_response(group: Group, directive: Directive) -> Response:
-    """A node's directive as a response, kept small since it is sent all the time."""
-    return json_response(directive_reply(group, directive), without_none=True)
+def directive_json(group: Group, directive: Directive, pace: Pace) -> bytes:
+    """A node's directive as JSON, kept small since it is sent all the time."""
+    return directive_reply(group, directive, pace).model_dump_json(exclude_none=True).encode()
 
 
-def group_response(group: Group, now: float) -> Response:
-    """Everything about a group as a response."""
-    return json_response(group_reply(group, now))
+def directive_response(group: Group, directive: Directive, pace: Pace) -> Response:
+    """A node's directive as a response."""
+    return Response(directive_json(group, directive, pace), media_type="application/json")
 
 
-def directive_reply(group: Group, directive: Directive) -> wire.DirectiveReply:
+LARGE = 300
+"""Replies about more nodes than this are made in a thread: polls are answered meanwhile."""
+
+
+async def group_response(service: Service, group: Group, page: Page = ALL) -> Response:
+    """Everything about a group, or a page of it, as a response."""
+    return await made(
+        len(group.nodes), lambda: group_reply(group, service.now(), partial(service.heard_at, group), page)
+    )
+
+
+async def made(nodes: int, make: Callable[[], BaseModel]) -> Response:
+    """A reply about so many nodes as a response."""
+    return await asyncio.to_thread(lambda: json_response(make())) if nodes > LARGE else json_response(make())
+
+
+def directive_reply(group: Group, directive: Directive, pace: Pace) -> wire.DirectiveReply:
     """A node's directive, with the times that tell it how to keep in touch."""
     return wire.DirectiveReply(
         kind=directive.kind,
@@ -36,8 +76,9 @@ def directive_reply(group: Group, directive: Directive) -> wire.DirectiveReply:
         round=directive.round,
         reason=directive.reason,
         why=directive.why,
-        poll_s=poll_s(group),
-        lease_s=group.lease_s,
+        poll_s=pace.poll_s,
+        lease_s=pace.lease_s,
+        keepalive_s=group.spec.lease_s,
         stop_timeout_s=group.spec.stop_timeout_s,
         max_disconnect_s=group.spec.max_disconnect_s,
         restarts=group.restarts,
@@ -108,7 +149,9 @@ def _counts(group: Group) -> wire.CountsReply:
     )
 
 
-def group_reply(group: Group, now: float) -> wire.GroupReply:
+def group_reply(
+    group: Group, now: float, heard_at: Callable[[Node], float], page: Page = ALL
+) -> wire.GroupReply:
     """Everything about a group; first nodes in rank order, then those without a rank, then those that are gone."""
     current = group.round
     members = {member.node_id: member for member in current.members} if current is not None else {}
@@ -120,12 +163,18 @@ def group_reply(group: Group, now: float) -> wire.GroupReply:
             n.node_id,
         ),
     )
+    if page != ALL:
+        places = (place + 1 for place, node in enumerate(nodes) if node.node_id == page.after)
+        start = 0 if page.after is None else next(places, len(nodes))
+        nodes = nodes[start:] if page.limit is None else nodes[start : start + page.limit]
+    everybody = current.members if current is not None else ()
+    on_page = everybody if page == ALL else _only(everybody, {node.node_id for node in nodes})
     spec = {name: getattr(group.spec, name) for name in wire.SpecFields.model_fields}
     return wire.GroupReply(
         **dict(group_summary(group, now)),
         spec=spec,
-        current_round=_round(current) if current is not None else None,
-        nodes=[_node(group, node, now) for node in nodes],
+        current_round=_round(current, on_page) if current is not None else None,
+        nodes=[_node(group, node, now - heard_at(node)) for node in nodes],
         drained=sorted(group.drained),
         unreachable=[
             wire.UnreachableReply(node_id=node_id, master=master)
@@ -135,12 +184,23 @@ def group_reply(group: Group, now: float) -> wire.GroupReply:
     )
 
 
-def _round(current: Round) -> wire.RoundReply:
-    ended = current.end.why if current.end is not None else None
-    return wire.RoundReply.model_validate(current).model_copy(update={"ended": ended})
+def _only(members: Iterable[Member], node_ids: AbstractSet[str]) -> Sequence[Member]:
+    """The members that are among some nodes."""
+    return [member for member in members if member.node_id in node_ids]
 
 
-def _node(group: Group, node: Node, now: float) -> wire.NodeReply:
+def _round(current: Round, shown: Sequence[Member]) -> wire.RoundReply:
+    return wire.RoundReply(
+        number=current.number,
+        world_size=current.world_size,
+        restart_count=current.restart_count,
+        master=wire.MasterReply.model_validate(current.master),
+        members=_members(shown),
+        ended=current.end.why if current.end is not None else None,
+    )
+
+
+def _node(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
     active = group.active_round
     member = active.member(node.node_id) if active is not None and group.in_round(node) else None
     return wire.NodeReply(
@@ -150,7 +210,7 @@ def _node(group: Group, node: Node, now: float) -> wire.NodeReply:
         address=node.address,
         group_rank=member.group_rank if member is not None else None,
         rank_offset=member.rank_offset if member is not None else None,
-        heard_s_ago=None if node.gone else max(0.0, now - node.heard_at),
+        heard_s_ago=None if node.gone else max(0.0, silent_s),
         incarnation=node.incarnation,
         role=node.role,
         labels=dict(node.labels),

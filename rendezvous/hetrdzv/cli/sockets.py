@@ -3,6 +3,7 @@
 import errno
 import socket
 
+from hetrdzv.api.http_server import BACKLOG
 from hetrdzv.protocol.errors import HetError
 
 
@@ -33,7 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
-        listener.listen(2048)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         hint = {

@@ -4,6 +4,7 @@ A call tries each server once, starting with the one that answered last. To go o
 session does, with pauses of its own). Proxies named in the environment are not used.
 """
 
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
@@ -20,6 +21,7 @@ from hetrdzv.client.urls import servers_from
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import Unauthorized
 from hetrdzv.protocol.ids import ID_RULE, is_id
+from hetrdzv.protocol.keepalive import SOCKET_HEADER, keep_alive, name_of
 from hetrdzv.protocol.wire import (
     DaemonRequest,
     DirectiveReply,
@@ -79,6 +81,7 @@ class Client:
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
         self._renew_token = renew_token
+        self._polls_from: str | None = None  # our end of the connection that answered the last poll
         headers = {**versions.HEADERS, "Accept": "application/json"}
         if token is not None:
             headers["Authorization"] = _bearer(token)
@@ -127,14 +130,12 @@ class Client:
         if after is not None:
             query["after"] = after
         late_s = min(self._timeout_s, max(POLL_LATE_S, wait_s / 2)) if wait_s > 0 else None
-        return await self._ask(
-            DirectiveReply,
-            "GET",
-            f"{_node(group, node)}/directive",
-            query=query,
-            wait_s=wait_s,
-            late_s=late_s,
-        )
+        headers = {SOCKET_HEADER: self._polls_from} if self._polls_from is not None else {}
+        path = f"{_node(group, node)}/directive"
+        response = await self._send("GET", path, query=query, headers=headers, wait_s=wait_s, late_s=late_s)
+        reply = self._parsed(DirectiveReply, response)
+        self._watch(response, reply.keepalive_s)
+        return reply
 
     async def report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
         """Report what happened to a round's workers on a node."""
@@ -223,8 +224,22 @@ class Client:
         response = await self._send(
             method, path, query=query, body=body, wait_s=wait_s, late_s=late_s, once=once
         )
+        return self._parsed(model, response)
+
+    def _parsed(self, model: type[_R], response: httpx.Response) -> _R:
         newer = versions.is_newer(response.headers)
         return parsed(model, response.content, self._servers.last, newer=newer)
+
+    def _watch(self, response: httpx.Response, within_s: float | None) -> None:
+        """Have the kernel notice when the server's host is gone, and remember which connection polls use."""
+        self._polls_from = None
+        stream = response.extensions.get("network_stream")
+        if stream is None or within_s is None:
+            return
+        sock = stream.get_extra_info("socket")
+        with contextlib.suppress(OSError, AttributeError):  # closed meanwhile, or nothing of the kind
+            if keep_alive(sock, within_s):
+                self._polls_from = name_of(sock.getsockname())
 
     async def _send(
         self,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from hetrdzv.core.explain import explain, explain_wait
 from hetrdzv.core.model import DRAINED, Group, GroupState, Member, Node, NodePhase, RootCause, Round
@@ -71,7 +72,50 @@ class Directive:
     @property
     def version(self) -> str:
         """Changes with the directive's kind, round or reason, never with the text of `why`."""
+        return Heading(self.kind, self.job, self.round, self.reason).version
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What a directive says in its first line: all that its version depends on, and no text."""
+
+    kind: DirectiveKind
+    job: int
+    round: int
+    reason: str
+
+    @property
+    def version(self) -> str:
+        """Changes with the directive's kind, round or reason, never with the text of `why`."""
         return f"{self.job}.{self.kind}.{self.round}.{self.reason}"
+
+
+def heading(group: Group, node: Node) -> Heading:
+    """What a node of a group has to do now, without the details; costs the same however large the group is."""
+
+    def tell(kind: DirectiveKind, reason: str, round_number: int = 0) -> Heading:
+        return Heading(kind, node.job, round_number, reason)
+
+    if node.rejected is not None:
+        return tell(DirectiveKind.EXIT, "rejected")
+    if node.job != group.job:
+        return tell(DirectiveKind.EXIT, group.previous_outcome or GroupState.FAILED)
+    if group.state.terminal:
+        return tell(DirectiveKind.EXIT, group.state, group.round.number if group.round is not None else 0)
+    if node.phase is NodePhase.LEFT:
+        return tell(DirectiveKind.EXIT, "left")
+    if node.leaving == DRAINED or node.node_id in group.drained:
+        return tell(DirectiveKind.EXIT, DRAINED)
+    if node.phase is NodePhase.LOST:
+        return tell(DirectiveKind.STOP, "lost", node.member_of)
+    if group.in_round(node) and not node.stopped and group.round is not None:
+        if group.round.end is not None:
+            return tell(DirectiveKind.STOP, "round_ended", group.round.number)
+        if group.round.member(node.node_id) is not None:
+            return tell(DirectiveKind.START, "daemon" if node.daemon else "round_formed", group.round.number)
+    if not node.stopped:
+        return tell(DirectiveKind.STOP, "round_over", node.member_of)
+    return tell(DirectiveKind.WAIT, "waiting")
 
 
 def directive(group: Group, node: Node, now: float) -> Directive:
@@ -80,58 +124,51 @@ def directive(group: Group, node: Node, now: float) -> Directive:
     Args:
         now: the server's clock (seconds), for the text of `why` alone.
     """
+    head = heading(group, node)
+    return Directive(
+        kind=head.kind,
+        job=head.job,
+        round=head.round,
+        reason=head.reason,
+        stop_timeout_s=group.spec.stop_timeout_s,
+        **_details(group, node, head, now),
+    )
 
-    def tell(kind: DirectiveKind, reason: str, why: str, round_number: int = 0, **more: object) -> Directive:
-        return Directive(
-            kind=kind,
-            job=node.job,
-            round=round_number,
-            reason=reason,
-            why=why,
-            stop_timeout_s=group.spec.stop_timeout_s,
-            **more,  # type: ignore[arg-type]
-        )
 
-    if node.rejected is not None:
-        return tell(DirectiveKind.EXIT, "rejected", node.rejected, exit_code=EXIT_FAILED)
-    if node.job != group.job:
-        outcome = group.previous_outcome or GroupState.FAILED
-        text = f"the job that this node was in {ended(outcome)}"
-        return tell(DirectiveKind.EXIT, outcome, text, outcome=outcome, exit_code=_exit_code(outcome, None))
-    if group.state.terminal:
-        return tell(
-            DirectiveKind.EXIT,
-            group.state,
-            explain(group, now),
-            group.round.number if group.round is not None else 0,
-            outcome=group.state,
-            exit_code=_exit_code(group.state, group.root_cause),
-            root_cause=group.root_cause,
-        )
-    if node.phase is NodePhase.LEFT:
-        return tell(
-            DirectiveKind.EXIT, "left", f"{node.node_id} has left: {node.gone_why}", exit_code=EXIT_FAILED
-        )
-    if node.leaving == DRAINED or node.node_id in group.drained:
-        text = f"{node.node_id} was drained; to readmit it: hetctl undrain {group.group_id} {node.node_id}"
-        return tell(DirectiveKind.EXIT, DRAINED, text, exit_code=EXIT_DRAINED)
-    if node.phase is NodePhase.LOST:
-        text = f"the server considers {node.node_id} lost: {node.gone_why}"
-        return tell(DirectiveKind.STOP, "lost", text, node.member_of)
-    if group.in_round(node) and not node.stopped and group.round is not None:
-        if group.round.end is not None:
-            return tell(DirectiveKind.STOP, "round_ended", group.round.end.why, group.round.number)
-        start = _start(group, group.round, node)
-        if start is not None:
-            reason, text = "round_formed", f"round {group.round.number} formed"
-            if node.daemon:
+def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, Any]:
+    """The text of a directive, and what else comes with it."""
+    match head.reason:
+        case "rejected":
+            return {"why": node.rejected, "exit_code": EXIT_FAILED}
+        case outcome if isinstance(outcome, GroupState):
+            if node.job != group.job:
+                why = f"the job that this node was in {ended(outcome)}"
+                return {"why": why, "outcome": outcome, "exit_code": _exit_code(outcome, None)}
+            return {
+                "why": explain(group, now),
+                "outcome": outcome,
+                "exit_code": _exit_code(outcome, group.root_cause),
+                "root_cause": group.root_cause,
+            }
+        case "left":
+            return {"why": f"{node.node_id} has left: {node.gone_why}", "exit_code": EXIT_FAILED}
+        case "drained":
+            why = f"{node.node_id} was drained; to readmit it: hetctl undrain {group.group_id} {node.node_id}"
+            return {"why": why, "exit_code": EXIT_DRAINED}
+        case "lost":
+            return {"why": f"the server considers {node.node_id} lost: {node.gone_why}"}
+        case "round_ended" if group.round is not None and group.round.end is not None:
+            return {"why": group.round.end.why}
+        case "round_formed" | "daemon" if group.round is not None:
+            start, why = _start(group, group.round, node), f"round {head.round} formed"
+            if start is not None and node.daemon:
                 program = node.daemon[0].rpartition("/")[2]
-                reason, text = "daemon", f"{start.master.node_id}, the master, has this node run {program}"
-            return tell(DirectiveKind.START, reason, text, group.round.number, start=start)
-    if not node.stopped:
-        text = f"round {node.member_of} is over"
-        return tell(DirectiveKind.STOP, "round_over", text, node.member_of)
-    return tell(DirectiveKind.WAIT, "waiting", explain_wait(group, node, now))
+                why = f"{start.master.node_id}, the master, has this node run {program}"
+            return {"why": why, "start": start}
+        case "round_over":
+            return {"why": f"round {node.member_of} is over"}
+        case _:
+            return {"why": explain_wait(group, node, now)}
 
 
 def _exit_code(outcome: GroupState, root_cause: RootCause | None) -> int:

@@ -1,5 +1,6 @@
 """Why a group stands where it stands, and why a node waits, in one sentence each (docs/design.md, rule 9)."""
 
+from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round
 from hetrdzv.core.phrasing import count, names, unreached
 from hetrdzv.core.selection import (
@@ -16,11 +17,28 @@ from hetrdzv.core.timers import admits_at, forms_at, gives_up_at, resolved_at, u
 
 
 def explain(group: Group, now: float) -> str:
-    """Why the group stands where it stands.
+    """Why the group stands where it stands: a text made once per change and second, since every node gets it.
 
     Args:
         now: the server's clock (seconds).
     """
+    known: dict[int, str] = _texts(group)
+    second = int(now)
+    text = known.get(second)
+    if text is None:
+        text = _explain(group, now)
+        known.clear()
+        known[second] = text
+    return text
+
+
+@kept
+def _texts(group: Group) -> dict[int, str]:
+    """The newest text about a group, by the second that it speaks of."""
+    return {}
+
+
+def _explain(group: Group, now: float) -> str:
     match group.state:
         case GroupState.SUCCEEDED:
             return "the job succeeded"
@@ -48,8 +66,8 @@ def explain_wait(group: Group, node: Node, now: float) -> str:
     active = group.active_round
     if active is None:
         return explain(group, now)
-    larger = growth(group, active)
-    if any(joiner.node_id == node.node_id for joiner in larger.joiners):
+    larger = growth(group)
+    if node.node_id in larger.node_ids:
         admits = _left(admits_at(group, larger), now)
         return f"round {active.number} runs, and will restart to include {node.node_id} ({admits})"
     why = _SPARE_REASONS[spare_reason(group, node, active)]
@@ -104,7 +122,7 @@ def _explain_missing(group: Group, now: float) -> str:
     have = f"{len(ready)} of {count(group.spec.min_nodes, 'node')} ready" if ready else "no node is ready"
     if ready:
         have += f" ({names(node.node_id for node in ready)})"
-    answer = next_round(group, ready)
+    answer = next_round(group)
     if isinstance(answer, Shortfall) and answer.lack is Lack.NODES:
         return _explain_too_few(group, have, answer.missing, now)
     if group.bounds_since is None:

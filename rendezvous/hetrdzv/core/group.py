@@ -36,6 +36,7 @@ from hetrdzv.core.model import (
 from hetrdzv.core.phrasing import count, describe_failure, names
 from hetrdzv.core.settle import settle
 from hetrdzv.core.spec import GroupSpec
+from hetrdzv.core.timers import OWN_LEASES, Leases
 from hetrdzv.core.transitions import (
     Work,
     begin_job,
@@ -80,16 +81,20 @@ def empty(group_id: str, now: float) -> Group:
     return Group(group_id=group_id, spec=GroupSpec(), spec_fixed=False, created_at=now)
 
 
-def step(group: Group, command: Command, now: float) -> Transition:
+def step(
+    group: Group, command: Command, now: float, leases: Leases = OWN_LEASES, *, settles: bool = True
+) -> Transition:
     """Apply one command to a group.
 
     Args:
         now: the server's clock (seconds this store has been served).
+        leases: says whose lease has ended.
+        settles: whether to draw the conclusions; if not, a `Tick` at the same moment has to follow.
 
     Raises:
         Refused: the command is not allowed (its subclass says why); the group is unchanged.
     """
-    work = Work(group, now)
+    work = Work(group, now, leases)
     match command:
         case Join():
             _join(work, command)
@@ -116,7 +121,8 @@ def step(group: Group, command: Command, now: float) -> Transition:
             _put(work, command)
         case Tick():
             pass
-    settle(work)
+    if settles:
+        settle(work)
     return Transition(work.group, tuple(work.events))
 
 
@@ -150,6 +156,7 @@ def _join(work: Work, command: Join) -> None:
     _take_over_rounds(work, command)
     work.change(
         unreachable=frozenset(pair for pair in group.unreachable if command.node_id not in pair),
+        vain_masters=0,  # this one may serve
     )
     work.group = work.group.with_node(
         Node(
@@ -276,6 +283,8 @@ def _report(work: Work, command: Report) -> None:
         case ReportKind.STARTED:
             if node.phase is NodePhase.STARTING:
                 work.change_node(node, phase=NodePhase.RUNNING)
+            if node.node_id != current.master.node_id:
+                work.change(vain_masters=0)
         case ReportKind.SUCCEEDED:
             if node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
                 work.change_node(node, phase=NodePhase.SUCCEEDED)
@@ -288,9 +297,18 @@ def _report(work: Work, command: Report) -> None:
                 raise StaleRound(
                     f"round {command.round} of group '{group.group_id}' has ended: {current.end.why}"
                 )
-            work.change(unreachable=group.unreachable | {(node.node_id, current.master.node_id)})
+            work.change(
+                unreachable=group.unreachable | {(node.node_id, current.master.node_id)},
+                vain_masters=group.vain_masters + (current.end is None and not _is_reached(group, current)),
+            )
             why = f"{node.node_id} cannot reach the master {current.master.node_id}: {command.message}"
             end_round(work, EndKind.MASTER_UNREACHABLE, node.node_id, why)
+
+
+def _is_reached(group: Group, current: Round) -> bool:
+    """Whether a member has reached the master of a round: only then does it start its workers."""
+    phases = (group.phase_of(member) for member in current.members[1:])
+    return any(phase is not NodePhase.STARTING and not phase.gone for phase in phases)
 
 
 def _worker_failed(work: Work, node: Node, current: Round, command: Report) -> None:

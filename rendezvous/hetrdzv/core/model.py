@@ -7,6 +7,7 @@ are not stored: they record when a node was last heard from, and are reset when 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from functools import cached_property
 
 from hetrdzv.core.spec import GroupSpec
 
@@ -137,7 +138,7 @@ class Node(Offer):
         rejected: why the group cannot use this node, so that its agent must exit, or None.
         daemon: the command line of that daemon for the node's round; empty for none.
         gone_at, gone_why: when and why the node became lost or left.
-        heard_at: when the server last heard from the agent (memory only).
+        heard_at: when the last command of the agent came; renewals are in a table of their own (memory only).
         cut_at: when an open poll of the agent was cut; None once it is heard from again (memory only).
         stop_told_at: when the agent was first heard from after its newest round had ended, and so was told to
             stop; None before (memory only).
@@ -210,7 +211,7 @@ class End:
     departed: Mapping[str, Failure] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Round:
     """One agreed membership. The master is the member with group rank 0.
 
@@ -240,10 +241,14 @@ class Round:
 
     def member(self, node_id: str) -> Member | None:
         """The place of a node in this round, or None."""
-        return next((m for m in self.members if m.node_id == node_id), None)
+        return self._places.get(node_id)
+
+    @cached_property
+    def _places(self) -> Mapping[str, Member]:
+        return {member.node_id: member for member in self.members}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """One job (or several in turn, under one name).
 
@@ -264,6 +269,7 @@ class Group:
         bounds_since: since when the bounds have held while waiting, or None.
         joiners_since: when the first node arrived for which a running group will restart, or None.
         unreachable: (node, master) pairs: the node could not reach the master's port.
+        vain_masters: how many masters in a row were reached by nobody.
         root_cause: why the group failed.
         previous_outcome: how the previous job ended, for nodes of it that are still here.
     """
@@ -286,6 +292,7 @@ class Group:
     bounds_since: float | None = None
     joiners_since: float | None = None
     unreachable: frozenset[tuple[str, str]] = frozenset()
+    vain_masters: int = 0
     root_cause: RootCause | None = None
     previous_outcome: GroupState | None = None
     created_at: float = 0.0
@@ -353,11 +360,6 @@ class Group:
         return any(
             node.gone_at is None and node.job == self.job and not node.stopped for node in self.nodes.values()
         )
-
-    @property
-    def lease_s(self) -> float:
-        """The lease in force (seconds). It grows with the group, so that a server sees about 500 polls a second."""
-        return max(self.spec.lease_s, len(self.nodes) / 250)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """User-facing phrasing: numbers with their nouns, lists of names, a worker's end in one sentence."""
 
-from collections.abc import Iterable
+import heapq
+from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 from hetrdzv.core.model import Failure, GroupState, Member
@@ -29,9 +30,10 @@ MOST_NAMES = 5
 
 def names(node_ids: Iterable[str]) -> str:
     """Names in order, the first few of many."""
-    ordered = sorted(node_ids, key=natural_key)
-    more = f" and {len(ordered) - MOST_NAMES} more" if len(ordered) > MOST_NAMES else ""
-    return (", ".join(ordered[:MOST_NAMES]) or "nobody") + more
+    known: Collection[str] = node_ids if isinstance(node_ids, list | tuple | frozenset) else list(node_ids)
+    first = heapq.nsmallest(MOST_NAMES, known, key=natural_key)
+    more = f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
+    return (", ".join(first) or "nobody") + more
 
 
 def ranks(member: Member) -> str:

@@ -8,7 +8,9 @@ from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
+from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node, NodePhase, Round
 from hetrdzv.core.order import natural_key, seat
 from hetrdzv.core.spec import GroupSpec, OnJoin
@@ -16,6 +18,9 @@ from hetrdzv.protocol.addresses import is_loopback
 
 Pairs = AbstractSet[tuple[str, str]]
 """(node, master) pairs of node ids: the first could not reach the second's port."""
+
+MASTERS_TRIED = 3
+"""After this many masters in a row that nobody reached, a group gives up: a firewall keeps all of them apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,7 @@ def select(
     seats: Sequence[str] = (),
     last_members: Collection[str] = (),
     unreachable: Pairs = frozenset(),
+    vain_masters: int = 0,
 ) -> Selection | Shortfall:
     """Choose the nodes of the next round.
 
@@ -80,6 +86,7 @@ def select(
         seats: places of the past, in rank order.
         last_members: node ids of the last round, or none.
         unreachable: pairs among all nodes of the group.
+        vain_masters: how many masters in a row were reached by nobody.
     """
     found, most = len(ready), spec.max_nodes
     if found < spec.min_nodes:
@@ -93,6 +100,8 @@ def select(
     last = frozenset(last_members)
     preferred = _by_preference(by_id, seats, by_id.keys() & last)
     chosen, master = preferred[:most], None
+    if vain_masters >= MASTERS_TRIED:
+        return Shortfall(lack=Lack.MASTER, final=True, suspects=suspects, full=full, smaller=smaller)
     if unreachable:
         chosen, master = _served(chosen, preferred, seats, last, unreachable, most)
         if len(chosen) < spec.min_nodes:
@@ -125,19 +134,24 @@ def _served(
     master = next((node_id for node_id in ordered if node_id not in shunned), None)
     if master is not None:
         return list(chosen), master
+    everybody = frozenset(preferred)
+    cut_off: dict[str, set[str]] = {}
+    for node_id, one in unreachable:
+        if node_id in everybody:
+            cut_off.setdefault(one, set()).add(node_id)
+    limit = len(preferred) if most is None else most
     masters = [*ordered, *preferred[len(ordered) :]]
-    parts = [
-        [one, *(each for each in preferred if each != one and (each, one) not in unreachable)][:most]
-        for one in masters
-    ]
-    part = max(parts, key=len)  # of equals that of the earlier master
-    return part, part[0]
+    # of equals the earlier master
+    master = max(masters, key=lambda one: min(limit, len(preferred) - len(cut_off.get(one, ()))))
+    without = cut_off.get(master, set())
+    return [master, *(each for each in preferred if each != master and each not in without)][:most], master
 
 
 # -- the same of a group -------------------------------------------------------------------------------------
 
 
-def ready_nodes(group: Group) -> list[Node]:
+@kept
+def ready_nodes(group: Group) -> Sequence[Node]:
     """The nodes that are ready for the next round. A suspect counts until it is lost, but is waited for."""
     job, drained, no_command = group.job, group.drained, group.spec.command is None
     return [
@@ -152,13 +166,15 @@ def ready_nodes(group: Group) -> list[Node]:
     ]
 
 
-def next_round(group: Group, ready: Sequence[Node]) -> Selection | Shortfall:
+@kept
+def next_round(group: Group) -> Selection | Shortfall:
     """What `select` answers for the ready nodes of a group that runs no round."""
+    ready = ready_nodes(group)
     last = tuple(member.node_id for member in group.round.members) if group.round is not None else ()
-    return select(group.spec, ready, group.seats, last, group.unreachable)
+    return select(group.spec, ready, group.seats, last, group.unreachable, group.vain_masters)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Growth:
     """Nodes for whose sake a running round would end (rule 3c).
 
@@ -170,7 +186,12 @@ class Growth:
     joiners: tuple[Node, ...] = ()
     full: bool = False
 
-    @property
+    @cached_property
+    def node_ids(self) -> AbstractSet[str]:
+        """The joiners' node ids."""
+        return frozenset(node.node_id for node in self.joiners)
+
+    @cached_property
     def has_suspects(self) -> bool:
         """Whether a joiner was cut off and not heard since."""
         return any(node.cut_at is not None for node in self.joiners)
@@ -187,9 +208,11 @@ class Spare(StrEnum):
     NOT_LARGER = "not_larger"
 
 
-def growth(group: Group, active: Round) -> Growth:
-    """Who would be taken in if the running round ended now."""
-    if _nobody_joins(group, active) is not None:
+@kept
+def growth(group: Group) -> Growth:
+    """Who would be taken in if the running round ended now; nobody where none runs."""
+    active = group.active_round
+    if active is None or _nobody_joins(group) is not None:
         return Growth()
     local = is_loopback(active.master.address)
     waiting = [node for node in ready_nodes(group) if is_loopback(node.address) is local]
@@ -206,7 +229,7 @@ def growth(group: Group, active: Round) -> Growth:
 
 def spare_reason(group: Group, node: Node, active: Round) -> Spare:
     """Why a ready node, which is no joiner, is kept as a spare."""
-    reason = _nobody_joins(group, active)
+    reason = _nobody_joins(group)
     if reason is not None:
         return reason
     if (node.node_id, active.master.node_id) in group.unreachable:
@@ -216,8 +239,11 @@ def spare_reason(group: Group, node: Node, active: Round) -> Spare:
     return Spare.NOT_LARGER
 
 
-def _nobody_joins(group: Group, active: Round) -> Spare | None:
+@kept
+def _nobody_joins(group: Group) -> Spare | None:
     """Why nobody at all is taken into a running round, or None."""
+    active = group.active_round
+    assert active is not None
     if group.spec.on_join is not OnJoin.RESTART:
         return Spare.ON_JOIN
     if group.spec.max_nodes is not None and len(active.members) >= group.spec.max_nodes:

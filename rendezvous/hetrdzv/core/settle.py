@@ -4,6 +4,7 @@ A group settles after every command. What it waits for is bounded by `timers.dea
 `Tick` changes something.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -174,7 +175,7 @@ def _form(work: Work) -> None:
         reject(work, node)
     if strangers:
         ready = ready_nodes(work.group)
-    answer = next_round(work.group, ready)
+    answer = next_round(work.group)
     _track_waiting(work, ready, answer)
     give_up_at = gives_up_at(work.group)
     if work.group.bounds_since is not None:
@@ -184,7 +185,7 @@ def _form(work: Work) -> None:
         _form_or_fail(work, ready, answer)
 
 
-def _form_or_fail(work: Work, ready: list[Node], answer: Selection | Shortfall) -> None:
+def _form_or_fail(work: Work, ready: Sequence[Node], answer: Selection | Shortfall) -> None:
     if isinstance(answer, Selection):
         _start_round(work, answer)
         _tell_left_out(work)
@@ -194,7 +195,7 @@ def _form_or_fail(work: Work, ready: list[Node], answer: Selection | Shortfall) 
         _finish_unreachable(work, ready)
 
 
-def _track_waiting(work: Work, ready: list[Node], answer: Selection | Shortfall) -> None:
+def _track_waiting(work: Work, ready: Sequence[Node], answer: Selection | Shortfall) -> None:
     """Record since when the group has been waiting with a node, and since when its bounds have held."""
     group, now = work.group, work.now
     bounds_hold = isinstance(answer, Selection) or answer.final
@@ -261,14 +262,14 @@ def _tell_left_out(work: Work) -> None:
             work.say("node_left_out", text, node.node_id)
 
 
-def _finish_unreachable(work: Work, ready: list[Node]) -> None:
+def _finish_unreachable(work: Work, ready: Sequence[Node]) -> None:
     who = unreached(work.group.unreachable, {node.node_id for node in ready})
     message = f"no node can be master: {who}. Check the firewall, --port-range, --interface and --local-addr"
     cause = RootCause(kind="master_unreachable", message=message)
     finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
 
 
-def _finish_incomplete(work: Work, ready: list[Node]) -> None:
+def _finish_incomplete(work: Work, ready: Sequence[Node]) -> None:
     spec = work.group.spec
     who = f" ({names(node.node_id for node in ready)})" if ready else ""
     message = (
@@ -291,7 +292,7 @@ def _admit_joiners(work: Work) -> None:
         for node in ready_nodes(work.group):
             if is_loopback(node.address):
                 reject(work, node)
-    larger = growth(work.group, active)
+    larger = growth(work.group)
     if not larger.joiners:
         work.change(joiners_since=None)
         return

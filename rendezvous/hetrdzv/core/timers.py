@@ -1,10 +1,13 @@
 """How long a group waits: leases, stops, last calls, timeouts, and when the next `Tick` is due."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from math import inf
+from typing import Protocol
 
-from hetrdzv.core.model import End, Group, Node, Round
-from hetrdzv.core.selection import Growth, Selection, Shortfall, growth, next_round, ready_nodes
+from hetrdzv.core.memo import kept
+from hetrdzv.core.model import End, Group, Node
+from hetrdzv.core.selection import Growth, Selection, Shortfall, growth, next_round
 
 SUSPECT_GRACE_S = 1.0
 """How long a node whose poll was cut has to send another request (seconds)."""
@@ -13,18 +16,46 @@ STOP_GRACE_S = 5.0
 """How long after `stop_timeout_s` a member may take to report that its workers are gone (seconds)."""
 
 
-def expired(group: Group, now: float) -> list[tuple[Node, str]]:
-    """Nodes to mark lost, with the reason. A node is alive up to and including the end of its lease, not after."""
-    lease_s = group.lease_s
-    gone = []
-    for node in group.nodes.values():
-        if node.gone_at is not None:
-            continue
-        if node.cut_at is not None and now > node.cut_at + SUSPECT_GRACE_S:
-            gone.append((node, "its connection was cut"))
-        elif now > node.heard_at + lease_s:
-            gone.append((node, f"no heartbeat for {lease_s:g} s"))
-    return gone
+class Leases(Protocol):
+    """Who measures silence. A server keeps a table of its own (service/liveness.py)."""
+
+    def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
+        """The live nodes whose lease has ended, each with the length of that lease (seconds)."""
+
+
+class OwnLeases:
+    """Leases by what the group itself says: from when a command of the node came, as long as its setting says."""
+
+    def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
+        """As `Leases` says."""
+        lease_s = group.spec.lease_s
+        return [
+            (node, lease_s)
+            for node in group.nodes.values()
+            if node.gone_at is None and now > node.heard_at + lease_s
+        ]
+
+
+OWN_LEASES = OwnLeases()
+
+
+@kept
+def suspects(group: Group) -> Sequence[Node]:
+    """The live nodes whose poll was cut and that were not heard since."""
+    return [node for node in group.nodes.values() if node.gone_at is None and node.cut_at is not None]
+
+
+def expired(group: Group, now: float, leases: Leases) -> list[tuple[Node, str]]:
+    """Live nodes that are lost by now, and why: at the end of its lease a node still lives, past it it does not."""
+    cut = {
+        node.node_id: (node, "its connection was cut")
+        for node in suspects(group)
+        if node.cut_at is not None and now > node.cut_at + SUSPECT_GRACE_S
+    }
+    silent = {
+        node.node_id: (node, f"no heartbeat for {lease_s:g} s") for node, lease_s in leases.lapsed(group, now)
+    }
+    return list({**silent, **cut}.values())
 
 
 # -- an ended round ------------------------------------------------------------------------------------------
@@ -62,7 +93,7 @@ def overdue_at(group: Group, node: Node) -> float:
 def resolved_at(group: Group, end: End) -> float:
     """When all members of an ended round will have stopped, be lost or be overdue, as far as is known (seconds)."""
     told_all = end.at + group.spec.stop_timeout_s + STOP_GRACE_S
-    silent = (node.heard_at + group.lease_s for node in _open(group) if node.stop_told_at is None)
+    silent = (node.heard_at + group.spec.lease_s for node in _open(group) if node.stop_told_at is None)
     told = (at for node in _open(group) if (at := overdue_at(group, node)) < inf)
     return max([told_all, *silent, *told])
 
@@ -99,25 +130,29 @@ def admits_at(group: Group, larger: Growth) -> float:
 # -- all of them ---------------------------------------------------------------------------------------------
 
 
-def deadline(group: Group) -> float | None:
+def deadline(group: Group, *, own_leases: bool = True) -> float | None:
     """When the next `Tick` is due, or None (seconds on the server's clock).
 
     A `Tick` up to this moment changes nothing; any later one changes the group.
+
+    Args:
+        own_leases: whether the ends of leases are among them, as `OWN_LEASES` measures them.
     """
-    return min(_timers(group), default=None)
+    timers = _timers(group)
+    if own_leases:
+        ends = (node.heard_at + group.spec.lease_s for node in group.nodes.values() if node.gone_at is None)
+        timers = chain(ends, timers)
+    return min(timers, default=None)
 
 
 def _timers(group: Group) -> Iterator[float]:
-    lease_s = group.lease_s
-    for node in group.nodes.values():
-        if node.gone_at is None:
-            yield node.heard_at + lease_s
-            if node.cut_at is not None:
-                yield node.cut_at + SUSPECT_GRACE_S
+    for node in suspects(group):
+        if node.cut_at is not None:
+            yield node.cut_at + SUSPECT_GRACE_S
     if group.state.terminal:
         return
     if group.active_round is not None:
-        yield from _joiners_timer(group, group.active_round)
+        yield from _joiners_timer(group)
         return
     if group.round is not None and group.round.end is not None and not group.round.end.judged:
         judged_at = max((overdue_at(group, node) for node in _open(group)), default=group.round.end.at)
@@ -125,7 +160,7 @@ def _timers(group: Group) -> Iterator[float]:
             yield judged_at
         return
     if group.bounds_since is not None:
-        answer = next_round(group, ready_nodes(group))
+        answer = next_round(group)
         if not answer.suspects:
             yield forms_at(group, answer)
     give_up_at = gives_up_at(group)
@@ -133,8 +168,8 @@ def _timers(group: Group) -> Iterator[float]:
         yield give_up_at
 
 
-def _joiners_timer(group: Group, active: Round) -> Iterator[float]:
+def _joiners_timer(group: Group) -> Iterator[float]:
     if group.joiners_since is not None:
-        larger = growth(group, active)
+        larger = growth(group)
         if not larger.has_suspects:
             yield admits_at(group, larger)

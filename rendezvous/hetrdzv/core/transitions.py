@@ -17,7 +17,7 @@ from hetrdzv.core.model import (
 )
 from hetrdzv.core.phrasing import ended, names
 from hetrdzv.core.spec import SETTINGS, GroupSpec, extended
-from hetrdzv.core.timers import expired
+from hetrdzv.core.timers import Leases, expired
 from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
 
 GONE_NODES_KEPT = 64
@@ -30,9 +30,10 @@ LOSSES = frozenset({EndKind.LOST, EndKind.LEFT, EndKind.DRAINED})
 class Work:
     """A step in progress: the group so far and the events so far. Lives no longer than one `step`."""
 
-    def __init__(self, group: Group, now: float) -> None:
+    def __init__(self, group: Group, now: float, leases: Leases) -> None:
         self.group = group
         self.now = now
+        self.leases = leases
         self.events: list[Event] = []
 
     def change(self, **fields: object) -> None:
@@ -84,7 +85,7 @@ def heard(work: Work, node: Node) -> Node:
 
 def expire(work: Work) -> None:
     """Mark nodes lost that missed their lease, or whose connection was cut."""
-    for node, why in expired(work.group, work.now):
+    for node, why in expired(work.group, work.now, work.leases):
         take_out(work, node, NodePhase.LOST, why)
 
 
@@ -207,7 +208,7 @@ def begin_job(work: Work, spec: GroupSpec, *, spec_fixed: bool) -> None:
     if old:
         raise GroupFinishing(
             f"group '{group.group_id}' {ended(group.state)} and is waiting for its nodes to exit ({names(old)}); "
-            f"a new job can start once they are gone, within {group.lease_s:g} s at the latest"
+            f"a new job can start once they are gone, within {group.spec.lease_s:g} s"
         )
     work.group = Group(
         group_id=group.group_id,

@@ -222,6 +222,7 @@ class DirectiveReply(Reply):
         job: how many jobs the group has had, this one included.
         poll_s: how long the next poll may wait (seconds).
         lease_s: without a heartbeat for this long, the node is lost (seconds).
+        keepalive_s: how soon TCP keepalive should notice that the other end's host is gone (seconds).
         restarts: how many restarts the job has used.
     """
 
@@ -234,6 +235,7 @@ class DirectiveReply(Reply):
     lease_s: float
     stop_timeout_s: float
     max_disconnect_s: float
+    keepalive_s: float | None = None
     restarts: int = 0
     job: int = 1
     start: StartReply | None = None

@@ -32,6 +32,9 @@ EVENTS_KEPT = 1_000
 CLOCK_STORED_EVERY_S = 10.0
 """How often the clock is stored when nothing else is (seconds): a crash loses at most this much of it."""
 
+LARGE_GROUP = 500
+"""The changes of a group with more nodes than this are written down in a thread: polls are answered meanwhile."""
+
 LARGE = 5_000
 """Snapshots with more records than this are parsed in a thread, since a leader has to renew its lease meanwhile."""
 
@@ -53,7 +56,7 @@ class Change:
 
 @dataclass(slots=True)
 class _Head:
-    """The newest proposed state of a group; None to delete it. `replace` changes it in place."""
+    """The newest proposed state of a group; None to delete it."""
 
     group: Group | None
 
@@ -132,6 +135,12 @@ class Ledger:
         self._heads[group_id] = _Head(new)
         return await self._enqueue(group_id, events, quiet)
 
+    def amend(self, group_id: str, new: Group, events: tuple[Event, ...]) -> None:
+        """Make `new` the head of a group that has one: what follows from the changes proposed before."""
+        self._heads[group_id] = _Head(new)
+        done: asyncio.Future[Group | None] = asyncio.get_running_loop().create_future()
+        self._pending.append(_Proposal(group_id, events, done, quiet=False))
+
     async def settle(self, group_id: str) -> None:
         """Wait until every proposed change of a group is committed; returns at once if there is none.
 
@@ -140,18 +149,6 @@ class Ledger:
         """
         if group_id in self._heads:
             await self._enqueue(group_id, (), quiet=True)
-
-    def renew(self, group: Group) -> None:
-        """Replace a settled group by one that differs only in fields that are never stored."""
-        self.groups[group.group_id] = group
-
-    def replace(self, change: Callable[[Group], Group]) -> None:
-        """Change every group, committed or proposed, in fields that are never stored."""
-        for group_id, group in self.groups.items():
-            self.groups[group_id] = change(group)
-        for head in self._heads.values():
-            if head.group is not None:
-                head.group = change(head.group)
 
     def store_clock(self, now: float) -> None:
         """Have the clock stored if the last time was long ago."""
@@ -190,7 +187,8 @@ class Ledger:
         puts: dict[str, bytes] = {}
         deletes: set[str] = set()
         for group_id, head in heads.items():
-            put, delete = records.changes(self.groups.get(group_id), head.group)
+            old, new = self.groups.get(group_id), head.group
+            put, delete = await _changes(old, new)
             puts.update(put)
             deletes.update(delete)
             if head.group is None:
@@ -311,3 +309,11 @@ class Ledger:
             if not proposal.done.done():
                 proposal.done.set_exception(refusal)
                 proposal.done.exception()  # its proposer may be gone
+
+
+async def _changes(old: Group | None, new: Group | None) -> tuple[dict[str, bytes], set[str]]:
+    """As `records.changes`; both groups are frozen, so a thread can look at them."""
+    nodes = max(len(group.nodes) if group is not None else 0 for group in (old, new))
+    if nodes <= LARGE_GROUP:
+        return records.changes(old, new)
+    return await asyncio.to_thread(records.changes, old, new)

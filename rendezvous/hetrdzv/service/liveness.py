@@ -1,13 +1,230 @@
-"""When nodes were last heard: heartbeats that change memory only, and the full lease after a stall."""
+"""When nodes were last heard, and until when each is believed in: a table beside the frozen groups, changed in place.
 
-from dataclasses import replace
+No I/O and no clock of its own. A renewal costs the same however many nodes there are; deadlines are in a heap, in which
+a node is moved only when its old deadline comes up.
+"""
 
-from hetrdzv.core.commands import Command, Renew
-from hetrdzv.core.model import Group
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from hetrdzv.core.commands import Command, Join, Leave, Renew, Report, ReportKind, StartDaemon
+from hetrdzv.core.model import Group, Node
 from hetrdzv.service.clock import ServedClock
 
 STALE_CUTS_S = 1.0
 """How long after a stall connections may still turn out to have been cut during it (seconds)."""
+
+POLLS_PER_S = 33
+"""How many polls a second a server asks for, of nodes whose connections it can trust to break when their host does."""
+
+MAX_POLL_S = 60.0
+"""No poll of such a node waits longer (seconds)."""
+
+BLIND_POLLS_PER_S = 500
+"""How many polls a second it asks for, of nodes behind a proxy and of older agents: only polls show that they live."""
+
+MAX_BLIND_POLL_S = 30.0
+"""No poll of such a node waits longer (seconds)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a node keeps in touch.
+
+    Attributes:
+        poll_s: how long its next poll may wait (seconds).
+        lease_s: without a heartbeat for this long it is lost (seconds).
+    """
+
+    poll_s: float
+    lease_s: float
+
+
+def pace(lease_s: float, nodes: int, *, direct: bool) -> Pace:
+    """How a node keeps in touch: few nodes poll twice per lease, more of them as often as the server has time for.
+
+    Args:
+        lease_s: the group's setting (seconds).
+        nodes: how many this server has in all its groups.
+        direct: whether the node's connection breaks when its host or the network does: no proxy is in between.
+    """
+    per_s, most_s = (POLLS_PER_S, MAX_POLL_S) if direct else (BLIND_POLLS_PER_S, MAX_BLIND_POLL_S)
+    poll_s = min(max(lease_s / 2, nodes / per_s), most_s)
+    return Pace(poll_s, max(lease_s, 2 * poll_s))
+
+
+def longest_lease(lease_s: float, nodes: int) -> float:
+    """The longest lease that a server with so many nodes grants (seconds)."""
+    return max(pace(lease_s, nodes, direct=direct).lease_s for direct in (True, False))
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What is known of one node.
+
+    Attributes:
+        heard_at: when it was last heard (seconds on the server's clock).
+        began: when its lease began, on the clock of the table (see `Leases.excuse`).
+        lease_s: what it was granted (seconds).
+        due: where it stands in the heap; None: nowhere.
+    """
+
+    incarnation: str
+    heard_at: float
+    began: float
+    lease_s: float
+    due: float | None = None
+
+
+class Leases:
+    """The leases of all nodes of a server.
+
+    They are measured on a clock that stands still while the server is late: silence counts only while it listens.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[str, _Entry]] = {}
+        self._heap: list[tuple[float, str, str]] = []
+        self._overdue: dict[str, set[str]] = {}
+        self._late_s = 0.0
+        self._floor = -inf
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    # -- what nodes do ---------------------------------------------------------------------------------------
+
+    def heard(
+        self,
+        group_id: str,
+        node_id: str,
+        incarnation: str,
+        lease_s: float,
+        now: float,
+        *,
+        polls: bool = False,
+    ) -> None:
+        """An agent was heard: its lease begins again.
+
+        Args:
+            lease_s: what it is granted at least (seconds).
+            polls: whether it polls: only then can its lease become shorter, since no earlier poll is open.
+        """
+        entries = self._groups.setdefault(group_id, {})
+        entry = entries.get(node_id)
+        began = now - self._late_s
+        if entry is None:
+            entry = entries[node_id] = _Entry(incarnation, now, began, lease_s)
+            self._count += 1
+        else:
+            if not polls and entry.incarnation == incarnation:
+                lease_s = max(lease_s, entry.lease_s)
+            entry.incarnation, entry.heard_at, entry.began, entry.lease_s = incarnation, now, began, lease_s
+        self._schedule(group_id, node_id, entry)
+
+    def grant(self, group_id: str, node_id: str, incarnation: str, lease_s: float) -> None:
+        """An agent is promised a lease (seconds) from when it was last heard, if that is longer than what it has."""
+        entry = self._groups.get(group_id, {}).get(node_id)
+        if entry is not None and entry.incarnation == incarnation:
+            entry.lease_s = max(entry.lease_s, lease_s)
+
+    def heard_at(self, group_id: str, node: Node) -> float:
+        """When a node was last heard (seconds on the server's clock)."""
+        entry = self._groups.get(group_id, {}).get(node.node_id)
+        return entry.heard_at if entry is not None else node.heard_at
+
+    def _schedule(self, group_id: str, node_id: str, entry: _Entry) -> None:
+        until = self._until(entry)
+        if entry.due is None or until < entry.due:
+            entry.due = until
+            heapq.heappush(self._heap, (until, group_id, node_id))
+
+    def _until(self, entry: _Entry) -> float:
+        return max(entry.began, self._floor) + entry.lease_s
+
+    # -- what the server does --------------------------------------------------------------------------------
+
+    def excuse(self, seconds: float) -> None:
+        """The server was late: nobody is blamed for this time (seconds)."""
+        self._late_s += seconds
+
+    def forgive(self, now: float) -> None:
+        """The server stood still, so that nobody could be heard: everybody has a full lease from now (rule 8)."""
+        self._floor = now - self._late_s
+
+    def restore(self, groups: Iterable[Group], now: float) -> None:
+        """Groups were loaded: every live node has the longest lease from now that it can have been granted."""
+        groups = list(groups)
+        self._groups, self._heap, self._overdue, self._count = {}, [], {}, 0
+        nodes = sum(len(group.nodes) for group in groups)
+        for group in groups:
+            lease_s = longest_lease(group.spec.lease_s, nodes)
+            for node in group.nodes.values():
+                if not node.gone:
+                    self.heard(group.group_id, node.node_id, node.incarnation, lease_s, now)
+
+    def forget(self, group_id: str) -> None:
+        """A group was deleted."""
+        self._count -= len(self._groups.pop(group_id, {}))
+        self._overdue.pop(group_id, None)
+
+    # -- who is overdue --------------------------------------------------------------------------------------
+
+    def next_at(self) -> float | None:
+        """When to `advance` next (seconds on the server's clock); None: there is no need."""
+        return self._heap[0][0] + self._late_s if self._heap else None
+
+    def advance(self, now: float) -> None:
+        """Look at the leases that may have ended."""
+        table_now = now - self._late_s
+        while self._heap and self._heap[0][0] < table_now:
+            due, group_id, node_id = heapq.heappop(self._heap)
+            entry = self._groups.get(group_id, {}).get(node_id)
+            if entry is None or entry.due != due:
+                continue  # there is a newer place for it
+            entry.due = None
+            if self._until(entry) < table_now:
+                self._overdue.setdefault(group_id, set()).add(node_id)
+            else:
+                self._schedule(group_id, node_id, entry)
+
+    def groups_overdue(self) -> list[str]:
+        """The groups that have nodes whose leases may have ended."""
+        return sorted(self._overdue)
+
+    def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
+        """The live nodes of a group whose lease has ended, each with the length of that lease; changes nothing."""
+        entries = self._groups.get(group.group_id, {})
+        table_now = now - self._late_s
+        return [
+            (node, entry.lease_s)
+            for node_id in sorted(self._overdue.get(group.group_id, ()))
+            if (entry := entries.get(node_id)) is not None
+            and (node := group.nodes.get(node_id)) is not None
+            and node.gone_at is None
+            and node.incarnation == entry.incarnation
+            and self._until(entry) < table_now
+        ]
+
+    def settled(self, group: Group, now: float) -> None:
+        """A group was judged and committed: drop the nodes that are gone, believe again in those that were heard."""
+        entries = self._groups.get(group.group_id, {})
+        table_now = now - self._late_s
+        for node_id in list(self._overdue.get(group.group_id, ())):
+            node, entry = group.nodes.get(node_id), entries.get(node_id)
+            if node is None or node.gone or entry is None:
+                self._overdue[group.group_id].discard(node_id)
+                if entry is not None and entry.due is None:
+                    del entries[node_id]
+                    self._count -= 1
+            elif self._until(entry) >= table_now:
+                self._overdue[group.group_id].discard(node_id)
+                self._schedule(group.group_id, node_id, entry)
+        if not self._overdue.get(group.group_id, True):
+            del self._overdue[group.group_id]
 
 
 class Stalls:
@@ -37,6 +254,17 @@ class Stalls:
         return now < self._last_at + STALE_CUTS_S
 
 
+def speaker_of(command: Command) -> tuple[str, str] | None:
+    """The node id and incarnation of the agent that sent a command, or None."""
+    match command:
+        case Join() | Renew() | Report() | Leave():
+            return command.node_id, command.incarnation
+        case StartDaemon():
+            return command.master, command.incarnation
+        case _:
+            return None
+
+
 def is_heartbeat(group: Group, command: Command) -> bool:
     """Whether a command renews a lease and changes nothing else.
 
@@ -48,10 +276,8 @@ def is_heartbeat(group: Group, command: Command) -> bool:
     return node is None or (node.cut_at is None and not group.hears_stop(node))
 
 
-def with_full_leases(group: Group, now: float) -> Group:
-    """The group with a full lease from now for every node except those whose connection was cut."""
-    nodes = {
-        node_id: replace(node, heard_at=now) if not node.gone and node.cut_at is None else node
-        for node_id, node in group.nodes.items()
-    }
-    return replace(group, nodes=nodes)
+def is_one_of_many(command: Command) -> bool:
+    """Whether all nodes of a group say this at about the same time, so that conclusions are drawn for many at once."""
+    return isinstance(command, Join | Renew) or (
+        isinstance(command, Report) and command.kind is ReportKind.STARTED
+    )

@@ -73,6 +73,17 @@ class Metrics:
         self._commit_failures = Counter(
             "hetrdzv_commit_failures", "Commits that failed.", registry=self._registry
         )
+        self._lag = Gauge(
+            "hetrdzv_loop_lag_seconds",
+            "How late the event loop was when last measured; what waits in sockets waits this long.",
+            registry=self._registry,
+        )
+        self._lags = Histogram(
+            "hetrdzv_loop_late_seconds",
+            "How late the event loop was, four times a second.",
+            registry=self._registry,
+            buckets=COMMIT_SECONDS,
+        )
         self._counted_at: dict[str, float] = {}
         self._ended_at: dict[str, float] = {}
         self._cause: dict[str, str] = {}
@@ -85,6 +96,11 @@ class Metrics:
     def commit_failed(self) -> None:
         """Note that a commit failed."""
         self._commit_failures.inc()
+
+    def loop_was_late(self, seconds: float) -> None:
+        """Note how late the event loop was (seconds)."""
+        self._lag.set(seconds)
+        self._lags.observe(seconds)
 
     def forget(self) -> None:
         """The groups were reloaded, or belong to another server now: drop what was remembered between two counts."""

@@ -3,30 +3,22 @@
 Knows nothing of HTTP, so that the simulation runs it too.
 """
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from hetrdzv.core.commands import Join, Renew
 from hetrdzv.core.directive import Directive, DirectiveKind
 from hetrdzv.core.model import Group
+from hetrdzv.service.caller import Caller
+from hetrdzv.service.liveness import Pace
 from hetrdzv.service.service import Service
 
-MAX_POLL_S = 30.0
-"""No poll waits longer than this, whatever the lease (seconds)."""
+Told = tuple[Group, Directive, Pace]
+"""A group, what a node of it has to do, and how that node keeps in touch."""
 
 Speaker = tuple[str, str, str]
 """Group id, node id and incarnation."""
-
-HungUp = Callable[[], Coroutine[Any, Any, None]]
-"""Makes a coroutine that ends when the client has hung up."""
-
-
-def poll_s(group: Group) -> float:
-    """How long a poll of a group's nodes may wait (seconds)."""
-    return min(group.lease_s / 2, MAX_POLL_S)
 
 
 class Polls:
@@ -44,11 +36,21 @@ class Polls:
         return self._open.total()
 
     async def answer(
-        self, hung_up: HungUp, group_id: str, command: Join | Renew, after: str | None, wait_s: float
-    ) -> tuple[Group, Directive] | None:
+        self,
+        caller: Caller,
+        group_id: str,
+        command: Join | Renew,
+        after: str | None,
+        wait_s: float,
+        *,
+        direct: bool = False,
+    ) -> Told | None:
         """Apply a command, then answer with the directive, at the latest after `wait_s` seconds.
 
         A join waits while there is nothing to do, another poll until the version is not `after`.
+
+        Args:
+            direct: whether the connection breaks when the client's host does: no proxy is in between.
 
         Returns:
             None if the client hung up before.
@@ -57,30 +59,19 @@ class Polls:
         with self._counted(
             speaker
         ):  # before the command: an older poll may be found cut while it is committed
-            await self.service.execute(group_id, command)
-            found = self.service.directive(*speaker)
+            group = await self.service.execute(group_id, command)
+            direct = direct and caller.is_watched(group.spec.lease_s)
+            granted = self.service.promise(group, *speaker[1:], direct=direct)
+            head = self.service.heading(*speaker)
             if isinstance(command, Join):
-                after = found[1].version if found[1].kind is DirectiveKind.WAIT else None
-            wait_s = min(wait_s, poll_s(found[0]))
-            if found[1].version == after and wait_s > 0:
-                changed = await self._wait(hung_up, speaker, after, wait_s)
+                after = head.version if head.kind is DirectiveKind.WAIT else None
+            wait_s = min(wait_s, granted.poll_s)
+            if head.version == after and wait_s > 0:
+                changed = await self.service.watch(*speaker, after, wait_s, direct=direct, caller=caller)
                 if changed is None and self._open[speaker] == 1:  # this was the agent's only poll
                     await self.service.cut(*speaker)
                 return changed
-        return found
-
-    async def _wait(
-        self, hung_up: HungUp, speaker: Speaker, after: str | None, wait_s: float
-    ) -> tuple[Group, Directive] | None:
-        """The directive once it has changed or the time is up; None if the client hung up before."""
-        watching = asyncio.ensure_future(self.service.watch(*speaker, after, wait_s))
-        hanging_up = asyncio.ensure_future(hung_up())
-        try:
-            await asyncio.wait({watching, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
-            return watching.result() if watching.done() else None
-        finally:
-            watching.cancel()
-            hanging_up.cancel()
+            return self.service.tell(*speaker, direct=direct)
 
     @contextmanager
     def _counted(self, speaker: Speaker) -> Iterator[None]:

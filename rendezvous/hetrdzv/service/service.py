@@ -9,13 +9,13 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
+from math import inf
 from typing import Any
 
-from hetrdzv.core.commands import Command, Disconnect, Join, Put, Report, Tick
-from hetrdzv.core.directive import Directive, directive
+from hetrdzv.core.commands import Command, Disconnect, Join, Put, Renew, Report, Tick
+from hetrdzv.core.directive import Directive, Heading, directive, heading
 from hetrdzv.core.group import empty, step
-from hetrdzv.core.model import Group
+from hetrdzv.core.model import Group, Node
 from hetrdzv.core.phrasing import names
 from hetrdzv.core.timers import deadline
 from hetrdzv.core.transitions import require_speaker
@@ -26,13 +26,14 @@ from hetrdzv.protocol.errors import (
     StorageError,
     UnknownGroup,
 )
-from hetrdzv.service.clock import ServedClock
+from hetrdzv.service.caller import Caller
+from hetrdzv.service.clock import MAX_STALL_S, ServedClock
 from hetrdzv.service.history import Place, life_of
 from hetrdzv.service.ledger import Change, Ledger
-from hetrdzv.service.liveness import Stalls, is_heartbeat, with_full_leases
+from hetrdzv.service.liveness import Leases, Pace, Stalls, is_heartbeat, is_one_of_many, pace, speaker_of
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.retention import Retention, require_places, require_room
-from hetrdzv.service.timers import Timers
+from hetrdzv.service.timers import TICK_MARGIN_S, Timers
 from hetrdzv.service.watchers import FOLLOWERS, Watchers
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
 from hetrdzv.storage.base import StateStore
@@ -42,6 +43,13 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.25
 """How often the clock is read when nothing else happens (seconds), see `ServedClock`."""
+
+LATE_S = 0.01
+"""How late the event loop may be without anybody being excused for it (seconds)."""
+
+LISTEN_TURNS = 6
+"""How many turns of the event loop it takes to read what is in its sockets: accept a connection, read it, run what
+handles the request, with some to spare."""
 
 RETRY_S = 1.0
 """How long to wait before retrying what failed (seconds)."""
@@ -69,6 +77,10 @@ class Service:
         self._make_clock = make_clock
         self._clock = make_clock(0.0)
         self._stalls = Stalls()
+        self._leases = Leases()
+        self._lease_timer: asyncio.TimerHandle | None = None
+        self._unsettled: set[str] = set()  # groups whose conclusions are drawn at the end of this turn
+        self._looks_at = inf  # when the lease timer goes off (seconds on the server's clock)
         self._metrics = metrics or Metrics()
         self._limits = limits
         self._ledger = Ledger(store, wall, self._metrics)
@@ -103,6 +115,8 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._timers.clear()
+        if self._lease_timer is not None:
+            self._lease_timer.cancel()
         await self._ledger.close(self.now())
 
     def require_ready(self) -> None:
@@ -149,6 +163,11 @@ class Service:
         kept = list(self._ledger.history(group_id))
         return [stored for stored in kept if stored.number > after], kept[-1].number if kept else 0
 
+    def heading(self, group_id: str, node_id: str, incarnation: str) -> Heading:
+        """What a node has to do now, without the details; raises as `directive` does."""
+        group = self.group(group_id)
+        return heading(group, require_speaker(group, node_id, incarnation))
+
     def directive(self, group_id: str, node_id: str, incarnation: str) -> tuple[Group, Directive]:
         """What a node has to do now, and the group this follows from.
 
@@ -159,6 +178,30 @@ class Service:
         group = self.group(group_id)
         node = require_speaker(group, node_id, incarnation)
         return group, directive(group, node, self.now())
+
+    def promise(self, group: Group, node_id: str, incarnation: str, *, direct: bool = False) -> Pace:
+        """How a node is to keep in touch from now on; it is granted that lease.
+
+        Args:
+            direct: whether its connection breaks when its host does: no proxy is in between.
+        """
+        found = pace(group.spec.lease_s, len(self._leases), direct=direct)
+        self._leases.grant(group.group_id, node_id, incarnation, found.lease_s)
+        return found
+
+    def tell(
+        self, group_id: str, node_id: str, incarnation: str, *, direct: bool = False
+    ) -> tuple[Group, Directive, Pace]:
+        """What a node has to do now, and how it keeps in touch: the lease that is told here is granted to it.
+
+        Raises as `directive` does.
+        """
+        group, found = self.directive(group_id, node_id, incarnation)
+        return group, found, self.promise(group, node_id, incarnation, direct=direct)
+
+    def heard_at(self, group: Group, node: Node) -> float:
+        """When a node was last heard (seconds on the server's clock)."""
+        return self._leases.heard_at(group.group_id, node)
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -184,21 +227,47 @@ class Service:
         require_places(head, command, self._limits)
         if isinstance(command, Report):
             command = replace(command, age_s=self._clock.age(command.age_s))
-        quiet = is_heartbeat(head, command)
         try:
-            transition = step(head, command, now)
+            if is_heartbeat(head, command):
+                return await self._renewed(head, command, now)
+            if isinstance(command, Tick):
+                self._leases.advance(now)
+            later = is_one_of_many(command)
+            if not later and group_id in self._unsettled:
+                self._settle(group_id)
+                head = self._ledger.head(group_id) or head
+            transition = step(head, command, now, self._leases, settles=not later)
         except Refused:
             await self._ledger.settle(
                 group_id
             )  # a refusal must not tell of state that may never be committed
             raise
-        if quiet and self._ledger.is_settled(group_id):
-            self._ledger.renew(transition.group)  # nothing to commit, nobody to wake
-            return transition.group
-        group = await self._ledger.propose(group_id, transition.group, transition.events, quiet=quiet)
+        self._heard(transition.group, command, now)  # a first join brings the group's lease
+        if later:
+            self._unsettled.add(group_id)
+        group = await self._ledger.propose(group_id, transition.group, transition.events)
         if group is None:
             raise _unknown(group_id)  # it was deleted in the same turn
         return group
+
+    async def _renewed(self, head: Group, command: Command, now: float) -> Group:
+        """A heartbeat: nothing to commit, nobody to wake. What was proposed before is committed first, though."""
+        speaker = speaker_of(command)
+        if speaker is not None:
+            require_speaker(head, *speaker)
+        self._heard(head, command, now)
+        if self._ledger.is_settled(head.group_id):
+            return head
+        await self._ledger.settle(head.group_id)
+        return self.group(head.group_id)
+
+    def _heard(self, group: Group, command: Command, now: float) -> None:
+        """Renew the lease of the agent that sent a command, if one did."""
+        speaker = speaker_of(command)
+        if speaker is not None:
+            polls = isinstance(command, Renew)
+            self._leases.heard(group.group_id, *speaker, group.spec.lease_s, now, polls=polls)
+            self._watch_leases()
 
     async def delete(self, group_id: str) -> None:
         """Delete a group.
@@ -240,6 +309,8 @@ class Service:
         while True:
             await self._ledger.work()
             try:
+                for group_id in sorted(self._unsettled):
+                    self._settle(group_id)
                 for change in await self._ledger.commit(self.now()):
                     self._published(change)
             except Exception as error:
@@ -248,12 +319,21 @@ class Service:
                 self._ledger.drop(error)
                 await self._reload()
 
+    def _settle(self, group_id: str) -> None:
+        """Draw the conclusions of what many nodes have said in this turn of the event loop, once for all of them."""
+        self._unsettled.discard(group_id)
+        head = self._ledger.head(group_id)
+        if head is not None and not self._ledger.is_settled(group_id):
+            transition = step(head, Tick(), self.now(), self._leases)
+            self._ledger.amend(group_id, transition.group, transition.events)
+
     def _published(self, change: Change) -> None:
         """Count a committed change, set the timer of its group, wake those whom it concerns."""
         now = self.now()
         self._metrics.published(change.group_id, change.old, change.new, change.events, now)
         if change.new is None:
             self._timers.set(change.group_id, None)
+            self._leases.forget(change.group_id)
             self._retention.gone(change.group_id)
         else:
             self._set_timer(change.new)
@@ -276,7 +356,10 @@ class Service:
         if snapshot.clock > self.now():  # else this process has served all along, and ages go on
             self._clock = self._make_clock(snapshot.clock)
             self._stalls.forget()
+        self._unsettled.clear()
         await self._ledger.restore(snapshot, self.now())
+        self._leases.restore(self._ledger.groups.values(), self.now())
+        self._watch_leases()
         self._timers.clear()
         self._retention.clear()
         self._metrics.forget()
@@ -291,9 +374,16 @@ class Service:
         return self._clock.now()
 
     async def _keep_time(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
+            due = loop.time() + HEARTBEAT_S
             await asyncio.sleep(HEARTBEAT_S)
+            late_s = max(0.0, loop.time() - due)
+            self._metrics.loop_was_late(late_s)
+            self._forgive_stall()
             now = self.now()
+            if LATE_S < late_s <= MAX_STALL_S:  # a longer one is no time at all by our clock
+                self._leases.excuse(late_s)
             self._ledger.store_clock(now)
             self._sweep(now)
 
@@ -313,14 +403,48 @@ class Service:
         """After a time in which this process did not run, every node has a full lease again (rule 8)."""
         if self._stalls.noticed(self._clock):
             logger.warning("this process stalled for more than a second: every node has a full lease again")
-            self._ledger.replace(partial(with_full_leases, now=self.now()))
+            self._leases.forgive(self.now())
 
     def _set_timer(self, group: Group, after_s: float = 0.0) -> None:
         """Set the timer of a group to its deadline, but not before `after_s` seconds from now."""
-        at = deadline(group)
+        at = deadline(group, own_leases=False)
         self._timers.set(group.group_id, None if at is None else max(after_s, at - self.now()))
 
+    def _watch_leases(self) -> None:
+        """Set the timer for the next lease that may end."""
+        at = self._leases.next_at()
+        if at is None or at >= self._looks_at:
+            return
+        if self._lease_timer is not None:
+            self._lease_timer.cancel()
+        self._looks_at = at
+        wait_s = max(0.0, at - self.now()) + TICK_MARGIN_S
+        loop = asyncio.get_running_loop()
+        self._lease_timer = loop.call_later(wait_s, lambda: self._spawn(self._look_at_leases()))
+
+    async def _look_at_leases(self) -> None:
+        await self._listen()
+        self._lease_timer, self._looks_at = None, inf
+        self._forgive_stall()
+        now = self.now()
+        self._leases.advance(now)
+        for group_id in self._leases.groups_overdue():
+            group = self._ledger.groups.get(group_id)
+            if group is None:
+                self._leases.forget(group_id)
+                continue
+            self._leases.settled(group, now)
+            if self._leases.lapsed(group, now):
+                self._spawn(self._tick(group_id))
+        self._watch_leases()
+
+    async def _listen(self) -> None:
+        """Hear what is in our sockets: a server that is late must not take that for the silence of its nodes."""
+        for _ in range(LISTEN_TURNS):
+            await asyncio.sleep(0)
+
     async def _tick(self, group_id: str) -> None:
+        await self._listen()
         try:
             await self.execute(group_id, Tick())
         except HetError as error:  # a load sets the timers again, and a group that is gone needs none
@@ -333,21 +457,36 @@ class Service:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     async def watch(
-        self, group_id: str, node_id: str, incarnation: str, version: str | None, wait_s: float
-    ) -> tuple[Group, Directive]:
+        self,
+        group_id: str,
+        node_id: str,
+        incarnation: str,
+        version: str | None,
+        wait_s: float,
+        *,
+        direct: bool = False,
+        caller: Caller | None = None,
+    ) -> tuple[Group, Directive, Pace] | None:
         """A node's directive as soon as its version differs from the given one, or after `wait_s` seconds.
+
+        Args:
+            caller: who waits for it.
+
+        Returns:
+            None as soon as the caller is gone.
 
         Raises:
             Refused: as `directive` does, as soon as it does.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
-        while True:
-            found = self.directive(group_id, node_id, incarnation)
+        while caller is None or not caller.gone:
             left_s = until - loop.time()
-            if found[1].version != version or left_s <= 0 or self._stopping:
-                return found
-            await self._watchers.wait(group_id, node_id, left_s)
+            now_version = self.heading(group_id, node_id, incarnation).version
+            if now_version != version or left_s <= 0 or self._stopping:
+                return self.tell(group_id, node_id, incarnation, direct=direct)
+            await self._watchers.wait(group_id, node_id, left_s, caller)
+        return None
 
     async def follow(
         self, group_id: str, after: Place, quiet_s: float

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 
 from hetrdzv.core.model import Group
+from hetrdzv.service.caller import Caller
 
 FOLLOWERS = ""
 """The name under which followers of a group's history wait; polls wait under their node ids."""
@@ -19,18 +21,22 @@ class Watchers:
         """How many wait."""
         return sum(len(waiting) for names in self._groups.values() for waiting in names.values())
 
-    async def wait(self, group_id: str, name: str, timeout_s: float) -> bool:
-        """Wait until woken (True), or for `timeout_s` seconds (False)."""
+    async def wait(self, group_id: str, name: str, timeout_s: float, caller: Caller | None = None) -> bool:
+        """Wait until woken (True), or for `timeout_s` seconds, or until the caller is gone (False)."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[bool] = loop.create_future()
         names = self._groups.setdefault(group_id, {})
         waiting = names.setdefault(name, {})  # a dict keeps the order in which they came
         waiting[woken] = None
         timer = loop.call_later(max(0.0, timeout_s), _resolve, woken, False)
+        if caller is not None:
+            caller.on_gone(partial(_resolve, woken, False))
         try:
             return await woken
         finally:
             timer.cancel()
+            if caller is not None:
+                caller.on_gone(None)
             waiting.pop(woken, None)
             if not waiting:
                 del names[name]

@@ -14,18 +14,20 @@ class MemoryStore:
     """
 
     def __init__(self, content: Snapshot = EMPTY) -> None:
-        self._content = Snapshot(dict(content.records), content.clock)
+        self._records = dict(content.records)
+        self._clock = content.clock
         self._closed = False
 
     async def load(self) -> Snapshot:
         self._require_open()
-        return Snapshot(dict(self._content.records), self._content.clock)
+        return Snapshot(dict(self._records), self._clock)
 
     async def commit(self, batch: Batch) -> None:
         self._require_open()
-        deletes = batch.deletes
-        records = {k: v for k, v in {**self._content.records, **batch.puts}.items() if k not in deletes}
-        self._content = Snapshot(records, max(self._content.clock, batch.clock))
+        self._records.update(dict(batch.puts))  # nothing, should one of them be torn
+        for key in batch.deletes:
+            self._records.pop(key, None)
+        self._clock = max(self._clock, batch.clock)
 
     async def close(self) -> None:
         self._closed = True

@@ -4,10 +4,9 @@ import asyncio
 from typing import Any
 
 import httpx
-import pytest
 
+from hetrdzv.api.views import LARGE
 from hetrdzv.protocol import wire
-from hetrdzv.service import polls
 from tests.support.served import api, join, serving, settled, two_nodes
 
 NODES = "/v1/groups/g/nodes"
@@ -47,6 +46,29 @@ async def test_a_directive_is_below_a_kilobyte_whatever_the_size_of_the_round() 
         reply = await client.get(f"{NODES}/n150/directive", params={"incarnation": "1"})
         assert reply.json()["kind"] == "start"
         assert len(reply.content) < 1000
+
+
+async def test_a_large_group_is_shown_in_parts() -> None:
+    async with serving() as (service, _), api(service) as client:
+        many = 2 * LARGE
+        spec = {"min_nodes": many, "max_nodes": many}
+        await asyncio.gather(*(service.execute("g", join(f"n{i}", **spec)) for i in range(many)))
+        whole = (await client.get("/v1/groups/g")).json()
+        names = [node["node_id"] for node in whole["nodes"]]
+        assert names == [f"n{i}" for i in range(many)]
+        assert len(whole["current_round"]["members"]) == many
+        none = (await client.get("/v1/groups/g", params={"nodes": "none"})).json()
+        assert (none["nodes"], none["current_round"]["members"]) == ([], [])
+        assert none["counts"] == whole["counts"]
+        shown: list[str] = []
+        while page := (
+            await client.get("/v1/groups/g", params={"limit": 250} | ({"after": shown[-1]} if shown else {}))
+        ).json()["nodes"]:
+            shown += [node["node_id"] for node in page]
+        assert shown == names
+        small = (await client.post(f"{NODES}/n7/drain", params={"nodes": "none"})).json()
+        assert (small["nodes"], small["drained"]) == ([], ["n7"])
+        assert (await client.post("/v1/groups/g/cancel", params={"nodes": "some"})).status_code == 422
 
 
 async def test_a_poll_waits_for_half_the_lease_at_most() -> None:
@@ -190,13 +212,6 @@ async def test_the_history_can_be_read_on() -> None:
         assert later == {"events": all_events["events"][2:], "last": all_events["last"]}
         none = (await client.get("/v1/groups/g/events", params={"after": later["last"]})).json()
         assert none == {"events": [], "last": later["last"]}
-
-
-@pytest.mark.parametrize(("lease_s", "poll_s"), [(0.5, 0.25), (5.0, 2.5), (3600.0, polls.MAX_POLL_S)])
-async def test_how_long_a_poll_may_wait_follows_the_lease(lease_s: float, poll_s: float) -> None:
-    async with serving() as (service, _):
-        group = await service.execute("g", join("a", min_nodes=2, lease_s=lease_s))
-        assert polls.poll_s(group) == poll_s
 
 
 async def test_a_number_beyond_the_history_brings_nothing_but_its_end() -> None:

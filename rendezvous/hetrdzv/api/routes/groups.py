@@ -1,7 +1,7 @@
 """Routes about groups: inspect, create, restart, cancel, delete, follow."""
 
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
@@ -23,6 +23,10 @@ router = APIRouter(
     responses=problems.RESPONSES,
 )
 
+NodesShown = Annotated[
+    Literal["all", "none"], Query(description="Whether the reply shows the nodes of the group.")
+]
+
 KEEPALIVE_S = 15.0
 """A followed history sends something at least this often, so that both ends notice a dead connection (seconds)."""
 
@@ -32,22 +36,40 @@ async def list_groups(request: Request) -> Response:
     """All groups in the scope of the token, in brief."""
     service, grant = service_of(request), permit_of(request).grant
     now = service.now()
-    shown = [views.group_summary(group, now) for group in service.groups() if grant.covers(group.group_id)]
-    return views.json_response(wire.GroupsReply(groups=shown))
+    shown = [group for group in service.groups() if grant.covers(group.group_id)]
+
+    def reply() -> wire.GroupsReply:
+        return wire.GroupsReply(groups=[views.group_summary(group, now) for group in shown])
+
+    return await views.made(sum(len(group.nodes) for group in shown), reply)
 
 
 @router.get("/{group_id}", response_model=wire.GroupReply)
-async def get_group(request: Request, group_id: wire.Id) -> Response:
-    """Everything about a group: spec, state, why, round with members and master, nodes, root cause."""
+async def get_group(
+    request: Request,
+    group_id: wire.Id,
+    nodes: NodesShown = "all",
+    after: Annotated[wire.Id | None, Query(description="Nodes behind this one, in the order shown.")] = None,
+    limit: Annotated[int | None, Query(ge=1, le=100_000, description="How many nodes at most.")] = None,
+) -> Response:
+    """Everything about a group: spec, state, why, round with members and master, nodes, root cause.
+
+    Of a large group some of the nodes, or none: members of the round are left out with them.
+    """
     service = service_of(request)
-    return views.group_response(service.group(group_id), service.now())
+    page = views.Page(after, limit) if nodes == "all" else views.NONE
+    return await views.group_response(service, service.group(group_id), page)
 
 
 @router.put("/{group_id}", response_model=wire.GroupReply)
-async def put_group(request: Request, group_id: wire.Id, spec: wire.SpecFields) -> Response:
+async def put_group(
+    request: Request, group_id: wire.Id, spec: wire.SpecFields, nodes: NodesShown = "all"
+) -> Response:
     """Create a group with a spec. The same spec again changes nothing, another one gets 409."""
     service = service_of(request)
-    return views.group_response(await service.execute(group_id, Put(spec.given())), service.now())
+    return await views.group_response(
+        service, await service.execute(group_id, Put(spec.given())), views.PAGES[nodes]
+    )
 
 
 @router.delete("/{group_id}", status_code=204)
@@ -58,17 +80,17 @@ async def delete_group(request: Request, group_id: wire.Id) -> Response:
 
 
 @router.post("/{group_id}/restart", response_model=wire.GroupReply)
-async def restart_group(request: Request, group_id: wire.Id) -> Response:
+async def restart_group(request: Request, group_id: wire.Id, nodes: NodesShown = "all") -> Response:
     """End the current round so that another forms, or run a finished group again; uses no restart."""
     service = service_of(request)
-    return views.group_response(await service.execute(group_id, Restart()), service.now())
+    return await views.group_response(service, await service.execute(group_id, Restart()), views.PAGES[nodes])
 
 
 @router.post("/{group_id}/cancel", response_model=wire.GroupReply)
-async def cancel_group(request: Request, group_id: wire.Id) -> Response:
+async def cancel_group(request: Request, group_id: wire.Id, nodes: NodesShown = "all") -> Response:
     """Cancel the job: all workers are stopped, agents exit with 3."""
     service = service_of(request)
-    return views.group_response(await service.execute(group_id, Cancel()), service.now())
+    return await views.group_response(service, await service.execute(group_id, Cancel()), views.PAGES[nodes])
 
 
 @router.get(

@@ -6,9 +6,11 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from hetrdzv.api import problems, views
+from hetrdzv.api.calling import calling
 from hetrdzv.api.commands import daemon_command, join_command, report_command
 from hetrdzv.api.dispatch import polls_of, service_of
 from hetrdzv.api.lenient import LenientRoute, ignored
+from hetrdzv.api.routes.groups import NodesShown
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, ReportKind, StartDaemon, Undrain
 from hetrdzv.protocol import wire
@@ -29,11 +31,8 @@ WaitSeconds = Annotated[float, Query(ge=0, le=3600, description="Seconds; at mos
 async def _answer_poll(
     request: Request, group_id: str, command: Join | Renew, after: str | None, wait_s: float
 ) -> Response:
-    async def hung_up() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    found = await polls_of(request).answer(hung_up, group_id, command, after, wait_s)
+    with calling(request.scope, request.receive) as caller:
+        found = await polls_of(request).answer(caller, group_id, command, after, wait_s)
     if found is None:
         return Response(status_code=204)  # nobody reads it
     return views.directive_response(*found)
@@ -58,7 +57,10 @@ async def get_directive(
     after: Annotated[str | None, Query(max_length=256)] = None,
     wait: WaitSeconds = 0.0,
 ) -> Response:
-    """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease."""
+    """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease.
+
+    What is plainly right never gets here: api/poll.py answers it.
+    """
     return await _answer_poll(request, group_id, Renew(node_id, incarnation), after, wait)
 
 
@@ -92,10 +94,10 @@ async def _answer_member(
         if command is not None:
             await service.execute(group_id, command)
     except StaleRound:
-        current = service.directive(group_id, speaker, incarnation)
+        current = service.tell(group_id, speaker, incarnation)
         request.state.directive = views.directive_reply(*current)
         raise
-    return views.directive_response(*service.directive(group_id, speaker, incarnation))
+    return views.directive_response(*service.tell(group_id, speaker, incarnation))
 
 
 @router.delete("", status_code=204)
@@ -112,14 +114,20 @@ async def leave(
 
 
 @router.post("/drain", response_model=wire.GroupReply)
-async def drain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
+async def drain(request: Request, group_id: wire.Id, node_id: wire.Id, nodes: NodesShown = "all") -> Response:
     """Take a node out: its agent stops its workers and exits with 4. Holds over restarts of the agent."""
     service = service_of(request)
-    return views.group_response(await service.execute(group_id, Drain(node_id)), service.now())
+    return await views.group_response(
+        service, await service.execute(group_id, Drain(node_id)), views.PAGES[nodes]
+    )
 
 
 @router.post("/undrain", response_model=wire.GroupReply)
-async def undrain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
+async def undrain(
+    request: Request, group_id: wire.Id, node_id: wire.Id, nodes: NodesShown = "all"
+) -> Response:
     """Let a drained node join again."""
     service = service_of(request)
-    return views.group_response(await service.execute(group_id, Undrain(node_id)), service.now())
+    return await views.group_response(
+        service, await service.execute(group_id, Undrain(node_id)), views.PAGES[nodes]
+    )

@@ -1,0 +1,36 @@
+"""Notices that the client of an open request is gone."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.types import Receive, Scope
+
+from hetrdzv.service.caller import Caller
+
+CALLER = "hetrdzv.caller"
+"""In the `state` of a request's scope: the `Caller` of its connection (connections.py)."""
+
+
+@contextmanager
+def calling(scope: Scope, receive: Receive) -> Iterator[Caller]:
+    """The client of a request, for as long as it waits for the answer.
+
+    Our own connections tell when they are lost. Under another ASGI server a task listens for that.
+    """
+    known: Caller | None = scope.get("state", {}).get(CALLER)
+    if known is not None:
+        yield known
+        return
+    caller = Caller()
+
+    async def listen() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        caller.hang_up()
+
+    listening = asyncio.ensure_future(listen())
+    try:
+        yield caller
+    finally:
+        listening.cancel()

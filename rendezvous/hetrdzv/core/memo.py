@@ -1,0 +1,26 @@
+"""Answers that are worked out once per frozen value and then kept with it."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+_V = TypeVar("_V")
+_R = TypeVar("_R")
+
+
+def kept(function: Callable[[_V], _R]) -> Callable[[_V], _R]:
+    """Keep the answer of a pure function of a frozen dataclass (without slots) in that value.
+
+    A value that `dataclasses.replace` makes begins without answers, so none can be out of date.
+    """
+    name = f"kept {function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def answer(value: _V) -> _R:
+        known: dict[str, Any] = value.__dict__
+        if name not in known:
+            known[name] = function(value)
+        found: _R = known[name]
+        return found
+
+    return answer

@@ -1,0 +1,29 @@
+"""Whoever waits at the other end of a connection, and whether it is still there."""
+
+from collections.abc import Callable
+
+
+class Caller:
+    """The client of an open request.
+
+    Attributes:
+        gone: whether its connection is lost.
+    """
+
+    def __init__(self) -> None:
+        self.gone = False
+        self._call: Callable[[], None] | None = None
+
+    def is_watched(self, within_s: float) -> bool:
+        """Have the kernel notice within so many seconds that the client's host is gone; whether it can."""
+        return False
+
+    def on_gone(self, call: Callable[[], None] | None) -> None:
+        """Have something called once the client is gone, in place of what was asked for before; None: nothing."""
+        self._call = call
+
+    def hang_up(self) -> None:
+        """The client is gone."""
+        self.gone = True
+        if self._call is not None:
+            self._call()

@@ -15,6 +15,9 @@ from hetagent.worker.standby import CHANNEL, STANDBY_FOR, WORKER_OF, belongs_to_
 TAKE_TIMEOUT_S = 2.0
 """How long a standby that was ready may take to become a worker (seconds); it needs about a millisecond."""
 
+END_TIMEOUT_S = 2.0
+"""How long a standby may take to die (seconds)."""
+
 KEPT = (processes.NODE_ID, processes.AGENT_PID, processes.GROUP)
 """The variables of a round by which a later agent finds what an earlier one has left behind."""
 
@@ -140,11 +143,17 @@ class Standby:
         return lines[-1] if lines else ""
 
     def end(self) -> int:
-        """Kill it with what its imports have started, give back what it took, and return its exit status."""
+        """Kill it with what its imports have started, give back what it took, and return its exit status.
+
+        One that hangs in the kernel is not waited for: nothing that a round needs is in its hands.
+        """
         if self.process.returncode is None:
             os.killpg(self.process.pid, signal.SIGKILL)  # it leads a session, and was not waited for
         self._close()
-        return self.process.wait()
+        try:
+            return self.process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return -signal.SIGKILL
 
     def _close(self) -> None:
         self._channel.close()

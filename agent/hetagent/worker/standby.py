@@ -80,7 +80,10 @@ def belongs_to_round(name: str) -> bool:
 def wait() -> None:
     """Import what the agent says, and return once this process is a worker of a round."""
     channel = socket.socket(fileno=int(os.environ.pop(CHANNEL)))
-    del os.environ[STANDBY_FOR]
+    for name in filter(belongs_to_round, list(os.environ)):
+        del os.environ[
+            name
+        ]  # the marks are for /proc; a module that copies the environment asks for none of them
     own_name = _renamed(None)
     first, _ = _receive(channel)
     before = dict(os.environ)

@@ -161,7 +161,7 @@ def test_large_bodies_share_what_there_is() -> None:
     bodies.grow(0, SMALL_BODY_BYTES)
     for _ in range(BODIES_BYTES // large):
         bodies.grow(0, large)
-    with pytest.raises(Busy, match="the maximum of large bodies"):
+    with pytest.raises(Busy, match="too many large requests"):
         bodies.grow(SMALL_BODY_BYTES, SMALL_BODY_BYTES + 1)
     bodies.grow(0, SMALL_BODY_BYTES)
     for _ in range(BODIES_BYTES // large):

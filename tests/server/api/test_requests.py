@@ -325,7 +325,7 @@ async def test_a_foreign_page_gives_no_orders(any_host: bool) -> None:
         await two_nodes(service)
         for origin in ("http://evil.example", "null", "http://localhost:1", "http://[", ""):
             reply = await client.post("/v1/groups/g/cancel", headers={"Origin": origin})
-            assert "pages of other sites" in problem(reply, 403, "foreign_host")
+            assert "browser requests from other sites" in problem(reply, 403, "foreign_host")
         for origin in ("http://localhost", "HTTP://LOCALHOST"):
             reply = await client.post("/v1/groups/g/nodes/a/drain", headers={"Origin": origin})
             assert reply.status_code == 200

@@ -249,9 +249,7 @@ async def _measure(table: Table, options: argparse.Namespace) -> None:
         fleet = Fleet(server.port, plans("hold", nodes, 1, **settings))
         fleet.rejoins = False
         if not await settled(fleet, "running", options.within):
-            table.row(
-                "(all join)", "not running", f"within {options.within:g} s", f"lost {fleet.counts.lost}"
-            )
+            table.row("(all join)", f"not running within {options.within:g} s, lost {fleet.counts.lost}")
             await fleet.close()
             return
         async with probing(server) as probe:

@@ -7,8 +7,9 @@
 - *re-form*: from N joins sent at once by nodes that have stopped, until every node has `start` again.
 
 Each is shown beside its floor, measured in the same try: N requests sent at once to a bare ASGI application on
-uvicorn, over as many connections of the same client. Ratios are of wall time; CPU is the server's own. Growth is
-fitted over the sizes from 128: 1.0 means that the cost per node is flat.
+uvicorn, over as many connections of the same client; `to GETs` is the ratio to as many `GET /healthz` of hetserver.
+Ratios are of wall time; CPU is the server's own. Growth is fitted over the sizes from 128: 1.0 means that the cost
+per node is flat.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from benchmarks.connection import Caller, open_callers, request
 from benchmarks.load import Fleet, fewer_pauses, plans
 from benchmarks.poll import floor_options
-from benchmarks.serving import STORES, Bare, Process, bare, hetserver, raise_file_limit, start_s
+from benchmarks.serving import STORES, Process, bare, hetserver, raise_file_limit, start_s
 from benchmarks.tables import Table, growth, median, ms
 
 PHASES = ("rendezvous", "push", "re-form")
@@ -52,11 +53,11 @@ class Watch:
         return Cost(self._loop.time() - self._begun, self._server.cpu_s - self._cpu_s)
 
 
-async def floor_of(server: Bare, nodes: int) -> Cost:
-    """The cost of N requests that are sent at once."""
-    callers = await open_callers(server.port, nodes)
+async def floor_of(port: int, process: Process, nodes: int) -> Cost:
+    """The cost of N `GET /healthz` that are sent at once."""
+    callers = await open_callers(port, nodes)
     data = request("GET", "/healthz")
-    watch = Watch(server.process)
+    watch = Watch(process)
     await asyncio.gather(*(caller.call(data) for caller in callers))
     cost = watch.read()
     for caller in callers:
@@ -101,22 +102,25 @@ async def phases(port: int, process: Process, name: str, nodes: int, within_s: f
 async def _measure(table: Table, options: argparse.Namespace, nodes: int) -> dict[str, Cost]:
     """Add the rows of one size; returns the medians."""
     floors: list[Cost] = []
+    gets: list[Cost] = []
     tries: list[list[Cost]] = []
     with hetserver(nodes, options.store) as server, bare(options.http, options.loop) as floor:
         process = Process(server.pid)
         await phases(server.port, process, "warm-up", 2, options.within)
         with fewer_pauses():
             for number in range(options.tries):
-                floors.append(await floor_of(floor, nodes))
+                floors.append(await floor_of(floor.port, floor.process, nodes))
+                gets.append(await floor_of(server.port, process, nodes))
                 tries.append(await phases(server.port, process, f"try{number}", nodes, options.within))
     bottom = Cost(*map(median, zip(*floors, strict=True)))
     medians = {"floor": bottom}
+    get_s = median(cost.wall_s for cost in gets)
     for number, phase in enumerate(PHASES):
         found = [
             (costs[number], beside) for costs, beside in zip(tries, floors, strict=True) if costs[number:]
         ]
         if not found:
-            table.row(nodes, phase, f"not within {options.within:g} s", *[""] * 6)
+            table.row(nodes, phase, f"not within {options.within:g} s")
             continue
         cost = medians[phase] = Cost(*map(median, zip(*(cost for cost, _ in found), strict=True)))
         table.row(
@@ -126,6 +130,7 @@ async def _measure(table: Table, options: argparse.Namespace, nodes: int) -> dic
             ms(max(cost.wall_s for cost, _ in found)),
             ms(bottom.wall_s),
             f"{median(cost.wall_s / beside.wall_s for cost, beside in found):.1f}",
+            f"{cost.wall_s / get_s:.1f}",
             ms(cost.cpu_s),
             ms(bottom.cpu_s),
             f"{cost.cpu_s / nodes * 1000:.2f} ms",
@@ -144,7 +149,8 @@ def main() -> None:
     table = Table(
         f"Rendezvous, push and re-form ({options.store} store, medians of {options.tries} tries; "
         f"floor: N requests to bare ASGI with {options.http} and {options.loop})",
-        *("nodes", "what", "time", "worst", "floor", "ratio", "server CPU", "floor CPU", "CPU per node"),
+        *("nodes", "what", "time", "worst", "floor", "ratio", "to GETs", "server CPU", "floor CPU"),
+        "CPU per node",
     )
     found: dict[int, dict[str, Cost]] = {}
     for nodes in (int(text) for text in options.nodes.split(",")):

@@ -35,7 +35,7 @@ async def _measure(table: Table, options: argparse.Namespace, groups: int) -> No
     with hetserver(nodes, options.store) as server:
         fleet = Fleet(server.port, plans("storm", nodes, groups, lease_s=options.lease_s))
         if not await settled(fleet, "running", options.within):
-            table.row(f"{nodes} in {groups}", f"not running within {options.within:g} s", *[""] * 7)
+            table.row(f"{nodes} in {groups}", f"not running within {options.within:g} s")
             await fleet.close()
             return
         found: list[tuple[float, float, float]] = []

@@ -27,9 +27,8 @@ class Table:
         self._began = (time.perf_counter(), time.process_time())
 
     def row(self, *cells: object) -> Self:
-        """Add a row, and print it at once: some rows take minutes."""
-        assert len(cells) == len(self._columns), cells
-        self._rows.append([str(cell) for cell in cells])
+        """Add a row, and print it at once: some take minutes. Cells that are left out are empty."""
+        self._rows.append([str(cell) for cell in cells] + [""] * (len(self._columns) - len(cells)))
         print("  ".join(self._rows[-1]), flush=True)
         return self
 

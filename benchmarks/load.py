@@ -22,8 +22,11 @@ PACE_S = 0.1
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 2.0
 """Pauses between attempts to reach the server, before jitter (seconds)."""
 
+CONNECT_S, ANSWER_S = 3.0, 10.0
+"""How long a connection may take, and an answer on top of the time that the server was asked to wait (seconds)."""
+
 LATE_S = 1.0
-"""A poll is given up this long after it should have been answered, or half its wait if that is longer (seconds)."""
+"""Polls that wait are given up earlier: this much late, or half their wait if that is longer (seconds)."""
 
 SWEEP_S = 0.25
 """How often overdue answers are looked for (seconds)."""
@@ -102,7 +105,6 @@ class Fleet:
         self.known = 0
         self.rng = random.Random(0)
         self.closing = False
-        self.opening = asyncio.Semaphore(OPENING)
         self.loop = asyncio.get_running_loop()
         self.nodes = [
             Node(self, plan, f"node{number}", f"10.{start // 62_500}.{start // 250 % 250}.{start % 250 + 1}")
@@ -116,8 +118,14 @@ class Fleet:
         self._sweeper = self.loop.create_task(self._sweep())
 
     async def connect(self) -> None:
-        """Open all connections."""
-        await asyncio.gather(*(node.connect() for node in self.nodes))
+        """Open all connections, some at a time."""
+        allowed = asyncio.Semaphore(OPENING)
+
+        async def one(node: Node) -> None:
+            async with allowed:
+                await node.connect()
+
+        await asyncio.gather(*(one(node) for node in self.nodes))
 
     async def join(self, within_s: float, at_a_time: int) -> bool:
         """Have all nodes join, so many at a time; returns whether all were accepted in time."""
@@ -221,14 +229,14 @@ class Node(Connection):
 
     async def connect(self) -> None:
         """Connect, and go on with whatever is due."""
-        async with self.fleet.opening:
-            try:
+        try:
+            async with asyncio.timeout(CONNECT_S):
                 await self.fleet.loop.create_connection(
                     lambda: self, "127.0.0.1", self.fleet.port, local_addr=(self.source, 0)
                 )
-            except OSError:
-                self._later()
-                return
+        except OSError:  # TimeoutError is one
+            self._later()
+            return
         if self.fleet.closing:
             assert self.transport is not None
             self.transport.abort()
@@ -318,8 +326,8 @@ class Node(Connection):
             query = f"incarnation={self.incarnation}&after={self.version}&wait={wait_s:g}"
             self._asked, data = "poll", request("GET", f"{self.path}/directive?{query}")
         self._sent_at = self.fleet.loop.time()
-        late_s = max(LATE_S, wait_s / 2) if self._asked == "poll" else 30.0
-        self.late_at = self._sent_at + wait_s + late_s
+        late_s = max(LATE_S, wait_s / 2) if self._asked == "poll" and wait_s else ANSWER_S
+        self.late_at = self._sent_at + wait_s + min(late_s, ANSWER_S)
         self.send(data)
 
     def offer(self) -> dict[str, Any]:

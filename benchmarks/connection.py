@@ -14,10 +14,10 @@ OPENING = 200
 """How many connections are opened at a time."""
 
 
-def request(method: str, path: str, body: object = None) -> bytes:
-    """A request as it goes over the wire; `body` is sent as JSON."""
+def request(method: str, path: str, body: object = None, more: str = "") -> bytes:
+    """A request as it goes over the wire; `body` is sent as JSON, `more` are header lines."""
     if body is None:
-        return f"{method} {path} HTTP/1.1\r\n{HEAD}\r\n".encode()
+        return f"{method} {path} HTTP/1.1\r\n{HEAD}{more}\r\n".encode()
     content = json.dumps(body).encode()
     head = f"{HEAD}Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     return f"{method} {path} HTTP/1.1\r\n{head}".encode() + content

@@ -225,7 +225,9 @@ class Node(Connection):
         self._away = False
         self._join_due = self.known = False
         self._reports: list[dict[str, Any]] = []
+        self._socket = ""
         self._retry: asyncio.TimerHandle | None = None
+        self._connecting: asyncio.Task[None] | None = None  # the loop itself keeps no reference
 
     async def connect(self) -> None:
         """Connect, and go on with whatever is due."""
@@ -281,6 +283,16 @@ class Node(Connection):
         if self.transport is not None:
             self.transport.abort()
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._socket = ""
+
+    def _name_socket(self) -> None:
+        """Tell the server our end of the connection with each poll: no proxy is in between, so polls may be long."""
+        assert self.transport is not None
+        host, port = self.transport.get_extra_info("sockname")[:2]
+        self._socket = f"Het-Socket: {host}:{port}\r\n"
+
     def closed(self) -> None:
         if self.fleet.closing or self.kind == "dead":
             return
@@ -304,7 +316,7 @@ class Node(Connection):
         if self.fleet.closing:
             return
         if self.transport is None:
-            self.fleet.loop.create_task(self.connect())
+            self._connecting = self.fleet.loop.create_task(self.connect())
         else:
             self._go_on()
 
@@ -324,7 +336,7 @@ class Node(Connection):
         else:
             wait_s = 0.0 if self._away else self._poll_s
             query = f"incarnation={self.incarnation}&after={self.version}&wait={wait_s:g}"
-            self._asked, data = "poll", request("GET", f"{self.path}/directive?{query}")
+            self._asked, data = "poll", request("GET", f"{self.path}/directive?{query}", more=self._socket)
         self._sent_at = self.fleet.loop.time()
         late_s = max(LATE_S, wait_s / 2) if self._asked == "poll" and wait_s else ANSWER_S
         self.late_at = self._sent_at + wait_s + min(late_s, ANSWER_S)
@@ -356,9 +368,12 @@ class Node(Connection):
                     self._reports.pop(0)
                 case _:
                     counts.polls += 1
+            directive = json.loads(body)
+            if asked == "poll" and not self._socket and directive.get("keepalive_s") is not None:
+                self._name_socket()
             self._failures, self._away = 0, False
             self.heard_from = self._sent_at
-            self._obey(json.loads(body))
+            self._obey(directive)
             if asked != "poll":
                 self.fleet.changed()
             return

@@ -202,6 +202,7 @@ class Node(Connection):
         source: the loopback address that it connects from.
         kind, round, version: of its last directive.
         known: whether it ever joined.
+        poll_s: how long its polls may wait (seconds).
         heard_from: when the last request was sent that has been answered (the loop's clock, seconds).
         late_at: when the open request counts as lost.
     """
@@ -219,7 +220,7 @@ class Node(Connection):
         self.heard_from, self.late_at = -1.0, float("inf")
         self._asked = ""
         self._sent_at = 0.0
-        self._poll_s = 0.0
+        self.poll_s = 0.0
         self._over = 0  # the newest round whose workers are gone
         self._failures = 0
         self._away = False
@@ -334,7 +335,7 @@ class Node(Connection):
             query = f"?wait={wait_s:g}" if wait_s else ""
             self._asked, data = "join", request("PUT", f"{self.path}{query}", self.offer())
         else:
-            wait_s = 0.0 if self._away else self._poll_s
+            wait_s = 0.0 if self._away else self.poll_s
             query = f"incarnation={self.incarnation}&after={self.version}&wait={wait_s:g}"
             self._asked, data = "poll", request("GET", f"{self.path}/directive?{query}", more=self._socket)
         self._sent_at = self.fleet.loop.time()
@@ -393,7 +394,7 @@ class Node(Connection):
 
     def _obey(self, directive: dict[str, Any]) -> None:
         news = directive["version"] != self.version
-        self._poll_s = min(directive["poll_s"], directive["max_disconnect_s"] / 2)
+        self.poll_s = min(directive["poll_s"], directive["max_disconnect_s"] / 2)
         if news:
             self._hear(directive)
         pause_s = 0.0 if news else self._sent_at + PACE_S - self.fleet.loop.time()

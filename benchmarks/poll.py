@@ -37,7 +37,8 @@ async def settled(fleet: Fleet, state: str, within_s: float = RAMP_S) -> bool:
 
 
 async def polls(fleet: Fleet, server: Process, seconds: float) -> tuple[float, float]:
-    """Polls per second, and CPU seconds of the server for each."""
+    """Polls per second, and CPU seconds of the server for each; takes as long as a poll at least."""
+    seconds = max(seconds, fleet.nodes[0].poll_s * 1.05)  # each node has to poll
     begun, cpu_s, answered = fleet.loop.time(), server.cpu_s, fleet.counts.polls
     await asyncio.sleep(seconds)
     took_s, number = fleet.loop.time() - begun, fleet.counts.polls - answered
@@ -109,7 +110,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--nodes", default="100,1000")
     parser.add_argument("--states", default="waiting,running")
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of one try")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="length of one try, if polls are not longer"
+    )
     parser.add_argument("--tries", type=int, default=5)
     parser.add_argument("--store", default="sqlite")
     floor_options(parser)

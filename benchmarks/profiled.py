@@ -1,6 +1,6 @@
 """Profiles the server while nodes poll: cProfile's list of functions by their own time, for as long as is asked for.
 
-    python -m benchmarks.profiled [--nodes 400] [--groups 1] [--state waiting|running] [--seconds 20]
+    python -m benchmarks.profiled [--nodes 400] [--groups 1] [--state waiting|running|joining] [--seconds 20]
 
 cProfile makes everything slower, small functions most of all, so shares mean something and seconds do not;
 `benchmarks.poll` has those. Where py-spy is allowed, `py-spy record -d 20 -p PID -o poll.svg` on a server under
@@ -23,28 +23,33 @@ from benchmarks.tables import machine
 async def _profile(options: argparse.Namespace) -> str:
     launcher = (sys.executable, str(Path(__file__).with_name("profiler.py")))
     with hetserver(options.nodes, options.store, launcher=launcher) as server:
-        spare = options.state == "waiting"
+        spare = options.state != "running"
         fleet = Fleet(server.port, plans("profile", options.nodes, options.groups, spare=spare))
-        if not await settled(fleet, options.state, options.within):
+        if options.state != "joining" and not await settled(fleet, options.state, options.within):
             return f"not {options.state} within {options.within:g} s"
         await asyncio.sleep(SETTLE_S)
         polls = fleet.counts.polls
         os.kill(server.pid, signal.SIGUSR1)
-        await asyncio.sleep(options.seconds)
+        if options.state == "joining":
+            await settled(fleet, "waiting", options.seconds)
+        else:
+            await asyncio.sleep(options.seconds)
         os.kill(server.pid, signal.SIGUSR1)
         polls = fleet.counts.polls - polls
         async with asyncio.timeout(30):
             while "\nprofiled" not in server.log:  # noqa: ASYNC110 - another process writes it
                 await asyncio.sleep(0.05)
         await fleet.close()
-        return f"{server.log}\n{polls} polls of {options.nodes} nodes ({machine()})"
+        return (
+            f"{server.log}\n{polls} polls of {options.nodes} nodes, {fleet.counts.joins} joins ({machine()})"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--nodes", type=int, default=400)
     parser.add_argument("--groups", type=int, default=1)
-    parser.add_argument("--state", choices=("waiting", "running"), default="waiting")
+    parser.add_argument("--state", choices=("waiting", "running", "joining"), default="waiting")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument(
         "--within", type=float, default=RAMP_S, help="how long nodes may take to join (seconds)"

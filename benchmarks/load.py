@@ -228,11 +228,12 @@ class Node(Connection):
         self._reports: list[dict[str, Any]] = []
         self._socket = ""
         self._retry: asyncio.TimerHandle | None = None
-        self._connecting: asyncio.Task[None] | None = None  # the loop itself keeps no reference
+        self._connecting: asyncio.Task[Any] | None = None  # the loop itself keeps no reference
 
     async def connect(self) -> None:
         """Connect, and go on with whatever is due."""
         try:
+            self._connecting = asyncio.current_task()
             async with asyncio.timeout(CONNECT_S):
                 await self.fleet.loop.create_connection(
                     lambda: self, "127.0.0.1", self.fleet.port, local_addr=(self.source, 0)
@@ -240,6 +241,8 @@ class Node(Connection):
         except OSError:  # TimeoutError is one
             self._later()
             return
+        finally:
+            self._connecting = None
         if self.fleet.closing:
             assert self.transport is not None
             self.transport.abort()
@@ -247,10 +250,12 @@ class Node(Connection):
             self._go_on()
 
     def join(self) -> None:
-        """Join, or be ready for the next round."""
+        """Join, or be ready for the next round; connects if need be."""
         self._join_due = True
-        if self.transport is not None and not self._asked:
+        if self.transport is not None:
             self._go_on()
+        elif self._retry is None and self._connecting is None:
+            self._again()
 
     def report(self, kind: str, **more: Any) -> None:
         """Report something with the next request."""
@@ -300,7 +305,8 @@ class Node(Connection):
         if self._asked:
             self.fleet.counts.cut += 1
         self._asked, self.late_at = "", float("inf")
-        self._later()
+        if self._join_due or self.known:  # a server closes what says nothing for 10 s
+            self._later()
 
     def _later(self) -> None:
         """Try again after a pause that grows."""

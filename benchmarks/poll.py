@@ -26,7 +26,6 @@ TICK_S = 0.01
 
 async def settled(fleet: Fleet, state: str, within_s: float = RAMP_S) -> bool:
     """Bring a fleet into a state, `waiting` or `running`; returns whether it got there."""
-    await fleet.connect()
     if not await fleet.join(within_s, at_a_time=100):
         return False
     if state == "waiting":

@@ -1,6 +1,6 @@
 """Profiles the server while nodes poll: cProfile's list of functions by their own time, for as long as is asked for.
 
-    python -m benchmarks.profiled [--nodes 400] [--groups 1] [--state waiting|running|joining] [--seconds 20]
+    python -m benchmarks.profiled [--nodes 400] [--groups 1] [--state waiting|running|joining|starting] [--seconds 20]
 
 cProfile makes everything slower, small functions most of all, so shares mean something and seconds do not;
 `benchmarks.poll` has those. Where py-spy is allowed, `py-spy record -d 20 -p PID -o poll.svg` on a server under
@@ -23,15 +23,16 @@ from benchmarks.tables import machine
 async def _profile(options: argparse.Namespace) -> str:
     launcher = (sys.executable, str(Path(__file__).with_name("profiler.py")))
     with hetserver(options.nodes, options.store, launcher=launcher) as server:
-        spare = options.state != "running"
+        spare = options.state in ("waiting", "joining")
         fleet = Fleet(server.port, plans("profile", options.nodes, options.groups, spare=spare))
-        if options.state != "joining" and not await settled(fleet, options.state, options.within):
+        once = {"joining": "waiting", "starting": "running"}.get(options.state)  # the way there
+        if once is None and not await settled(fleet, options.state, options.within):
             return f"not {options.state} within {options.within:g} s"
         await asyncio.sleep(SETTLE_S)
         polls = fleet.counts.polls
         os.kill(server.pid, signal.SIGUSR1)
-        if options.state == "joining":
-            await settled(fleet, "waiting", options.seconds)
+        if once is not None:
+            await settled(fleet, once, options.seconds)
         else:
             await asyncio.sleep(options.seconds)
         os.kill(server.pid, signal.SIGUSR1)
@@ -49,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--nodes", type=int, default=400)
     parser.add_argument("--groups", type=int, default=1)
-    parser.add_argument("--state", choices=("waiting", "running", "joining"), default="waiting")
+    parser.add_argument("--state", choices=("waiting", "running", "joining", "starting"), default="waiting")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument(
         "--within", type=float, default=RAMP_S, help="how long nodes may take to join (seconds)"

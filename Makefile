@@ -99,8 +99,14 @@ lint: $(STAMP)  ## check format, style and types
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## measure rendezvous, recovery from faults, failover and retention (an hour, on an idle machine)
+bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery from faults, failover and retention (two hours, on an idle machine)
+	$(BIN)/python -m benchmarks.poll
+	$(BIN)/python -m benchmarks.idle
 	$(BIN)/python -m benchmarks.rendezvous
+	$(BIN)/python -m benchmarks.rendezvous --store memory --nodes 128,1000
+	$(BIN)/python -m benchmarks.rendezvous --store etcd --nodes 128,1000
+	$(BIN)/python -m benchmarks.storm
+	$(BIN)/python -m benchmarks.hold
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.failover
 	$(BIN)/python -m benchmarks.retention

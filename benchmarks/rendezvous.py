@@ -1,201 +1,174 @@
-"""How fast a group comes together: from N joins sent at once until every node has its `start` directive.
+"""How fast a group comes together, is stopped and comes together again, by its size.
 
-    python -m benchmarks.rendezvous [--nodes 128,1000] [--tries 3] [--store sqlite|memory]
+    python -m benchmarks.rendezvous [--nodes 2,32,128,1000,4000,10000] [--tries 5] [--store sqlite|memory|etcd]
 
-The floor is measured in the same run: as many bare `GET /healthz` over the same connections of the same
-client. What counts is the ratio and the difference; this client and the server share the machine's cores.
-CPU is the server's own, for one try.
+- *rendezvous*: from N joins sent at once until every node has its `start` directive;
+- *push*: one node reports a failure, until every node has `stop`;
+- *re-form*: from N joins sent at once by nodes that have stopped, until every node has `start` again.
+
+Each is shown beside its floor, measured in the same try: N requests sent at once to a bare ASGI application on
+uvicorn, over as many connections of the same client; `to GETs` is the ratio to as many `GET /healthz` of hetserver.
+Ratios are of wall time; CPU is the server's own. Growth is fitted over the sizes from 128: 1.0 means that the cost
+per node is flat.
 """
 
 import argparse
 import asyncio
-import json
-import os
-import resource
-import statistics
-import subprocess
-import sys
-import tempfile
-import time
 from typing import NamedTuple
 
-import psutil
-from rich.console import Console
-from rich.table import Table
-from tests.support.servers import ROOT, Hetserver, free_port
+from benchmarks.connection import Caller, open_callers, request
+from benchmarks.load import Fleet, fewer_pauses, plans
+from benchmarks.poll import floor_options
+from benchmarks.serving import STORES, Process, bare, hetserver, raise_file_limit, start_s
+from benchmarks.tables import Table, growth, median, ms
+
+PHASES = ("rendezvous", "push", "re-form")
+LEASE_S = 60
+"""Nobody is to be lost while others still come (seconds)."""
+
+FIT_FROM = 128
 
 
-class Figures(NamedTuple):
-    """What one try took (seconds): on the clock of the client, and of the server's CPU."""
+class Cost(NamedTuple):
+    """Seconds by the clock, and of the server's CPU."""
 
-    bare_s: float
-    joined_s: float
-    bare_cpu_s: float
-    joined_cpu_s: float
+    wall_s: float
+    cpu_s: float
 
 
-class Connection(asyncio.Protocol):
-    """A kept-alive HTTP connection that does as little as a client can."""
+class Watch:
+    """Measures a span.
 
-    def __init__(self) -> None:
-        self._buffer = b""
-        self._reply: asyncio.Future[bytes] | None = None
+    Args:
+        server: whose CPU counts.
+    """
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+    def __init__(self, server: Process) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._cpu_s, self._begun = server.cpu_s, self._loop.time()
 
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        head, end, body = self._buffer.partition(b"\r\n\r\n")
-        if not end or self._reply is None:
-            return
-        length = next(
-            int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
-        )
-        if len(body) >= length:
-            self._buffer = b""
-            if not head.startswith(b"HTTP/1.1 200"):
-                self._reply.set_exception(RuntimeError(self._text(head + b" " + body)))
-            else:
-                self._reply.set_result(body)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_exception(ConnectionError("the server closed the connection"))
-
-    @staticmethod
-    def _text(data: bytes) -> str:
-        return data.decode(errors="replace")
-
-    async def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """Send a request and wait for its reply's body."""
-        self._reply = asyncio.get_running_loop().create_future()
-        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n"
-        if body:
-            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        self._transport.write(head.encode() + b"\r\n" + body)
-        return await self._reply
-
-    def close(self) -> None:
-        self._transport.close()
+    def read(self) -> Cost:
+        """What has been used since its making."""
+        return Cost(self._loop.time() - self._begun, self._server.cpu_s - self._cpu_s)
 
 
-async def _join(connection: Connection, group: str, number: int, nodes: int) -> None:
-    """Join and poll until the node is told to start."""
-    request = {
-        "incarnation": f"i{number}",
-        "slots": 8,
-        "address": f"10.0.{number // 250}.{number % 250 + 1}",
-        "port": 29500,
-        "spec": {"min_nodes": nodes, "max_nodes": nodes, "lease_s": 60},
-    }
-    path = f"/v1/groups/{group}/nodes/gpu{number}"
-    reply = json.loads(await connection.ask("PUT", f"{path}?wait=30", json.dumps(request).encode()))
-    while reply["kind"] != "start":
-        query = f"incarnation=i{number}&after={reply['version']}&wait=30"
-        reply = json.loads(await connection.ask("GET", f"{path}/directive?{query}"))
+async def floor_of(port: int, process: Process, nodes: int) -> Cost:
+    """The cost of N `GET /healthz` that are sent at once."""
+    callers = await open_callers(port, nodes)
+    data = request("GET", "/healthz")
+    watch = Watch(process)
+    await asyncio.gather(*(caller.call(data) for caller in callers))
+    cost = watch.read()
+    for caller in callers:
+        caller.close()
+    return cost
 
 
-async def _measure(server: psutil.Process, port: int, group: str, nodes: int) -> Figures:
-    """N bare requests, then N joins until all have their start directive."""
-    loop = asyncio.get_running_loop()
-    opened = [loop.create_connection(Connection, "127.0.0.1", port) for _ in range(nodes)]
-    connections = [connection for _, connection in await asyncio.gather(*opened)]
+async def phases(port: int, process: Process, name: str, nodes: int, within_s: float) -> list[Cost]:
+    """The cost of each of `PHASES`; those that were not reached in time are left out."""
+    fleet = Fleet(port, plans(name, nodes, 1, lease_s=LEASE_S), join_wait_s=30)
+    fleet.rejoins = False
+    control = await Caller.open(port)
+    costs: list[Cost] = []
     try:
-        cpu_s = _cpu_s(server)
-        begun = time.perf_counter()
-        await asyncio.gather(*(connection.ask("GET", "/healthz") for connection in connections))
-        bare_s = time.perf_counter() - begun
-        bare_cpu_s, cpu_s = _cpu_s(server) - cpu_s, _cpu_s(server)
-        begun = time.perf_counter()
-        await asyncio.gather(*(_join(c, group, n, nodes) for n, c in enumerate(connections)))
-        joined_s = time.perf_counter() - begun
-        return Figures(bare_s, joined_s, bare_cpu_s, _cpu_s(server) - cpu_s)
+        await fleet.connect()
+        watch = Watch(process)
+        if not (await fleet.join(within_s, nodes) and await fleet.all_told("start", within_s, 1)):
+            return costs
+        costs.append(watch.read())
+        if not await fleet.reached(lambda: fleet.counts.reports >= nodes, within_s):
+            return costs
+        await asyncio.sleep(0.5)  # all polls are open
+        watch = Watch(process)
+        await control.call(fleet.nodes[-1].failure())
+        if not await fleet.all_told("stop", within_s, 1):
+            return costs
+        costs.append(watch.read())
+        await asyncio.sleep(0.5)
+        watch = Watch(process)
+        for node in fleet.nodes:
+            node.join()
+        if await fleet.all_told("start", within_s, 2):
+            costs.append(watch.read())
+        return costs
     finally:
-        for connection in connections:
-            connection.close()
+        await control.call(request("POST", f"/v1/groups/{name}-0/cancel"))
+        await fleet.all_told("exit", within_s)
+        await fleet.close()
+        control.close()
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
-
-
-def _start_s(store: str) -> float:
-    """Seconds from exec to the first answer of /readyz."""
-    port = free_port()
-    with tempfile.TemporaryDirectory() as home:
-        command = [sys.executable, "-m", "hetrdzv.cli.hetserver", "--port", str(port), "--store", store]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "rendezvous"), "XDG_STATE_HOME": home}
-        begun = time.perf_counter()
-        server = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-        try:
-            return asyncio.run(_until_ready(port)) - begun
-        finally:
-            server.terminate()
-            server.wait()
-
-
-async def _until_ready(port: int) -> float:
-    loop = asyncio.get_running_loop()
-    while True:
-        try:
-            _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
-            await connection.ask("GET", "/readyz")
-        except OSError:
-            await asyncio.sleep(0.005)
+async def _measure(table: Table, options: argparse.Namespace, nodes: int) -> dict[str, Cost]:
+    """Add the rows of one size; returns the medians."""
+    floors: list[Cost] = []
+    gets: list[Cost] = []
+    tries: list[list[Cost]] = []
+    with hetserver(nodes, options.store) as server, bare(options.http, options.loop) as floor:
+        process = Process(server.pid)
+        await phases(server.port, process, "warm-up", 2, options.within)
+        with fewer_pauses():
+            for number in range(options.tries):
+                floors.append(await floor_of(floor.port, floor.process, nodes))
+                gets.append(await floor_of(server.port, process, nodes))
+                tries.append(await phases(server.port, process, f"try{number}", nodes, options.within))
+    bottom = Cost(*map(median, zip(*floors, strict=True)))
+    medians = {"floor": bottom}
+    get_s = median(cost.wall_s for cost in gets)
+    for number, phase in enumerate(PHASES):
+        found = [
+            (costs[number], beside) for costs, beside in zip(tries, floors, strict=True) if costs[number:]
+        ]
+        if not found:
+            table.row(nodes, phase, f"not within {options.within:g} s")
             continue
-        connection.close()
-        return time.perf_counter()
+        cost = medians[phase] = Cost(*map(median, zip(*(cost for cost, _ in found), strict=True)))
+        table.row(
+            nodes,
+            phase if len(found) == options.tries else f"{phase} ({len(found)} of {options.tries})",
+            ms(cost.wall_s),
+            ms(max(cost.wall_s for cost, _ in found)),
+            ms(bottom.wall_s),
+            f"{median(cost.wall_s / beside.wall_s for cost, beside in found):.1f}",
+            f"{cost.wall_s / get_s:.1f}",
+            ms(cost.cpu_s),
+            ms(bottom.cpu_s),
+            f"{cost.cpu_s / nodes * 1000:.2f} ms",
+        )
+    return medians
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--nodes", default="2,32,128,1000", help="how many nodes join, one figure per line")
+    parser.add_argument("--nodes", default="2,32,128,1000,4000,10000")
     parser.add_argument("--tries", type=int, default=5)
-    parser.add_argument("--store", choices=["sqlite", "memory"], default="sqlite")
-    arguments = parser.parse_args()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard) if hard > 0 else (soft, hard))
-    console = Console()
-    with tempfile.TemporaryDirectory() as folder:
-        store = "memory" if arguments.store == "memory" else f"sqlite:{folder}/state.db"
-        starts = [_start_s(f"{store}-start" if store != "memory" else store) for _ in range(arguments.tries)]
-        table = Table(
-            title=f"N joins at once until all have their start directive ({store.partition(':')[0]} store)"
-        )
-        for column in ("nodes", "N x GET /healthz", "N joins", "worst", "ratio", "CPU floor", "CPU joins"):
-            table.add_column(column, justify="right")
-        with Hetserver(store=store) as server:
-            process = psutil.Process(server.pid)
-            idle_mib = process.memory_info().rss / 2**20
-            for nodes in (int(text) for text in arguments.nodes.split(",")):
-                figures = [
-                    asyncio.run(_measure(process, server.port, f"bench-{nodes}-{number}", nodes))
-                    for number in range(arguments.tries)
-                ]
-                bare_s = statistics.median(figure.bare_s for figure in figures)
-                joined_s = statistics.median(figure.joined_s for figure in figures)
-                worst_s = max(figure.joined_s for figure in figures)
-                bare_cpu_s = statistics.median(figure.bare_cpu_s for figure in figures)
-                joined_cpu_s = statistics.median(figure.joined_cpu_s for figure in figures)
-                table.add_row(
-                    str(nodes),
-                    f"{bare_s * 1000:.1f} ms",
-                    f"{joined_s * 1000:.1f} ms",
-                    f"{worst_s * 1000:.1f} ms",
-                    f"{joined_s / bare_s:.1f}",
-                    f"{bare_cpu_s * 1000:.0f} ms",
-                    f"{joined_cpu_s * 1000:.0f} ms",
-                )
-            loaded_mib = process.memory_info().rss / 2**20
-    console.print(table)
-    console.print(
-        f"start (exec to /readyz): median {statistics.median(starts):.2f} s, worst {max(starts):.2f} s; "
-        f"resident: {idle_mib:.0f} MiB idle, {loaded_mib:.0f} MiB after all that "
-        f"(medians of {arguments.tries} tries)"
+    parser.add_argument("--store", choices=STORES, default="sqlite")
+    parser.add_argument("--within", type=float, default=120.0, help="how long each may take (seconds)")
+    floor_options(parser)
+    options = parser.parse_args()
+    table = Table(
+        f"Rendezvous, push and re-form ({options.store} store, medians of {options.tries} tries; "
+        f"floor: N requests to bare ASGI with {options.http} and {options.loop})",
+        *("nodes", "what", "time", "worst", "floor", "ratio", "to GETs", "server CPU", "floor CPU"),
+        "CPU per node",
     )
+    found: dict[int, dict[str, Cost]] = {}
+    for nodes in (int(text) for text in options.nodes.split(",")):
+        raise_file_limit(nodes + 200)
+        found[nodes] = asyncio.run(_measure(table, options, nodes))
+    for phase in ("floor", *PHASES):
+        points = [(n, costs[phase]) for n, costs in found.items() if n >= FIT_FROM and phase in costs]
+        if len(points) > 1:
+            wall, cpu = (growth([(n, cost[which]) for n, cost in points]) for which in (0, 1))
+            table.note(
+                f"Growth of {phase} with N, from {points[0][0]} nodes: time N^{wall:.2f}, CPU N^{cpu:.2f}."
+            )
+    if options.store != "etcd":
+        starts = [start_s(options.store) for _ in range(options.tries)]
+        table.note(
+            f"Server start, exec to /readyz: median {median(starts):.2f} s, worst {max(starts):.2f} s."
+        )
+    table.show()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from tests.support.servers import Hetserver
 
-from benchmarks.connection import Caller, request
+from benchmarks.connection import call, request
 from benchmarks.load import Fleet, Node, fewer_pauses, plans
 from benchmarks.poll import settled
 from benchmarks.serving import hetserver, raise_file_limit
@@ -86,15 +86,6 @@ def own_lag(metrics: str) -> str:
         return "The server has no metric of its loop's lag."
     most = next(bound for bound, count in buckets if float(count) == float(buckets[-1][1]))
     return f"The server's own metric: at most {most} s late in {float(buckets[-1][1]):.0f} looks."
-
-
-async def call(port: int, data: bytes) -> tuple[int, bytes]:
-    """Status and body of a request on a connection of its own."""
-    caller = await Caller.open(port)
-    try:
-        return await caller.call(data)
-    finally:
-        caller.close()
 
 
 def leaving(node: Node) -> bytes:

@@ -16,7 +16,7 @@ import argparse
 import asyncio
 from typing import NamedTuple
 
-from benchmarks.connection import Caller, open_callers, request
+from benchmarks.connection import call, open_callers, request
 from benchmarks.load import Fleet, fewer_pauses, plans
 from benchmarks.poll import floor_options
 from benchmarks.serving import STORES, Process, bare, hetserver, raise_file_limit, start_s
@@ -69,7 +69,6 @@ async def phases(port: int, process: Process, name: str, nodes: int, within_s: f
     """The cost of each of `PHASES`; those that were not reached in time are left out."""
     fleet = Fleet(port, plans(name, nodes, 1, lease_s=LEASE_S), join_wait_s=30)
     fleet.rejoins = False
-    control = await Caller.open(port)
     costs: list[Cost] = []
     try:
         await fleet.connect()
@@ -81,7 +80,7 @@ async def phases(port: int, process: Process, name: str, nodes: int, within_s: f
             return costs
         await asyncio.sleep(0.5)  # all polls are open
         watch = Watch(process)
-        await control.call(fleet.nodes[-1].failure())
+        await call(port, fleet.nodes[-1].failure())
         if not await fleet.all_told("stop", within_s, 1):
             return costs
         costs.append(watch.read())
@@ -93,10 +92,9 @@ async def phases(port: int, process: Process, name: str, nodes: int, within_s: f
             costs.append(watch.read())
         return costs
     finally:
-        await control.call(request("POST", f"/v1/groups/{name}-0/cancel"))
+        await call(port, request("POST", f"/v1/groups/{name}-0/cancel"))
         await fleet.all_told("exit", within_s)
         await fleet.close()
-        control.close()
 
 
 async def _measure(table: Table, options: argparse.Namespace, nodes: int) -> dict[str, Cost]:

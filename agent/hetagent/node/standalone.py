@@ -8,6 +8,10 @@ import threading
 from collections.abc import Callable, Iterator
 
 
+CONNECTIONS = 256
+"""The most connections to a server for one node: its agent's, and people's with hetctl. It needs few open files."""
+
+
 class OwnServer:
     """A hetserver that is this process's child."""
 
@@ -35,6 +39,7 @@ def own_server() -> Iterator[OwnServer]:
             [
                 *(sys.executable, "-m", "hetrdzv.cli.hetserver", "--fd", str(listener.fileno())),
                 *("--store", "memory", "--log-level", "warning", "--stop-at-eof"),
+                *("--max-connections", str(CONNECTIONS)),
             ],
             stdin=subprocess.PIPE,
             pass_fds=(listener.fileno(),),

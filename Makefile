@@ -108,6 +108,7 @@ bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery 
 	$(BIN)/python -m benchmarks.storm
 	$(BIN)/python -m benchmarks.hold
 	$(BIN)/python -m benchmarks.faults
+	$(BIN)/python -m benchmarks.restarts
 	$(BIN)/python -m benchmarks.failover
 	$(BIN)/python -m benchmarks.retention
 	$(BIN)/python -m benchmarks.torchrun_plugin

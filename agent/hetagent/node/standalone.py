@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-
 CONNECTIONS = 256
 """The most connections to a server for one node: its agent's, and people's with hetctl. It needs few open files."""
 

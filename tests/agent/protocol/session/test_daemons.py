@@ -131,7 +131,7 @@ def test_the_master_hears_why_it_was_refused() -> None:
     for target, says in (
         ("b", "with another --launch"),
         ("x", "'x' is not another member"),
-        ("a", "'a' is no other"),
+        ("a", "'a' is not another member"),
     ):
         bench.session.start_daemon(1, target, ORTED, bench.now)
         bench.pump()

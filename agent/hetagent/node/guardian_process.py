@@ -95,8 +95,7 @@ def main() -> int:
                 # For the goodbye: imported only then, it would make all other nodes wait for 0.3 to 1 s.
                 importing = threading.Thread(target=_import_client, daemon=True)
                 importing.start()
-    stubborn = processes.kill_tree_of(message["incarnation"], sessions)
-    stubborn += processes.kill_standbys_of(message["incarnation"])
+    stubborn = processes.kill_all_of(message["incarnation"], sessions)
     if stubborn:
         _say(
             f"node {message['node_id']!r}: processes do not die: {processes.describe_stuck(stubborn)}; "

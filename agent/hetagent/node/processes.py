@@ -55,7 +55,8 @@ def marked(incarnation: str, mark: str = INCARNATION) -> list[int]:
     Args:
         mark: another variable to look for instead.
     """
-    return sorted(pid for pid in _others() if environment(pid).get(mark) == incarnation)
+    wanted = b"\0" + os.fsencode(f"{mark}={incarnation}") + b"\0"
+    return sorted(pid for pid in _others() if wanted in b"\0" + _environ(pid))
 
 
 def orphans(node_id: str, group: str) -> list[int]:
@@ -79,12 +80,17 @@ def orphans(node_id: str, group: str) -> list[int]:
 
 def environment(pid: int) -> dict[str, str]:
     """The environment a process was started with; empty if the process is gone or belongs to another user."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            pairs = os.fsdecode(file.read()).split("\0")
-    except OSError:
-        return {}
+    pairs = os.fsdecode(_environ(pid)).split("\0")
     return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
+
+
+def _environ(pid: int) -> bytes:
+    """The same as the kernel has it: pairs, each with a null byte after it; empty for a zombie, too."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            return file.readall() or b""
+    except OSError:
+        return b""
 
 
 def leaves_with(library: str, root: int) -> int:
@@ -176,9 +182,9 @@ def kill_tree_of(
     return kill_tree(lambda: marked(incarnation), sessions, timeout_s)
 
 
-def kill_standbys_of(incarnation: str, timeout_s: float = KILL_TIMEOUT_S) -> list[int]:
-    """`kill_tree` for the standbys of this incarnation's agent; returns the pids that would not die."""
-    return kill_tree(lambda: marked(incarnation, STANDBY_FOR), (), timeout_s)
+def kill_all_of(incarnation: str, sessions: Collection[int] = ()) -> list[int]:
+    """`kill_tree` for workers and standbys of this incarnation's agent; returns the pids that would not die."""
+    return kill_tree(lambda: marked(incarnation) + marked(incarnation, STANDBY_FOR), sessions)
 
 
 def kill_orphans(node_id: str, group: str, timeout_s: float = KILL_TIMEOUT_S) -> list[int]:
@@ -226,7 +232,7 @@ def _pids() -> Iterator[int]:
 def _others() -> Iterator[int]:
     """All but the caller, newest first: a process that forks may be gone when its turn comes, its child not listed."""
     for pid in sorted(_pids(), reverse=True):
-        if pid != os.getpid() and _read(pid) is not None:
+        if pid != os.getpid():
             yield pid
 
 

@@ -119,7 +119,7 @@ def test_clearing_a_round_ends_workers_only(tmp_path: Path) -> None:
         assert processes.kill_tree_of(incarnation) == []
         assert worker.wait(10) == -signal.SIGKILL
         assert {stays.process.pid, importing.process.pid} <= processes.living().keys()
-        assert processes.kill_standbys_of(incarnation) == []
+        assert processes.kill_all_of(incarnation) == []
     finally:
         assert [one.end() for one in (stays, importing)] == [-signal.SIGKILL] * 2
         assert processes.marked(incarnation) == []

@@ -78,11 +78,17 @@ def second_round_at(server: str) -> datetime:
     return datetime.fromisoformat([e["at"] for e in events if e["kind"] == "round_formed"][1])
 
 
+def first_rank_of(server: str, name: str) -> int:
+    """The global rank of a node's first worker."""
+    members = json.loads(hetctl(server, "--json", "status", GROUP))["current_round"]["members"]
+    return int(next(member["rank_offset"] for member in members if member["node_id"] == name))
+
+
 def worker_of(agent: subprocess.Popen[bytes]) -> psutil.Process | None:
-    """A worker process of an agent: a descendant that has a rank."""
+    """A worker process of an agent: a descendant that carries the agent's mark."""
     for process in psutil.Process(agent.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if "RANK" in process.environ():
+            if "HET_INCARNATION" in process.environ():
                 return process
     return None
 
@@ -112,7 +118,7 @@ def story(folder: Path, stack: contextlib.ExitStack) -> None:
     say(f"   listening on {server}")
 
     say(
-        "2. Three nodes that are not alike: 2, 1 and 1 CPU workers. The same command on each; nobody types a rank."
+        "2. Three nodes of different sizes: 2, 1 and 1 CPU workers. The same command on each; nobody types a rank."
     )
     agents: dict[str, subprocess.Popen[bytes]] = {}
     script = [
@@ -141,17 +147,15 @@ def story(folder: Path, stack: contextlib.ExitStack) -> None:
     before = len(training_lines(log))
     victim = worker_of(agents["small-2"])
     assert victim is not None
-    say(f"   small-2$ kill -9 {victim.pid}      # rank {victim.environ()['RANK']}")
+    say(f"   small-2$ kill -9 {victim.pid}      # rank {first_rank_of(server, 'small-2')}")
     killed_at, killed_wall = time.monotonic(), datetime.now(UTC)
     os.kill(victim.pid, signal.SIGKILL)
 
     wait_for("the restart", lambda: any("world size" in line for line in training_lines(log)[before:]))
     took_s = time.monotonic() - killed_at
     formed_s = (second_round_at(server) - killed_wall).total_seconds()
-    say(
-        f"5. Every node was told at once: the next round formed {formed_s:.2f} s after the kill. The workers had"
-    )
-    say(f"   imported torch and scikit-learn again, and went on from the checkpoint, after {took_s:.1f} s:")
+    say(f"5. Every node was told at once: the next round formed {formed_s:.2f} s after the kill. The workers")
+    say(f"   went on from the checkpoint after {took_s:.1f} s, with all imports made:")
     statuses = {name: agent.wait(120) for name, agent in agents.items()}
     lines = training_lines(log)
     again = next(line for line in lines[before:] if line.startswith("world size"))

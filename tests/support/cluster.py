@@ -31,6 +31,9 @@ PAIR = {"a": 2, "b": 1}
 RUN = uuid.uuid4().hex
 """Marks every process of this run in its environment, since another run may be under way."""
 
+NO_STANDBYS = {"HET_PRELOAD": "none"}
+"""Unless a test or a benchmark asks for them (`--preload`): most of their workers have no torch to import."""
+
 
 def wait_for(found: Callable[[], T | None], what: str, timeout_s: float = WAIT_S) -> T:
     """Call `found` until it returns something true, and return that.
@@ -170,7 +173,7 @@ class Cluster:
         Args:
             env: added to its environment.
         """
-        environment = os.environ | {"HET_TEST_RUN": RUN} | env
+        environment = NO_STANDBYS | os.environ | {"HET_TEST_RUN": RUN} | env
         with (self.folder / f"{name}.err").open("ab") as err:
             process = start_program(command, env=environment, stdout=err, stderr=err)
         agent = Agent(name, process, self.folder)
@@ -276,7 +279,7 @@ def standalone(*words: str) -> str:
     """Run `hetagent --standalone` as node a; the job must succeed. Returns the output."""
     done = subprocess.run(
         [sys.executable, "-m", "hetagent.cli", "--standalone", "--device", "cpu", "--node-id", "a", *words],
-        env=os.environ | {"HET_TEST_RUN": RUN},
+        env=NO_STANDBYS | os.environ | {"HET_TEST_RUN": RUN},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

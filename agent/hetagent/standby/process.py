@@ -113,7 +113,8 @@ class Standby:
     def take(self, plan: Plan, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
         """Make it the worker of a round.
 
-        One that still imports begins when it has finished; that is never later than a process started now would.
+        One that still imports begins when it has finished; that is never later than a process started now would. If it
+        then turns out that it should not have imported something, it begins anew by itself.
 
         Args:
             plan: of the round; this standby fits it.

@@ -8,7 +8,7 @@ modules.
 Messages are JSON, each after its length in four bytes (big-endian):
 
     agent -> standby    {"preload": [MODULE, ...], "seen": [MODULE, ...], "paced": BOOL}
-    standby -> agent    {"ready": true} or {"left_out": MODULE, "why": TEXT}, after which it exits
+    standby -> agent    {"ready": true} or {"left_out": MODULE, "why": TEXT}, after which it is of no use
     agent -> standby    {"environ": {NAME: VALUE}}, with two descriptors: the worker's stdout and stderr
     standby -> agent    {"taken": true}
 
@@ -28,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import FrameType
-    from typing import Any, TextIO
+    from typing import Any, NoReturn, TextIO
 
 STANDBY_FOR = "HET_STANDBY_FOR"
 """Marks a standby; the incarnation of its agent."""
@@ -80,30 +80,32 @@ def belongs_to_round(name: str) -> bool:
 def wait() -> None:
     """Import what the agent says, and return once this process is a worker of a round."""
     channel = socket.socket(fileno=int(os.environ.pop(CHANNEL)))
+    os.set_inheritable(channel.fileno(), False)
+    # The marks are for /proc; a module that copies the environment asks for none of them.
     for name in filter(belongs_to_round, list(os.environ)):
-        del os.environ[
-            name
-        ]  # the marks are for /proc; a module that copies the environment asks for none of them
+        del os.environ[name]
     own_name = _renamed(None)
     first, _ = _receive(channel)
     before = dict(os.environ)
     with _Pace(channel, first["paced"]):
-        for module in first["preload"]:
-            _import_or_exit(channel, module)
-        for module in first["seen"]:
-            if module not in sys.modules and _is_installed(module):
-                _import_or_exit(channel, module, may_fail=True)
+        problem = _import_all(first["preload"], first["seen"])
+    if problem is not None:
+        _send(channel, problem)
+        order, streams = _receive(
+            channel
+        )  # ends this process, unless the agent has just taken it for a round
+        _take_streams(streams)
+        _begin_anew(order["environ"])
     imported = _changes(before, os.environ)
     _renamed(NAME)
     _send(channel, {"ready": True})
     order, streams = _receive(channel)
-    for descriptor, target in zip(streams, (1, 2), strict=True):
-        printed = os.pread(target, OUTPUT_LIMIT, 0)
-        os.dup2(descriptor, target)
-        os.close(descriptor)
-        while printed:
-            printed = printed[os.write(target, printed) :]
-    _mark_as_worker()
+    _take_streams(streams)
+    try:
+        _mark_as_worker()
+    except (OSError, ValueError):  # a module has overwritten it, as programs do that rename themselves
+        _send(channel, {"taken": True})
+        _begin_anew(order["environ"])
     os.environ.clear()
     os.environ.update(order["environ"])
     for name, value in imported.items():
@@ -158,16 +160,21 @@ def _is_installed(module: str) -> bool:
     return any(place.startswith(tuple(home + "/" for home in homes)) for place in places)
 
 
-def _import_or_exit(channel: socket.socket, module: str, *, may_fail: bool = False) -> None:
-    """Import a module; if no standby should, tell the agent and end.
+def _import_all(preload: "list[str]", seen: "list[str]") -> "dict[str, str] | None":
+    """Import modules until one should not be in a standby; what to tell the agent of that one, or None.
 
     Args:
-        may_fail: a failure is none of ours, since it was the same in the script.
+        preload: to be imported.
+        seen: those that are installed are to be imported; a failure is none of ours, since the script has seen it too.
     """
-    failed, why = _import(module)
-    if why is not None and not (failed and may_fail):
-        _send(channel, {"left_out": module, "why": why})
-        os._exit(0)
+    for module in (*preload, *seen):
+        asked = module in preload
+        if not asked and (module in sys.modules or not _is_installed(module)):
+            continue
+        failed, why = _import(module)
+        if why is not None and (asked or not failed):
+            return {"left_out": module, "why": why}
+    return None
 
 
 def _import(module: str) -> "tuple[bool, str | None]":
@@ -244,6 +251,23 @@ def _changes(before: "Mapping[str, str]", now: "Mapping[str, str]") -> "dict[str
 # -- becoming a worker --------------------------------------------------------------------------------------------
 
 
+def _take_streams(streams: "list[int]") -> None:
+    """Make these descriptors stdout and stderr, and pass on what the imports have printed."""
+    for descriptor, target in zip(streams, (1, 2), strict=True):
+        printed = os.pread(target, OUTPUT_LIMIT, 0)
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+        while printed:
+            printed = printed[os.write(target, printed) :]
+
+
+def _begin_anew(environ: "dict[str, str]") -> "NoReturn":
+    """Become the worker by a plain start in this very process: it must not run with what it has imported."""
+    with open("/proc/self/cmdline", "rb") as file:
+        args = file.read().split(b"\0")[:-1]
+    os.execvpe(args[0], args, environ)
+
+
 def _mark_as_worker() -> None:
     """Change the mark in the environment that /proc shows, by which workers are found.
 
@@ -278,7 +302,7 @@ def _receive(channel: socket.socket) -> "tuple[Any, list[int]]":
     length = int.from_bytes(header, "big")
     body = channel.recv(length, socket.MSG_WAITALL) if len(header) == 4 else b""
     if len(header) < 4 or len(body) < length:
-        os._exit(0)
+        os._exit(1)
     return json.loads(body), descriptors
 
 

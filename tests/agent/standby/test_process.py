@@ -174,8 +174,48 @@ def test_a_module_that_no_standby_should_import(plan: Plan, tmp_path: Path, modu
     assert standby.left_out is not None
     name, why = standby.left_out
     assert (name, why.startswith(LEFT_OUT[module][1])) == (module, True), why
-    standby.process.wait(10)
     standby.end()
+
+
+@pytest.mark.parametrize("module", LEFT_OUT)
+def test_one_that_was_taken_before_such_a_module_begins_anew(plan: Plan, tmp_path: Path, module: str) -> None:
+    """It must not end as a worker that succeeded, nor run with what that module left behind."""
+    for name, (source, _) in LEFT_OUT.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    (tmp_path / "s.py").write_text(f"{SCRIPT}print('{module}' in sys.modules)\nraise SystemExit(7)")
+    standby = Standby(plan, ["slow", module], paced=True)
+    pid = standby.process.pid
+    with standbys.outputs(tmp_path) as streams:
+        worker = standby.take(standbys.in_round(plan), *streams)
+    (tmp_path / "go").touch()
+    assert standbys.ended(worker) == 7
+    assert worker.pid == pid
+    assert (tmp_path / "stdout").read_text() == "rank 1 False\nFalse\n"
+
+
+OVERWRITES = """
+fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+with open("/proc/self/mem", "r+b", buffering=0) as memory:
+    memory.seek(int(fields[47]))
+    memory.write(bytes(int(fields[48]) - int(fields[47])))
+"""
+"""What setproctitle does to the memory in which the kernel finds the environment."""
+
+
+@pytest.mark.parametrize("when", ["importing", "ready"])
+def test_one_whose_mark_cannot_be_changed_begins_anew(plan: Plan, tmp_path: Path, when: str) -> None:
+    (tmp_path / "overwrites.py").write_text(OVERWRITES)
+    (tmp_path / "s.py").write_text(
+        f"{SCRIPT}print(b'HET_INCARNATION=' in open('/proc/self/environ', 'rb').read())"
+    )
+    if when == "ready":
+        assert run(standbys.ready(plan, ["overwrites"]), plan, tmp_path) == (0, "rank 1 False\nTrue\n")
+        return
+    standby = Standby(plan, ["slow", "overwrites"], paced=False)
+    with standbys.outputs(tmp_path) as streams:
+        worker = standby.take(standbys.in_round(plan), *streams)
+    (tmp_path / "go").touch()
+    assert (standbys.ended(worker), (tmp_path / "stdout").read_text()) == (0, "rank 1 False\nTrue\n")
 
 
 def test_a_module_that_copies_the_environment_asks_for_nothing_of_the_round(

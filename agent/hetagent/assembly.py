@@ -25,8 +25,9 @@ from hetagent.launch.base import Launch
 from hetagent.launch.choose import launch_of
 from hetagent.launch.choose import notes as launch_notes
 from hetagent.launch.command import WorkerCommand, worker_command
-from hetagent.node import devices, names, network, numa, processes
+from hetagent.node import names, network, processes
 from hetagent.node.console import counted, flush, say
+from hetagent.node.gpu import devices, numa
 from hetagent.node.guardian import Guardian
 from hetagent.node.place import find_place
 from hetagent.node.standalone import OwnServer

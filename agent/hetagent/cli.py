@@ -53,10 +53,10 @@ def _run() -> int:
     from hetagent.job import failures
     from hetagent.job.loop import AgentError
     from hetagent.launch.command import CommandError
-    from hetagent.node.devices import DeviceError
+    from hetagent.node.gpu.devices import DeviceError
+    from hetagent.node.gpu.numa import NumaError
     from hetagent.node.guardian import GuardianError
     from hetagent.node.network import NetworkError
-    from hetagent.node.numa import NumaError
     from hetagent.node.standalone import own_server
     from hetagent.options.model import UsageError
     from hetagent.options.parse import parse

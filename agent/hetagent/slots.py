@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch.distributed.run import determine_local_world_size
 
 from hetagent.launch.kinds import kinds_with
-from hetagent.node import devices
+from hetagent.node.gpu import devices
 from hetagent.options.model import Options, UsageError
 from hetrdzv.protocol.wire import MAX_SLOTS
 

@@ -22,8 +22,9 @@ from hetagent.job.logs import RoundLogsSpecs
 from hetagent.job.loop import AgentError, Identity
 from hetagent.launch.base import Launch
 from hetagent.launch.command import CommandError, WorkerCommand, group_command, worker_command
-from hetagent.node import devices, network, processes
-from hetagent.node.gpus import Gpu
+from hetagent.node import network, processes
+from hetagent.node.gpu import devices
+from hetagent.node.gpu.discovery import Gpu
 from hetagent.node.standalone import own_server
 from hetagent.options.model import Options, UsageError
 from hetagent.options.parse import parse

@@ -1,10 +1,11 @@
-"""Starts workers cold, with torch's own elastic agent, so that they get everything that torchrun's workers get.
+"""Starts workers with torch's own elastic agent, so that they get everything that torchrun's workers get.
 
 Used of torch's `LocalElasticAgent`: how it starts the workers of a round (environment, macros in arguments, log specs
 and prefixes, filtered copies, error files, NUMA binding, virtual local ranks), the watchdog and the health check beside
 them, its events and its metrics. Not used: its run loop, its way of watching and stopping workers, its ranks.
 
-Of torch's ways to start and log workers, private parts are touched in this module and in `logs.py` only.
+Where a standby fits, torch gets that process instead of a new one. Of torch's ways to start and log workers, private
+parts are touched in this module and in `logs.py` only.
 """
 
 import contextlib

@@ -6,7 +6,7 @@ from hetagent.launch.base import Launch, Setup
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.kinds import LAUNCHES, kinds_with
 from hetagent.launch.node import placeholders
-from hetagent.node.devices import VISIBLE
+from hetagent.node.gpu.devices import VISIBLE
 from hetagent.options.model import Options, UsageError
 
 

@@ -5,7 +5,7 @@ from typing import Self
 
 from hetagent.launch.base import Assignment, Launch, Setup
 from hetagent.launch.command import CommandError, WorkerCommand
-from hetagent.node.devices import VISIBLE
+from hetagent.node.gpu.devices import VISIBLE
 
 
 class PerGpu(Launch):

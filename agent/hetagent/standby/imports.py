@@ -1,5 +1,6 @@
 """What a worker imports, noted by itself, so that standbys can import it ahead (`--preload auto`)."""
 
+import contextlib
 import time
 from collections.abc import Mapping
 
@@ -20,6 +21,7 @@ class Imports:
         self._folder = scratch.Folder(PREFIX)
         self._file = self._folder.path / "modules"
         self._file.touch()
+        self._modules: list[str] = []  # as last read
 
     def environ(self, local_rank: int) -> Mapping[str, str]:
         """What the worker of a local rank gets, so that it takes notes."""
@@ -27,11 +29,16 @@ class Imports:
 
     def modules(self) -> list[str]:
         """Their names, in the order in which they were first looked for."""
-        return list(dict.fromkeys(self._file.read_text(errors="replace").split()))
+        with contextlib.suppress(OSError):  # somebody has cleaned up TMPDIR: what is known stays known
+            self._modules = list(dict.fromkeys(self._file.read_text(errors="replace").split()))
+        return list(self._modules)
 
     def settled_in_s(self) -> float:
         """How long to wait until the worker has probably imported everything (seconds); 0: it has."""
-        return max(0.0, self._file.stat().st_mtime + SETTLED_S - time.time())
+        try:
+            return max(0.0, self._file.stat().st_mtime + SETTLED_S - time.time())
+        except OSError:  # see `modules`
+            return 0.0
 
     def close(self) -> None:
         """Remove the notes."""

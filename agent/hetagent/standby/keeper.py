@@ -93,7 +93,7 @@ class Standbys:
                     process = standby.take(plan, stdout, stderr)
                 except NotTaken as error:
                     self._tell(
-                        f"the standby of local rank {local_rank} is of no use, starting without it: {error}"
+                        f"cannot use the standby of local rank {local_rank} ({error}): starting without it"
                     )
             quiet_s = WARM_QUIET_S if process is not None else COLD_QUIET_S
             self._not_before = max(self._not_before, time.monotonic() + quiet_s)

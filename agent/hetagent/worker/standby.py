@@ -123,8 +123,8 @@ def wait() -> None:
 
 def note_imports(path: str) -> None:
     """From now on, append the name of each module that is looked for to a file, one per line, each once."""
-    finder = _Noting(open(path, "a", buffering=1, encoding="utf-8"))  # noqa: SIM115
-    sys.meta_path.insert(0, finder)
+    with contextlib.suppress(OSError):  # the folder is gone: somebody has cleaned up TMPDIR
+        sys.meta_path.insert(0, _Noting(open(path, "a", buffering=1, encoding="utf-8")))  # noqa: SIM115
 
 
 class _Noting:
@@ -137,9 +137,7 @@ class _Noting:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name not in self._noted:
             self._noted.add(name)
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # the folder is gone, or a child has closed the file
+            with contextlib.suppress(OSError, ValueError):  # the disk is full, or a child has closed the file
                 self._file.write(name + "\n")
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hetagent.node import gpus
-from hetagent.node.devices import DeviceError, Devices, choose, mig_slices, narrow
-from hetagent.node.gpus import Gpu, NoGpus
+from hetagent.node.gpu import discovery
+from hetagent.node.gpu.devices import DeviceError, Devices, choose, mig_slices, narrow
+from hetagent.node.gpu.discovery import Gpu, NoGpus
 
 GIB = 2**30
 FOUR = [Gpu(f"GPU-{letter * 8}-1", "H200", 139 * GIB) for letter in "abcd"]
@@ -201,7 +201,7 @@ class FakeNvml:
 def test_discovery(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    found = gpus.discover()
+    found = discovery.discover()
     assert [gpu.uuid for gpu in found] == ["GPU-0", "GPU-1", "MIG-0", "MIG-1"]
     assert [gpu.memory_bytes for gpu in found] == [5, 0, 5, 5]
     assert nvml.open == 0
@@ -218,18 +218,18 @@ def test_discovery(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_discovery_without_a_driver(monkeypatch: pytest.MonkeyPatch, failure: int, message: str) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(failure))
     with pytest.raises(NoGpus, match=message):
-        gpus.discover()
+        discovery.discover()
 
 
 def test_discovery_without_nvidia_ml_py_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(NoGpus, match=r"nvidia-ml-py is not installed: pip install 'hetrdzv\[agent\]'"):
-        gpus.discover()
+        discovery.discover()
 
 
 def test_discovery_of_this_machine_never_initialises_cuda() -> None:
     with contextlib.suppress(NoGpus):
-        gpus.discover()
+        discovery.discover()
     with open("/proc/self/maps") as maps:
         assert "libcuda.so" not in maps.read()
 

@@ -1,8 +1,10 @@
 """There is a standby for each local rank, in time, and what goes wrong costs no restart."""
 
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -162,7 +164,7 @@ def test_one_that_hangs_is_no_use_and_the_next_one_is(
     os.kill(stopped, signal.SIGSTOP)
     assert kept.take(0, plan) is None
     assert kept.told == [
-        "the standby of local rank 0 is of no use, starting without it: it did not answer within 0.1 s"
+        "cannot use the standby of local rank 0 (it did not answer within 0.1 s): starting without it"
     ]
     assert kept.ready(0)[0] != stopped
 
@@ -255,6 +257,21 @@ def test_close_ends_those_that_still_import(keep: Callable[..., Kept], plan: Pla
     assert living() == []
     assert kept.take(0, plan) is None
     assert living() == []
+
+
+def test_notes_of_imports_that_somebody_has_removed(
+    keep: Callable[..., Kept], plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    kept = keep("imported", "auto")
+    (notes,) = kept.standbys.environ(0).values()
+    shutil.rmtree(Path(notes).parent)
+    kept.standbys.prepare([plan])
+    kept.ready(0)
+    worker = kept.take(0, plan)
+    assert worker is not None
+    assert standbys.ended(worker) == 0
+    kept.ready(0)
 
 
 def test_taking_and_dying_at_the_same_time(keep: Callable[..., Kept], plan: Plan) -> None:

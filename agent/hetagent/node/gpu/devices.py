@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetagent.node.console import counted
-from hetagent.node.gpus import Gpu, NoGpus, discover, is_rocm, visible_to_torch
+from hetagent.node.gpu.discovery import Gpu, NoGpus, discover, is_rocm, visible_to_torch
 from hetrdzv.protocol.wire import MAX_SLOTS
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

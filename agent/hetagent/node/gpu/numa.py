@@ -4,7 +4,7 @@ import shutil
 
 from torch.numa.binding import AffinityMode
 
-from hetagent.node.gpus import NoAnswer, ask_torch
+from hetagent.node.gpu.discovery import NoAnswer, ask_torch
 
 _FIND_CPUS = """
 import sys

@@ -1,0 +1,1 @@
+"""GPUs of this node: which there are, which the workers get, and where their memory is."""

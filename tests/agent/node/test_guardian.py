@@ -217,6 +217,24 @@ def test_the_goodbye_is_prepared_once_there_are_workers(one: Guardian) -> None:
     eventually(lambda: "pydantic_core" in maps.read_text())
 
 
+REHEARSED = """
+import sys
+from hetagent.node import guardian_process
+message = {"servers": ["http://127.0.0.1:1"], "token": None, "token_file": None, "tls": {}, "group": "g",
+           "node_id": "n", "incarnation": "i"}
+guardian_process._rehearse(message)
+before = set(sys.modules)
+guardian_process.goodbye(message)
+print(sorted(set(sys.modules) - before))
+"""
+
+
+def test_the_goodbye_imports_nothing_that_was_not_rehearsed() -> None:
+    done = subprocess.run([sys.executable, "-c", REHEARSED], capture_output=True, text=True, check=True)
+    assert "could not tell http://127.0.0.1:1" in done.stderr
+    assert done.stdout == "[]\n"
+
+
 def test_a_guardian_starts_fast(one: Guardian) -> None:
     fields = Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()
     cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

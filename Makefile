@@ -76,7 +76,7 @@ $(ECOSYSTEM)/.installed: pyproject.toml constraints.txt | $(STAMP)
 	$(ECOSYSTEM)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[agent,ecosystem]'
 	@touch $@
 
-test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning Fabric, Accelerate, Transformers and FSDP on uneven nodes (four minutes)
+test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning Fabric, Accelerate, Transformers and FSDP on uneven nodes (ten minutes)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/ecosystem
 
 test-launch: $(HOROVOD)  ## run every command of docs/launch.md, and the tests of examples and torchrun that make test skips (six minutes; needs test-mpi)
@@ -109,6 +109,7 @@ bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery 
 	$(BIN)/python -m benchmarks.hold
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.restarts
+	$(BIN)/python -m benchmarks.standbys
 	$(BIN)/python -m benchmarks.failover
 	$(BIN)/python -m benchmarks.retention
 	$(BIN)/python -m benchmarks.torchrun_plugin

@@ -15,7 +15,6 @@ from tests.support.workload.worklog import StepCounter, World, complaints
 
 from benchmarks.floor import Floor
 from benchmarks.outcomes import Kind, Recovery, say, started
-from hetagent.worker import standby
 
 NODES = {"a": 2, "b": 1, "c": 1, "d": 1}
 FIRST_NODES = ("a", "b", "c")
@@ -34,6 +33,8 @@ GONE_S = 5.0
 
 CHECKPOINT_EVERY = 20
 LAST_CALL_S = 0.5
+RESTED_LAST_CALL_S = 10.0
+"""hetagent's default: the standbys of a joiner have imported torch when it is admitted."""
 STATUS_DRAINED = 4
 """The exit status of an agent whose node was drained."""
 
@@ -69,7 +70,8 @@ class Campaign:
         folder: where all of them keep everything.
         drawn: values of `DRAWN`.
         preload: hetagent's --preload.
-        rested: no fault comes before every node has its standbys.
+        rested: no fault comes before every node has its standbys; the time of an added node counts from when it is
+            admitted, not from when its agent is started.
     """
 
     def __init__(
@@ -102,7 +104,8 @@ class Campaign:
         while self._tried < faults:
             self._jobs += 1
             flags = ["--nnodes", f"{FEWEST_NODES}:{len(NODES)}", "--max-restarts", "1000000"]
-            flags += ["--last-call-s", f"{LAST_CALL_S}", "--lease-s", f"{self._lease_s}"]
+            last_call_s = RESTED_LAST_CALL_S if self._rested else LAST_CALL_S
+            flags += ["--last-call-s", f"{last_call_s}", "--lease-s", f"{self._lease_s}"]
             flags += ["--preload", self._preload]
             with cluster(self._folder / f"job{self._jobs}", *flags) as self._job:
                 try:
@@ -171,7 +174,7 @@ class Campaign:
 
     def _all_have_standbys(self) -> bool:
         return all(
-            standbys(self._job.agents[name].pid) == NODES[name] or self._preload == "none"
+            len(self._job.agents[name].standbys()) == NODES[name] or self._preload == "none"
             for name in self._nodes
         )
 
@@ -290,6 +293,8 @@ class Campaign:
         made = max(self._made_by(before).values())
         seconds = world.at - at
         parts = self._parts(before, world, at)
+        if self._rested and name == ADDED:
+            seconds -= parts[0]
         lost = made - world.resumed_from
         kind.recoveries.append(Recovery(seconds, seconds - self._floor.seconds(size), lost, parts))
         say(f"    {seconds:.2f} s = {' + '.join(f'{part:.2f}' for part in parts)}; {lost} steps lost")
@@ -338,11 +343,6 @@ class Campaign:
 def slots(nodes: Collection[str]) -> int:
     """How many workers these nodes have together."""
     return sum(NODES[name] for name in nodes)
-
-
-def standbys(agent: int) -> int:
-    """How many standbys of an agent (its pid) are ready."""
-    return sum(child.name() == standby.NAME for child in psutil.Process(agent).children())
 
 
 def _times_back(agent: Agent) -> int:

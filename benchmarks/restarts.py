@@ -4,7 +4,8 @@
 
 The campaign of benchmarks/faults.py twice with the same seed, with `--preload none` and with `--preload torch`. No
 fault comes before every node has its standbys, as in a job whose faults are minutes apart. Seconds run from the fault
-to the first all-reduce of every rank of the next world; the floor is as many bare processes, from their start.
+to the first all-reduce of every rank of the next world, for an added node from its admission; the floor is as many bare
+processes, from their start.
 """
 
 import argparse

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetagent.worker.standby import NAME, STANDBY_FOR
+from hetagent.worker.standby import STANDBY_FOR
 from tests.support.cluster import Agent, Cluster, cluster, leftovers, wait_for
 from tests.support.needs import ALL
 
@@ -29,21 +29,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
         yield made
 
 
-def standbys_of(agent: Agent) -> list[int]:
-    """The pids of an agent's standbys that are ready."""
-    found = []
-    for child in psutil.Process(agent.pid).children():
-        try:
-            if child.name() == NAME and STANDBY_FOR in child.environ():
-                found.append(child.pid)
-        except psutil.Error:
-            continue
-    return found
-
-
 def two_standbys(agent: Agent) -> list[int]:
     """Wait for the standbys of two local ranks; their pids."""
-    return wait_for(lambda: found if len(found := standbys_of(agent)) == 2 else None, "two standbys")
+    ready = wait_for(lambda: found if len(found := agent.standbys()) == 2 else None, "two standbys")
+    return [standby.pid for standby in ready]
 
 
 def descriptors(agent: Agent) -> Counter[str]:

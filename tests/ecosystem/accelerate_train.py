@@ -20,7 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--save-dir", type=Path, required=True)
-    parser.add_argument("--rest", type=float, default=0.0, help="seconds after every epoch")
+    parser.add_argument("--hold", type=Path, help="after epoch 2, wait while there is this file")
     args = parser.parse_args()
 
     # Without GPUs it has to be told so; else each process takes itself for the only one.
@@ -71,7 +71,8 @@ def main() -> None:
             indices=int(sums[1]),
             loss=float(loss.detach()),
         )
-        time.sleep(args.rest)
+        while epoch == 2 and args.hold and args.hold.exists():
+            time.sleep(0.05)
     accelerator.end_training()
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import cluster, leftovers, wait_for
+from hetagent.worker.standby import IMPORTS_FILE
+from tests.support.cluster import Agent, cluster, leftovers
 from tests.support.needs import show
 from tests.support.servers import ROOT
 
@@ -40,8 +42,6 @@ RANKS = {"a": {(0, 0), (1, 1)}, "b": {(2, 0)}}
 """Global and local rank of the workers, by node."""
 EXAMPLES = 48
 EPOCHS = 4
-REST_S = 1.0
-"""After every epoch, so that a worker is killed while none of them writes a checkpoint."""
 START_S = 180.0
 """Three processes import Transformers, on a machine with two cores that others use too."""
 
@@ -59,9 +59,9 @@ class Program:
     environment: str
     victim: tuple[str, int]
 
-    def words(self, save_dir: Path, epochs: int = EPOCHS, rest_s: float = REST_S) -> list[str]:
+    def words(self, save_dir: Path, hold: Path) -> list[str]:
         """What stands after the script's name."""
-        return ["--save-dir", str(save_dir), "--epochs", str(epochs), "--rest", str(rest_s)]
+        return ["--save-dir", str(save_dir), "--epochs", str(EPOCHS), "--hold", str(hold)]
 
 
 PROGRAMS = {
@@ -91,6 +91,15 @@ def check_epochs(lines: Sequence[dict[str, Any]]) -> None:
     assert {(line["sum"], line["indices"]) for line in lines} == {right}
 
 
+def standbys_are_ready(agent: Agent, preload: str) -> bool:
+    """Whether each worker of an agent has a standby that has imported all that it will."""
+    standbys, workers = agent.standbys(), agent.workers()
+    if preload == "none" or len(standbys) < len(workers):
+        return preload == "none"
+    noted = workers[0].environ().get(IMPORTS_FILE)
+    return noted is None or all(one.create_time() > Path(noted).stat().st_mtime for one in standbys)
+
+
 @pytest.fixture(autouse=True)
 def workers_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers run in the environment that has the frameworks; nothing there asks the network."""
@@ -98,13 +107,18 @@ def workers_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
+@pytest.mark.parametrize("preload", ["none", "torch", "auto"])
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
-def test_a_framework_finds_its_ranks_and_trains_on_after_a_kill(program: Program, tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
+def test_a_framework_finds_its_ranks_and_trains_on_after_a_kill(
+    program: Program, preload: str, tmp_path: Path
+) -> None:
+    saved, hold = tmp_path / "saved", tmp_path / "hold"
     saved.mkdir()
-    with cluster(tmp_path, "--nnodes", str(len(NODES)), "--stop-timeout-s", "5") as job:
+    hold.touch()
+    flags = ("--nnodes", str(len(NODES)), "--stop-timeout-s", "5", "--preload", preload)
+    with cluster(tmp_path, *flags) as job:
         for name, slots in NODES.items():
-            job.agent(name, slots, script=str(HERE / program.script), args=program.words(saved))
+            job.agent(name, slots, script=str(HERE / program.script), args=program.words(saved, hold))
 
         def outputs() -> str:
             return "".join(agent.stderr for agent in job.agents.values())
@@ -115,13 +129,18 @@ def test_a_framework_finds_its_ranks_and_trains_on_after_a_kill(program: Program
         def all_ranks_had_two_epochs() -> bool:
             return ended() or len([line for line in said(outputs(), "epoch") if line["epoch"] == 2]) == WORLD
 
-        try:
-            wait_for(all_ranks_had_two_epochs, "two epochs of all ranks", START_S)
-        except TimeoutError as error:
-            pytest.fail(f"{error}\n{job.report()}")
+        def all_have_standbys() -> bool:
+            return ended() or all(standbys_are_ready(agent, preload) for agent in job.agents.values())
+
+        job.wait_for(all_ranks_had_two_epochs, "two epochs of all ranks", START_S)
+        job.wait_for(all_have_standbys, "standbys", START_S)
         assert not ended(), job.report()
         node, local_rank = program.victim
+        before, killed_at = len(said(outputs(), "world_size")), time.monotonic()
         job.agents[node].workers()[local_rank].kill()
+        hold.unlink()
+        job.wait_for(lambda: len(said(outputs(), "world_size")) == before + WORLD, "the next world", START_S)
+        restart_s = time.monotonic() - killed_at
         assert {name: agent.wait(START_S) for name, agent in job.agents.items()} == {"a": 0, "b": 0}, (
             job.report()
         )
@@ -145,7 +164,8 @@ def test_a_framework_finds_its_ranks_and_trains_on_after_a_kill(program: Program
             assert len(epochs) == NODES[name] * EPOCHS
             assert leftovers(name) == []
     show(
-        f"{program.script}: slots {NODES}, (rank, local rank) {RANKS}, sums right; {program.victim} killed, again right"
+        f"{program.script} --preload {preload}: slots {NODES}, (rank, local rank) {RANKS}, sums right; "
+        f"{program.victim} killed, again right; {restart_s:.2f} s until all ranks said who they are"
     )
 
 
@@ -167,7 +187,7 @@ def test_a_framework_under_torchrun_with_our_rendezvous(tmp_path: Path) -> None:
                 "--rdzv-id=job",
                 f"--rdzv-conf=slots={slots},node_id={name}",
                 str(HERE / program.script),
-                *program.words(saved, rest_s=0),
+                *program.words(saved, tmp_path / "no hold"),
             ]
             running[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

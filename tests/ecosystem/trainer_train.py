@@ -33,8 +33,8 @@ class Sentences(Dataset[dict[str, Tensor]]):
 class Reporter(TrainerCallback):
     """Says after every epoch, once its checkpoint is written, which ranks and examples were in it."""
 
-    def __init__(self, trainer: Trainer, data: Sentences, rest_s: float) -> None:
-        self.trainer, self.data, self.rest_s = trainer, data, rest_s
+    def __init__(self, trainer: Trainer, data: Sentences, hold: Path | None) -> None:
+        self.trainer, self.data, self.hold = trainer, data, hold
 
     def on_save(self, args: TrainingArguments, state: object, control: object, **_: object) -> None:
         # 1 + 2 + ... + W: every rank is there, once; and every example was with one of them
@@ -44,7 +44,8 @@ class Reporter(TrainerCallback):
         self.data.fetched = 0
         epoch = round(self.trainer.state.epoch or 0)
         say(rank=args.process_index, epoch=epoch, sum=int(sums[0]), indices=int(sums[1]))
-        time.sleep(self.rest_s)
+        while epoch == 2 and self.hold and self.hold.exists():
+            time.sleep(0.05)
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--save-dir", type=Path, required=True)
-    parser.add_argument("--rest", type=float, default=0.0, help="seconds after every epoch")
+    parser.add_argument("--hold", type=Path, help="after epoch 2, wait while there is this file")
     options = parser.parse_args()
 
     args = TrainingArguments(
@@ -82,7 +83,7 @@ def main() -> None:
     )
     data = Sentences()
     trainer = Trainer(model=LlamaForCausalLM(config), args=args, train_dataset=data)
-    trainer.add_callback(Reporter(trainer, data, options.rest))
+    trainer.add_callback(Reporter(trainer, data, options.hold))
     trainer.train(resume_from_checkpoint=last)
     trainer.accelerator.end_training()
 

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 import httpx
 import psutil
 
+from hetagent.worker.standby import NAME, STANDBY_FOR
 from tests.support.programs.start import COLD, Process, start_program
 from tests.support.servers import Hetserver
 from tests.support.workload.worklog import WorkLog, complaints
@@ -75,6 +76,16 @@ class Agent:
                     if child.status() != psutil.STATUS_ZOMBIE:
                         found[int(child.environ()["LOCAL_RANK"])] = child
         return [found[rank] for rank in sorted(found)]
+
+    def standbys(self) -> list[psutil.Process]:
+        """Its standbys that are ready."""
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children():
+                with contextlib.suppress(psutil.Error):
+                    if child.name() == NAME and STANDBY_FOR in child.environ():
+                        found.append(child)
+        return found
 
     def send(self, signum: int) -> None:
         """Send it a signal."""

@@ -62,7 +62,7 @@ class Standby:
         plan, seen: as given.
         process: the process.
         ready: it has imported everything.
-        left_out: a module that it did not import, or should not have, and why; it has ended then.
+        left_out: a module that it did not import, or should not have, and why; it is not to be taken then.
 
     Raises:
         OSError: it cannot be started.

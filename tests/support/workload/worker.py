@@ -54,6 +54,12 @@ class Gloo:
         """Wait for a message from another rank."""
         self._dist.recv(self._torch.zeros(1), src=source)
 
+    def compute(self, multiplications: int) -> None:
+        """Keep a core busy."""
+        matrix = self._torch.ones(256, 256)
+        for _ in range(multiplications):
+            self._torch.mm(matrix, matrix)
+
     def close(self) -> None:
         """Disconnect from the others."""
         self._dist.destroy_process_group()
@@ -66,6 +72,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="0: until the file `stop` appears")
     parser.add_argument("--do", default="", help=f"{'|'.join(ACTS)}[@RANK], in restart 0 only")
     parser.add_argument("--checkpoint-every", type=int, default=0, help="steps; 0: never")
+    parser.add_argument(
+        "--compute", type=int, default=0, help="matrix multiplications a step, instead of a rest"
+    )
     parser.add_argument("--light", action="store_true", help="all-reduce without torch")
     args = parser.parse_args()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -130,7 +139,10 @@ def main() -> None:
             gloo.recv(2 * world - 3 - rank)
         elif acts and step == 3:
             act(what)
-        time.sleep(PAUSE_S)
+        if args.compute:
+            gloo.compute(args.compute)
+        else:
+            time.sleep(PAUSE_S)
     collective.close()
 
 

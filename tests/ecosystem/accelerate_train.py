@@ -40,6 +40,7 @@ def main() -> None:
         accelerator.load_state(str(args.save_dir / f"epoch_{done}"))
     say(
         rank=accelerator.process_index,
+        pid=os.getpid(),
         world_size=accelerator.num_processes,
         local_rank=accelerator.local_process_index,
         node=int(os.environ["GROUP_RANK"]),

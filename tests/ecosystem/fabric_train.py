@@ -44,6 +44,7 @@ def main() -> None:
         fabric.load(checkpoint, state)
     say(
         rank=fabric.global_rank,
+        pid=os.getpid(),
         world_size=fabric.world_size,
         local_rank=fabric.local_rank,
         node=fabric.node_rank,

@@ -57,6 +57,7 @@ def main() -> None:
         set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
     say(
         rank=rank,
+        pid=os.getpid(),
         world_size=world_size,
         local_rank=local_rank,
         node=int(os.environ["GROUP_RANK"]),

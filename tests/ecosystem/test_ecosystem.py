@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from hetagent.worker.standby import IMPORTS_FILE
-from tests.support.cluster import Agent, cluster, leftovers
+from tests.support.cluster import cluster, leftovers
 from tests.support.needs import show
 from tests.support.servers import ROOT
 
@@ -91,15 +91,6 @@ def check_epochs(lines: Sequence[dict[str, Any]]) -> None:
     assert {(line["sum"], line["indices"]) for line in lines} == {right}
 
 
-def standbys_are_ready(agent: Agent, preload: str) -> bool:
-    """Whether each worker of an agent has a standby that has imported all that it will."""
-    standbys, workers = agent.standbys(), agent.workers()
-    if preload == "none" or len(standbys) < len(workers):
-        return preload == "none"
-    noted = workers[0].environ().get(IMPORTS_FILE)
-    return noted is None or all(one.create_time() > Path(noted).stat().st_mtime for one in standbys)
-
-
 @pytest.fixture(autouse=True)
 def workers_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers run in the environment that has the frameworks; nothing there asks the network."""
@@ -110,10 +101,12 @@ def workers_python(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("preload", ["none", "torch", "auto"])
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_a_framework_finds_its_ranks_and_trains_on_after_a_kill(
-    program: Program, preload: str, tmp_path: Path
+    program: Program, preload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved, hold = tmp_path / "saved", tmp_path / "hold"
+    saved, scratch, hold = tmp_path / "saved", tmp_path / "tmp", tmp_path / "hold"
     saved.mkdir()
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
     hold.touch()
     flags = ("--nnodes", str(len(NODES)), "--stop-timeout-s", "5", "--preload", preload)
     with cluster(tmp_path, *flags) as job:
@@ -130,14 +123,24 @@ def test_a_framework_finds_its_ranks_and_trains_on_after_a_kill(
             return ended() or len([line for line in said(outputs(), "epoch") if line["epoch"] == 2]) == WORLD
 
         def all_have_standbys() -> bool:
-            return ended() or all(standbys_are_ready(agent, preload) for agent in job.agents.values())
+            standbys = [one for agent in job.agents.values() for one in agent.standbys()]
+            noted_at = max((notes.stat().st_mtime for notes in scratch.glob("*/modules")), default=0.0)
+            return ended() or (
+                len(standbys) == WORLD and all(one.create_time() > noted_at for one in standbys)
+            )
 
         job.wait_for(all_ranks_had_two_epochs, "two epochs of all ranks", START_S)
-        job.wait_for(all_have_standbys, "standbys", START_S)
+        if preload != "none":
+            job.wait_for(all_have_standbys, "standbys with all that the workers have imported", START_S)
         assert not ended(), job.report()
         node, local_rank = program.victim
+        [victim] = [
+            line["pid"]
+            for line in said(job.agents[node].stderr, "world_size")
+            if line["local_rank"] == local_rank
+        ]
         before, killed_at = len(said(outputs(), "world_size")), time.monotonic()
-        job.agents[node].workers()[local_rank].kill()
+        psutil.Process(victim).kill()
         hold.unlink()
         job.wait_for(lambda: len(said(outputs(), "world_size")) == before + WORLD, "the next world", START_S)
         restart_s = time.monotonic() - killed_at

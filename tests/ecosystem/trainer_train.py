@@ -70,6 +70,7 @@ def main() -> None:
     last = get_last_checkpoint(str(options.save_dir)) if options.save_dir.exists() else None
     say(
         rank=args.process_index,
+        pid=os.getpid(),
         world_size=args.world_size,
         local_rank=args.local_process_index,
         node=int(os.environ["GROUP_RANK"]),

@@ -1,13 +1,15 @@
 """What standbys cost: nothing that grows over 100 kills, and how much of a training's throughput.
 
-    python -m benchmarks.standbys [--kills 100] [--minutes 1]
+    python -m benchmarks.standbys [--kills 100] [--minutes 1] [--digits 20]
 
 First a job of two nodes, 2 + 1 CPU workers, loses one worker after another, each time once all standbys are ready.
 Then two workers that keep two cores busy lose one, without standbys and with them: how much training the minute after
-the kill lacks, beside the CPU seconds of what was imported in it.
+the kill lacks, beside the CPU seconds of what was imported in it. At last examples/digits loses workers, on 2 + 1: how
+long it takes from the kill until the last rank has made its first optimizer step.
 """
 
 import argparse
+import json
 import random
 import signal
 import statistics
@@ -27,6 +29,9 @@ from benchmarks.outcomes import say, table
 WAIT_S = 300.0
 ROWS = 5
 """How often in the row of kills the agents are looked at."""
+
+FIRST_STEP = Path(__file__).with_name("first_step.py")
+DIGITS = Path(__file__).parents[1] / "examples" / "digits" / "train.py"
 
 COMPUTE = 40
 """Matrix multiplications a step: some 20 ms of one core."""
@@ -66,6 +71,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100, help="in a row (default: 100; 0: skip)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1.0, help="of training after a kill (default: 1)")
+    parser.add_argument("--digits", type=int, default=20, help="kills of its workers, each way (default: 20)")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # jobs end with their blocks
     with tempfile.TemporaryDirectory(prefix="hetrdzv-standbys-") as folder:
@@ -73,9 +79,19 @@ def main() -> None:
         rows = [
             [name, *lost(Path(folder) / name, preload, 60 * args.minutes)]
             for name, preload in (("without standbys", "none"), ("with standbys", "torch"))
+            if args.minutes
+        ]
+        steps = [
+            [
+                f"--preload {preload}",
+                *first_steps(Path(folder) / f"digits-{preload}", preload, args.digits, args.seed),
+            ]
+            for preload in ("none", "torch", "auto")
+            if args.digits
         ]
     heading = ["", "steps/s before", "training lost, s", "of it the restart, s", "CPU of the imports, s"]
-    print(table(heading, rows))
+    print(table(heading, rows), end="\n\n")
+    print(table(["examples/digits, to the first optimizer step", "kills", "median", "worst"], steps))
     for what in wrong:
         print(f"wrong: {what}")
     sys.exit(bool(wrong))
@@ -144,6 +160,34 @@ def lost(folder: Path, preload: str, seconds: float) -> list[str]:
             imports_s = 0.0
         job.end_well("a")
     return [f"{rate:.1f}", f"{seconds - made / rate:.2f}", f"{world.at - at:.2f}", f"{imports_s:.1f}"]
+
+
+def first_steps(folder: Path, preload: str, kills: int, seed: int) -> list[str]:
+    """Kill workers of examples/digits; how long until all ranks have made a step again, cells of the table."""
+    rng, seconds = random.Random(seed), []
+    flags = ("--nnodes", str(len(PAIR)), "--max-restarts", str(kills), "--preload", preload)
+    with cluster(folder, *flags) as job:
+        log = folder / "steps.jsonl"
+        log.touch()
+
+        def steps_of(number: int) -> list[dict[str, float]]:
+            lines = [json.loads(line) for line in log.read_text().splitlines()]
+            found = [line for line in lines if line["round"] == number]
+            return found if len(found) == sum(PAIR.values()) else []
+
+        training = ["--epochs", "1000000", "--step-sleep", "0.02", "--checkpoint-dir", str(folder / "saved")]
+        for name, slots in PAIR.items():
+            job.agent(name, slots, script=str(FIRST_STEP), args=[str(log), str(DIGITS), *training])
+        for number in range(1, kills + 1):
+            steps = job.wait_for(lambda of=number: steps_of(of), "the first steps", WAIT_S)
+            if preload != "none":
+                rest(job, PAIR)
+            at = time.monotonic()
+            psutil.Process(int(rng.choice(steps)["pid"])).kill()
+            steps = job.wait_for(lambda of=number + 1: steps_of(of), "the next first steps", WAIT_S)
+            seconds.append(max(line["at"] for line in steps) - at)
+            say(f"digits --preload {preload} {number}: {seconds[-1]:.2f} s")
+    return [str(kills), f"{statistics.median(seconds):.2f} s", f"{max(seconds):.2f} s"]
 
 
 def rest(job: Cluster, slots: Mapping[str, int]) -> None:

@@ -14,6 +14,7 @@ from hetrdzv.core.group import empty
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import GroupState, Node, NodePhase
 from hetrdzv.core.phrasing import unreached
+from hetrdzv.core.timers import SUSPECT_GRACE_S
 from hetrdzv.protocol.errors import (
     HetError,
     Refused,
@@ -27,7 +28,9 @@ from hetrdzv.protocol.errors import (
 )
 from hetrdzv.service import ledger, liveness
 from hetrdzv.service import service as service_module
+from hetrdzv.service.caller import Caller
 from hetrdzv.service.history import Place
+from hetrdzv.service.polls import Polls
 from hetrdzv.service.service import Service
 from hetrdzv.storage import records
 from hetrdzv.storage.base import Snapshot
@@ -658,6 +661,52 @@ async def test_a_connection_cut_during_a_stall_makes_nobody_suspect() -> None:
         clock.pass_by(service, liveness.STALE_CUTS_S)
         await service.cut("g", "a", "1")
         assert service.group("g").nodes["a"].cut_at is not None
+
+
+@pytest.mark.parametrize("blocked_s", [0.0, 0.6])
+async def test_a_poll_cut_while_the_event_loop_was_blocked_makes_nobody_suspect(blocked_s: float) -> None:
+    async with serving() as (service, _):
+        await two_nodes(service)
+        polls, caller = Polls(service), Caller()
+        version = service.heading("g", "a", "1").version
+        waiting = begun(polls.answer(caller, "g", Renew("a", "1"), version, WAIT_S))
+        await settled()
+        service._leases.grant("g", "a", "1", 600.0)  # as on a server with many nodes
+        time.sleep(blocked_s)  # noqa: ASYNC251 - what a slow request does
+        caller.hang_up()
+        assert await waiting is None
+        assert (service.group("g").nodes["a"].cut_at is None) is (blocked_s > 0.0)
+        async with asyncio.timeout(15):  # it is lost in either case, long before the lease of its poll ends
+            while not service.group("g").nodes["a"].gone:
+                await service.execute("g", Renew("b", "1"))
+                await asyncio.sleep(0.05)
+        why = "no heartbeat for 5 s" if blocked_s else "its connection was cut"
+        assert service.group("g").nodes["a"].gone_why == why
+
+
+async def test_the_grace_of_a_suspect_leaves_out_what_the_event_loop_was_late() -> None:
+    async with serving() as (service, _):
+        await two_nodes(service)
+        await service.execute("g", Disconnect("a", "1"))
+        began = time.monotonic()
+        while time.monotonic() < began + SUSPECT_GRACE_S + 0.5:
+            time.sleep(0.8)  # noqa: ASYNC251 - what a slow request does
+            await settled()
+            await service.execute("g", Tick())
+        assert not service.group("g").nodes["a"].gone
+        async with asyncio.timeout(15):
+            while not service.group("g").nodes["a"].gone:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.05)
+
+
+async def test_a_long_turn_of_the_event_loop_is_excused_though_the_clock_is_read_in_it() -> None:
+    async with serving() as (service, _):
+        await service.execute("g", join("a", min_nodes=2, lease_s=1.0))
+        for _ in range(3):
+            time.sleep(0.6)  # noqa: ASYNC251 - what a slow request does
+            service.now()
+        await settled()
+        assert not (await service.execute("g", Tick())).nodes["a"].gone
 
 
 async def test_a_cut_of_what_is_gone_is_no_error() -> None:

@@ -5,16 +5,21 @@ a node is moved only when its old deadline comes up.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from hetrdzv.core.commands import Command, Join, Leave, Renew, Report, ReportKind, StartDaemon
 from hetrdzv.core.model import Group, Node
+from hetrdzv.core.timers import SUSPECT_GRACE_S
 from hetrdzv.service.clock import ServedClock
 
 STALE_CUTS_S = 1.0
-"""How long after a stall connections may still turn out to have been cut during it (seconds)."""
+"""How long after a stall or a delay connections may still turn out to have been cut because of it (seconds)."""
+
+HARMLESS_S = 0.25
+"""The event loop may be late by this much within `STALE_CUTS_S` without agents giving up on their polls (seconds)."""
 
 POLLS_PER_S = 33
 """How many polls a second a server asks for, of nodes whose connections it can trust to break when their host does."""
@@ -68,6 +73,7 @@ class _Entry:
         heard_at: when it was last heard (seconds on the server's clock).
         began: when its lease began, on the clock of the table (see `Leases.excuse`).
         lease_s: what it was granted (seconds).
+        cut: when its poll was cut, on the same clock; None once it is heard again.
         due: where it stands in the heap; None: nowhere.
     """
 
@@ -75,6 +81,7 @@ class _Entry:
     heard_at: float
     began: float
     lease_s: float
+    cut: float | None = None
     due: float | None = None
 
 
@@ -123,6 +130,7 @@ class Leases:
             if not polls and entry.incarnation == incarnation:
                 lease_s = max(lease_s, entry.lease_s)
             entry.incarnation, entry.heard_at, entry.began, entry.lease_s = incarnation, now, began, lease_s
+            entry.cut = None
         self._schedule(group_id, node_id, entry)
 
     def grant(self, group_id: str, node_id: str, incarnation: str, lease_s: float) -> None:
@@ -130,6 +138,20 @@ class Leases:
         entry = self._groups.get(group_id, {}).get(node_id)
         if entry is not None and entry.incarnation == incarnation:
             entry.lease_s = max(entry.lease_s, lease_s)
+
+    def suspect(self, group_id: str, node_id: str, incarnation: str, now: float) -> None:
+        """The poll of an agent was cut: it has a grace to be heard again."""
+        entry = self._groups.get(group_id, {}).get(node_id)
+        if entry is not None and entry.incarnation == incarnation and entry.cut is None:
+            entry.cut = now - self._late_s
+            self._schedule(group_id, node_id, entry)
+
+    def begin_again(self, group_id: str, node_id: str, incarnation: str, lease_s: float, now: float) -> None:
+        """An agent has no open poll any more, perhaps by our fault: it has a lease (seconds) from now to be heard."""
+        entry = self._groups.get(group_id, {}).get(node_id)
+        if entry is not None and entry.incarnation == incarnation and entry.cut is None:
+            entry.began, entry.lease_s = now - self._late_s, lease_s
+            self._schedule(group_id, node_id, entry)
 
     def heard_at(self, group_id: str, node: Node) -> float:
         """When a node was last heard (seconds on the server's clock)."""
@@ -143,7 +165,8 @@ class Leases:
             heapq.heappush(self._heap, (until, group_id, node_id))
 
     def _until(self, entry: _Entry) -> float:
-        return max(entry.began, self._floor) + entry.lease_s
+        until = max(entry.began, self._floor) + entry.lease_s
+        return until if entry.cut is None else min(until, max(entry.cut, self._floor) + SUSPECT_GRACE_S)
 
     # -- what the server does --------------------------------------------------------------------------------
 
@@ -196,7 +219,7 @@ class Leases:
         return sorted(self._overdue)
 
     def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
-        """The live nodes of a group whose lease has ended, each with the length of that lease; changes nothing."""
+        """The live nodes of a group whose lease or grace has ended, each with the length of its lease (seconds)."""
         entries = self._groups.get(group.group_id, {})
         table_now = now - self._late_s
         return [
@@ -228,11 +251,12 @@ class Leases:
 
 
 class Stalls:
-    """Notices pauses in which this process did not run."""
+    """Remembers pauses in which this process did not run, and how late its event loop was."""
 
     def __init__(self) -> None:
         self._seen = 0
         self._last_at = -STALE_CUTS_S
+        self._delays: deque[tuple[float, float]] = deque()  # when each was noticed, and its length
 
     def noticed(self, clock: ServedClock) -> bool:
         """Whether there was a stall since the last call."""
@@ -242,16 +266,27 @@ class Stalls:
         self._seen, self._last_at = clock.stalls, now
         return True
 
+    def late(self, seconds: float, now: float) -> None:
+        """The event loop was late by so many seconds."""
+        self._delays.append((now, seconds))
+
     def forget(self) -> None:
         """A new clock counts from zero."""
         self._seen = 0
+        self._delays.clear()
 
-    def are_recent(self, now: float) -> bool:
-        """Whether a connection that is found cut now may have been cut because of a stall.
+    def are_recent(self, now: float, late_s: float) -> bool:
+        """Whether a connection that is found cut now may have been cut because of a stall or a delay.
 
-        Agents gave up on their polls during the stall; they have their lease to come back.
+        Agents give up on polls that are not answered in time; they have a lease to come back.
+
+        Args:
+            late_s: how late the event loop is right now (seconds).
         """
-        return now < self._last_at + STALE_CUTS_S
+        while self._delays and now >= self._delays[0][0] + STALE_CUTS_S:
+            self._delays.popleft()
+        late_s += sum(seconds for _, seconds in self._delays)
+        return now < self._last_at + STALE_CUTS_S or late_s > HARMLESS_S
 
 
 def speaker_of(command: Command) -> tuple[str, str] | None:

@@ -27,7 +27,7 @@ from hetrdzv.protocol.errors import (
     UnknownGroup,
 )
 from hetrdzv.service.caller import Caller
-from hetrdzv.service.clock import MAX_STALL_S, ServedClock
+from hetrdzv.service.clock import ServedClock
 from hetrdzv.service.history import Place, life_of
 from hetrdzv.service.ledger import Change, Ledger
 from hetrdzv.service.liveness import Leases, Pace, Stalls, is_heartbeat, is_one_of_many, pace, speaker_of
@@ -80,6 +80,7 @@ class Service:
         self._leases = Leases()
         self._lease_timer: asyncio.TimerHandle | None = None
         self._unsettled: set[str] = set()  # groups whose conclusions are drawn at the end of this turn
+        self._beats_at = inf  # when the clock is read next (seconds on the event loop's clock)
         self._looks_at = inf  # when the lease timer goes off (seconds on the server's clock)
         self._metrics = metrics or Metrics()
         self._limits = limits
@@ -262,7 +263,11 @@ class Service:
         return self.group(head.group_id)
 
     def _heard(self, group: Group, command: Command, now: float) -> None:
-        """Renew the lease of the agent that sent a command, if one did."""
+        """Renew the lease of the agent that sent a command, if one did; a suspect's may end sooner."""
+        if isinstance(command, Disconnect):
+            self._leases.suspect(group.group_id, command.node_id, command.incarnation, now)
+            self._watch_leases()
+            return
         speaker = speaker_of(command)
         if speaker is not None:
             polls = isinstance(command, Renew)
@@ -285,9 +290,13 @@ class Service:
         await self._ledger.propose(group_id, None)
 
     async def cut(self, group_id: str, node_id: str, incarnation: str) -> None:
-        """Make a node suspect whose open poll was cut, unless a stall of this process may be the reason."""
+        """Make a node suspect whose open poll was cut, unless this server's own lateness may be the reason."""
         self._forgive_stall()
-        if self._stalls.are_recent(self.now()):
+        now, late_s = self.now(), max(0.0, asyncio.get_running_loop().time() - self._beats_at)
+        if self._stalls.are_recent(now, late_s):
+            if (group := self._ledger.groups.get(group_id)) is not None:
+                self._leases.begin_again(group_id, node_id, incarnation, group.spec.lease_s, now)
+                self._watch_leases()
             return
         try:
             await self.execute(group_id, Disconnect(node_id, incarnation))
@@ -376,14 +385,16 @@ class Service:
     async def _keep_time(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + HEARTBEAT_S
+            self._beats_at, due = loop.time() + HEARTBEAT_S, self.now() + HEARTBEAT_S
             await asyncio.sleep(HEARTBEAT_S)
-            late_s = max(0.0, loop.time() - due)
+            late_s = max(0.0, loop.time() - self._beats_at)
             self._metrics.loop_was_late(late_s)
             self._forgive_stall()
             now = self.now()
-            if LATE_S < late_s <= MAX_STALL_S:  # a longer one is no time at all by our clock
+            late_s = min(late_s, now - due)  # a stall is no time at all by our clock
+            if late_s > LATE_S:
                 self._leases.excuse(late_s)
+                self._stalls.late(late_s, now)
             self._ledger.store_clock(now)
             self._sweep(now)
 

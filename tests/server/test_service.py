@@ -739,6 +739,29 @@ async def test_a_tick_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch)
         assert not failures
 
 
+async def test_a_tick_that_fails_is_tried_again_though_nothing_else_is_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service_module, "RETRY_S", 0.01)
+    failures: list[Exception] = [ValueError("a bug")]
+    real = service_module.step
+
+    def step(group: Any, command: Any, now: float, leases: Any, **more: Any) -> Any:
+        if isinstance(command, Tick) and failures and leases.lapsed(group, now):
+            raise failures.pop()
+        return real(group, command, now, leases, **more)
+
+    monkeypatch.setattr(service_module, "step", step)
+    async with serving() as (service, _):
+        await service.execute("g", join("a", max_nodes=1, lease_s=1.0))
+        await service.execute("g", started("a"))
+        assert "g" not in service._timers
+        async with asyncio.timeout(10):
+            while not service.group("g").nodes["a"].gone:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.05)
+        assert not failures
+
+
 async def test_unknown_nodes_are_named() -> None:
     async with serving() as (service, _):
         await two_nodes(service)

@@ -462,8 +462,7 @@ class Service:
             logger.debug("tick of group %s: %s", group_id, error)
         except Exception:
             logger.exception("a tick of group %s failed", group_id)
-            if (group := self._ledger.groups.get(group_id)) is not None:
-                self._set_timer(group, RETRY_S)
+            self._timers.set(group_id, RETRY_S)
 
     # -- waiting ---------------------------------------------------------------------------------------------
 

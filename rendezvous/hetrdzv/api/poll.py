@@ -18,7 +18,7 @@ from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.ids import MAX_ID_LENGTH
 from hetrdzv.protocol.keepalive import SOCKET_HEADER, name_of
-from hetrdzv.service.polls import Told
+from hetrdzv.service.directives import Told
 
 _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
 _PATH = re.compile(rf"/v1/groups/({_ID})/nodes/({_ID})/directive")

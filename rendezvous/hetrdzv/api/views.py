@@ -59,7 +59,8 @@ LARGE = 300
 async def group_response(service: Service, group: Group, page: Page = ALL) -> Response:
     """Everything about a group, or a page of it, as a response."""
     return await made(
-        len(group.nodes), lambda: group_reply(group, service.now(), partial(service.heard_at, group), page)
+        len(group.nodes),
+        lambda: group_reply(group, service.now(), partial(service.silence.heard_at, group), page),
     )
 
 

@@ -35,6 +35,12 @@ class ServedClock:
         self._pauses: deque[tuple[float, float]] = deque(maxlen=STALLS_KEPT)  # by the monotonic clock
         self.stalls = 0
 
+    def restart(self, base: float) -> None:
+        """Go on from the high-water mark of a store that others have served meanwhile."""
+        self._now = base
+        self._read_at = self._began_at = self._monotonic()
+        self._pauses.clear()
+
     def now(self) -> float:
         """Seconds this store has been served."""
         read_at = self._monotonic()

@@ -5,7 +5,6 @@ a node is moved only when its old deadline comes up.
 """
 
 import heapq
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -13,13 +12,6 @@ from math import inf
 from hetrdzv.core.commands import Command, Join, Leave, Renew, Report, ReportKind, StartDaemon
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.timers import SUSPECT_GRACE_S
-from hetrdzv.service.clock import ServedClock
-
-STALE_CUTS_S = 1.0
-"""How long after a stall or a delay connections may still turn out to have been cut because of it (seconds)."""
-
-HARMLESS_S = 0.25
-"""The event loop may be late by this much within `STALE_CUTS_S` without agents giving up on their polls (seconds)."""
 
 POLLS_PER_S = 33
 """How many polls a second a server asks for, of nodes whose connections it can trust to break when their host does."""
@@ -248,45 +240,6 @@ class Leases:
                 self._schedule(group.group_id, node_id, entry)
         if not self._overdue.get(group.group_id, True):
             del self._overdue[group.group_id]
-
-
-class Stalls:
-    """Remembers pauses in which this process did not run, and how late its event loop was."""
-
-    def __init__(self) -> None:
-        self._seen = 0
-        self._last_at = -STALE_CUTS_S
-        self._delays: deque[tuple[float, float]] = deque()  # when each was noticed, and its length
-
-    def noticed(self, clock: ServedClock) -> bool:
-        """Whether there was a stall since the last call."""
-        now = clock.now()
-        if clock.stalls == self._seen:
-            return False
-        self._seen, self._last_at = clock.stalls, now
-        return True
-
-    def late(self, seconds: float, now: float) -> None:
-        """The event loop was late by so many seconds."""
-        self._delays.append((now, seconds))
-
-    def forget(self) -> None:
-        """A new clock counts from zero."""
-        self._seen = 0
-        self._delays.clear()
-
-    def are_recent(self, now: float, late_s: float) -> bool:
-        """Whether a connection that is found cut now may have been cut because of a stall or a delay.
-
-        Agents give up on polls that are not answered in time; they have a lease to come back.
-
-        Args:
-            late_s: how late the event loop is right now (seconds).
-        """
-        while self._delays and now >= self._delays[0][0] + STALE_CUTS_S:
-            self._delays.popleft()
-        late_s += sum(seconds for _, seconds in self._delays)
-        return now < self._last_at + STALE_CUTS_S or late_s > HARMLESS_S
 
 
 def speaker_of(command: Command) -> tuple[str, str] | None:

@@ -16,6 +16,7 @@ from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, ReportKind,
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.versions import is_newer
+from hetrdzv.service.directives import tell
 
 router = APIRouter(
     prefix="/v1/groups/{group_id}/nodes/{node_id}",
@@ -94,10 +95,10 @@ async def _answer_member(
         if command is not None:
             await service.execute(group_id, command)
     except StaleRound:
-        current = service.tell(group_id, speaker, incarnation)
+        current = tell(service, group_id, speaker, incarnation)
         request.state.directive = views.directive_reply(*current)
         raise
-    return views.directive_response(*service.tell(group_id, speaker, incarnation))
+    return views.directive_response(*tell(service, group_id, speaker, incarnation))
 
 
 @router.delete("", status_code=204)

@@ -3,8 +3,8 @@
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from hetrdzv.api import poll
-from hetrdzv.api.poll import PollRoute
+from hetrdzv.api.routes import poll
+from hetrdzv.api.routes.poll import PollRoute
 from tests.support.served import api, join, serving, two_nodes
 
 PATH = "/v1/groups/g/nodes/a/directive"

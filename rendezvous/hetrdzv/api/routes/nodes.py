@@ -6,9 +6,9 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from hetrdzv.api import problems, views
-from hetrdzv.api.calling import calling
 from hetrdzv.api.commands import daemon_command, join_command, report_command
 from hetrdzv.api.dispatch import polls_of, service_of
+from hetrdzv.api.http.calling import calling
 from hetrdzv.api.lenient import LenientRoute, ignored
 from hetrdzv.api.routes.groups import NodesShown
 from hetrdzv.auth.policy import permit_of
@@ -60,7 +60,7 @@ async def get_directive(
 ) -> Response:
     """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease.
 
-    What is plainly right never gets here: api/poll.py answers it.
+    Ordinary polls never get here: poll.py answers them.
     """
     return await _answer_poll(request, group_id, Renew(node_id, incarnation), after, wait)
 

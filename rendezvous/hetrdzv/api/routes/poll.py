@@ -1,7 +1,7 @@
-"""The route that agents use all the time, `GET .../directive`, without the machinery of a framework.
+"""The route that agents use all the time, `GET .../directive`, without the cost of a framework.
 
-Takes the polls that are plainly right; all others go the long way (routes/nodes.py), where the same things are allowed
-and mistakes are explained. The document of the API is that of the long way.
+Answers ordinary polls; all others go to nodes.py, which allows the same and explains mistakes. The API's document
+describes that route.
 """
 
 import re
@@ -11,8 +11,8 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hetrdzv.api import views
-from hetrdzv.api.calling import calling
 from hetrdzv.api.dispatch import polls_in
+from hetrdzv.api.http.calling import calling
 from hetrdzv.core.commands import Renew
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group

@@ -17,9 +17,8 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hetrdzv.api import problems
-from hetrdzv.api.calling import CALLER
-from hetrdzv.api.gate import CERTIFIED
-from hetrdzv.api.limits import neighbourhood
+from hetrdzv.api.http.calling import CALLER, CERTIFIED
+from hetrdzv.api.http.limits import neighbourhood
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import Busy, HetError, Malformed, RequestTooSlow

@@ -1,4 +1,4 @@
-"""The table of leases: who is believed in until when, on a clock that is moved by hand."""
+"""The table of leases: whose lease ends when, on a clock that is moved by hand."""
 
 from dataclasses import replace
 
@@ -95,11 +95,11 @@ def test_the_grace_of_a_suspect_leaves_out_what_the_server_was_late() -> None:
     assert lost(leases, group, 104.125) == ["a"]
 
 
-def test_who_has_no_open_poll_by_our_fault_has_the_lease_of_its_group_from_then() -> None:
+def test_a_node_that_lost_its_poll_because_of_us_has_the_lease_of_its_group_from_then() -> None:
     leases, group = Leases(), group_of("a")
     heard(leases, "a", 100.0, 60.0)
-    leases.begin_again("g", "a", "a-0", 1.0, 101.0)
-    leases.begin_again("g", "a", "a-1", 5.0, 110.0)
+    leases.restart("g", "a", "a-0", 1.0, 101.0)
+    leases.restart("g", "a", "a-1", 5.0, 110.0)
     assert lost(leases, group, 115.0) == []
     assert lost(leases, group, 115.125) == ["a"]
 

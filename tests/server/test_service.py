@@ -635,7 +635,9 @@ async def test_what_is_in_the_sockets_of_a_late_server_counts_before_anybody_is_
         assert (nodes["a"].gone, nodes["b"].gone) == (False, True)
 
 
-async def test_a_late_event_loop_is_measured_and_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_late_event_loop_is_measured_and_counts_as_nobodys_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(silence, "HEARTBEAT_S", 0.02)
     async with serving() as (service, _):
         await service.execute("g", join("a", min_nodes=2))

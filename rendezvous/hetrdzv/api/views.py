@@ -53,7 +53,7 @@ def directive_response(group: Group, directive: Directive, pace: Pace) -> Respon
 
 
 LARGE = 300
-"""Replies about more nodes than this are made in a thread: polls are answered meanwhile."""
+"""Replies about more nodes than this are made in a thread, so that polls are answered meanwhile."""
 
 
 async def group_response(service: Service, group: Group, page: Page = ALL) -> Response:

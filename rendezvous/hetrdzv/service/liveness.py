@@ -1,4 +1,4 @@
-"""When nodes were last heard, and until when each is believed in: a table beside the frozen groups, changed in place.
+"""When nodes were last heard, and when their leases end: a table beside the frozen groups, changed in place.
 
 No I/O and no clock of its own. A renewal costs the same however many nodes there are; deadlines are in a heap, in which
 a node is moved only when its old deadline comes up.
@@ -14,13 +14,13 @@ from hetrdzv.core.model import Group, Node
 from hetrdzv.core.timers import SUSPECT_GRACE_S
 
 POLLS_PER_S = 33
-"""How many polls a second a server asks for, of nodes whose connections it can trust to break when their host does."""
+"""How many polls a second a server asks for from nodes whose connections break when their host does."""
 
 MAX_POLL_S = 60.0
 """No poll of such a node waits longer (seconds)."""
 
 BLIND_POLLS_PER_S = 500
-"""How many polls a second it asks for, of nodes behind a proxy and of older agents: only polls show that they live."""
+"""How many polls a second it asks for from nodes behind a proxy and older agents: only polls show that they live."""
 
 MAX_BLIND_POLL_S = 30.0
 """No poll of such a node waits longer (seconds)."""
@@ -59,14 +59,14 @@ def longest_lease(lease_s: float, nodes: int) -> float:
 
 @dataclass(slots=True)
 class _Entry:
-    """What is known of one node.
+    """What the table knows of one node.
 
     Attributes:
         heard_at: when it was last heard (seconds on the server's clock).
         began: when its lease began, on the clock of the table (see `Leases.excuse`).
         lease_s: what it was granted (seconds).
         cut: when its poll was cut, on the same clock; None once it is heard again.
-        due: where it stands in the heap; None: nowhere.
+        due: its place in the heap; None: it is not there.
     """
 
     incarnation: str
@@ -80,7 +80,7 @@ class _Entry:
 class Leases:
     """The leases of all nodes of a server.
 
-    They are measured on a clock that stands still while the server is late: silence counts only while it listens.
+    They are measured on a clock that stops while the server is late: silence counts only while it listens.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Leases:
         *,
         polls: bool = False,
     ) -> None:
-        """An agent was heard: its lease begins again.
+        """An agent was heard: its lease starts again.
 
         Args:
             lease_s: what it is granted at least (seconds).
@@ -138,8 +138,8 @@ class Leases:
             entry.cut = now - self._late_s
             self._schedule(group_id, node_id, entry)
 
-    def begin_again(self, group_id: str, node_id: str, incarnation: str, lease_s: float, now: float) -> None:
-        """An agent has no open poll any more, perhaps by our fault: it has a lease (seconds) from now to be heard."""
+    def restart(self, group_id: str, node_id: str, incarnation: str, lease_s: float, now: float) -> None:
+        """An agent has lost its poll, perhaps because of us: from now it has this lease (seconds) to be heard."""
         entry = self._groups.get(group_id, {}).get(node_id)
         if entry is not None and entry.incarnation == incarnation and entry.cut is None:
             entry.began, entry.lease_s = now - self._late_s, lease_s
@@ -163,11 +163,11 @@ class Leases:
     # -- what the server does --------------------------------------------------------------------------------
 
     def excuse(self, seconds: float) -> None:
-        """The server was late: nobody is blamed for this time (seconds)."""
+        """The server was late: this time (seconds) counts as nobody's silence."""
         self._late_s += seconds
 
     def forgive(self, now: float) -> None:
-        """The server stood still, so that nobody could be heard: everybody has a full lease from now (rule 8)."""
+        """The server did not run, so it could hear nobody: every node has a full lease from now (rule 8)."""
         self._floor = now - self._late_s
 
     def restore(self, groups: Iterable[Group], now: float) -> None:
@@ -225,7 +225,7 @@ class Leases:
         ]
 
     def settled(self, group: Group, now: float) -> None:
-        """A group was judged and committed: drop the nodes that are gone, believe again in those that were heard."""
+        """A group was judged and committed: drop the nodes that are gone, and put back those that were heard."""
         entries = self._groups.get(group.group_id, {})
         table_now = now - self._late_s
         for node_id in list(self._overdue.get(group.group_id, ())):
@@ -265,7 +265,7 @@ def is_heartbeat(group: Group, command: Command) -> bool:
 
 
 def is_one_of_many(command: Command) -> bool:
-    """Whether all nodes of a group say this at about the same time, so that conclusions are drawn for many at once."""
+    """Whether all nodes of a group say this at about the same time, so that it is settled for many at once."""
     return isinstance(command, Join | Renew) or (
         isinstance(command, Report) and command.kind is ReportKind.STARTED
     )

@@ -1,4 +1,4 @@
-"""Long polls: answered when the directive changes; a client that hangs up before becomes suspect.
+"""Long polls: answered when the directive changes; a node whose client hangs up before that becomes a suspect.
 
 Knows nothing of HTTP, so that the simulation runs it too.
 """
@@ -52,11 +52,10 @@ class Polls:
             None if the client hung up before.
         """
         speaker = (group_id, command.node_id, command.incarnation)
-        with self._counted(
-            speaker
-        ):  # before the command: an older poll may be found cut while it is committed
+        # counted before the command: an older poll may be found cut while that is committed
+        with self._counted(speaker):
             group = await self.service.execute(group_id, command)
-            direct = direct and caller.is_watched(group.spec.lease_s)
+            direct = direct and caller.watch(group.spec.lease_s)
             granted = self.service.silence.promise(group, *speaker[1:], direct=direct)
             head = heading_of(self.service, *speaker)
             if isinstance(command, Join):

@@ -67,7 +67,7 @@ class Service:
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._clock = make_clock(0.0)
-        self._unsettled: set[str] = set()  # groups whose conclusions are drawn at the end of this turn
+        self._unsettled: set[str] = set()  # groups to settle at the end of this turn
         self._metrics = metrics or Metrics()
         self._limits = limits
         self._ledger = Ledger(store, wall, self._metrics)
@@ -185,9 +185,8 @@ class Service:
                 head = self._ledger.head(group_id) or head
             transition = step(head, command, now, self.silence.leases, settles=not later)
         except Refused:
-            await self._ledger.settle(
-                group_id
-            )  # a refusal must not tell of state that may never be committed
+            # a refusal must not reveal state that may never be committed
+            await self._ledger.settle(group_id)
             raise
         self.silence.note(transition.group, command, now)  # a first join brings the group's lease
         if later:
@@ -198,7 +197,7 @@ class Service:
         return group
 
     async def _renewed(self, head: Group, command: Command, now: float) -> Group:
-        """A heartbeat: nothing to commit, nobody to wake. What was proposed before is committed first, though."""
+        """Note a heartbeat, which commits nothing and wakes nobody; what was proposed before is committed first."""
         speaker = speaker_of(command)
         if speaker is not None:
             require_speaker(head, *speaker)
@@ -259,7 +258,7 @@ class Service:
                 await self._reload()
 
     def _settle(self, group_id: str) -> None:
-        """Draw the conclusions of what many nodes have said in this turn of the event loop, once for all of them."""
+        """Settle what many nodes have said in this turn of the event loop, once for all of them."""
         self._unsettled.discard(group_id)
         head = self._ledger.head(group_id)
         if head is not None and not self._ledger.is_settled(group_id):
@@ -267,7 +266,7 @@ class Service:
             self._ledger.amend(group_id, transition.group, transition.events)
 
     def _published(self, change: Change) -> None:
-        """Count a committed change, set the timer of its group, wake those whom it concerns."""
+        """Count a committed change, set the timer of its group, wake the polls that it affects."""
         now = self.now()
         self._metrics.published(change.group_id, change.old, change.new, change.events, now)
         if change.new is None:
@@ -290,7 +289,7 @@ class Service:
                 await asyncio.sleep(RETRY_S)
 
     async def _load(self, ticks_after_s: float = 0.0) -> None:
-        """Replace what is in memory by what the store holds, and have everybody who waits look again."""
+        """Replace what is in memory by what the store holds, and wake everybody who waits."""
         snapshot = await self._ledger.read()
         if snapshot.clock > self.now():  # else this process has served all along, and ages go on
             self._clock.restart(snapshot.clock)

@@ -1,4 +1,4 @@
-"""The short way of a poll: it takes what the long way takes, answers the same, and leaves the rest to that."""
+"""The fast route for polls: it answers as the ordinary route does, and leaves unusual polls to that."""
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send

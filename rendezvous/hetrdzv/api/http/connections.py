@@ -89,7 +89,7 @@ class TcpCaller(Caller):
         self.socket: Any = None
         self._within_s: float | None = None
 
-    def is_watched(self, within_s: float) -> bool:
+    def watch(self, within_s: float) -> bool:
         if self._within_s != within_s:
             if self.socket is None or not keep_alive(self.socket, within_s):
                 return False

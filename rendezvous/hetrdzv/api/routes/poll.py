@@ -30,7 +30,7 @@ MAX_VERSION_LENGTH = 256
 _SOCKET_HEADER = SOCKET_HEADER.lower().encode()
 
 REPLIES_KEPT = 4
-"""How many of its newest replies to nodes that wait a group keeps; they are the same for all of them."""
+"""How many replies to waiting nodes are kept per group; all its nodes get the same."""
 
 
 class PollRoute:
@@ -57,7 +57,7 @@ class PollRoute:
 
 
 def _plain_poll(scope: Scope) -> tuple[str, Renew, str | None, float] | None:
-    """What a request asks, if it is a poll without anything out of the ordinary."""
+    """What a request asks, if it is an ordinary poll."""
     if scope["method"] != "GET":
         return None
     place = _PATH.fullmatch(scope["path"])
@@ -95,7 +95,7 @@ def _query(query: bytes) -> Mapping[str, str] | None:
 
 
 def _body(*found: Any) -> bytes:
-    """The reply to a poll. Nodes that wait all get the same."""
+    """The reply to a poll. All waiting nodes of a group get the same."""
     told: Told = found
     group, directive, pace = told
     if directive.start is not None or directive.root_cause is not None:

@@ -98,8 +98,8 @@ def test_the_grace_of_a_suspect_leaves_out_what_the_server_was_late() -> None:
 def test_a_node_that_lost_its_poll_because_of_us_has_the_lease_of_its_group_from_then() -> None:
     leases, group = Leases(), group_of("a")
     heard(leases, "a", 100.0, 60.0)
-    leases.restart("g", "a", "a-0", 1.0, 101.0)
-    leases.restart("g", "a", "a-1", 5.0, 110.0)
+    leases.start_over("g", "a", "a-0", 1.0, 101.0)
+    leases.start_over("g", "a", "a-1", 5.0, 110.0)
     assert lost(leases, group, 115.0) == []
     assert lost(leases, group, 115.125) == ["a"]
 

@@ -138,7 +138,7 @@ class Leases:
             entry.cut = now - self._late_s
             self._schedule(group_id, node_id, entry)
 
-    def restart(self, group_id: str, node_id: str, incarnation: str, lease_s: float, now: float) -> None:
+    def start_over(self, group_id: str, node_id: str, incarnation: str, lease_s: float, now: float) -> None:
         """An agent has lost its poll, perhaps because of us: from now it has this lease (seconds) to be heard."""
         entry = self._groups.get(group_id, {}).get(node_id)
         if entry is not None and entry.incarnation == incarnation and entry.cut is None:

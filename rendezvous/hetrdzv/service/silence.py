@@ -113,7 +113,7 @@ class Silence:
         if not self._delays.excuse_cuts(now, late_s):
             return False
         if (group := self._groups().get(group_id)) is not None:
-            self.leases.restart(group_id, node_id, incarnation, group.spec.lease_s, now)
+            self.leases.start_over(group_id, node_id, incarnation, group.spec.lease_s, now)
             self._set_timer()
         return True
 

@@ -26,7 +26,7 @@ _BROKEN = (
     ("the others wait for who gave up", "settle", "if given_up and len(left)", "if False and len(left)"),
     ("budget one too large", "settle", "if group.restarts < budget:", "if group.restarts <= budget:"),
     ("at the lease a node is lost", "timers", "now > node.heard_at + lease_s", "now >= node.heard_at + lease_s"),
-    ("a suspect has no grace", "timers", "now > node.cut_at + SUSPECT_GRACE_S", "now > node.cut_at"),
+    ("a suspect has no grace", "timers", "min(ends_at, node.cut_at + SUSPECT_GRACE_S)", "min(ends_at, node.cut_at)"),
     ("an old report is accepted", "group", " or command.round != current.number:", ":"),
     ("a live agent's node id is taken", "group", "if node.cut_at is None:", "if False:"),
     ("a replaced agent is let in again", "group", "if incarnation in node.former:", "if False:"),

@@ -11,7 +11,7 @@ from hetrdzv.client import Client
 from hetrdzv.core.commands import Cancel
 from hetrdzv.protocol.wire import SpecFields
 from hetrdzv.service import ledger
-from hetrdzv.service.history import Place, life_of
+from hetrdzv.service.history import Place, follow, life_of
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
 from tests.support.served import FaultyStore, api, join, serving, settled, two_nodes
@@ -57,7 +57,7 @@ async def test_history_is_numbered_and_bounded(monkeypatch: pytest.MonkeyPatch) 
 async def test_a_follower_hears_of_quiet_times_and_then_of_news() -> None:
     async with serving() as (service, _):
         await service.execute("g", join("a", min_nodes=3))
-        following = service.follow("g", START, 0.01)
+        following = follow(service, "g", START, 0.01)
         assert await numbers(following, 1) == [1]
         assert await anext(following) is None
         await service.execute("g", join("b"))
@@ -69,7 +69,7 @@ async def test_a_follower_goes_on_behind_its_place() -> None:
     async with serving() as (service, _):
         group = await two_nodes(service)
         for place in (Place(2), Place(2, life_of(group))):
-            following = service.follow("g", place, WAIT_S)
+            following = follow(service, "g", place, WAIT_S)
             assert await numbers(following, 2) == [3, 4]
             await following.aclose()
 
@@ -78,7 +78,7 @@ async def test_who_followed_a_longer_history_of_a_deleted_group_gets_everything(
     async with serving() as (service, _):
         await two_nodes(service)
         assert service.history("g", 1000) == ([], service.history("g")[1])
-        following = service.follow("g", Place(1000), WAIT_S)
+        following = follow(service, "g", Place(1000), WAIT_S)
         assert await numbers(following, 1) == [1]
         await following.aclose()
 
@@ -88,7 +88,7 @@ async def test_who_followed_a_shorter_history_of_a_deleted_group_gets_everything
         await service.execute("g", join("a", min_nodes=2))
         place = await made_anew(service, 5)
         assert service.history("g")[1] > place.number
-        following = service.follow("g", place, WAIT_S)
+        following = follow(service, "g", place, WAIT_S)
         assert await numbers(following, 5) == [1, 2, 3, 4, 5]
         await following.aclose()
 
@@ -97,7 +97,7 @@ async def test_following_ends_when_the_group_is_made_anew_while_the_follower_is_
     async with serving() as (service, _):
         await two_nodes(service)
         last = service.history("g")[1]
-        following = service.follow("g", START, WAIT_S)
+        following = follow(service, "g", START, WAIT_S)
         await numbers(following, last)
         await made_anew(service, last + 2)
         with pytest.raises(StopAsyncIteration):

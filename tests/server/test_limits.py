@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hetrdzv.api.limits import (
+from hetrdzv.api.http.limits import (
     BODIES_BYTES,
     READS_PER_ADDRESS,
     SMALL_BODY_BYTES,

@@ -1,4 +1,4 @@
-"""The table of leases: who is believed in until when, on a clock that is moved by hand."""
+"""The table of leases: whose lease ends when, on a clock that is moved by hand."""
 
 from dataclasses import replace
 
@@ -69,6 +69,39 @@ def test_nobody_is_judged_by_a_shorter_lease_than_was_granted() -> None:
     assert lost(leases, group, 160.0) == []
     heard(leases, "a", 161.0)  # the next poll, which is short
     assert lost(leases, group, 166.5) == ["a"]
+
+
+def test_a_suspect_has_its_grace_but_no_longer_than_its_lease() -> None:
+    leases, group = Leases(), group_of("a", "b", "c")
+    for node_id, lease_s in (("a", 5.0), ("b", 60.0), ("c", 60.0)):
+        heard(leases, node_id, 100.0, lease_s)
+        leases.suspect("g", node_id, f"{node_id}-1", 104.5)
+    leases.suspect("g", "a", "a-0", 100.0)
+    heard(leases, "c", 104.6, 60.0)
+    assert lost(leases, group, 105.0) == []
+    assert lost(leases, group, 105.25) == ["a"]
+    assert lost(leases, group, 105.5) == ["a"]
+    assert lost(leases, group, 105.75) == ["a", "b"]
+
+
+def test_the_grace_of_a_suspect_leaves_out_what_the_server_was_late() -> None:
+    leases, group = Leases(), group_of("a")
+    heard(leases, "a", 100.0, 60.0)
+    leases.suspect("g", "a", "a-1", 101.0)
+    leases.excuse(0.5)
+    assert lost(leases, group, 102.25) == []
+    leases.forgive(103.0)
+    assert lost(leases, group, 104.0) == []
+    assert lost(leases, group, 104.125) == ["a"]
+
+
+def test_a_node_that_lost_its_poll_because_of_us_has_the_lease_of_its_group_from_then() -> None:
+    leases, group = Leases(), group_of("a")
+    heard(leases, "a", 100.0, 60.0)
+    leases.start_over("g", "a", "a-0", 1.0, 101.0)
+    leases.start_over("g", "a", "a-1", 5.0, 110.0)
+    assert lost(leases, group, 115.0) == []
+    assert lost(leases, group, 115.125) == ["a"]
 
 
 def test_a_lease_of_another_incarnation_is_not_made_longer() -> None:

@@ -18,6 +18,7 @@ from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError,
 from hetrdzv.protocol.wire import DaemonRequest, DirectiveReply, JoinRequest, ReportRequest
 from hetrdzv.service.caller import Caller
 from hetrdzv.service.clock import MAX_STALL_S, ServedClock
+from hetrdzv.service.directives import tell
 from hetrdzv.service.polls import Polls
 from hetrdzv.service.service import Service
 from tests.sim.checks import Checks
@@ -70,10 +71,10 @@ class Connection:
         try:
             await self._service.execute(group, report_command(node, request))
         except StaleRound as error:
-            told = views.directive_reply(*self._service.tell(group, node, request.incarnation))
+            told = views.directive_reply(*tell(self._service, group, node, request.incarnation))
             body = problem_body(error, directive=told)
             raise Problem(error.status, error.code, str(error), body) from None
-        return views.directive_reply(*self._service.tell(group, node, request.incarnation))
+        return views.directive_reply(*tell(self._service, group, node, request.incarnation))
 
     async def start_daemon(self, group: str, node: str, request: DaemonRequest) -> DirectiveReply:
         """No agent of the simulation has a launcher."""

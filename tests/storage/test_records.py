@@ -285,7 +285,7 @@ def full() -> Group:
         bounds_since=12.0,
         joiners_since=13.0,
         unreachable=frozenset({("gpu1", "gpu0")}),
-        vain_masters=1,
+        failed_masters=1,
         root_cause=RootCause(kind="worker_failed", message="boom", round=4, node_id="gpu0", failure=failure),
         previous_outcome=GroupState.CANCELLED,
         created_at=1.0,
@@ -309,6 +309,15 @@ def test_every_field_comes_back() -> None:
     kept = Kept()
     kept.take(None, group)
     assert kept.restored("g") == group
+
+
+def test_a_renamed_field_is_read_by_its_former_name() -> None:
+    kept = Kept()
+    kept.take(None, full())
+    key = "groups/g/group"
+    assert b'"failed_masters":1' in kept.records[key]
+    kept.records[key] = kept.records[key].replace(b"failed_masters", b"vain_masters")
+    assert kept.restored("g") == full()
 
 
 def test_the_round_of_a_job_goes_with_it() -> None:

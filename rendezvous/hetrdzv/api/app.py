@@ -7,9 +7,9 @@ from hetrdzv import __version__
 from hetrdzv.api import openapi, problems
 from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.gate import Gate
-from hetrdzv.api.limits import Admission
-from hetrdzv.api.poll import PollRoute
+from hetrdzv.api.http.limits import Admission
 from hetrdzv.api.routes import docs, groups, health, nodes
+from hetrdzv.api.routes.poll import PollRoute
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.replica import Replica, SingleReplica

@@ -9,9 +9,10 @@ from urllib.parse import quote
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrdzv.api import problems
-from hetrdzv.api.body import Body
 from hetrdzv.api.dispatch import Dispatcher
-from hetrdzv.api.limits import Admission
+from hetrdzv.api.http.body import Body
+from hetrdzv.api.http.calling import CERTIFIED
+from hetrdzv.api.http.limits import Admission
 from hetrdzv.auth.hosts import same_origin, trusted_host
 from hetrdzv.auth.policy import OPEN_PATHS, Permit
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
@@ -32,9 +33,6 @@ logger = logging.getLogger(__name__)
 
 GROUP_PATHS = "/v1/"
 """Prefix of the paths that only the leader answers."""
-
-CERTIFIED = "hetrdzv.certified"
-"""In the `state` of a request's scope: whether its connection showed a trusted client certificate."""
 
 CHUNK_BYTES = 1 << 16
 """Replies are sent in pieces of this size; the next follows once the client has read enough of the last."""

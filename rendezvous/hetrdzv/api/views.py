@@ -53,13 +53,14 @@ def directive_response(group: Group, directive: Directive, pace: Pace) -> Respon
 
 
 LARGE = 300
-"""Replies about more nodes than this are made in a thread: polls are answered meanwhile."""
+"""Replies about more nodes than this are made in a thread, so that polls are answered meanwhile."""
 
 
 async def group_response(service: Service, group: Group, page: Page = ALL) -> Response:
     """Everything about a group, or a page of it, as a response."""
     return await made(
-        len(group.nodes), lambda: group_reply(group, service.now(), partial(service.heard_at, group), page)
+        len(group.nodes),
+        lambda: group_reply(group, service.now(), partial(service.silence.heard_at, group), page),
     )
 
 

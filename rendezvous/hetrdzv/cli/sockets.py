@@ -3,7 +3,7 @@
 import errno
 import socket
 
-from hetrdzv.api.http_server import BACKLOG
+from hetrdzv.api.http.server import BACKLOG
 from hetrdzv.protocol.errors import HetError
 
 

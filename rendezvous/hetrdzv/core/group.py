@@ -156,7 +156,7 @@ def _join(work: Work, command: Join) -> None:
     _take_over_rounds(work, command)
     work.change(
         unreachable=frozenset(pair for pair in group.unreachable if command.node_id not in pair),
-        vain_masters=0,  # this one may serve
+        failed_masters=0,  # this one may serve
     )
     work.group = work.group.with_node(
         Node(
@@ -284,7 +284,7 @@ def _report(work: Work, command: Report) -> None:
             if node.phase is NodePhase.STARTING:
                 work.change_node(node, phase=NodePhase.RUNNING)
             if node.node_id != current.master.node_id:
-                work.change(vain_masters=0)
+                work.change(failed_masters=0)
         case ReportKind.SUCCEEDED:
             if node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
                 work.change_node(node, phase=NodePhase.SUCCEEDED)
@@ -299,7 +299,8 @@ def _report(work: Work, command: Report) -> None:
                 )
             work.change(
                 unreachable=group.unreachable | {(node.node_id, current.master.node_id)},
-                vain_masters=group.vain_masters + (current.end is None and not _is_reached(group, current)),
+                failed_masters=group.failed_masters
+                + (current.end is None and not _is_reached(group, current)),
             )
             why = f"{node.node_id} cannot reach the master {current.master.node_id}: {command.message}"
             end_round(work, EndKind.MASTER_UNREACHABLE, node.node_id, why)

@@ -269,7 +269,7 @@ class Group:
         bounds_since: since when the bounds have held while waiting, or None.
         joiners_since: when the first node arrived for which a running group will restart, or None.
         unreachable: (node, master) pairs: the node could not reach the master's port.
-        vain_masters: how many masters in a row were reached by nobody.
+        failed_masters: how many masters in a row no node could reach.
         root_cause: why the group failed.
         previous_outcome: how the previous job ended, for nodes of it that are still here.
     """
@@ -292,7 +292,7 @@ class Group:
     bounds_since: float | None = None
     joiners_since: float | None = None
     unreachable: frozenset[tuple[str, str]] = frozenset()
-    vain_masters: int = 0
+    failed_masters: int = 0
     root_cause: RootCause | None = None
     previous_outcome: GroupState | None = None
     created_at: float = 0.0

@@ -74,7 +74,7 @@ def select(
     seats: Sequence[str] = (),
     last_members: Collection[str] = (),
     unreachable: Pairs = frozenset(),
-    vain_masters: int = 0,
+    failed_masters: int = 0,
 ) -> Selection | Shortfall:
     """Choose the nodes of the next round.
 
@@ -86,7 +86,7 @@ def select(
         seats: places of the past, in rank order.
         last_members: node ids of the last round, or none.
         unreachable: pairs among all nodes of the group.
-        vain_masters: how many masters in a row were reached by nobody.
+        failed_masters: how many masters in a row no node could reach.
     """
     found, most = len(ready), spec.max_nodes
     if found < spec.min_nodes:
@@ -100,7 +100,7 @@ def select(
     last = frozenset(last_members)
     preferred = _by_preference(by_id, seats, by_id.keys() & last)
     chosen, master = preferred[:most], None
-    if vain_masters >= MASTERS_TRIED:
+    if failed_masters >= MASTERS_TRIED:
         return Shortfall(lack=Lack.MASTER, final=True, suspects=suspects, full=full, smaller=smaller)
     if unreachable:
         chosen, master = _served(chosen, preferred, seats, last, unreachable, most)
@@ -171,7 +171,7 @@ def next_round(group: Group) -> Selection | Shortfall:
     """What `select` answers for the ready nodes of a group that runs no round."""
     ready = ready_nodes(group)
     last = tuple(member.node_id for member in group.round.members) if group.round is not None else ()
-    return select(group.spec, ready, group.seats, last, group.unreachable, group.vain_masters)
+    return select(group.spec, ready, group.seats, last, group.unreachable, group.failed_masters)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from itertools import chain
 from math import inf
 from typing import Protocol
 
-from hetrdzv.core.memo import kept
 from hetrdzv.core.model import End, Group, Node
 from hetrdzv.core.selection import Growth, Selection, Shortfall, growth, next_round
 
@@ -20,7 +19,7 @@ class Leases(Protocol):
     """Who measures silence. A server keeps a table of its own (service/liveness.py)."""
 
     def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
-        """The live nodes whose lease has ended, each with the length of that lease (seconds)."""
+        """The live nodes whose lease or grace has ended, each with the length of its lease (seconds)."""
 
 
 class OwnLeases:
@@ -28,34 +27,27 @@ class OwnLeases:
 
     def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
         """As `Leases` says."""
-        lease_s = group.spec.lease_s
         return [
-            (node, lease_s)
+            (node, group.spec.lease_s)
             for node in group.nodes.values()
-            if node.gone_at is None and now > node.heard_at + lease_s
+            if node.gone_at is None and now > _own_end(group, node)
         ]
+
+
+def _own_end(group: Group, node: Node) -> float:
+    ends_at = node.heard_at + group.spec.lease_s
+    return ends_at if node.cut_at is None else min(ends_at, node.cut_at + SUSPECT_GRACE_S)
 
 
 OWN_LEASES = OwnLeases()
 
 
-@kept
-def suspects(group: Group) -> Sequence[Node]:
-    """The live nodes whose poll was cut and that were not heard since."""
-    return [node for node in group.nodes.values() if node.gone_at is None and node.cut_at is not None]
-
-
 def expired(group: Group, now: float, leases: Leases) -> list[tuple[Node, str]]:
     """Live nodes that are lost by now, and why: at the end of its lease a node still lives, past it it does not."""
-    cut = {
-        node.node_id: (node, "its connection was cut")
-        for node in suspects(group)
-        if node.cut_at is not None and now > node.cut_at + SUSPECT_GRACE_S
-    }
-    silent = {
-        node.node_id: (node, f"no heartbeat for {lease_s:g} s") for node, lease_s in leases.lapsed(group, now)
-    }
-    return list({**silent, **cut}.values())
+    return [
+        (node, f"no heartbeat for {lease_s:g} s" if node.cut_at is None else "its connection was cut")
+        for node, lease_s in leases.lapsed(group, now)
+    ]
 
 
 # -- an ended round ------------------------------------------------------------------------------------------
@@ -136,19 +128,16 @@ def deadline(group: Group, *, own_leases: bool = True) -> float | None:
     A `Tick` up to this moment changes nothing; any later one changes the group.
 
     Args:
-        own_leases: whether the ends of leases are among them, as `OWN_LEASES` measures them.
+        own_leases: whether the ends of leases and of graces are among them, as `OWN_LEASES` measures them.
     """
     timers = _timers(group)
     if own_leases:
-        ends = (node.heard_at + group.spec.lease_s for node in group.nodes.values() if node.gone_at is None)
+        ends = (_own_end(group, node) for node in group.nodes.values() if node.gone_at is None)
         timers = chain(ends, timers)
     return min(timers, default=None)
 
 
 def _timers(group: Group) -> Iterator[float]:
-    for node in suspects(group):
-        if node.cut_at is not None:
-            yield node.cut_at + SUSPECT_GRACE_S
     if group.state.terminal:
         return
     if group.active_round is not None:

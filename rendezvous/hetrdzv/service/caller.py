@@ -1,4 +1,4 @@
-"""Whoever waits at the other end of a connection, and whether it is still there."""
+"""The client at the other end of a connection, and whether it is still there."""
 
 from collections.abc import Callable
 
@@ -14,12 +14,12 @@ class Caller:
         self.gone = False
         self._call: Callable[[], None] | None = None
 
-    def is_watched(self, within_s: float) -> bool:
-        """Have the kernel notice within so many seconds that the client's host is gone; whether it can."""
+    def watch(self, within_s: float) -> bool:
+        """Ask the kernel to notice within so many seconds that the client's host is gone; returns whether it can."""
         return False
 
     def on_gone(self, call: Callable[[], None] | None) -> None:
-        """Have something called once the client is gone, in place of what was asked for before; None: nothing."""
+        """Set what to call once the client is gone, in place of any earlier callback; None: nothing."""
         self._call = call
 
     def hang_up(self) -> None:

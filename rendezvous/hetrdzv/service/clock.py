@@ -9,14 +9,14 @@ MAX_STALL_S = 1.0
 expire because of it (seconds)."""
 
 UNSERVED = 1e-6
-"""The fraction of unserved time that counts in an age: just enough to keep events in order."""
+"""The fraction of the time without a server that counts in an age: just enough to keep events in order."""
 
 STALLS_KEPT = 64
 """How many of the latest stalls are remembered for ages."""
 
 
 class ServedClock:
-    """Monotonic time that stops while nobody serves.
+    """Monotonic time that stops while no server runs.
 
     Read it far more often than every `MAX_STALL_S` seconds (`Service` does), or time is lost.
 
@@ -35,6 +35,12 @@ class ServedClock:
         self._pauses: deque[tuple[float, float]] = deque(maxlen=STALLS_KEPT)  # by the monotonic clock
         self.stalls = 0
 
+    def restart(self, base: float) -> None:
+        """Go on from the high-water mark of a store that others have served meanwhile."""
+        self._now = base
+        self._read_at = self._began_at = self._monotonic()
+        self._pauses.clear()
+
     def now(self) -> float:
         """Seconds this store has been served."""
         read_at = self._monotonic()
@@ -50,7 +56,7 @@ class ServedClock:
     def age(self, seconds: float) -> float:
         """Convert an age on a clock that never stops into an age on this one (seconds).
 
-        What happened while nobody served comes after everything that was reported before, and stays in order.
+        What happened while no server ran comes after everything that was reported before, and stays in order.
         """
         self.now()
         began = self._read_at - seconds

@@ -1,10 +1,15 @@
-"""Places in the history of a group, which a follower keeps over a reconnection."""
+"""The history of a group as it grows, and the places in it that a follower keeps over a reconnection."""
 
 import re
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Self
 
 from hetrdzv.core.model import Group
+from hetrdzv.protocol.errors import HetError
+from hetrdzv.service.service import Service
+from hetrdzv.service.watchers import FOLLOWERS
+from hetrdzv.storage.records import StoredEvent
 
 PLACE_PATTERN = r"^[0-9]{1,18}(@[0-9]{1,18})?$"
 """How a place is written: `17@3000000`. A number alone counts in whichever group has the name now."""
@@ -52,3 +57,34 @@ def life_of(group: Group) -> int:
     When the group was made, in microseconds of the server's clock: stored with the group, so the same on every server.
     """
     return round(group.created_at * 1e6)
+
+
+async def follow(
+    service: Service, group_id: str, after: Place, quiet_s: float
+) -> AsyncIterator[tuple[Place, StoredEvent] | None]:
+    """The history of a group as it grows, each event with its place; None after `quiet_s` seconds without any.
+
+    Ends with the group, also if another one is made under its name: its followers start again there.
+
+    Args:
+        after: where to start; everything is new if it is a place in another group of this name.
+    """
+    life: int | None = None
+    number = after.number
+    while not service.stopping:
+        try:
+            group = service.group(group_id)
+        except HetError:
+            return
+        news, last = service.history(group_id, number)
+        if life is None:
+            place = after.within(group, last)
+            life, number = place.life, place.number
+            continue
+        if life_of(group) != life:
+            return
+        for stored in news:
+            yield Place(stored.number, life), stored
+        number = last
+        if not news and not await service.wait(group_id, FOLLOWERS, quiet_s):
+            yield None

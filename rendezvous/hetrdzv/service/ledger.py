@@ -33,7 +33,7 @@ CLOCK_STORED_EVERY_S = 10.0
 """How often the clock is stored when nothing else is (seconds): a crash loses at most this much of it."""
 
 LARGE_GROUP = 500
-"""The changes of a group with more nodes than this are written down in a thread: polls are answered meanwhile."""
+"""The records of a group with more nodes than this are made in a thread, so that polls are answered meanwhile."""
 
 LARGE = 5_000
 """Snapshots with more records than this are parsed in a thread, since a leader has to renew its lease meanwhile."""
@@ -299,7 +299,7 @@ class Ledger:
         self.is_loaded = True
 
     def drop(self, error: Exception) -> None:
-        """Fail every proposal with a commit's error; what is in memory does not count until `restore`."""
+        """Fail every proposal with a commit's error; what is in memory is not valid until `restore`."""
         self._metrics.commit_failed()
         proposals, self._in_flight, self._pending = [*self._in_flight, *self._pending], [], []
         self._heads.clear()

@@ -1,4 +1,4 @@
-"""When nodes were last heard, and until when each is believed in: a table beside the frozen groups, changed in place.
+"""When nodes were last heard, and when their leases end: a table beside the frozen groups, changed in place.
 
 No I/O and no clock of its own. A renewal costs the same however many nodes there are; deadlines are in a heap, in which
 a node is moved only when its old deadline comes up.
@@ -11,19 +11,16 @@ from math import inf
 
 from hetrdzv.core.commands import Command, Join, Leave, Renew, Report, ReportKind, StartDaemon
 from hetrdzv.core.model import Group, Node
-from hetrdzv.service.clock import ServedClock
-
-STALE_CUTS_S = 1.0
-"""How long after a stall connections may still turn out to have been cut during it (seconds)."""
+from hetrdzv.core.timers import SUSPECT_GRACE_S
 
 POLLS_PER_S = 33
-"""How many polls a second a server asks for, of nodes whose connections it can trust to break when their host does."""
+"""How many polls a second a server asks for from nodes whose connections break when their host does."""
 
 MAX_POLL_S = 60.0
 """No poll of such a node waits longer (seconds)."""
 
 BLIND_POLLS_PER_S = 500
-"""How many polls a second it asks for, of nodes behind a proxy and of older agents: only polls show that they live."""
+"""How many polls a second it asks for from nodes behind a proxy and older agents: only polls show that they live."""
 
 MAX_BLIND_POLL_S = 30.0
 """No poll of such a node waits longer (seconds)."""
@@ -62,26 +59,28 @@ def longest_lease(lease_s: float, nodes: int) -> float:
 
 @dataclass(slots=True)
 class _Entry:
-    """What is known of one node.
+    """What the table knows of one node.
 
     Attributes:
         heard_at: when it was last heard (seconds on the server's clock).
         began: when its lease began, on the clock of the table (see `Leases.excuse`).
         lease_s: what it was granted (seconds).
-        due: where it stands in the heap; None: nowhere.
+        cut: when its poll was cut, on the same clock; None once it is heard again.
+        due: its place in the heap; None: it is not there.
     """
 
     incarnation: str
     heard_at: float
     began: float
     lease_s: float
+    cut: float | None = None
     due: float | None = None
 
 
 class Leases:
     """The leases of all nodes of a server.
 
-    They are measured on a clock that stands still while the server is late: silence counts only while it listens.
+    They are measured on a clock that stops while the server is late: silence counts only while it listens.
     """
 
     def __init__(self) -> None:
@@ -107,7 +106,7 @@ class Leases:
         *,
         polls: bool = False,
     ) -> None:
-        """An agent was heard: its lease begins again.
+        """An agent was heard: its lease starts again.
 
         Args:
             lease_s: what it is granted at least (seconds).
@@ -123,6 +122,7 @@ class Leases:
             if not polls and entry.incarnation == incarnation:
                 lease_s = max(lease_s, entry.lease_s)
             entry.incarnation, entry.heard_at, entry.began, entry.lease_s = incarnation, now, began, lease_s
+            entry.cut = None
         self._schedule(group_id, node_id, entry)
 
     def grant(self, group_id: str, node_id: str, incarnation: str, lease_s: float) -> None:
@@ -130,6 +130,20 @@ class Leases:
         entry = self._groups.get(group_id, {}).get(node_id)
         if entry is not None and entry.incarnation == incarnation:
             entry.lease_s = max(entry.lease_s, lease_s)
+
+    def suspect(self, group_id: str, node_id: str, incarnation: str, now: float) -> None:
+        """The poll of an agent was cut: it has a grace to be heard again."""
+        entry = self._groups.get(group_id, {}).get(node_id)
+        if entry is not None and entry.incarnation == incarnation and entry.cut is None:
+            entry.cut = now - self._late_s
+            self._schedule(group_id, node_id, entry)
+
+    def start_over(self, group_id: str, node_id: str, incarnation: str, lease_s: float, now: float) -> None:
+        """An agent has lost its poll, perhaps because of us: from now it has this lease (seconds) to be heard."""
+        entry = self._groups.get(group_id, {}).get(node_id)
+        if entry is not None and entry.incarnation == incarnation and entry.cut is None:
+            entry.began, entry.lease_s = now - self._late_s, lease_s
+            self._schedule(group_id, node_id, entry)
 
     def heard_at(self, group_id: str, node: Node) -> float:
         """When a node was last heard (seconds on the server's clock)."""
@@ -143,16 +157,17 @@ class Leases:
             heapq.heappush(self._heap, (until, group_id, node_id))
 
     def _until(self, entry: _Entry) -> float:
-        return max(entry.began, self._floor) + entry.lease_s
+        until = max(entry.began, self._floor) + entry.lease_s
+        return until if entry.cut is None else min(until, max(entry.cut, self._floor) + SUSPECT_GRACE_S)
 
     # -- what the server does --------------------------------------------------------------------------------
 
     def excuse(self, seconds: float) -> None:
-        """The server was late: nobody is blamed for this time (seconds)."""
+        """The server was late: this time (seconds) counts as nobody's silence."""
         self._late_s += seconds
 
     def forgive(self, now: float) -> None:
-        """The server stood still, so that nobody could be heard: everybody has a full lease from now (rule 8)."""
+        """The server did not run, so it could hear nobody: every node has a full lease from now (rule 8)."""
         self._floor = now - self._late_s
 
     def restore(self, groups: Iterable[Group], now: float) -> None:
@@ -196,7 +211,7 @@ class Leases:
         return sorted(self._overdue)
 
     def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
-        """The live nodes of a group whose lease has ended, each with the length of that lease; changes nothing."""
+        """The live nodes of a group whose lease or grace has ended, each with the length of its lease (seconds)."""
         entries = self._groups.get(group.group_id, {})
         table_now = now - self._late_s
         return [
@@ -210,7 +225,7 @@ class Leases:
         ]
 
     def settled(self, group: Group, now: float) -> None:
-        """A group was judged and committed: drop the nodes that are gone, believe again in those that were heard."""
+        """A group was judged and committed: drop the nodes that are gone, and put back those that were heard."""
         entries = self._groups.get(group.group_id, {})
         table_now = now - self._late_s
         for node_id in list(self._overdue.get(group.group_id, ())):
@@ -225,33 +240,6 @@ class Leases:
                 self._schedule(group.group_id, node_id, entry)
         if not self._overdue.get(group.group_id, True):
             del self._overdue[group.group_id]
-
-
-class Stalls:
-    """Notices pauses in which this process did not run."""
-
-    def __init__(self) -> None:
-        self._seen = 0
-        self._last_at = -STALE_CUTS_S
-
-    def noticed(self, clock: ServedClock) -> bool:
-        """Whether there was a stall since the last call."""
-        now = clock.now()
-        if clock.stalls == self._seen:
-            return False
-        self._seen, self._last_at = clock.stalls, now
-        return True
-
-    def forget(self) -> None:
-        """A new clock counts from zero."""
-        self._seen = 0
-
-    def are_recent(self, now: float) -> bool:
-        """Whether a connection that is found cut now may have been cut because of a stall.
-
-        Agents gave up on their polls during the stall; they have their lease to come back.
-        """
-        return now < self._last_at + STALE_CUTS_S
 
 
 def speaker_of(command: Command) -> tuple[str, str] | None:
@@ -277,7 +265,7 @@ def is_heartbeat(group: Group, command: Command) -> bool:
 
 
 def is_one_of_many(command: Command) -> bool:
-    """Whether all nodes of a group say this at about the same time, so that conclusions are drawn for many at once."""
+    """Whether all nodes of a group say this at about the same time, so that it is settled for many at once."""
     return isinstance(command, Join | Renew) or (
         isinstance(command, Report) and command.kind is ReportKind.STARTED
     )

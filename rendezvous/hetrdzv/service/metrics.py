@@ -103,7 +103,7 @@ class Metrics:
         self._lags.observe(seconds)
 
     def forget(self) -> None:
-        """The groups were reloaded, or belong to another server now: drop what was remembered between two counts."""
+        """The groups were reloaded, or belong to another server now: drop what was remembered of them."""
         for known in self._known:
             known.clear()
 

@@ -1,4 +1,4 @@
-"""Long polls: answered when the directive changes; a client that hangs up before becomes suspect.
+"""Long polls: answered when the directive changes; a node whose client hangs up before that becomes a suspect.
 
 Knows nothing of HTTP, so that the simulation runs it too.
 """
@@ -8,14 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hetrdzv.core.commands import Join, Renew
-from hetrdzv.core.directive import Directive, DirectiveKind
-from hetrdzv.core.model import Group
+from hetrdzv.core.directive import DirectiveKind
 from hetrdzv.service.caller import Caller
-from hetrdzv.service.liveness import Pace
+from hetrdzv.service.directives import Told, heading_of, tell, watch
 from hetrdzv.service.service import Service
-
-Told = tuple[Group, Directive, Pace]
-"""A group, what a node of it has to do, and how that node keeps in touch."""
 
 Speaker = tuple[str, str, str]
 """Group id, node id and incarnation."""
@@ -56,22 +52,21 @@ class Polls:
             None if the client hung up before.
         """
         speaker = (group_id, command.node_id, command.incarnation)
-        with self._counted(
-            speaker
-        ):  # before the command: an older poll may be found cut while it is committed
+        # counted before the command: an older poll may be found cut while that is committed
+        with self._counted(speaker):
             group = await self.service.execute(group_id, command)
-            direct = direct and caller.is_watched(group.spec.lease_s)
-            granted = self.service.promise(group, *speaker[1:], direct=direct)
-            head = self.service.heading(*speaker)
+            direct = direct and caller.watch(group.spec.lease_s)
+            granted = self.service.silence.promise(group, *speaker[1:], direct=direct)
+            head = heading_of(self.service, *speaker)
             if isinstance(command, Join):
                 after = head.version if head.kind is DirectiveKind.WAIT else None
             wait_s = min(wait_s, granted.poll_s)
             if head.version == after and wait_s > 0:
-                changed = await self.service.watch(*speaker, after, wait_s, direct=direct, caller=caller)
+                changed = await watch(self.service, *speaker, after, wait_s, direct=direct, caller=caller)
                 if changed is None and self._open[speaker] == 1:  # this was the agent's only poll
                     await self.service.cut(*speaker)
                 return changed
-            return self.service.tell(*speaker, direct=direct)
+            return tell(self.service, *speaker, direct=direct)
 
     @contextmanager
     def _counted(self, speaker: Speaker) -> Iterator[None]:

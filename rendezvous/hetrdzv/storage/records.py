@@ -28,6 +28,9 @@ VERSION = 1
 _MEMORY_ONLY = {"heard_at", "cut_at", "stop_told_at"}
 _STORED_APART = {"nodes", "round"}
 
+_FORMER_NAMES = {b'"vain_masters":': b'"failed_masters":'}
+"""Fields of a group's record that were renamed."""
+
 _stored = attrgetter(*(f.name for f in fields(Node) if f.name not in _MEMORY_ONLY))
 
 T = TypeVar("T")
@@ -191,7 +194,7 @@ def restore(records: Mapping[str, bytes], now: float) -> dict[str, RestoredGroup
     for key, record in records.items():
         match key.split("/"):
             case ["groups", group, "group"]:
-                found[unquote(group)].group = _read(_GROUP, key, record)
+                found[unquote(group)].group = _read(_GROUP, key, _with_new_names(record))
             case ["groups", group, "round"]:
                 found[unquote(group)].round = _read(_ROUND, key, record)
             case ["groups", group, "nodes", node]:
@@ -205,6 +208,12 @@ def restore(records: Mapping[str, bytes], now: float) -> dict[str, RestoredGroup
         for group_id, parts in found.items()
         if parts.group is not None or parts.round is not None or parts.nodes
     }
+
+
+def _with_new_names(record: bytes) -> bytes:
+    for former, name in _FORMER_NAMES.items():
+        record = record.replace(former, name)
+    return record
 
 
 def _assemble(group_id: str, parts: _Parts, now: float) -> Group:

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from hetrdzv.service.directives import directive_of
 from hetrdzv.storage.base import Snapshot
 from tests.support.served import FaultyStore, api, serving, settled
 
@@ -77,7 +78,7 @@ async def test_nobody_hears_of_it_before_it_is_committed() -> None:
         asked = asyncio.create_task(client.post(f"{NODES}/b/daemon", json=ASKED))
         await settled(50)
         assert not asked.done()
-        start = service.directive("g", "b", "1")[1].start
+        start = directive_of(service, "g", "b", "1")[1].start
         assert start is not None
         assert start.daemon is None
         store.open.set()

@@ -1,10 +1,10 @@
-"""The short way of a poll: it takes what the long way takes, answers the same, and leaves the rest to that."""
+"""The fast route for polls: it answers as the ordinary route does, and leaves unusual polls to that."""
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from hetrdzv.api import poll
-from hetrdzv.api.poll import PollRoute
+from hetrdzv.api.routes import poll
+from hetrdzv.api.routes.poll import PollRoute
 from tests.support.served import api, join, serving, two_nodes
 
 PATH = "/v1/groups/g/nodes/a/directive"

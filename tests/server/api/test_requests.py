@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from hetrdzv import __version__
-from hetrdzv.api import body as api_body
 from hetrdzv.api.app import create_app
+from hetrdzv.api.http import body as api_body
 from hetrdzv.core.commands import Put
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import StorageError

@@ -15,9 +15,9 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from hetrdzv.api import connections, http_server
-from hetrdzv.api.connections import TLS_BUFFER_BYTES, Connection, TlsConnection, protocol_factory
-from hetrdzv.api.gate import CERTIFIED
+from hetrdzv.api.http import connections, server
+from hetrdzv.api.http.calling import CERTIFIED
+from hetrdzv.api.http.connections import TLS_BUFFER_BYTES, Connection, TlsConnection, protocol_factory
 from hetrdzv.settings import Limits
 
 OF_CONNECTION: dict[str, Callable[[Any], bool]] = {
@@ -84,7 +84,7 @@ def test_the_tables_above_name_all_that_is_used() -> None:
     own = {"stop_at_eof", "watch_stdin", "signals"}
     for module, kind, there in (
         (connections, "Connection", set(OF_CONNECTION)),
-        (http_server, "HttpServer", set(OF_SERVER) | own),
+        (server, "HttpServer", set(OF_SERVER) | own),
     ):
         assert inherited(Path(module.__file__).read_text(), kind) == there
 
@@ -93,7 +93,7 @@ def test_nothing_with_an_underscore_is_taken_from_uvicorn() -> None:
     private = {name for name in dir(H11Protocol) if name.startswith("_") and not name.startswith("__")}
     private |= {name for name in vars(uvicorn.Server(uvicorn.Config(app))) if name.startswith("_")}
     private |= {name for name in dir(uvicorn.Server) if name.startswith("_") and not name.startswith("__")}
-    for module in (connections, http_server):
+    for module in (connections, server):
         names = {node.attr for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
                  if isinstance(node, ast.Attribute)}  # fmt: skip
         assert names & private == set()

@@ -12,7 +12,7 @@ from hetrdzv.api.lenient import LenientRoute
 from hetrdzv.auth.policy import Permit, permit_of
 from hetrdzv.core.commands import Cancel, Put, Restart
 from hetrdzv.protocol import wire
-from hetrdzv.service.history import PLACE_PATTERN, Place
+from hetrdzv.service.history import PLACE_PATTERN, Place, follow
 from hetrdzv.service.service import Service
 
 router = APIRouter(
@@ -127,7 +127,7 @@ async def _stream(service: Service, group_id: str, after: Place, entry: Permit) 
     token of the request is no longer valid.
     """
     yield f"id: {after}\n: follows\n\n"
-    async for news in service.follow(group_id, after, KEEPALIVE_S):
+    async for news in follow(service, group_id, after, KEEPALIVE_S):
         if not entry.is_valid:
             return
         if news is None:

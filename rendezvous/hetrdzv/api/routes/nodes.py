@@ -6,9 +6,9 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from hetrdzv.api import problems, views
-from hetrdzv.api.calling import calling
 from hetrdzv.api.commands import daemon_command, join_command, report_command
 from hetrdzv.api.dispatch import polls_of, service_of
+from hetrdzv.api.http.calling import calling
 from hetrdzv.api.lenient import LenientRoute, ignored
 from hetrdzv.api.routes.groups import NodesShown
 from hetrdzv.auth.policy import permit_of
@@ -16,6 +16,7 @@ from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, ReportKind,
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.versions import is_newer
+from hetrdzv.service.directives import tell
 
 router = APIRouter(
     prefix="/v1/groups/{group_id}/nodes/{node_id}",
@@ -59,7 +60,7 @@ async def get_directive(
 ) -> Response:
     """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease.
 
-    What is plainly right never gets here: api/poll.py answers it.
+    Ordinary polls never get here: poll.py answers them.
     """
     return await _answer_poll(request, group_id, Renew(node_id, incarnation), after, wait)
 
@@ -94,10 +95,10 @@ async def _answer_member(
         if command is not None:
             await service.execute(group_id, command)
     except StaleRound:
-        current = service.tell(group_id, speaker, incarnation)
+        current = tell(service, group_id, speaker, incarnation)
         request.state.directive = views.directive_reply(*current)
         raise
-    return views.directive_response(*service.tell(group_id, speaker, incarnation))
+    return views.directive_response(*tell(service, group_id, speaker, incarnation))
 
 
 @router.delete("", status_code=204)

@@ -111,5 +111,5 @@ class Bodies:
         """
         before, after = (size if size > SMALL_BODY_BYTES else 0 for size in (before, after))
         if after > before and self._held + after - before > BODIES_BYTES:
-            raise Busy("the server has too many large requests in hand; send it again in a moment")
+            raise Busy("the server is handling too many large requests; send it again in a moment")
         self._held += after - before

@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from hetrdzv.api.connections import GRACE_S, protocol_factory
+from hetrdzv.api.http.connections import GRACE_S, protocol_factory
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.service.replica import Replica
 from hetrdzv.settings import Limits

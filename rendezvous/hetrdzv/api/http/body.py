@@ -6,7 +6,7 @@ from typing import Self
 
 from starlette.types import Message, Receive
 
-from hetrdzv.api.limits import Bodies
+from hetrdzv.api.http.limits import Bodies
 from hetrdzv.protocol.errors import BodyTooLarge, RequestTooSlow
 from hetrdzv.protocol.wire import MAX_BODY_BYTES
 

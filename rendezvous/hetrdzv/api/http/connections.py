@@ -17,9 +17,8 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hetrdzv.api import problems
-from hetrdzv.api.calling import CALLER
-from hetrdzv.api.gate import CERTIFIED
-from hetrdzv.api.limits import neighbourhood
+from hetrdzv.api.http.calling import CALLER, CERTIFIED
+from hetrdzv.api.http.limits import neighbourhood
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import Busy, HetError, Malformed, RequestTooSlow
@@ -90,7 +89,7 @@ class TcpCaller(Caller):
         self.socket: Any = None
         self._within_s: float | None = None
 
-    def is_watched(self, within_s: float) -> bool:
+    def watch(self, within_s: float) -> bool:
         if self._within_s != within_s:
             if self.socket is None or not keep_alive(self.socket, within_s):
                 return False

@@ -1,7 +1,7 @@
-"""The route that agents use all the time, `GET .../directive`, without the machinery of a framework.
+"""The route that agents use all the time, `GET .../directive`, without the cost of a framework.
 
-Takes the polls that are plainly right; all others go the long way (routes/nodes.py), where the same things are allowed
-and mistakes are explained. The document of the API is that of the long way.
+Answers ordinary polls; all others go to nodes.py, which allows the same and explains mistakes. The API's document
+describes that route.
 """
 
 import re
@@ -11,14 +11,14 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hetrdzv.api import views
-from hetrdzv.api.calling import calling
 from hetrdzv.api.dispatch import polls_in
+from hetrdzv.api.http.calling import calling
 from hetrdzv.core.commands import Renew
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.ids import MAX_ID_LENGTH
 from hetrdzv.protocol.keepalive import SOCKET_HEADER, name_of
-from hetrdzv.service.polls import Told
+from hetrdzv.service.directives import Told
 
 _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
 _PATH = re.compile(rf"/v1/groups/({_ID})/nodes/({_ID})/directive")
@@ -30,7 +30,7 @@ MAX_VERSION_LENGTH = 256
 _SOCKET_HEADER = SOCKET_HEADER.lower().encode()
 
 REPLIES_KEPT = 4
-"""How many of its newest replies to nodes that wait a group keeps; they are the same for all of them."""
+"""How many replies to waiting nodes are kept per group; all its nodes get the same."""
 
 
 class PollRoute:
@@ -57,7 +57,7 @@ class PollRoute:
 
 
 def _plain_poll(scope: Scope) -> tuple[str, Renew, str | None, float] | None:
-    """What a request asks, if it is a poll without anything out of the ordinary."""
+    """What a request asks, if it is an ordinary poll."""
     if scope["method"] != "GET":
         return None
     place = _PATH.fullmatch(scope["path"])
@@ -95,7 +95,7 @@ def _query(query: bytes) -> Mapping[str, str] | None:
 
 
 def _body(*found: Any) -> bytes:
-    """The reply to a poll. Nodes that wait all get the same."""
+    """The reply to a poll. All waiting nodes of a group get the same."""
     told: Told = found
     group, directive, pace = told
     if directive.start is not None or directive.root_cause is not None:

@@ -1,4 +1,4 @@
-"""Notices that the client of an open request is gone."""
+"""What is known of the client of an open request: whether it showed a certificate, and whether it is gone."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,6 +10,9 @@ from hetrdzv.service.caller import Caller
 
 CALLER = "hetrdzv.caller"
 """In the `state` of a request's scope: the `Caller` of its connection (connections.py)."""
+
+CERTIFIED = "hetrdzv.certified"
+"""In the `state` of a request's scope: whether its connection showed a trusted client certificate."""
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""HTTP below the API: the server, its connections, and what a client may take of it."""

@@ -1,0 +1,76 @@
+"""What a node is told: its directive, when that changes, and how the node keeps in touch."""
+
+import asyncio
+
+from hetrdzv.core.directive import Directive, Heading, directive, heading
+from hetrdzv.core.model import Group
+from hetrdzv.core.transitions import require_speaker
+from hetrdzv.service.caller import Caller
+from hetrdzv.service.liveness import Pace
+from hetrdzv.service.service import Service
+
+Told = tuple[Group, Directive, Pace]
+"""A group, what a node of it has to do, and how that node keeps in touch."""
+
+
+def heading_of(service: Service, group_id: str, node_id: str, incarnation: str) -> Heading:
+    """What a node has to do now, without the details; raises as `directive_of` does."""
+    group = service.group(group_id)
+    return heading(group, require_speaker(group, node_id, incarnation))
+
+
+def directive_of(service: Service, group_id: str, node_id: str, incarnation: str) -> tuple[Group, Directive]:
+    """What a node has to do now, and the group this follows from.
+
+    Raises:
+        UnknownGroup, UnknownNode: there is none with this name.
+        StaleIncarnation: the node belongs to another agent now.
+    """
+    group = service.group(group_id)
+    node = require_speaker(group, node_id, incarnation)
+    return group, directive(group, node, service.now())
+
+
+def tell(service: Service, group_id: str, node_id: str, incarnation: str, *, direct: bool = False) -> Told:
+    """What a node has to do now, and how it keeps in touch; it is granted that lease.
+
+    Raises as `directive_of` does.
+
+    Args:
+        direct: whether its connection breaks when its host does: no proxy is in between.
+    """
+    group, found = directive_of(service, group_id, node_id, incarnation)
+    return group, found, service.silence.promise(group, node_id, incarnation, direct=direct)
+
+
+async def watch(
+    service: Service,
+    group_id: str,
+    node_id: str,
+    incarnation: str,
+    version: str | None,
+    wait_s: float,
+    *,
+    direct: bool = False,
+    caller: Caller | None = None,
+) -> Told | None:
+    """A node's directive as soon as its version differs from the given one, or after `wait_s` seconds.
+
+    Args:
+        caller: who waits for it.
+
+    Returns:
+        None as soon as the caller is gone.
+
+    Raises:
+        Refused: as `directive_of` does, as soon as it does.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wait_s
+    while caller is None or not caller.gone:
+        left_s = until - loop.time()
+        now_version = heading_of(service, group_id, node_id, incarnation).version
+        if now_version != version or left_s <= 0 or service.stopping:
+            return tell(service, group_id, node_id, incarnation, direct=direct)
+        await service.wait(group_id, node_id, left_s, caller)
+    return None

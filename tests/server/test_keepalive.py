@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, closing
 
 import pytest
 
+from hetrdzv.api.connections import TcpCaller
 from hetrdzv.client.client import Client
 from hetrdzv.core.timers import SUSPECT_GRACE_S
 from hetrdzv.protocol.keepalive import count_silence, keep_alive, name_of
@@ -124,6 +125,26 @@ def test_what_is_sent_has_as_long_as_the_other_end_has_not_been_silent() -> None
         count_silence(sock, 0.0)
         assert keep_alive(sock, 40.0)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 39_000
+
+
+def test_an_answer_has_that_time_until_the_next_poll() -> None:
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as listener,
+        closing(socket.create_connection(listener.getsockname())) as sock,
+    ):
+        caller = TcpCaller()
+        caller.socket = sock
+
+        def limit_ms() -> int:
+            return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+        def answered() -> bool:
+            assert caller.is_watched(40.0)
+            assert limit_ms() == 39_000
+            caller.answering(lambda: None)
+            return limit_ms() < 39_000
+
+        wait_for(answered, "silence that counts")
 
 
 def test_a_socket_that_is_not_tcp_is_not_watched() -> None:

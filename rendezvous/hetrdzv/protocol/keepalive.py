@@ -11,7 +11,6 @@ SOCKET_HEADER = "Het-Socket"
 """With a poll: the agent's own end of its connection, as `host:port`. If the server sees another one, a proxy is in
 between, whose connection says nothing about the agent's host."""
 
-
 _LAST_HEARD = (52, 8)
 """Where Linux' `tcp_info` says how long ago data and how long ago an acknowledgement came (ms), and their size."""
 

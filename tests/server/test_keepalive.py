@@ -7,11 +7,13 @@ from contextlib import asynccontextmanager, closing
 
 import pytest
 
+from hetrdzv.api.http.connections import TcpCaller
 from hetrdzv.client.client import Client
 from hetrdzv.core.timers import SUSPECT_GRACE_S
-from hetrdzv.protocol.keepalive import keep_alive, name_of
+from hetrdzv.protocol.keepalive import count_silence, keep_alive, name_of
 from hetrdzv.protocol.wire import JoinRequest, SpecFields
 from hetrdzv.service.liveness import MAX_BLIND_POLL_S, MAX_POLL_S
+from tests.support.cluster import wait_for
 from tests.support.servers import Hetserver
 
 LEASE_S = 100.0
@@ -102,9 +104,53 @@ def test_the_kernel_gives_up_a_second_before_the_lease_is_over(within_s: float, 
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1_000 * total_s
 
 
+def test_what_is_sent_has_as_long_as_the_other_end_has_not_been_silent() -> None:
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as listener,
+        closing(socket.create_connection(listener.getsockname())) as sock,
+        closing(listener.accept()[0]) as other,
+    ):
+
+        def left_ms() -> int:
+            count_silence(sock, 40.0)
+            return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+        wait_for(lambda: left_ms() <= 39_000 - 500, "half a second of silence")
+        other.send(b"x")
+        sock.recv(1)
+        assert left_ms() > 39_000 - 500
+        wait_for(lambda: left_ms() <= 39_000 - 500, "half a second of silence")
+        sock.send(b"x")  # the other end's kernel acknowledges it
+        wait_for(lambda: left_ms() > 39_000 - 500, "an acknowledgement")
+        count_silence(sock, 0.0)
+        assert keep_alive(sock, 40.0)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 39_000
+
+
+def test_an_answer_has_that_time_until_the_next_poll() -> None:
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as listener,
+        closing(socket.create_connection(listener.getsockname())) as sock,
+    ):
+        caller = TcpCaller()
+        caller.socket = sock
+
+        def limit_ms() -> int:
+            return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+        def answered() -> bool:
+            assert caller.watch(40.0)
+            assert limit_ms() == 39_000
+            caller.answering(lambda: None)
+            return limit_ms() < 39_000
+
+        wait_for(answered, "silence that counts")
+
+
 def test_a_socket_that_is_not_tcp_is_not_watched() -> None:
     ours, theirs = socket.socketpair()
     with closing(ours), closing(theirs):
         assert not keep_alive(ours, 5.0)
+        count_silence(ours, 5.0)
         assert name_of(ours.getsockname()) is None
     assert name_of(("fe80::1%eth0", 5, 0, 2)) == "fe80::1:5"

@@ -13,6 +13,7 @@ class Caller:
     def __init__(self) -> None:
         self.gone = False
         self._call: Callable[[], None] | None = None
+        self._on_break: Callable[[], None] | None = None
 
     def watch(self, within_s: float) -> bool:
         """Ask the kernel to notice within so many seconds that the client's host is gone; returns whether it can."""
@@ -22,8 +23,23 @@ class Caller:
         """Set what to call once the client is gone, in place of any earlier callback; None: nothing."""
         self._call = call
 
-    def hang_up(self) -> None:
-        """The client is gone."""
+    def answering(self, on_break: Callable[[], None]) -> None:
+        """A watched client is about to be answered, and will ask again.
+
+        Args:
+            on_break: called, from now on, if the connection breaks, instead of being closed by either end.
+        """
+        self._on_break = on_break
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether a watched client was answered, so that its connection tells of its host between requests too."""
+        return self._on_break is not None
+
+    def hang_up(self, *, broken: bool = False) -> None:
+        """The client is gone: its connection was closed, or broke."""
         self.gone = True
         if self._call is not None:
             self._call()
+        if broken and self._on_break is not None:
+            self._on_break()

@@ -6,6 +6,7 @@ Knows nothing of HTTP, so that the simulation runs it too.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from hetrdzv.core.commands import Join, Renew
 from hetrdzv.core.directive import DirectiveKind
@@ -62,11 +63,21 @@ class Polls:
                 after = head.version if head.kind is DirectiveKind.WAIT else None
             wait_s = min(wait_s, granted.poll_s)
             if head.version == after and wait_s > 0:
-                changed = await watch(self.service, *speaker, after, wait_s, direct=direct, caller=caller)
-                if changed is None and self._open[speaker] == 1:  # this was the agent's only poll
-                    await self.service.cut(*speaker)
-                return changed
-            return tell(self.service, *speaker, direct=direct)
+                told = await watch(self.service, *speaker, after, wait_s, direct=direct, caller=caller)
+                if told is None:
+                    if self._open[speaker] == 1:  # this was the agent's only poll
+                        await self.service.cut(*speaker)
+                    return None
+            else:
+                told = tell(self.service, *speaker, direct=direct)
+            if direct:  # the answer may be on its way to a host that is gone
+                caller.answering(partial(self._broken, speaker, self.service.now()))
+            return told
+
+    def _broken(self, speaker: Speaker, answered_at: float) -> None:
+        """A connection broke whose last poll had been answered."""
+        if not self._open[speaker]:
+            self.service.cut_unless_heard(*speaker, answered_at)
 
     @contextmanager
     def _counted(self, speaker: Speaker) -> Iterator[None]:

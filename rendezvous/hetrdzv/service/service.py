@@ -232,6 +232,13 @@ class Service:
         except HetError as error:  # the group is gone, or the server stops: nobody is left to suspect
             logger.debug("cut of %s in group %s: %s", node_id, group_id, error)
 
+    def cut_unless_heard(self, group_id: str, node_id: str, incarnation: str, since: float) -> None:
+        """Make a node suspect if it was not heard after a moment (seconds on the server's clock)."""
+        group = self._ledger.groups.get(group_id)
+        node = group.nodes.get(node_id) if group is not None else None
+        if group is not None and node is not None and self.silence.heard_at(group, node) <= since:
+            self._spawn(self.cut(group_id, node_id, incarnation))
+
     async def _head(self, group_id: str) -> Group | None:
         """The state that the next command applies to; None: there is no such group."""
         self.require_ready()

@@ -17,13 +17,20 @@ from uvicorn.server import ServerState
 
 from hetrdzv.api.http import connections, server
 from hetrdzv.api.http.calling import CERTIFIED
-from hetrdzv.api.http.connections import TLS_BUFFER_BYTES, Connection, TlsConnection, protocol_factory
+from hetrdzv.api.http.connections import (
+    TLS_BUFFER_BYTES,
+    Connection,
+    Connections,
+    TlsConnection,
+    protocol_factory,
+)
 from hetrdzv.settings import Limits
 
 OF_CONNECTION: dict[str, Callable[[Any], bool]] = {
     "conn": lambda found: isinstance(found, h11.Connection),
     "app_state": lambda found: found == {"a": 1},
     "timeout_keep_alive_task": lambda found: found is None,
+    "timeout_keep_alive_handler": lambda found: not inspect.signature(found).parameters,
     "send_400_response": lambda found: [*inspect.signature(found).parameters] == ["msg"],
 }
 """Attributes of `H11Protocol` that are not asyncio's, each with what it has to be on a new connection."""
@@ -111,6 +118,23 @@ async def test_uvicorn_calls_whatever_makes_a_protocol() -> None:
     create = inspect.getsource(uvicorn.Server.startup)
     assert "config.http_protocol_class(" in create
     assert set(inspect.signature(H11Protocol.__init__).parameters) == {"self", *arguments()}
+
+
+@pytest.mark.parametrize("expected", [False, True])
+async def test_an_idle_connection_stays_open_if_it_tells_of_its_host(expected: bool) -> None:
+    made = Connection(**arguments(), connections=Connections(Limits()))
+    loop = asyncio.get_running_loop()
+    async with await loop.create_server(lambda: made, "127.0.0.1", 0) as server:
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        async with asyncio.timeout(10):
+            while made.transport is None:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+        if expected:
+            made._caller.answering(lambda: None)
+        made.timeout_keep_alive_handler()
+        assert made.transport.is_closing() is not expected
+        writer.close()
+        await writer.wait_closed()
 
 
 # -- TLS -----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from hetrdzv.api.http.limits import neighbourhood
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import Busy, HetError, Malformed, RequestTooSlow
-from hetrdzv.protocol.keepalive import keep_alive
+from hetrdzv.protocol.keepalive import count_silence, keep_alive
 from hetrdzv.service.caller import Caller
 from hetrdzv.settings import Limits
 
@@ -96,6 +96,12 @@ class TcpCaller(Caller):
             self._within_s = within_s
         return True
 
+    def answering(self, on_break: Callable[[], None]) -> None:
+        super().answering(on_break)
+        if self._within_s is not None:
+            count_silence(self.socket, self._within_s)
+            self._within_s = None  # to be set again with the next poll
+
 
 class Connection(H11Protocol):
     """A connection that is closed if its client is slow to send a header or to read replies.
@@ -138,7 +144,7 @@ class Connection(H11Protocol):
             self._connections.closed(self._address)
             self._address = None
         super().connection_lost(exc)
-        self._caller.hang_up()
+        self._caller.hang_up(broken=exc is not None)
 
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing():
@@ -150,6 +156,11 @@ class Connection(H11Protocol):
         elif self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Called by uvicorn when a connection was idle for long: one that tells of its host is left to the kernel."""
+        if not self._caller.is_expected:
+            super().timeout_keep_alive_handler()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -33,8 +33,8 @@ GONE_S = 5.0
 
 CHECKPOINT_EVERY = 20
 LAST_CALL_S = 0.5
-RESTED_LAST_CALL_S = 10.0
-"""hetagent's default: the standbys of a joiner have imported torch when it is admitted."""
+RESTED_LAST_CALL_S = 6.0
+"""The standbys of a joiner have imported torch when it is admitted (hetagent's default is 10)."""
 STATUS_DRAINED = 4
 """The exit status of an agent whose node was drained."""
 

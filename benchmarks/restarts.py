@@ -1,9 +1,9 @@
 """Restarts with standbys and without, beside torchrun's, in one run.
 
-    python -m benchmarks.restarts [--faults 40] [--seed 1] [--torchrun-kills 8] [--floor 3]
+    python -m benchmarks.restarts [--faults 140] [--cold-kills 20] [--seed 1] [--torchrun-kills 8] [--floor 5]
 
-The campaign of benchmarks/faults.py twice with the same seed, with `--preload none` and with `--preload torch`. No
-fault comes before every node has its standbys, as in a job whose faults are minutes apart. Seconds run from the fault
+The campaign of benchmarks/faults.py with `--preload torch`, and kills of workers with `--preload none`. No fault comes
+before every node has its standbys, as in a job whose faults are minutes apart. Seconds run from the fault
 to the first all-reduce of every rank of the next world, for an added node from its admission; the floor is as many bare
 processes, from their start.
 """
@@ -32,7 +32,7 @@ from benchmarks.floor import Floor
 from benchmarks.outcomes import parts_table, say, table
 from benchmarks.torchrun import Torchrun
 
-DRAWN = (WORKER, WORKER, WORKER, AGENT, FIRST, DRAINED)
+DRAWN = (WORKER, AGENT, FIRST, DRAINED)
 KINDS = (WORKER, AGENT, FIRST, DRAINED, ADDED)
 
 
@@ -41,10 +41,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--faults", type=int, default=40, help="in each campaign (default: 40)")
+    parser.add_argument("--faults", type=int, default=140, help="with standbys (default: 140)")
+    parser.add_argument("--cold-kills", type=int, default=20, help="of workers, without (default: 20)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--torchrun-kills", type=int, default=8, help="in each setting (default: 8)")
-    parser.add_argument("--floor", type=int, default=3, help="tries (default: 3)")
+    parser.add_argument("--floor", type=int, default=5, help="tries (default: 5)")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # jobs end with their blocks
     floor = Floor()
@@ -56,10 +57,13 @@ def main() -> None:
     say(f"logs are in {folder}, and are removed if all goes well")
 
     campaigns = {}
-    for name, preload in (("cold", "none"), ("warm", "torch")):
+    for name, preload, drawn, faults in (
+        ("cold", "none", [WORKER], args.cold_kills),
+        ("warm", "torch", DRAWN, args.faults),
+    ):
         rng = random.Random(args.seed)
-        campaigns[name] = Campaign(folder / name, rng, floor, 2.0, DRAWN, preload=preload, rested=True)
-        campaigns[name].run(args.faults)
+        campaigns[name] = Campaign(folder / name, rng, floor, 2.0, drawn, preload=preload, rested=True)
+        campaigns[name].run(faults)
     nodes, rng = [NODES[name] for name in FIRST_NODES], random.Random(args.seed)
     torchrun = [
         Torchrun(nodes, unshared, floor, rng).kill_workers(args.torchrun_kills)

@@ -9,7 +9,7 @@ from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.gate import Gate
 from hetrdzv.api.http.limits import Admission
 from hetrdzv.api.routes import docs, groups, health, nodes
-from hetrdzv.api.routes.poll import PollRoute
+from hetrdzv.api.routes.short import ShortRoutes
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.replica import Replica, SingleReplica
@@ -49,7 +49,7 @@ def create_app(
         tokens = Tokens({token: EVERYTHING})
     admission = Admission(limits.max_polls_per_address)
     return Gate(
-        PollRoute(app),
+        ShortRoutes(app),
         Dispatcher(replica),
         tokens=tokens,
         admission=admission,

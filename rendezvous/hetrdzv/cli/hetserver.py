@@ -19,6 +19,7 @@ from hetrdzv import __version__
 from hetrdzv import settings as all_settings
 from hetrdzv.api.app import create_app
 from hetrdzv.api.http.server import HttpServer
+from hetrdzv.api.http.turns import new_event_loop
 from hetrdzv.auth.files import is_private
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.auth.token_files import TokenFile, require_token_file
@@ -77,7 +78,8 @@ def _serve_on_socket(settings: Settings) -> None:
         else:
             make_replica = partial(SingleReplica, make_service(_store(url)))
         _allow_connections(settings.limits)
-        asyncio.run(_serve(make_replica, metrics, listener, tokens, tls, url, settings))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(_serve(make_replica, metrics, listener, tokens, tls, url, settings))
 
 
 def state_home() -> Path:

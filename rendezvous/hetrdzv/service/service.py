@@ -30,7 +30,7 @@ from hetrdzv.service.ledger import Change, Ledger
 from hetrdzv.service.liveness import is_heartbeat, is_one_of_many, speaker_of
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.retention import Retention, require_places, require_room
-from hetrdzv.service.silence import Silence, listen
+from hetrdzv.service.silence import Silence
 from hetrdzv.service.timers import Timers
 from hetrdzv.service.watchers import FOLLOWERS, Watchers
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
@@ -345,7 +345,7 @@ class Service:
         self._spawn(self._tick(group_id))
 
     async def _tick(self, group_id: str) -> None:
-        await listen()
+        await self.silence.listen()
         try:
             await self.execute(group_id, Tick())
         except HetError as error:  # a load sets the timers again, and a group that is gone needs none

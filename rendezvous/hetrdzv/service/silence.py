@@ -26,8 +26,11 @@ LATE_S = 0.01
 """A delay of the event loop up to this length is not left out of any lease (seconds)."""
 
 LISTEN_TURNS = 6
-"""How many turns of the event loop it takes to read what is in its sockets: accept a connection, read it, run what
+"""How many turns of the event loop it takes to read what is in a few sockets: accept a connection, read it, run what
 handles the request, with some to spare."""
+
+NODES_PER_TURN = 32
+"""Another turn for so many nodes: a turn reads 128 sockets (api/http/turns.py), and nodes may have two."""
 
 STALE_CUTS_S = 1.0
 """How long after a stall or a delay connections may still turn out to have been cut because of it (seconds)."""
@@ -152,9 +155,14 @@ class Silence:
         wait_s = max(0.0, at - self._clock.now()) + TICK_MARGIN_S
         self._timer = asyncio.get_running_loop().call_later(wait_s, lambda: self._spawn(self._look()))
 
+    async def listen(self) -> None:
+        """Read what is in the sockets before anybody is judged."""
+        for _ in range(LISTEN_TURNS + len(self.leases) // NODES_PER_TURN):
+            await asyncio.sleep(0)
+
     async def _look(self) -> None:
         """Have the groups judged in which a lease or a grace has ended."""
-        await listen()
+        await self.listen()
         self._timer, self._looks_at = None, inf
         self.forgive_stall()
         now = self._clock.now()
@@ -202,9 +210,3 @@ class Delays:
             self._late.popleft()
         late_s += sum(seconds for _, seconds in self._late)
         return now < self._stalled_at + STALE_CUTS_S or late_s > HARMLESS_S
-
-
-async def listen() -> None:
-    """Read what is in the sockets before anybody is judged."""
-    for _ in range(LISTEN_TURNS):
-        await asyncio.sleep(0)

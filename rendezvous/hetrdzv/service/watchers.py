@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 from functools import partial
+from itertools import islice
 
 from hetrdzv.core.model import Group
 from hetrdzv.service.caller import Caller
@@ -11,11 +12,16 @@ FOLLOWERS = ""
 """The name under which followers of a group's history wait; polls wait under their node ids."""
 
 
+AT_ONCE = 64
+"""How many are woken in one turn of the event loop: each of them makes a reply."""
+
+
 class Watchers:
     """Polls and followers waiting for news; once woken, they look for themselves what is new."""
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, dict[asyncio.Future[bool], None]]] = {}
+        self._due: dict[asyncio.Future[bool], None] = {}  # to be woken in the next turns, in this order
 
     def count(self) -> int:
         """How many wait."""
@@ -45,10 +51,17 @@ class Watchers:
 
     def wake(self, group_id: str, names: Iterable[str]) -> None:
         """Wake those that wait under some names of a group."""
-        waiting = self._groups.get(group_id, {})
-        for name in names:
-            for woken in waiting.get(name, ()):
-                _resolve(woken, True)
+        waiting, idle = self._groups.get(group_id, {}), not self._due
+        self._due.update((woken, None) for name in names for woken in waiting.get(name, ()))
+        if idle:
+            self._wake_some()
+
+    def _wake_some(self) -> None:
+        for woken in list(islice(self._due, AT_ONCE)):
+            del self._due[woken]
+            _resolve(woken, True)
+        if self._due:
+            asyncio.get_running_loop().call_soon(self._wake_some)
 
     def wake_nodes(self, group_id: str, old: Group | None, new: Group | None) -> None:
         """Wake the polls whose directive a change of a group may have changed."""

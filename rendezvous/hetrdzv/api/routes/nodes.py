@@ -60,7 +60,7 @@ async def get_directive(
 ) -> Response:
     """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease.
 
-    Ordinary polls never get here: poll.py answers them.
+    Ordinary polls never get here: short.py answers them.
     """
     return await _answer_poll(request, group_id, Renew(node_id, incarnation), after, wait)
 

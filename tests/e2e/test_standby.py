@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,41 @@ def test_dead_standbys_cost_no_restart(job: Cluster) -> None:
     number = kill_one(job, number)
     assert {line["restart"] for line in job.lines(round=number)} == {1}
     job.end_well("a")
+    assert leftovers("a") == []
+
+
+IMPORTS = """
+import json, os, sys, time
+before = [name for name in ("decimal", "httpx_sse", "own") if name in sys.modules]
+import httpx_sse, own
+with open(f"{sys.argv[1]}/{os.environ['HET_ROUND']}.{os.environ['RANK']}", "w") as file:
+    json.dump([os.getpid(), before], file)
+time.sleep(300)
+"""
+"""Imports a module that is installed and one of its own, and says which of them were there before."""
+
+
+def test_what_the_script_imports_is_imported_ahead_if_it_is_installed(job: Cluster, tmp_path: Path) -> None:
+    """It is known once the workers have imported nothing for a while: only then are the next standbys made."""
+    (tmp_path / "script.py").write_text(IMPORTS)
+    (tmp_path / "own.py").touch()
+    agent = job.agent(
+        "a", 2, "--preload", f"{MODULE},auto", script=str(tmp_path / "script.py"), args=[str(tmp_path)]
+    )
+
+    def said(number: int) -> list[tuple[int, list[str]]]:
+        found = list(tmp_path.glob(f"{number}.*"))
+        return [json.loads(one.read_text()) for one in found] if len(found) == 2 else []
+
+    first = job.wait_for(lambda: said(1), "the first round")
+    assert [modules for _, modules in first] in ([[]] * 2, [[MODULE]] * 2), "were there standbys in time?"
+    ready = two_standbys(agent)
+    os.kill(first[0][0], 9)
+    second = job.wait_for(lambda: said(2), "the next round")
+    assert {pid for pid, _ in second} == set(ready)
+    assert [modules for _, modules in second] == [[MODULE, "httpx_sse"]] * 2
+    agent.send(signal.SIGTERM)
+    agent.wait()
     assert leftovers("a") == []
 
 

@@ -37,7 +37,14 @@ def create_app(
         limits: bound its memory.
         metrics: shared by services that follow one another.
     """
-    app = FastAPI(title="hetrdzv", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="hetrdzv",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
     replica = SingleReplica(service) if isinstance(service, Service) else service
     app.state.replica = replica
     app.state.metrics = metrics or Metrics()

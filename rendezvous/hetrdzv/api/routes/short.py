@@ -20,7 +20,7 @@ from hetrdzv.core.commands import Renew
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group
 from hetrdzv.protocol import wire
-from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.ids import MAX_ID_LENGTH
 from hetrdzv.protocol.keepalive import SOCKET_HEADER, name_of
 from hetrdzv.service.directives import Told, tell
@@ -122,7 +122,7 @@ async def _join(scope: Scope, receive: Receive, send: Send, place: re.Match[str]
                 return True
             polls = polls_in(scope)
             found = await polls.answer(caller, place[1], join_command(place[2], body), None, wait_s)
-    except HetError:  # it changed nothing
+    except Refused:  # it changed nothing
         return False
     if found is not None:
         await _send(send, found)
@@ -141,7 +141,7 @@ async def _report(scope: Scope, receive: Receive, send: Send, place: re.Match[st
                 return True
         await service.execute(place[1], command)
         await _send(send, tell(service, place[1], place[2], body.incarnation))
-    except HetError:
+    except Refused:
         return False
     return True
 

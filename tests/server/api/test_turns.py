@@ -1,0 +1,62 @@
+"""Turns of the server's event loop stay short, and every socket gets its turn."""
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from hetrdzv.api.http.turns import SOCKETS_PER_TURN, new_event_loop
+
+MANY = 3 * SOCKETS_PER_TURN
+
+
+@pytest.fixture
+def sockets() -> Iterator[list[socket.socket]]:
+    """Sockets that all have something to be read."""
+    pairs = [socket.socketpair() for _ in range(MANY)]
+    for _, other in pairs:
+        other.send(b"x")
+    yield [one for one, _ in pairs]
+    for one, other in pairs:
+        one.close()
+        other.close()
+
+
+def test_a_turn_takes_something_from_few_sockets(sockets: list[socket.socket]) -> None:
+    read: list[bytes] = []
+    per_turn: list[int] = []
+
+    async def count() -> None:
+        loop = asyncio.get_running_loop()
+        for one in sockets:
+            loop.add_reader(one, lambda one=one: read.append(one.recv(1)))
+        while len(read) < MANY:
+            before = len(read)
+            await asyncio.sleep(0)
+            per_turn.append(len(read) - before)
+        for one in sockets:
+            loop.remove_reader(one)
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(count())
+    assert max(per_turn) == SOCKETS_PER_TURN
+
+
+def test_sockets_that_always_have_something_keep_no_other_waiting(sockets: list[socket.socket]) -> None:
+    turns: Counter[int] = Counter()
+
+    async def count() -> None:
+        loop = asyncio.get_running_loop()
+        for one in sockets:
+            loop.add_reader(one, turns.update, [one.fileno()])  # nothing is ever read
+        for _ in range(20):
+            await asyncio.sleep(0)
+        for one in sockets:
+            loop.remove_reader(one)
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(count())
+    assert len(turns) == MANY
+    assert max(turns.values()) - min(turns.values()) <= 1

@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.campaign import (
@@ -24,16 +25,25 @@ from benchmarks.campaign import (
     FIRST,
     FIRST_NODES,
     NODES,
+    RESTED_LAST_CALL_S,
     WORKER,
     Campaign,
     slots,
 )
 from benchmarks.floor import Floor
-from benchmarks.outcomes import parts_table, say, table
+from benchmarks.outcomes import Recovery, parts_table, say, table
 from benchmarks.torchrun import Torchrun
 
 DRAWN = (WORKER, AGENT, FIRST, DRAINED)
 KINDS = (WORKER, AGENT, FIRST, DRAINED, ADDED)
+
+CASES: dict[str, dict[str, Callable[[Recovery], bool]]] = {
+    ADDED: {
+        "a node is added that has waited as a spare": lambda one: one.parts[0] >= RESTED_LAST_CALL_S,
+        "a node is added at once, since it fills the job": lambda one: one.parts[0] < RESTED_LAST_CALL_S,
+    }
+}
+"""Kinds that are shown in several rows."""
 
 
 def main() -> None:
@@ -74,11 +84,12 @@ def main() -> None:
     rows = []
     for kind in KINDS:
         theirs = [one.brief() if one is not None and kind == WORKER else "" for one in torchrun]
-        ours = [
-            _figures([one.seconds for one in campaign.kinds[kind].recoveries])
-            for campaign in campaigns.values()
-        ]
-        rows.append([kind, *theirs, *ours])
+        for name, chosen in CASES.get(kind, {kind: lambda _: True}).items():
+            ours = [
+                _figures([one.seconds for one in campaign.kinds[kind].recoveries if chosen(one)])
+                for campaign in campaigns.values()
+            ]
+            rows.append([name, *theirs, *ours])
     heading = [
         "fault",
         "torchrun c10d",

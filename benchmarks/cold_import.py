@@ -29,7 +29,11 @@ CGROUPS = Path("/sys/fs/cgroup/blkio")
 OWN_MOUNTS = "HET_COLD_IMPORT"
 
 IMPORT = "import torch"
-READ_AHEAD = "from hetagent.standby.page_cache import read_ahead; read_ahead().join()"
+READ_AHEAD = """
+from hetagent.standby import page_cache
+page_cache.is_remote = lambda folder: True
+page_cache.read_ahead().join()
+"""
 
 
 def main() -> None:

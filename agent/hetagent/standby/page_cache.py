@@ -11,8 +11,6 @@ import threading
 from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
-
 REMOTE = (
     "nfs",
     "cifs",
@@ -57,6 +55,8 @@ def read_ahead(package: str = "torch") -> threading.Thread | None:
 
 def is_remote(folder: Path) -> bool:
     """Whether a folder is on a file server."""
+    import psutil  # cli.py says what to install where it is not there
+
     mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
     place = folder.resolve()
     mount = next((one for one in (place, *place.parents) if one in mounts), None)

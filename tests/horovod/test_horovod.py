@@ -53,7 +53,7 @@ def stores() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if str(STORE) in process.cmdline() and process.environ().get("HET_TEST_RUN") == RUN:
+            if str(STORE) in process.cmdline() and process.environ().get("HETRDZV_TEST_RUN") == RUN:
                 found.append(process)
         except psutil.Error:
             continue

@@ -30,7 +30,8 @@ PAIR = {"a": 2, "b": 1}
 """Slots of uneven nodes, by name, for `Cluster.start`."""
 
 RUN = uuid.uuid4().hex
-"""Marks every process of this run in its environment, since another run may be under way."""
+"""Marks every process of this run in its environment (`HETRDZV_TEST_RUN`), since another run may be under way. The name
+does not begin with `HET_`: standbys are started without such variables, and workers made of them would not be found."""
 
 NO_STANDBYS = {"HET_PRELOAD": "none"}
 """Unless a test or a benchmark asks for them (`--preload`): most of their workers have no torch to import."""
@@ -184,7 +185,7 @@ class Cluster:
         Args:
             env: added to its environment.
         """
-        environment = NO_STANDBYS | os.environ | {"HET_TEST_RUN": RUN} | env
+        environment = NO_STANDBYS | os.environ | {"HETRDZV_TEST_RUN": RUN} | env
         with (self.folder / f"{name}.err").open("ab") as err:
             process = start_program(command, env=environment, stdout=err, stderr=err)
         agent = Agent(name, process, self.folder)
@@ -290,7 +291,7 @@ def standalone(*words: str) -> str:
     """Run `hetagent --standalone` as node a; the job must succeed. Returns the output."""
     done = subprocess.run(
         [sys.executable, "-m", "hetagent.cli", "--standalone", "--device", "cpu", "--node-id", "a", *words],
-        env=NO_STANDBYS | os.environ | {"HET_TEST_RUN": RUN},
+        env=NO_STANDBYS | os.environ | {"HETRDZV_TEST_RUN": RUN},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -308,7 +309,7 @@ def marked() -> dict[int, str]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             environment = process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
-            if environment.get("HET_TEST_RUN") == RUN and "HET_INCARNATION" in environment:
+            if environment.get("HETRDZV_TEST_RUN") == RUN and "HET_INCARNATION" in environment:
                 found[process.pid] = environment["HET_NODE_ID"]
     return found
 

@@ -4,7 +4,7 @@
 
 The disk is a file of this machine behind a loop device with an ext4 of its own, on which torch is copied. It is mounted
 anew for each try, so nothing of it is in memory, and its reads are throttled to so many a second, as those of a network
-disk are by its latency; the kernel reads 128 KiB ahead, its usual default.
+disk are by its provider; the kernel reads 128 KiB ahead, its usual default.
 """
 
 import argparse
@@ -26,7 +26,8 @@ IMAGE_BYTES = 2 << 30
 READ_AHEAD_KIB = 128
 CGROUPS = Path("/sys/fs/cgroup/blkio")
 
-OWN_MOUNTS = "HET_COLD_IMPORT"
+OWN_MOUNTS = "HETRDZV_COLD_IMPORT"
+"""Set once this program has a mount namespace of its own."""
 
 IMPORT = "import torch"
 READ_AHEAD = """

@@ -69,7 +69,7 @@ class Agent:
         return (self._folder / f"{self.name}.err").read_text(errors="replace")
 
     def workers(self) -> list[psutil.Process]:
-        """Its worker processes, by local rank."""
+        """Its worker processes, by local rank. One that was a standby does not show its rank, and is not found."""
         found: dict[int, psutil.Process] = {}
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.pid).children():

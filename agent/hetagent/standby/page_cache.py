@@ -1,8 +1,8 @@
 """Reads torch's shared libraries from a file server, in file order, before their pages are asked for one by one.
 
 An import maps them and touches a fifth of their pages in an order of its own. A file server sends these one by one,
-tens of times slower than a file from beginning to end. Local disks are left to the import: reading everything beside it
-takes longer (benchmarks/cold_import.py).
+0.35 MB/s where it sends 13 MB/s of a file in order (Garden-AI/rootstock#167). Local disks are left to the import:
+reading everything beside it takes longer (benchmarks/cold_import.py).
 """
 
 import contextlib
@@ -27,6 +27,9 @@ REMOTE = (
     "wekafs",
 )
 """How the names of file systems on other machines begin."""
+
+LOCAL = "fuseblk"
+"""A file system on a local disk whose name begins like that."""
 
 PROBE_EVERY = 1 << 20
 """A file is looked at in pieces of this size (bytes): the first page of a piece says if the piece is in memory."""
@@ -60,7 +63,7 @@ def is_remote(folder: Path) -> bool:
     mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
     place = folder.resolve()
     mount = next((one for one in (place, *place.parents) if one in mounts), None)
-    return mount is not None and mounts[mount].startswith(REMOTE)
+    return mount is not None and mounts[mount].startswith(REMOTE) and mounts[mount] != LOCAL
 
 
 def _read_all(files: list[Path]) -> None:

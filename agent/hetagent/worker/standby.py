@@ -8,7 +8,7 @@ modules.
 Messages are JSON, each after its length in four bytes (big-endian):
 
     agent -> standby    {"preload": [MODULE, ...], "seen": [MODULE, ...], "paced": BOOL}
-    standby -> agent    {"ready": true} or {"left_out": MODULE, "why": TEXT}, after which it is of no use
+    standby -> agent    {"ready": true}, or {"left_out": MODULE, "why": TEXT} if it must not be taken
     agent -> standby    {"environ": {NAME: VALUE}}, with two descriptors: the worker's stdout and stderr
     standby -> agent    {"taken": true}
 
@@ -91,9 +91,8 @@ def wait() -> None:
         problem = _import_all(first["preload"], first["seen"])
     if problem is not None:
         _send(channel, problem)
-        order, streams = _receive(
-            channel
-        )  # ends this process, unless the agent has just taken it for a round
+        # This ends the process, unless the agent has just taken it for a round.
+        order, streams = _receive(channel)
         _take_streams(streams)
         _begin_anew(order["environ"])
     imported = _changes(before, os.environ)
@@ -165,13 +164,15 @@ def _import_all(preload: "list[str]", seen: "list[str]") -> "dict[str, str] | No
         preload: to be imported.
         seen: those that are installed are to be imported; a failure is none of ours, since the script has seen it too.
     """
-    for module in (*preload, *seen):
-        asked = module in preload
-        if not asked and (module in sys.modules or not _is_installed(module)):
-            continue
-        failed, why = _import(module)
-        if why is not None and (asked or not failed):
+    for module in preload:
+        _, why = _import(module)
+        if why is not None:
             return {"left_out": module, "why": why}
+    for module in seen:
+        if module not in sys.modules and _is_installed(module):
+            failed, why = _import(module)
+            if why is not None and not failed:
+                return {"left_out": module, "why": why}
     return None
 
 
@@ -261,9 +262,7 @@ def _take_streams(streams: "list[int]") -> None:
 
 def _begin_anew(environ: "dict[str, str]") -> "NoReturn":
     """Become the worker by a plain start in this very process: it must not run with what it has imported."""
-    with open("/proc/self/cmdline", "rb") as file:
-        args = file.read().split(b"\0")[:-1]
-    os.execvpe(args[0], args, environ)
+    os.execvpe(sys.orig_argv[0], sys.orig_argv, environ)  # /proc/self/cmdline may be overwritten as well
 
 
 def _mark_as_worker() -> None:

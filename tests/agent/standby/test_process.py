@@ -196,10 +196,10 @@ def test_one_that_was_taken_before_such_a_module_begins_anew(plan: Plan, tmp_pat
 OVERWRITES = """
 fields = open("/proc/self/stat").read().rpartition(")")[2].split()
 with open("/proc/self/mem", "r+b", buffering=0) as memory:
-    memory.seek(int(fields[47]))
-    memory.write(bytes(int(fields[48]) - int(fields[47])))
+    memory.seek(int(fields[45]))
+    memory.write(bytes(int(fields[48]) - int(fields[45])))
 """
-"""What setproctitle does to the memory in which the kernel finds the environment."""
+"""What setproctitle does to the memory in which the kernel finds command line and environment."""
 
 
 @pytest.mark.parametrize("when", ["importing", "ready"])

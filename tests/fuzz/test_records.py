@@ -17,7 +17,7 @@ from hetrdzv.core.group import step
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import Refused, StorageError
-from hetrdzv.service.liveness import Pace
+from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.storage import records
 from hetrdzv.storage.records import restore
 from tests.core.test_machine import GroupMachine

@@ -16,7 +16,7 @@ import pytest
 
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.wire import JoinRequest, SpecFields
-from hetrdzv.service.liveness import pace
+from hetrdzv.service.liveness.leases import pace
 from tests.netns.cluster import TOKEN, HostCluster
 from tests.netns.hosts import Hosts
 

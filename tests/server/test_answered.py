@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from hetrdzv.core.commands import Cancel, Renew
-from hetrdzv.service.caller import Caller
+from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.polls import Polls
 from hetrdzv.service.service import Service
 from tests.support.served import serving, two_nodes

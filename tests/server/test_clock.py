@@ -5,7 +5,7 @@ import pytest
 from hetrdzv.core.commands import Put, Report, ReportKind
 from hetrdzv.core.model import Failure
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.service.clock import ServedClock
+from hetrdzv.service.liveness.clock import ServedClock
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import Snapshot
 from tests.support.served import FaultyStore, HandClock, join, serving, settled

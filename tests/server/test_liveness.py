@@ -6,7 +6,7 @@ import pytest
 
 from hetrdzv.core.group import empty
 from hetrdzv.core.model import Group, Node, NodePhase
-from hetrdzv.service.liveness import (
+from hetrdzv.service.liveness.leases import (
     MAX_BLIND_POLL_S,
     MAX_POLL_S,
     Leases,

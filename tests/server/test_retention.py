@@ -8,7 +8,7 @@ import pytest
 
 from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Renew, ReportKind, Restart, Tick
 from hetrdzv.protocol.errors import StorageError, TooManyGroups
-from hetrdzv.service import silence
+from hetrdzv.service.liveness import silence
 from hetrdzv.service.retention import SWEEP_EVERY_S
 from hetrdzv.service.service import Service
 from hetrdzv.settings import Limits

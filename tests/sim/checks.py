@@ -21,8 +21,8 @@ from hetrdzv.core.model import EndKind, Group, GroupState, NodePhase, Round
 from hetrdzv.core.timers import STOP_GRACE_S, Leases
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, ReportKind
-from hetrdzv.service import liveness
 from hetrdzv.service import service as service_module
+from hetrdzv.service.liveness import leases as leases_module
 from tests.sim.store import Disk
 from tests.sim.timeline import Timeline
 from tests.sim.workers import Workers
@@ -87,15 +87,15 @@ class Checks:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Look at every step that the service takes."""
-        heard = liveness.Leases.heard
+        heard = leases_module.Leases.heard
 
-        def record(leases: liveness.Leases, *args: Any, **more: Any) -> None:
+        def record(leases: leases_module.Leases, *args: Any, **more: Any) -> None:
             heard(leases, *args, **more)
             self._heard[args[2]] = self._timeline.now
 
         with (
             mock.patch.object(service_module, "step", self._step),
-            mock.patch.object(liveness.Leases, "heard", record),
+            mock.patch.object(leases_module.Leases, "heard", record),
         ):
             yield
 

@@ -9,7 +9,7 @@ from hetrdzv.api.views import directive_reply
 from hetrdzv.core import commands
 from hetrdzv.core.model import Failure
 from hetrdzv.protocol.wire import DirectiveReply
-from hetrdzv.service.liveness import Pace
+from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.storage import records
 from tests.core.driver import Story
 from tests.sim.checks import Checks, Violation

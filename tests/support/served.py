@@ -10,7 +10,7 @@ import httpx
 from hetrdzv.api.app import create_app
 from hetrdzv.core.commands import Join, Report, ReportKind
 from hetrdzv.core.model import Group
-from hetrdzv.service.clock import ServedClock
+from hetrdzv.service.liveness.clock import ServedClock
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import Batch, Snapshot
 from hetrdzv.storage.memory import EMPTY, MemoryStore

@@ -14,7 +14,7 @@ from hetrdzv.core.directive import Directive, Start
 from hetrdzv.core.explain import explain
 from hetrdzv.core.model import DRAINED, Failure, Group, Member, Node, NodePhase, RootCause, Round
 from hetrdzv.protocol import wire
-from hetrdzv.service.liveness import Pace
+from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
 

@@ -24,13 +24,13 @@ from hetrdzv.protocol.errors import (
     StorageError,
     UnknownGroup,
 )
-from hetrdzv.service.caller import Caller
-from hetrdzv.service.clock import ServedClock
 from hetrdzv.service.ledger import Change, Ledger
-from hetrdzv.service.liveness import is_heartbeat, is_one_of_many, speaker_of
+from hetrdzv.service.liveness.caller import Caller
+from hetrdzv.service.liveness.clock import ServedClock
+from hetrdzv.service.liveness.leases import is_heartbeat, is_one_of_many, speaker_of
+from hetrdzv.service.liveness.silence import Silence
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.retention import Retention, require_places, require_room
-from hetrdzv.service.silence import Silence
 from hetrdzv.service.timers import Timers
 from hetrdzv.service.watchers import FOLLOWERS, Watchers
 from hetrdzv.settings import DEFAULT_LIMITS, Limits

@@ -6,7 +6,7 @@ from functools import partial
 from itertools import islice
 
 from hetrdzv.core.model import Group
-from hetrdzv.service.caller import Caller
+from hetrdzv.service.liveness.caller import Caller
 
 FOLLOWERS = ""
 """The name under which followers of a group's history wait; polls wait under their node ids."""

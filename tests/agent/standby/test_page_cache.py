@@ -17,10 +17,12 @@ def test_only_what_is_not_in_memory_is_read(tmp_path: Path) -> None:
     path.write_bytes(b"x" * SIZE)
     descriptor = os.open(path, os.O_RDWR)
     try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        read = read_missing(descriptor)
-        if read == 0:
+        for _ in range(100):  # the kernel leaves pages alone that it is busy with
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            if read := read_missing(descriptor):
+                break
+        else:
             pytest.skip(f"{tmp_path} keeps its files in memory: set TMPDIR to a folder on a disk")
         assert read <= SIZE  # the kernel reads ahead, too
         assert read_missing(descriptor) == 0

@@ -1,7 +1,7 @@
 """The short way for requests of agents: it answers as the ordinary routes do, and leaves unusual requests to those."""
 
 import json
-from collections.abc import Callable
+import re
 from typing import Any
 
 import pytest
@@ -9,12 +9,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from hetrdzv.api.routes import short
 from hetrdzv.api.routes.short import ShortRoutes
-from hetrdzv.service.service import Service
 from tests.support.served import api, join, serving, two_nodes
 
 PATH = "/v1/groups/g/nodes/a/directive"
-
-
 JSON = [(b"content-type", b"application/json")]
 JOIN = {"incarnation": "1", "slots": 2, "address": "10.0.0.1", "port": 29500}
 STARTED = {"incarnation": "1", "round": 1, "kind": "started"}
@@ -132,81 +129,54 @@ async def test_an_ordinary_request_goes_the_short_way(path: str, method: str, bo
 
 
 async def both_ways(
-    request: Callable[[str], Any], group: str, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Any, Any]:
-    """The replies to a request of a node of a group (see `several`), on the short way and on the long one."""
+    monkeypatch: pytest.MonkeyPatch, method: str, path: str, body: dict[str, Any] | None = None
+) -> list[Any]:
+    """What a request is answered on the short way and on the long one, and what it leaves behind."""
     replies = []
-    for way in ("short", "long"):
-        with monkeypatch.context() as patch:
-            if way == "long":
-                patch.setattr(short, "_PATH", short.re.compile("none"))
-            async with serving() as (service, _), api(service) as client:
-                await several(service)
-                reply = await getattr(client, request(group)[0])(*request(group)[1:2], **request(group)[2])
-                state = client.get(f"/v1/groups/{group}")
-                nodes = [
-                    {name: one[name] for name in ("node_id", "state", "incarnation")}
-                    for one in (await state).json().get("nodes", [])
-                ]
-                replies.append((reply.status_code, reply.json(), dict(reply.headers), nodes))
-    return replies[0], replies[1]
+    for pattern in (short._PATH, re.compile("none")):
+        monkeypatch.setattr(short, "_PATH", pattern)
+        async with serving() as (service, _), api(service) as client:
+            await two_nodes(service)
+            await service.execute("waiting", join("a", min_nodes=2))
+            reply = await client.request(method, f"/v1/groups/{path}", json=body)
+            state = (await client.get(f"/v1/groups/{path.split('/')[0]}")).json()
+            nodes = [(one["node_id"], one["state"], one["incarnation"]) for one in state.get("nodes", [])]
+            replies.append((reply.status_code, reply.json(), dict(reply.headers), nodes))
+    return replies
 
 
-async def several(service: Service) -> None:
-    """Group `g` starts its first round, `waiting` waits for a second node, `nowhere` is not there."""
-    await two_nodes(service)
-    await service.execute("waiting", join("a", min_nodes=2))
-
-
-@pytest.mark.parametrize("group", ["g", "waiting", "nowhere"])
-@pytest.mark.parametrize("query", ["incarnation=1", "incarnation=2", "wait=0&incarnation=1&after=x"])
-async def test_both_ways_answer_a_poll_the_same(
-    group: str, query: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def poll(group: str) -> Any:
-        return "get", f"/v1/groups/{group}/nodes/a/directive?{query}", {}
-
-    one, other = await both_ways(poll, group, monkeypatch)
-    assert one == other
-
-
-@pytest.mark.parametrize("group", ["g", "waiting", "nowhere"])
-@pytest.mark.parametrize(
-    "change",
-    [{}, {"incarnation": "2"}, {"slots": 3}, {"after_round": 7}, {"spec": {"min_nodes": 3}}, {"port": 0}],
-)
-async def test_both_ways_answer_a_join_the_same(
-    group: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def put(group: str) -> Any:
-        return "put", f"/v1/groups/{group}/nodes/a", {"json": JOIN | change}
-
-    one, other = await both_ways(put, group, monkeypatch)
-    assert one == other
+POLLS = ["incarnation=1", "incarnation=2", "wait=0&incarnation=1&after=x"]
+JOINS: list[dict[str, Any]] = [
+    {},
+    {"incarnation": "2"},
+    {"slots": 3},
+    {"after_round": 7},
+    {"spec": {"min_nodes": 3}},
+    {"port": 0},
+]
+BOOM = {"local_rank": 0, "rank": 0, "exit_code": 3, "message": "boom"}
+REPORTS: list[dict[str, Any]] = [
+    {},
+    {"round": 7},
+    {"incarnation": "2"},
+    {"kind": "succeeded"},
+    {"kind": "failed", "age_s": 0.5, "failure": BOOM},
+    {"kind": "leaving", "message": "SIGTERM"},
+    {"kind": "no such kind"},
+]
 
 
 @pytest.mark.parametrize("group", ["g", "waiting", "nowhere"])
 @pytest.mark.parametrize(
-    "change",
+    ("method", "path", "body"),
     [
-        {},
-        {"round": 7},
-        {"incarnation": "2"},
-        {"kind": "succeeded"},
-        {
-            "kind": "failed",
-            "age_s": 0.5,
-            "failure": {"local_rank": 0, "rank": 0, "exit_code": 3, "message": "boom"},
-        },
-        {"kind": "leaving", "message": "SIGTERM"},
-        {"kind": "no such kind"},
+        *(("GET", f"/directive?{query}", None) for query in POLLS),
+        *(("PUT", "", JOIN | change) for change in JOINS),
+        *(("POST", "/report", STARTED | change) for change in REPORTS),
     ],
 )
-async def test_both_ways_answer_a_report_the_same(
-    group: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+async def test_both_ways_answer_the_same(
+    group: str, method: str, path: str, body: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def post(group: str) -> Any:
-        return "post", f"/v1/groups/{group}/nodes/a/report", {"json": STARTED | change}
-
-    one, other = await both_ways(post, group, monkeypatch)
+    one, other = await both_ways(monkeypatch, method, f"{group}/nodes/a{path}", body)
     assert one == other

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from starlette.types import Receive, Scope
 
-from hetrdzv.service.caller import Caller
+from hetrdzv.service.liveness.caller import Caller
 
 CALLER = "hetrdzv.caller"
 """In the `state` of a request's scope: the `Caller` of its connection (connections.py)."""

@@ -23,7 +23,7 @@ from hetrdzv.auth.tls import ServerTls
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import Busy, HetError, Malformed, RequestTooSlow
 from hetrdzv.protocol.keepalive import count_silence, keep_alive
-from hetrdzv.service.caller import Caller
+from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.settings import Limits
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from typing import Any
 
 from hetrdzv.core.commands import Command, Disconnect, Renew
 from hetrdzv.core.model import Group, Node
-from hetrdzv.service.clock import ServedClock
-from hetrdzv.service.liveness import Leases, Pace, pace, speaker_of
+from hetrdzv.service.liveness.clock import ServedClock
+from hetrdzv.service.liveness.leases import Leases, Pace, pace, speaker_of
 from hetrdzv.service.timers import TICK_MARGIN_S
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Which nodes are alive: when each was heard, its lease, and what the server itself missed."""

@@ -8,7 +8,6 @@ application, over as many connections. Everything that the server does meanwhile
 
 import argparse
 import asyncio
-import importlib.util
 
 from benchmarks.connection import Caller, open_callers, request
 from benchmarks.load import Fleet, fewer_pauses, plans
@@ -100,8 +99,9 @@ async def _measure(table: Table, options: argparse.Namespace, nodes: int, state:
 
 def floor_options(parser: argparse.ArgumentParser) -> None:
     """Add the settings of the bare application."""
-    fast = "httptools" if importlib.util.find_spec("httptools") else "h11"
-    parser.add_argument("--http", default=fast, help=f"HTTP parser of the bare application [{fast}]")
+    parser.add_argument(
+        "--http", default="httptools", help="HTTP parser of the bare application: httptools, h11 [httptools]"
+    )
     parser.add_argument("--loop", default="asyncio", help="its event loop: asyncio, uvloop [asyncio]")
 
 

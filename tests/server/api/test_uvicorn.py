@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h11
+import httptools
 import pytest
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from hetrdzv.api.http import connections, server
@@ -27,13 +28,23 @@ from hetrdzv.api.http.connections import (
 from hetrdzv.settings import Limits
 
 OF_CONNECTION: dict[str, Callable[[Any], bool]] = {
-    "conn": lambda found: isinstance(found, h11.Connection),
+    "parser": lambda found: isinstance(found, httptools.HttpRequestParser),
+    "loop": lambda found: found is asyncio.get_running_loop(),
+    "pipeline": lambda found: not found,
+    "cycle": lambda found: found is None,
+    "headers": lambda found: found is None,
+    "flow": lambda found: found is None,
+    "on_header": lambda found: [*inspect.signature(found).parameters] == ["name", "value"],
+    "on_headers_complete": lambda found: not inspect.signature(found).parameters,
+    "on_body": lambda found: [*inspect.signature(found).parameters] == ["body"],
+    "on_message_complete": lambda found: not inspect.signature(found).parameters,
+    "on_response_complete": lambda found: not inspect.signature(found).parameters,
     "app_state": lambda found: found == {"a": 1},
     "timeout_keep_alive_task": lambda found: found is None,
     "timeout_keep_alive_handler": lambda found: not inspect.signature(found).parameters,
     "send_400_response": lambda found: [*inspect.signature(found).parameters] == ["msg"],
 }
-"""Attributes of `H11Protocol` that are not asyncio's, each with what it has to be on a new connection."""
+"""Attributes of `HttpToolsProtocol` that are not asyncio's, each with what it has to be on a new connection."""
 
 OF_SERVER: dict[str, Callable[[Any], bool]] = {
     "should_exit": lambda found: found is False,
@@ -79,12 +90,18 @@ def is_self(node: ast.expr) -> bool:
 
 @pytest.mark.parametrize("name", OF_CONNECTION)
 async def test_a_connection_has(name: str) -> None:
-    assert OF_CONNECTION[name](getattr(H11Protocol(**arguments()), name))
+    assert OF_CONNECTION[name](getattr(HttpToolsProtocol(**arguments()), name))
 
 
 @pytest.mark.parametrize("name", OF_SERVER)
 def test_a_server_has(name: str) -> None:
     assert OF_SERVER[name](getattr(uvicorn.Server(uvicorn.Config(app)), name))
+
+
+def test_a_reply_says_how_far_it_is() -> None:
+    """What `Connection.cycle` and `Connection.flow` are asked."""
+    assert {"response_started", "response_complete"} <= set(RequestResponseCycle.__init__.__code__.co_names)
+    assert callable(FlowControl.pause_reading)
 
 
 def test_the_tables_above_name_all_that_is_used() -> None:
@@ -97,7 +114,7 @@ def test_the_tables_above_name_all_that_is_used() -> None:
 
 
 def test_nothing_with_an_underscore_is_taken_from_uvicorn() -> None:
-    private = {name for name in dir(H11Protocol) if name.startswith("_") and not name.startswith("__")}
+    private = {name for name in dir(HttpToolsProtocol) if name.startswith("_") and not name.startswith("__")}
     private |= {name for name in vars(uvicorn.Server(uvicorn.Config(app))) if name.startswith("_")}
     private |= {name for name in dir(uvicorn.Server) if name.startswith("_") and not name.startswith("__")}
     for module in (connections, server):
@@ -117,7 +134,7 @@ async def test_uvicorn_calls_whatever_makes_a_protocol() -> None:
     assert loaded(uvicorn.Config(app, http=make)).http_protocol_class is make  # type: ignore[arg-type,comparison-overlap]
     create = inspect.getsource(uvicorn.Server.startup)
     assert "config.http_protocol_class(" in create
-    assert set(inspect.signature(H11Protocol.__init__).parameters) == {"self", *arguments()}
+    assert set(inspect.signature(HttpToolsProtocol.__init__).parameters) == {"self", *arguments()}
 
 
 @pytest.mark.parametrize("expected", [False, True])

@@ -1,11 +1,10 @@
-"""HTTP/1.1 connections: limits on how many there are and how slow they may be, and TLS with small buffers.
+"""HTTP/1.1 connections: limits on how many there are, how slow and how long-winded they may be; TLS with small buffers.
 
-uvicorn's protocol over h11 does the work. What we use of it beyond its documented API is listed in
+uvicorn's protocol over httptools does the work. What we use of it beyond its documented API is listed in
 tests/server/api/test_uvicorn.py.
 """
 
 import asyncio
-import contextlib
 import logging
 from asyncio.sslproto import SSLProtocol
 from collections import Counter
@@ -13,8 +12,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hetrdzv.api import problems
 from hetrdzv.api.http.calling import CALLER, CERTIFIED
@@ -33,6 +31,13 @@ GRACE_S = 1
 
 PER_ADDRESS = 2
 """Connections allowed per poll of an address: an agent may open another before the old one is closed."""
+
+MAX_HEADER_BYTES = 1 << 16
+"""Bytes that a client may send in a row of which none belongs to a body: a request line and headers, the extensions of
+a chunk, trailers."""
+
+PIECE_BYTES = 1 << 10
+"""The parser gets so much at a time, so that it never knows of more than a few requests that were sent ahead."""
 
 TLS_BUFFER_BYTES = 1 << 14
 """Size of the read buffer of a TLS connection. asyncio's default is 256 KiB each, for requests of half a KiB."""
@@ -103,8 +108,8 @@ class TcpCaller(Caller):
             self._within_s = None  # to be set again with the next poll
 
 
-class Connection(H11Protocol):
-    """A connection that is closed if its client is slow to send a header or to read replies.
+class Connection(HttpToolsProtocol):
+    """A connection that is closed if its client is slow to send a header or to read replies, or sends endless headers.
 
     Args:
         connections: where it is counted.
@@ -117,6 +122,9 @@ class Connection(H11Protocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._has_data = False
+        self._unparsed = b""  # requests that were sent ahead
+        self._since_body = 0  # bytes since the last of a body
+        self._in_body = False
         self._caller = TcpCaller()
         self._transport: asyncio.Transport
 
@@ -150,15 +158,66 @@ class Connection(H11Protocol):
         if self._transport.is_closing():
             return
         self._has_data = True
-        super().data_received(data)
-        if self.conn.their_state is h11.IDLE and not self._transport.is_closing():
+        self._parse(self._unparsed + data)
+        if self._is_answering():
+            if self._header_timer is not None:
+                self._header_timer.cancel()
+                self._header_timer = None
+        elif not self._transport.is_closing():
             self._await_header()
-        elif self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+
+    def _parse(self, data: bytes) -> None:
+        """Parse data as far as its requests can be answered now."""
+        begin = 0
+        while begin < len(data) and not self.pipeline and not self._transport.is_closing():
+            piece = data[begin : begin + PIECE_BYTES]
+            begin += len(piece)
+            self._since_body += len(piece)
+            super().data_received(piece)
+            if self._since_body > MAX_HEADER_BYTES:
+                self.send_400_response("")
+        self._unparsed = data[begin:]
+        if self._unparsed:
+            self.flow.pause_reading()
+
+    def _parse_on(self) -> None:
+        if not self._transport.is_closing():
+            self._parse(self._unparsed)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    # -- called by the parser; what they raise makes it a bad request ----------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:  # trailers are of no use to anybody
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        version = self.parser.get_http_version()
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if version not in ("1.0", "1.1") or hosts > 1 or (hosts == 0 and version == "1.1"):
+            raise ValueError("the version is unknown, or there is not one host")
+        super().on_headers_complete()
+        self._in_body = True
+
+    def on_body(self, body: bytes) -> None:
+        self._since_body = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._since_body, self._in_body = 0, False
+        super().on_message_complete()
+
+    # -- called by uvicorn -----------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._unparsed:
+            self.loop.call_soon(self._parse_on)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Called by uvicorn when a connection was idle for long: one that tells of its host is left to the kernel."""
+        """A connection was idle for long; one that tells of its host is left to the kernel."""
         if not self._caller.is_expected:
             super().timeout_keep_alive_handler()
 
@@ -179,7 +238,7 @@ class Connection(H11Protocol):
 
     def _header_is_late(self) -> None:
         self._header_timer = None
-        if self._transport.is_closing() or self.conn.their_state is not h11.IDLE:
+        if self._transport.is_closing() or self._is_answering():
             return
         if not self._has_data:
             self._transport.close()
@@ -188,19 +247,18 @@ class Connection(H11Protocol):
         self._close_with(RequestTooSlow(f"header: it did not arrive within {seconds:g} s; send it again"))
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn: what is not HTTP is answered like any other mistake."""
+        """What is not HTTP is answered like any other mistake."""
         self._close_with(Malformed("this is not an HTTP/1.1 request, or its header is larger than 64 KiB"))
 
     def _close_with(self, error: HetError) -> None:
-        """Send an error and close the connection."""
-        answer = problems.answer(error)
-        headers = {**answer.headers, **versions.HEADERS, "connection": "close"}
-        reason = HTTPStatus(answer.status).phrase.encode()
-        with contextlib.suppress(h11.LocalProtocolError):
-            response = h11.Response(status_code=answer.status, headers=[*headers.items()], reason=reason)
-            head = self.conn.send(response)
-            self._transport.write((head or b"") + (self.conn.send(h11.Data(data=answer.body)) or b""))
-            self.conn.send(h11.EndOfMessage())
+        """Send an error, unless another reply is under way, and close the connection."""
+        first = self._in_body and not self.pipeline and not self.cycle.response_started
+        if first or not self._is_answering():
+            answer = problems.answer(error)
+            headers = {**answer.headers, **versions.HEADERS, "connection": "close"}
+            lines = [f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}"]
+            lines += [f"{name}: {value}" for name, value in headers.items()]
+            self._transport.write("\r\n".join([*lines, "", ""]).encode() + answer.body)
         self._transport.close()
         if self._stall_timer is not None:
             self._stall_timer.cancel()
@@ -219,7 +277,7 @@ class TlsConnection(SSLProtocol):
 
 
 def protocol_factory(limits: Limits, tls: ServerTls | None) -> Callable[..., asyncio.BaseProtocol]:
-    """What uvicorn calls for every new connection; takes the arguments of its `H11Protocol`."""
+    """What uvicorn calls for every new connection; takes the arguments of its protocols."""
     connections = Connections(limits)
     tls_options: dict[str, Any] = {  # typeshed wants a waiter and whole seconds
         "waiter": None,

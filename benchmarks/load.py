@@ -7,6 +7,7 @@ between two of them. It backs off, gives up late polls and polls without waiting
 import asyncio
 import json
 import random
+import ssl
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -86,6 +87,7 @@ class Fleet:
         port: the server's.
         join_wait_s: how long joins may wait for a directive; agents ask for 0 (seconds).
         reports: whether nodes report `started`.
+        tls: whether the server wants TLS; its certificate is not checked.
 
     Attributes:
         told: how many nodes have a directive of each kind and round.
@@ -94,9 +96,16 @@ class Fleet:
     """
 
     def __init__(
-        self, port: int, groups: Iterable[Plan], *, join_wait_s: float = 0.0, reports: bool = True
+        self,
+        port: int,
+        groups: Iterable[Plan],
+        *,
+        join_wait_s: float = 0.0,
+        reports: bool = True,
+        tls: bool = False,
     ) -> None:
         self.port = port
+        self.tls = _trusting() if tls else None
         self.join_wait_s = join_wait_s
         self.reports = reports
         self.rejoins = True
@@ -236,7 +245,11 @@ class Node(Connection):
             self._connecting = asyncio.current_task()
             async with asyncio.timeout(CONNECT_S):
                 await self.fleet.loop.create_connection(
-                    lambda: self, "127.0.0.1", self.fleet.port, local_addr=(self.source, 0)
+                    lambda: self,
+                    "127.0.0.1",
+                    self.fleet.port,
+                    local_addr=(self.source, 0),
+                    ssl=self.fleet.tls,
                 )
         except OSError:  # TimeoutError is one
             self._later()
@@ -424,6 +437,12 @@ class Node(Connection):
                 self._over = self.round
                 self._join_due = fleet.rejoins
         fleet.changed()
+
+
+def _trusting() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 @contextmanager

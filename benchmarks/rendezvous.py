@@ -8,12 +8,14 @@
 
 Each is shown beside its floor, measured in the same try: N requests sent at once to a bare ASGI application on
 uvicorn, over as many connections of the same client; `to GETs` is the ratio to as many `GET /healthz` of hetserver.
-Ratios are of wall time; CPU is the server's own. Growth is fitted over the sizes from 128: 1.0 means that the cost
-per node is flat.
+A node reports `started` as soon as it has `start`, while others still wait for theirs, so a phase may have more than N
+requests: ratios are to as many as it had, N at least. Ratios are of wall time; CPU is the server's own. Growth is
+fitted over the sizes from 128: 1.0 means that the cost per node is flat.
 """
 
 import argparse
 import asyncio
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from benchmarks.connection import call, open_callers, request
@@ -30,10 +32,11 @@ FIT_FROM = 128
 
 
 class Cost(NamedTuple):
-    """Seconds by the clock, and of the server's CPU."""
+    """Seconds by the clock, and of the server's CPU; how many requests were answered."""
 
     wall_s: float
     cpu_s: float
+    requests: int
 
 
 class Watch:
@@ -41,25 +44,29 @@ class Watch:
 
     Args:
         server: whose CPU counts.
+        requests: how many requests have been answered so far.
     """
 
-    def __init__(self, server: Process) -> None:
+    def __init__(self, server: Process, requests: Callable[[], int]) -> None:
         self._server = server
+        self._requests = requests
+        self._answered = requests()
         self._loop = asyncio.get_running_loop()
         self._cpu_s, self._begun = server.cpu_s, self._loop.time()
 
     def read(self) -> Cost:
         """What has been used since its making."""
-        return Cost(self._loop.time() - self._begun, self._server.cpu_s - self._cpu_s)
+        took_s, answered = self._loop.time() - self._begun, self._requests() - self._answered
+        return Cost(took_s, self._server.cpu_s - self._cpu_s, answered)
 
 
 async def floor_of(port: int, process: Process, nodes: int) -> Cost:
     """The cost of N `GET /healthz` that are sent at once."""
     callers = await open_callers(port, nodes)
     data = request("GET", "/healthz")
-    watch = Watch(process)
+    watch = Watch(process, lambda: 0)
     await asyncio.gather(*(caller.call(data) for caller in callers))
-    cost = watch.read()
+    cost = watch.read()._replace(requests=nodes)
     for caller in callers:
         caller.close()
     return cost
@@ -70,22 +77,27 @@ async def phases(port: int, process: Process, name: str, nodes: int, within_s: f
     fleet = Fleet(port, plans(name, nodes, 1, lease_s=LEASE_S), join_wait_s=30)
     fleet.rejoins = False
     costs: list[Cost] = []
+
+    def answered() -> int:
+        counts = fleet.counts
+        return counts.joins + counts.reports + counts.polls
+
     try:
         await fleet.connect()
-        watch = Watch(process)
+        watch = Watch(process, answered)
         if not (await fleet.join(within_s, nodes) and await fleet.all_told("start", within_s, 1)):
             return costs
         costs.append(watch.read())
         if not await fleet.reached(lambda: fleet.counts.reports >= nodes, within_s):
             return costs
         await asyncio.sleep(0.5)  # all polls are open
-        watch = Watch(process)
+        watch = Watch(process, answered)
         await call(port, fleet.nodes[-1].failure())
         if not await fleet.all_told("stop", within_s, 1):
             return costs
         costs.append(watch.read())
         await asyncio.sleep(0.5)
-        watch = Watch(process)
+        watch = Watch(process, answered)
         for node in fleet.nodes:
             node.join()
         if await fleet.all_told("start", within_s, 2):
@@ -95,6 +107,17 @@ async def phases(port: int, process: Process, name: str, nodes: int, within_s: f
         await call(port, request("POST", f"/v1/groups/{name}-0/cancel"))
         await fleet.all_told("exit", within_s)
         await fleet.close()
+
+
+def middle(costs: Sequence[Cost]) -> Cost:
+    """The median of each figure."""
+    wall_s, cpu_s, requests = (median(column) for column in zip(*costs, strict=True))
+    return Cost(wall_s, cpu_s, round(requests))
+
+
+def work(cost: Cost, nodes: int) -> float:
+    """How many times as many requests as one per node."""
+    return max(1.0, cost.requests / nodes)
 
 
 async def _measure(table: Table, options: argparse.Namespace, nodes: int) -> dict[str, Cost]:
@@ -110,7 +133,7 @@ async def _measure(table: Table, options: argparse.Namespace, nodes: int) -> dic
                 floors.append(await floor_of(floor.port, floor.process, nodes))
                 gets.append(await floor_of(server.port, process, nodes))
                 tries.append(await phases(server.port, process, f"try{number}", nodes, options.within))
-    bottom = Cost(*map(median, zip(*floors, strict=True)))
+    bottom = middle(floors)
     medians = {"floor": bottom}
     get_s = median(cost.wall_s for cost in gets)
     for number, phase in enumerate(PHASES):
@@ -120,18 +143,19 @@ async def _measure(table: Table, options: argparse.Namespace, nodes: int) -> dic
         if not found:
             table.row(nodes, phase, f"not within {options.within:g} s")
             continue
-        cost = medians[phase] = Cost(*map(median, zip(*(cost for cost, _ in found), strict=True)))
+        cost = medians[phase] = middle([cost for cost, _ in found])
         table.row(
             nodes,
             phase if len(found) == options.tries else f"{phase} ({len(found)} of {options.tries})",
             ms(cost.wall_s),
             ms(max(cost.wall_s for cost, _ in found)),
+            cost.requests,
             ms(bottom.wall_s),
-            f"{median(cost.wall_s / beside.wall_s for cost, beside in found):.1f}",
-            f"{cost.wall_s / get_s:.1f}",
+            f"{median(cost.wall_s / beside.wall_s / work(cost, nodes) for cost, beside in found):.1f}",
+            f"{cost.wall_s / get_s / work(cost, nodes):.1f}",
             ms(cost.cpu_s),
             ms(bottom.cpu_s),
-            f"{cost.cpu_s / nodes * 1000:.2f} ms",
+            f"{median(cost.cpu_s / beside.cpu_s / work(cost, nodes) for cost, beside in found):.1f}",
         )
     return medians
 
@@ -147,8 +171,19 @@ def main() -> None:
     table = Table(
         f"Rendezvous, push and re-form ({options.store} store, medians of {options.tries} tries; "
         f"floor: N requests to bare ASGI with {options.http} and {options.loop})",
-        *("nodes", "what", "time", "worst", "floor", "ratio", "to GETs", "server CPU", "floor CPU"),
-        "CPU per node",
+        *(
+            "nodes",
+            "what",
+            "time",
+            "worst",
+            "requests",
+            "floor",
+            "ratio",
+            "to GETs",
+            "server CPU",
+            "floor CPU",
+        ),
+        "ratio of CPU",
     )
     found: dict[int, dict[str, Cost]] = {}
     for nodes in (int(text) for text in options.nodes.split(",")):
@@ -157,7 +192,7 @@ def main() -> None:
     for phase in ("floor", *PHASES):
         points = [(n, costs[phase]) for n, costs in found.items() if n >= FIT_FROM and phase in costs]
         if len(points) > 1:
-            wall, cpu = (growth([(n, cost[which]) for n, cost in points]) for which in (0, 1))
+            wall, cpu = (growth([(n, cost[which] / work(cost, n)) for n, cost in points]) for which in (0, 1))
             table.note(
                 f"Growth of {phase} with N, from {points[0][0]} nodes: time N^{wall:.2f}, CPU N^{cpu:.2f}."
             )

@@ -1,6 +1,6 @@
 """The server is killed and started again with all nodes connected: until all are heard again, and how many are lost.
 
-    python -m benchmarks.storm [--nodes 5000] [--groups 1,50] [--tries 5] [--store sqlite]
+    python -m benchmarks.storm [--nodes 5000] [--groups 1,50] [--tries 5] [--store sqlite] [--tls]
 
 Seconds run from the moment at which the new server is ready, and from the kill, to the first moment at which every node
 has had an answer to something it asked after the kill. What is lost is counted until two leases later, and `second`
@@ -9,8 +9,12 @@ is how many connections broke or polls came late after all had been heard: a sec
 
 import argparse
 import asyncio
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
+
+from tests.support.certificates import Authority
 
 from benchmarks.load import Fleet, plans
 from benchmarks.poll import RAMP_S, SETTLE_S, settled
@@ -18,6 +22,12 @@ from benchmarks.serving import Process, hetserver, raise_file_limit
 from benchmarks.tables import Table, median
 
 LOOK_S = 0.02
+
+
+def certified(folder: Path) -> tuple[str, ...]:
+    """The flags of a server with a certificate that is made for it."""
+    tls = Authority(folder).issue("server")
+    return "--tls-cert", str(tls.cert), "--tls-key", str(tls.key)
 
 
 async def until_heard(fleet: Fleet, since: float, within_s: float) -> float | None:
@@ -32,8 +42,11 @@ async def until_heard(fleet: Fleet, since: float, within_s: float) -> float | No
 
 async def _measure(table: Table, options: argparse.Namespace, groups: int) -> None:
     nodes = options.nodes
-    with hetserver(nodes, options.store) as server:
-        fleet = Fleet(server.port, plans("storm", nodes, groups, lease_s=options.lease_s))
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        hetserver(nodes, options.store, *(certified(Path(folder)) if options.tls else ())) as server,
+    ):
+        fleet = Fleet(server.port, plans("storm", nodes, groups, lease_s=options.lease_s), tls=options.tls)
         if not await settled(fleet, "running", options.within):
             table.row(f"{nodes} in {groups}", f"not running within {options.within:g} s")
             await fleet.close()
@@ -79,12 +92,14 @@ def main() -> None:
     parser.add_argument("--groups", default="1,50")
     parser.add_argument("--tries", type=int, default=5)
     parser.add_argument("--store", default="sqlite")
+    parser.add_argument("--tls", action="store_true", help="connections use TLS")
     parser.add_argument("--lease-s", type=float, default=5.0)
     parser.add_argument("--within", type=float, default=RAMP_S, help="how long each may take (seconds)")
     options = parser.parse_args()
     raise_file_limit(options.nodes + 200)
     table = Table(
-        f"Server killed and started again ({options.store} store, medians of {options.tries})",
+        f"Server killed and started again ({options.store} store, "
+        f"{'TLS' if options.tls else 'plain HTTP'}, medians of {options.tries})",
         *("nodes, groups", "all heard after ready", "worst", "after the kill", "server CPU until then"),
         *("lease_s", "lost (worst)", "out (worst)", "second storm"),
     )

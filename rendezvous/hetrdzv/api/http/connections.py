@@ -12,7 +12,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from hetrdzv.api import problems
 from hetrdzv.api.http.calling import CALLER, CERTIFIED
@@ -185,7 +185,8 @@ class Connection(HttpToolsProtocol):
             self._parse(self._unparsed)
 
     def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        newest: RequestResponseCycle | None = self.cycle
+        return newest is not None and not newest.response_complete
 
     # -- called by the parser; what they raise makes it a bad request ----------------------------------------
 

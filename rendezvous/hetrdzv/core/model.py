@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 
+from hetrdzv.core.patched import Patched
 from hetrdzv.core.spec import GroupSpec
 
 DRAINED = "drained"
@@ -300,7 +301,8 @@ class Group:
 
     def with_node(self, node: Node) -> "Group":
         """This group with one node put in or replaced."""
-        return replace(self, nodes={**self.nodes, node.node_id: node})
+        nodes = self.nodes if isinstance(self.nodes, Patched) else Patched(self.nodes)
+        return replace(self, nodes=nodes.with_item(node.node_id, node))
 
     @property
     def live(self) -> list[Node]:

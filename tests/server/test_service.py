@@ -519,6 +519,21 @@ async def test_close_answers_what_is_being_committed() -> None:
         assert "groups/g/nodes/a" in store.keys
 
 
+async def test_a_stop_stores_what_was_proposed_by_somebody_who_is_gone() -> None:
+    async with serving() as (service, store):
+        store.open.clear()
+        joining = begun(service.execute("g", join("a")))
+        await settled()
+        joining.cancel()
+        await settled()
+        closing = begun(service.close())
+        await settled()
+        assert not closing.done()
+        store.open.set()
+        await closing
+        assert any("/a" in key for key in store.keys)
+
+
 async def test_a_stop_answers_polls_and_followers() -> None:
     async with serving() as (service, _):
         await two_nodes(service)

@@ -7,9 +7,11 @@ or localhost.
 
 import ipaddress
 import re
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 
+@lru_cache(1024)
 def trusted_host(header: str) -> bool:
     """Whether a `Host` header is an address or localhost. No browser leaves it out."""
     match = re.fullmatch(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?", header.strip().lower())

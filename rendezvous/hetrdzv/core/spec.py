@@ -181,7 +181,7 @@ def extended(
                 f"give the same value, leave it out, or use another group"
             )
         news[name] = value
-    return replace(spec, **news)
+    return replace(spec, **news) if news else spec
 
 
 def _value(name: str, value: object) -> object:

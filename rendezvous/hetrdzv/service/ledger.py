@@ -96,6 +96,8 @@ class Ledger:
         self._pending: list[_Proposal] = []
         self._in_flight: list[_Proposal] = []
         self._has_work = asyncio.Event()
+        self._is_idle = asyncio.Event()  # nothing that was proposed is waiting
+        self._is_idle.set()
         self._clock_stored = 0.0
         self.groups: dict[str, Group] = {}
         self.is_loaded = False
@@ -159,7 +161,8 @@ class Ledger:
         done: asyncio.Future[Group | None] = asyncio.get_running_loop().create_future()
         self._pending.append(_Proposal(group_id, events, done, quiet))
         self._has_work.set()
-        return await asyncio.shield(done)
+        self._is_idle.clear()
+        return await done
 
     # -- committing ------------------------------------------------------------------------------------------
 
@@ -208,12 +211,13 @@ class Ledger:
             if not proposal.done.done():
                 proposal.done.set_result(heads[proposal.group_id].group)
         self._in_flight = []
+        if not self._pending:
+            self._is_idle.set()
         return [change for change in published if change.group_id in loud]
 
     async def drain(self) -> None:
         """Wait until everything proposed so far is committed or has failed."""
-        while waiting := [p.done for p in (*self._in_flight, *self._pending) if not p.done.done()]:
-            await asyncio.wait(waiting)
+        await self._is_idle.wait()
 
     async def close(self, now: float) -> None:
         """Store the clock and close the store."""
@@ -303,6 +307,7 @@ class Ledger:
         self._metrics.commit_failed()
         proposals, self._in_flight, self._pending = [*self._in_flight, *self._pending], [], []
         self._heads.clear()
+        self._is_idle.set()
         self.is_loaded = False
         refusal = error if isinstance(error, StorageError) else StorageError(f"not stored: {error!r}")
         for proposal in proposals:

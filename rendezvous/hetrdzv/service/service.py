@@ -172,7 +172,7 @@ class Service:
             require_room(self._ledger, self._limits)
             head = empty(group_id, now)
         require_places(head, command, self._limits)
-        if isinstance(command, Report):
+        if isinstance(command, Report) and command.age_s:
             command = replace(command, age_s=self._clock.age(command.age_s))
         try:
             if is_heartbeat(head, command):

@@ -10,7 +10,6 @@ import pytest
 
 from hetrdzv import __version__
 from hetrdzv.api.app import create_app
-from hetrdzv.api.http import body as api_body
 from hetrdzv.core.commands import Put
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import StorageError
@@ -345,13 +344,6 @@ async def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_so() -> N
         problem(await client.put(NODE, content=in_chunks(), headers=headers), 413, "body_too_large", "body")
         fits = json.dumps(JOIN).encode().rjust(MAX_BODY_BYTES)
         assert (await client.put(NODE, content=fits, headers=headers)).status_code == 200
-
-
-async def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_body, "BODY_TIMEOUT_S", 0.02)
-    async with serving() as (service, _):
-        replies = await ask_raw(service, [{"type": "http.request", "body": b"{", "more_body": True}])
-    assert replies[0]["status"] == 408
 
 
 async def test_a_body_that_ends_with_its_connection_is_not_taken_for_whole() -> None:

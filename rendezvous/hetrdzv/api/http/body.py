@@ -1,17 +1,13 @@
-"""Reads the body of a request, with limits on its size and on the time it may take."""
+"""Reads the body of a request, with a limit on its size; the connection limits the time it may take."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Self
 
 from starlette.types import Message, Receive
 
 from hetrdzv.api.http.limits import Bodies
-from hetrdzv.protocol.errors import BodyTooLarge, RequestTooSlow
+from hetrdzv.protocol.errors import BodyTooLarge
 from hetrdzv.protocol.wire import MAX_BODY_BYTES
-
-BODY_TIMEOUT_S = 10.0
-"""How long a client may take to send a body (seconds)."""
 
 
 class Body:
@@ -44,7 +40,7 @@ class Body:
         """Read the body; False if the client disconnected before it had sent everything.
 
         Raises:
-            BodyTooLarge, RequestTooSlow, Busy: it is refused.
+            BodyTooLarge, Busy: it is refused.
         """
         length = self._headers.get("content-length", "0")
         if _number(length) > MAX_BODY_BYTES:
@@ -52,23 +48,17 @@ class Body:
         if length == "0" and "transfer-encoding" not in self._headers:
             return True
         body = bytearray()
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                more = True
-                while more:
-                    message = await self._receive()
-                    if message["type"] != "http.request":
-                        return False
-                    body += message.get("body", b"")
-                    more = message.get("more_body", False)
-                    if len(body) > MAX_BODY_BYTES:
-                        raise BodyTooLarge(f"body: it has more than {MAX_BODY_BYTES} bytes")
-                    self._held.grow(self._size, len(body))
-                    self._size = len(body)
-        except TimeoutError:
-            raise RequestTooSlow(
-                f"body: it did not arrive within {BODY_TIMEOUT_S:g} s; send it again"
-            ) from None
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                return False
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > MAX_BODY_BYTES:
+                raise BodyTooLarge(f"body: it has more than {MAX_BODY_BYTES} bytes")
+            self._held.grow(self._size, len(body))
+            self._size = len(body)
         self._first = [{"type": "http.request", "body": bytes(body), "more_body": False}]
         return True
 

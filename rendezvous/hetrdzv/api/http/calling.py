@@ -1,8 +1,8 @@
 """What is known of the client of an open request: whether it showed a certificate, and whether it is gone."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from typing import Self
 
 from starlette.types import Receive, Scope
 
@@ -15,25 +15,30 @@ CERTIFIED = "hetrdzv.certified"
 """In the `state` of a request's scope: whether its connection showed a trusted client certificate."""
 
 
-@contextmanager
-def calling(scope: Scope, receive: Receive) -> Iterator[Caller]:
+def calling(scope: Scope, receive: Receive) -> AbstractContextManager[Caller]:
     """The client of a request, for as long as it waits for the answer.
 
     Our own connections tell when they are lost. Under another ASGI server a task listens for that.
     """
     known: Caller | None = scope.get("state", {}).get(CALLER)
-    if known is not None:
-        yield known
-        return
-    caller = Caller()
+    return known if known is not None else _Listener(receive)
 
-    async def listen() -> None:
-        while (await receive())["type"] != "http.disconnect":
+
+class _Listener(Caller):
+    """A client whose connection is listened to during a `with` block."""
+
+    def __init__(self, receive: Receive) -> None:
+        super().__init__()
+        self._receive = receive
+
+    def __enter__(self) -> Self:
+        self._listening = asyncio.ensure_future(self._listen())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listening.cancel()
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
             pass
-        caller.hang_up()
-
-    listening = asyncio.ensure_future(listen())
-    try:
-        yield caller
-    finally:
-        listening.cancel()
+        self.hang_up()

@@ -9,6 +9,7 @@ import logging
 from asyncio.sslproto import SSLProtocol
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -16,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from hetrdzv.api import problems
 from hetrdzv.api.http.calling import CALLER, CERTIFIED
+from hetrdzv.api.http.corked import Corked
 from hetrdzv.api.http.limits import neighbourhood
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.protocol import versions
@@ -35,6 +37,9 @@ PER_ADDRESS = 2
 MAX_HEADER_BYTES = 1 << 16
 """Bytes that a client may send in a row of which none belongs to a body: a request line and headers, the extensions of
 a chunk, trailers."""
+
+BODY_TIMEOUT_S = 10.0
+"""How long a client may take to send a body (seconds)."""
 
 PIECE_BYTES = 1 << 10
 """The parser gets so much at a time, so that it never knows of more than a few requests that were sent ahead."""
@@ -119,7 +124,8 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **more)
         self._connections = connections
         self._address: str | None = None
-        self._header_timer: asyncio.TimerHandle | None = None
+        self._late_timer: asyncio.TimerHandle | None = None
+        self._awaited = ""  # what has to come before it goes off: a header or a body
         self._stall_timer: asyncio.TimerHandle | None = None
         self._has_data = False
         self._unparsed = b""  # requests that were sent ahead
@@ -129,8 +135,8 @@ class Connection(HttpToolsProtocol):
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._transport = transport
+        self._transport = Corked(transport)
+        super().connection_made(self._transport)
         self._caller.socket = transport.get_extra_info("socket")
         peer = transport.get_extra_info("peername")
         address = neighbourhood(peer[0]) if peer else ""
@@ -142,10 +148,10 @@ class Connection(HttpToolsProtocol):
         self.app_state = {**self.app_state, CALLER: self._caller}
         if transport.get_extra_info("peercert"):
             self.app_state[CERTIFIED] = True
-        self._await_header()
+        self._await("header")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._header_timer, self._stall_timer, self.timeout_keep_alive_task):
+        for timer in (self._late_timer, self._stall_timer, self.timeout_keep_alive_task):
             if timer is not None:
                 timer.cancel()
         if self._address is not None:
@@ -159,12 +165,10 @@ class Connection(HttpToolsProtocol):
             return
         self._has_data = True
         self._parse(self._unparsed + data)
-        if self._is_answering():
-            if self._header_timer is not None:
-                self._header_timer.cancel()
-                self._header_timer = None
-        elif not self._transport.is_closing():
-            self._await_header()
+        if not self._is_answering():
+            self._await("header")
+        else:
+            self._await("body" if self._in_body else "")
 
     def _parse(self, data: bytes) -> None:
         """Parse data as far as its requests can be answered now."""
@@ -233,19 +237,28 @@ class Connection(HttpToolsProtocol):
             self._stall_timer.cancel()
             self._stall_timer = None
 
-    def _await_header(self) -> None:
-        if self._header_timer is None:
-            self._header_timer = _later(self._connections.limits.header_timeout_s, self._header_is_late)
+    def _await(self, what: str) -> None:
+        """Close the connection unless a header or a body comes in time; with an empty text, nothing has to come."""
+        if self._late_timer is not None:
+            if what == self._awaited:
+                return
+            self._late_timer.cancel()
+            self._late_timer = None
+        if what:
+            within_s = BODY_TIMEOUT_S if what == "body" else self._connections.limits.header_timeout_s
+            self._awaited = what
+            self._late_timer = _later(within_s, partial(self._is_late, within_s))
 
-    def _header_is_late(self) -> None:
-        self._header_timer = None
-        if self._transport.is_closing() or self._is_answering():
+    def _is_late(self, within_s: float) -> None:
+        self._late_timer = None
+        if self._transport.is_closing():
             return
         if not self._has_data:
             self._transport.close()
             return
-        seconds = self._connections.limits.header_timeout_s
-        self._close_with(RequestTooSlow(f"header: it did not arrive within {seconds:g} s; send it again"))
+        self._close_with(
+            RequestTooSlow(f"{self._awaited}: it did not arrive within {within_s:g} s; send it again")
+        )
 
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP is answered like any other mistake."""

@@ -1,6 +1,7 @@
 """The client at the other end of a connection, and whether it is still there."""
 
 from collections.abc import Callable
+from typing import Self
 
 
 class Caller:
@@ -14,6 +15,12 @@ class Caller:
         self.gone = False
         self._call: Callable[[], None] | None = None
         self._on_break: Callable[[], None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The request is answered; the connection may bring others."""
 
     def watch(self, within_s: float) -> bool:
         """Ask the kernel to notice within so many seconds that the client's host is gone; returns whether it can."""

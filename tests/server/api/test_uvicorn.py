@@ -2,8 +2,10 @@
 
 import ast
 import asyncio
+import gc
 import inspect
 import ssl
+import weakref
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from pathlib import Path
@@ -152,6 +154,36 @@ async def test_an_idle_connection_stays_open_if_it_tells_of_its_host(expected: b
         assert made.transport.is_closing() is not expected
         writer.close()
         await writer.wait_closed()
+
+
+async def test_a_connection_that_has_ended_is_freed_without_the_garbage_collector() -> None:
+    """A full collection would hold the event loop of a server with many nodes for seconds."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    made: list[weakref.ref[Connection]] = []
+    given = {**arguments(), "config": loaded(uvicorn.Config(answer))}
+
+    def make() -> Connection:
+        connection = Connection(**given, connections=Connections(Limits()))
+        made.append(weakref.ref(connection))
+        return connection
+
+    gc.disable()
+    try:
+        async with await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert await reader.readuntil(b"{}")
+            writer.close()
+            await writer.wait_closed()
+            async with asyncio.timeout(10):
+                while made[0]() is not None:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
 
 
 # -- TLS -----------------------------------------------------------------------------------------------------

@@ -248,11 +248,11 @@ async def _measure(table: Table, options: argparse.Namespace) -> None:
     with hetserver(nodes, options.store) as server:
         settings = {"min_nodes": 1, "max_nodes": nodes, "lease_s": LEASE_S, "max_restarts": 1000}
         fleet = Fleet(server.port, plans("hold", nodes, 1, **settings))
-        fleet.rejoins = False
         if not await settled(fleet, "running", options.within):
             table.row("(all join)", f"not running within {options.within:g} s, lost {fleet.counts.lost}")
             await fleet.close()
             return
+        fleet.rejoins = False  # from now on it joins when it is measured
         async with probing(server) as probe:
             with fewer_pauses():
                 holds = Holds(fleet, probe, table, options)

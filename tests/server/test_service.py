@@ -377,7 +377,8 @@ async def test_nothing_is_kept_of_polls_that_are_gone() -> None:
             follows.cancel()
             await asyncio.gather(*waiting, follows, return_exceptions=True)
             assert service.waiting() == 0
-            assert vars(service._watchers) == {"_groups": {}, "_due": {}}
+            assert not service._watchers._groups
+            assert not service._watchers._wakes._due
 
 
 async def test_a_poll_is_answered_when_its_time_is_over() -> None:

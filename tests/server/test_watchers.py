@@ -2,7 +2,8 @@
 
 import asyncio
 
-from hetrdzv.service.watchers import AT_ONCE, Watchers
+from hetrdzv.service.wakes import AT_ONCE
+from hetrdzv.service.watchers import Watchers
 
 
 async def test_many_are_woken_over_several_turns_in_the_order_in_which_they_came() -> None:

@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from itertools import groupby
 
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Event, Group
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.service.metrics import Metrics
+from hetrdzv.service.wakes import Wakes
 from hetrdzv.storage import records
 from hetrdzv.storage.base import Batch, Snapshot, StateStore
 from hetrdzv.storage.records import StoredEvent
@@ -96,6 +98,7 @@ class Ledger:
         self._pending: list[_Proposal] = []
         self._in_flight: list[_Proposal] = []
         self._has_work = asyncio.Event()
+        self._wakes = Wakes()
         self._is_idle = asyncio.Event()  # nothing that was proposed is waiting
         self._is_idle.set()
         self._clock_stored = 0.0
@@ -207,9 +210,8 @@ class Ledger:
         published = [
             self._publish(group_id, head, news.get(group_id, ())) for group_id, head in heads.items()
         ]
-        for proposal in proposals:
-            if not proposal.done.done():
-                proposal.done.set_result(heads[proposal.group_id].group)
+        for group_id, told in groupby(proposals, lambda proposal: proposal.group_id):
+            self._wakes.add([proposal.done for proposal in told], heads[group_id].group)
         self._in_flight = []
         if not self._pending:
             self._is_idle.set()

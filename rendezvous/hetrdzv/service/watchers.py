@@ -3,17 +3,13 @@
 import asyncio
 from collections.abc import Iterable
 from functools import partial
-from itertools import islice
 
 from hetrdzv.core.model import Group
 from hetrdzv.service.liveness.caller import Caller
+from hetrdzv.service.wakes import Wakes
 
 FOLLOWERS = ""
 """The name under which followers of a group's history wait; polls wait under their node ids."""
-
-
-AT_ONCE = 64
-"""How many are woken in one turn of the event loop: each of them makes a reply."""
 
 
 class Watchers:
@@ -21,7 +17,7 @@ class Watchers:
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, dict[asyncio.Future[bool], None]]] = {}
-        self._due: dict[asyncio.Future[bool], None] = {}  # to be woken in the next turns, in this order
+        self._wakes = Wakes()
 
     def count(self) -> int:
         """How many wait."""
@@ -51,17 +47,8 @@ class Watchers:
 
     def wake(self, group_id: str, names: Iterable[str]) -> None:
         """Wake those that wait under some names of a group."""
-        waiting, idle = self._groups.get(group_id, {}), not self._due
-        self._due.update((woken, None) for name in names for woken in waiting.get(name, ()))
-        if idle:
-            self._wake_some()
-
-    def _wake_some(self) -> None:
-        for woken in list(islice(self._due, AT_ONCE)):
-            del self._due[woken]
-            _resolve(woken, True)
-        if self._due:
-            asyncio.get_running_loop().call_soon(self._wake_some)
+        waiting = self._groups.get(group_id, {})
+        self._wakes.add([woken for name in names for woken in waiting.get(name, ())], True)
 
     def wake_nodes(self, group_id: str, old: Group | None, new: Group | None) -> None:
         """Wake the polls whose directive a change of a group may have changed."""

@@ -93,6 +93,7 @@ class Fleet:
         told: how many nodes have a directive of each kind and round.
         known: how many nodes were ever accepted.
         rejoins: whether nodes that are told to stop join again at once; else they are silent until `join`.
+        rests: whether nodes that are told to start are silent until `go_on`.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Fleet:
         self.join_wait_s = join_wait_s
         self.reports = reports
         self.rejoins = True
+        self.rests = False
         self.counts = Counts()
         self.told: Counter[tuple[str, int]] = Counter()
         self.known = 0
@@ -149,6 +151,12 @@ class Fleet:
 
     def _knows(self, number: int) -> bool:
         return self.known >= number
+
+    def go_on(self) -> None:
+        """Nodes that rest go on: they report what is due."""
+        self.rests = False
+        for node in self.nodes:
+            node.go_on()
 
     async def all_told(self, kind: str, within_s: float, round_number: int | None = None) -> bool:
         """Wait until all nodes have a directive of a kind (and round); returns whether they have in time."""
@@ -260,13 +268,13 @@ class Node(Connection):
             assert self.transport is not None
             self.transport.abort()
         elif self._join_due or self.known:
-            self._go_on()
+            self.go_on()
 
     def join(self) -> None:
         """Join, or be ready for the next round; connects if need be."""
         self._join_due = True
         if self.transport is not None:
-            self._go_on()
+            self.go_on()
         elif self._retry is None and self._connecting is None:
             self._again()
 
@@ -338,13 +346,15 @@ class Node(Connection):
         if self.transport is None:
             self._connecting = self.fleet.loop.create_task(self.connect())
         else:
-            self._go_on()
+            self.go_on()
 
-    def _go_on(self) -> None:
-        """Send what is due."""
+    def go_on(self) -> None:
+        """Send what is due, if no request is open."""
         if self.transport is None or self._asked or self.fleet.closing or self.kind in ("exit", "dead"):
             return
         if self.kind == "stop" and not self._join_due and not self._reports:
+            return
+        if self.kind == "start" and self.fleet.rests and not self._join_due:
             return
         wait_s = 0.0
         if self._reports:
@@ -407,7 +417,7 @@ class Node(Connection):
             counts.lost += 1
             self._reports.clear()
             self.version, self._join_due = "", True
-            self._go_on()
+            self.go_on()
         else:
             self._later()
 
@@ -418,9 +428,9 @@ class Node(Connection):
             self._hear(directive)
         pause_s = 0.0 if news else self._sent_at + PACE_S - self.fleet.loop.time()
         if pause_s > 0:
-            self.fleet.loop.call_later(pause_s, self._go_on)
+            self.fleet.loop.call_later(pause_s, self.go_on)
         else:
-            self._go_on()
+            self.go_on()
 
     def _hear(self, directive: dict[str, Any]) -> None:
         fleet = self.fleet

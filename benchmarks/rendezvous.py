@@ -8,14 +8,13 @@
 
 Each is shown beside its floor, measured in the same try: N requests sent at once to a bare ASGI application on
 uvicorn, over as many connections of the same client; `to GETs` is the ratio to as many `GET /healthz` of hetserver.
-A node reports `started` as soon as it has `start`, while others still wait for theirs, so a phase may have more than N
-requests: ratios are to as many as it had, N at least. Ratios are of wall time; CPU is the server's own. Growth is
-fitted over the sizes from 128: 1.0 means that the cost per node is flat.
+Nodes report `started` once all have `start`: an agent starts its workers first. Ratios are of wall time; CPU is the
+server's own. Growth is fitted over the sizes from 128: 1.0 means that the cost per node is flat.
 """
 
 import argparse
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.connection import call, open_callers, request
@@ -32,11 +31,10 @@ FIT_FROM = 128
 
 
 class Cost(NamedTuple):
-    """Seconds by the clock, and of the server's CPU; how many requests were answered."""
+    """Seconds by the clock, and of the server's CPU."""
 
     wall_s: float
     cpu_s: float
-    requests: int
 
 
 class Watch:
@@ -44,29 +42,25 @@ class Watch:
 
     Args:
         server: whose CPU counts.
-        requests: how many requests have been answered so far.
     """
 
-    def __init__(self, server: Process, requests: Callable[[], int]) -> None:
+    def __init__(self, server: Process) -> None:
         self._server = server
-        self._requests = requests
-        self._answered = requests()
         self._loop = asyncio.get_running_loop()
         self._cpu_s, self._begun = server.cpu_s, self._loop.time()
 
     def read(self) -> Cost:
         """What has been used since its making."""
-        took_s, answered = self._loop.time() - self._begun, self._requests() - self._answered
-        return Cost(took_s, self._server.cpu_s - self._cpu_s, answered)
+        return Cost(self._loop.time() - self._begun, self._server.cpu_s - self._cpu_s)
 
 
 async def floor_of(port: int, process: Process, nodes: int) -> Cost:
     """The cost of N `GET /healthz` that are sent at once."""
     callers = await open_callers(port, nodes)
     data = request("GET", "/healthz")
-    watch = Watch(process, lambda: 0)
+    watch = Watch(process)
     await asyncio.gather(*(caller.call(data) for caller in callers))
-    cost = watch.read()._replace(requests=nodes)
+    cost = watch.read()
     for caller in callers:
         caller.close()
     return cost
@@ -75,33 +69,32 @@ async def floor_of(port: int, process: Process, nodes: int) -> Cost:
 async def phases(port: int, process: Process, name: str, nodes: int, within_s: float) -> list[Cost]:
     """The cost of each of `PHASES`; those that were not reached in time are left out."""
     fleet = Fleet(port, plans(name, nodes, 1, lease_s=LEASE_S), join_wait_s=30)
-    fleet.rejoins = False
+    fleet.rejoins, fleet.rests = False, True
     costs: list[Cost] = []
-
-    def answered() -> int:
-        counts = fleet.counts
-        return counts.joins + counts.reports + counts.polls
 
     try:
         await fleet.connect()
-        watch = Watch(process, answered)
+        watch = Watch(process)
         if not (await fleet.join(within_s, nodes) and await fleet.all_told("start", within_s, 1)):
             return costs
         costs.append(watch.read())
+        fleet.go_on()
         if not await fleet.reached(lambda: fleet.counts.reports >= nodes, within_s):
             return costs
         await asyncio.sleep(0.5)  # all polls are open
-        watch = Watch(process, answered)
+        watch = Watch(process)
         await call(port, fleet.nodes[-1].failure())
         if not await fleet.all_told("stop", within_s, 1):
             return costs
         costs.append(watch.read())
         await asyncio.sleep(0.5)
-        watch = Watch(process, answered)
+        fleet.rests = True
+        watch = Watch(process)
         for node in fleet.nodes:
             node.join()
         if await fleet.all_told("start", within_s, 2):
             costs.append(watch.read())
+        fleet.go_on()
         return costs
     finally:
         await call(port, request("POST", f"/v1/groups/{name}-0/cancel"))
@@ -111,13 +104,7 @@ async def phases(port: int, process: Process, name: str, nodes: int, within_s: f
 
 def middle(costs: Sequence[Cost]) -> Cost:
     """The median of each figure."""
-    wall_s, cpu_s, requests = (median(column) for column in zip(*costs, strict=True))
-    return Cost(wall_s, cpu_s, round(requests))
-
-
-def work(cost: Cost, nodes: int) -> float:
-    """How many times as many requests as one per node."""
-    return max(1.0, cost.requests / nodes)
+    return Cost(*(median(column) for column in zip(*costs, strict=True)))
 
 
 async def _measure(table: Table, options: argparse.Namespace, nodes: int) -> dict[str, Cost]:
@@ -149,13 +136,12 @@ async def _measure(table: Table, options: argparse.Namespace, nodes: int) -> dic
             phase if len(found) == options.tries else f"{phase} ({len(found)} of {options.tries})",
             ms(cost.wall_s),
             ms(max(cost.wall_s for cost, _ in found)),
-            cost.requests,
             ms(bottom.wall_s),
-            f"{median(cost.wall_s / beside.wall_s / work(cost, nodes) for cost, beside in found):.1f}",
-            f"{cost.wall_s / get_s / work(cost, nodes):.1f}",
+            f"{median(cost.wall_s / beside.wall_s for cost, beside in found):.1f}",
+            f"{cost.wall_s / get_s:.1f}",
             ms(cost.cpu_s),
             ms(bottom.cpu_s),
-            f"{median(cost.cpu_s / beside.cpu_s / work(cost, nodes) for cost, beside in found):.1f}",
+            f"{median(cost.cpu_s / beside.cpu_s for cost, beside in found):.1f}",
         )
     return medians
 
@@ -176,7 +162,6 @@ def main() -> None:
             "what",
             "time",
             "worst",
-            "requests",
             "floor",
             "ratio",
             "to GETs",
@@ -192,7 +177,7 @@ def main() -> None:
     for phase in ("floor", *PHASES):
         points = [(n, costs[phase]) for n, costs in found.items() if n >= FIT_FROM and phase in costs]
         if len(points) > 1:
-            wall, cpu = (growth([(n, cost[which] / work(cost, n)) for n, cost in points]) for which in (0, 1))
+            wall, cpu = (growth([(n, cost[which]) for n, cost in points]) for which in (0, 1))
             table.note(
                 f"Growth of {phase} with N, from {points[0][0]} nodes: time N^{wall:.2f}, CPU N^{cpu:.2f}."
             )

@@ -5,6 +5,7 @@ from itertools import chain
 from math import inf
 from typing import Protocol
 
+from hetrdzv.core.memo import kept
 from hetrdzv.core.model import End, Group, Node
 from hetrdzv.core.selection import Growth, Selection, Shortfall, growth, next_round
 
@@ -58,6 +59,7 @@ def unresolved(group: Group, now: float) -> list[Node]:
     return [node for node in _open(group) if now < overdue_at(group, node)]
 
 
+@kept
 def _open(group: Group) -> list[Node]:
     """Members of an ended round that have not stopped, or are suspects."""
     ended = group.round
@@ -65,10 +67,10 @@ def _open(group: Group) -> list[Node]:
         return []
     return [
         node
-        for member in ended.members
-        if (node := group.speaker(member)) is not None
+        for node in group.nodes.values()
+        if (node.acked_round < node.member_of or node.cut_at is not None)
+        and group.in_round(node)
         and not node.gone
-        and (node.cut_at is not None or node.acked_round < ended.number)
     ]
 
 

@@ -30,6 +30,7 @@ SILENT = 1_000
 JOIN = json.dumps({"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 4000}).encode()
 HOST = b"Host: localhost\r\n"
 PUT = b"PUT /v1/groups/g HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
+UPGRADE = PUT + b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
 CHUNKED = PUT + b"Transfer-Encoding: chunked\r\n\r\n"
 WHOLE = [
     b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n",
@@ -113,6 +114,8 @@ def statuses(said: bytes) -> list[int]:
         b"GET /healthz HTTP/1.1\r\n\r\n",
         b"GET /healthz HTTP/2.0\r\n" + HOST + b"\r\n",
         b"GET /healthz HTTP/1.1\r\n" + HOST + b"X-Y: z\r\n" * 20_000 + b"\r\n",
+        UPGRADE + b"Content-Length: %d\r\n\r\n%b" % (len(WHOLE[0]), WHOLE[0]),
+        UPGRADE + b'Transfer-Encoding: chunked\r\n\r\nf\r\n{"min_nodes":2}\r\n0\r\n\r\n' + WHOLE[0],
         b"CONNECT localhost:80 HTTP/1.1\r\n" + HOST + b"\r\n",
         b"GET /healthz\r\n\r\n",
         b"\x00" * 4_096 + b"\r\n\r\n",
@@ -164,6 +167,49 @@ def test_requests_in_a_row_are_answered_in_order(server: Hetserver, number: int)
             with suppress(BlockingIOError):
                 answers += connection.recv(1 << 20)
         assert statuses(answers) == [200, 404, 200] * (number // 3)
+
+
+@pytest.mark.parametrize("junk", [b"\x00", b"\x00" * 100_000, b"GET\r\n\r\n"])
+def test_a_request_is_answered_whatever_comes_after_it(server: Hetserver, junk: bytes) -> None:
+    for request in (WHOLE[2], WHOLE[3], WHOLE[5]):
+        with closing(connect(server)) as connection:
+            connection.sendall(request + junk)
+            first, second = statuses(rest(connection))
+            assert first < 400 or request is WHOLE[5]
+            assert second == 400
+
+
+def test_an_offer_to_upgrade_changes_nothing(server: Hetserver) -> None:
+    offer = b"GET /healthz HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    with closing(connect(server)) as connection:
+        connection.sendall(offer + WHOLE[0] + offer + b"\x00")
+        assert statuses(rest(connection)) == [200, 200, 200, 400]
+
+
+def test_what_was_sent_ahead_is_late_only_once_it_is_waited_for(server: Hetserver) -> None:
+    """A poll takes longer than a header may, and the next request is already there in part."""
+    poll = b"GET /v1/groups/g/nodes/a/directive?incarnation=1&wait=%g&after=%b HTTP/1.1\r\n%b\r\n"
+    join = WHOLE[4].replace(HOST, HOST + b"Content-Type: application/json\r\nConnection: close\r\n")
+    with closing(connect(server)) as connection:
+        connection.sendall(join)
+        first = rest(connection)
+    version = json.loads(first[first.index(b"\r\n\r\n") :])["version"].encode()
+    for ahead in (b"GET /hea", b"\r\n" + PUT + b"Content-Le"):
+        with closing(connect(server)) as connection:
+            began = time.monotonic()
+            connection.sendall(poll % (2 * HEADER_S, version, HOST) + ahead)
+            assert statuses(rest(connection)) == [200, 408]
+            assert time.monotonic() - began > 3 * HEADER_S - 0.5
+
+
+def test_who_was_refused_early_is_told_once(server: Hetserver) -> None:
+    early = PUT + b"Het-Api-Version: 99\r\nContent-Length: 10\r\n\r\n"
+    for body in (b"0123456789", b"012"):
+        with closing(connect(server)) as connection:
+            connection.sendall(early)
+            said = connection.recv(1 << 16)
+            connection.sendall(body)
+            assert len(statuses(said + rest(connection))) == 1
 
 
 def test_what_comes_after_a_broken_body_is_no_request(server: Hetserver) -> None:

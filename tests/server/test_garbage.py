@@ -1,12 +1,21 @@
-"""The server collects garbage when it pays."""
+"""The server collects garbage when memory grows."""
 
 import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
 from hetrdzv.api.http import garbage
-from hetrdzv.api.http.garbage import NEW, Collector
+from hetrdzv.api.http.garbage import GROWN_BYTES, Collector, resident_bytes
+
+
+class Garbage:
+    """Large, and freed by the collector only."""
+
+    def __init__(self, size: int) -> None:
+        self.content = b"x" * size
+        self.itself = self
 
 
 @pytest.fixture(autouse=True)
@@ -16,32 +25,29 @@ def automatic_afterwards() -> Iterator[None]:
     gc.enable()
 
 
-def cycles(number: int) -> None:
-    """Make garbage that only the collector finds."""
-    for _ in range(number):
-        found: list[object] = []
-        found.append(found)
-
-
-def test_a_collection_comes_when_there_is_much_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(garbage, "EVERY_S", 0.0)
+def test_a_collection_comes_when_the_process_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = iter([1 << 30, (3 << 29) - 1, 3 << 29, 3 << 29, 3 << 29])
+    monkeypatch.setattr(garbage, "resident_bytes", lambda: next(sizes))
     collector = Collector()
-    cycles(NEW // 2)
+    gone = weakref.ref(Garbage(1))
     collector.look()
-    assert gc.get_count()[0] >= NEW // 2, "too little for a collection"
-    cycles(NEW // 2 + 100)
+    assert gone() is not None, "it has grown by less than half"
     collector.look()
-    assert gc.get_count()[0] < NEW // 2
-    kept = [[] for _ in range(8 * NEW)]  # type: ignore[var-annotated]
-    collector.look()
-    cycles(NEW + 100)
-    collector.look()
-    assert gc.get_count()[0] >= NEW, "too little beside what is kept"
-    assert kept
+    assert gone() is None
+    assert collector._rests_until > 0
 
 
-def test_collections_are_far_apart() -> None:
+def test_little_growth_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = iter([1000, 1000 + GROWN_BYTES - 1])
+    monkeypatch.setattr(garbage, "resident_bytes", lambda: next(sizes))
     collector = Collector()
-    cycles(2 * NEW)
+    gone = weakref.ref(Garbage(1))
     collector.look()
-    assert gc.get_count()[0] >= 2 * NEW
+    assert gone() is not None
+
+
+def test_the_size_of_this_process() -> None:
+    before = resident_bytes()
+    held = b"x" * (64 << 20)
+    assert resident_bytes() - before > 32 << 20
+    assert held

@@ -10,10 +10,17 @@ import re
 from functools import lru_cache
 from urllib.parse import urlsplit
 
+MAX_HOST_LENGTH = 300
+"""Host names have at most 253 characters."""
 
-@lru_cache(1024)
+
 def trusted_host(header: str) -> bool:
     """Whether a `Host` header is an address or localhost. No browser leaves it out."""
+    return len(header) <= MAX_HOST_LENGTH and _is_trusted(header)
+
+
+@lru_cache(1024)
+def _is_trusted(header: str) -> bool:
     match = re.fullmatch(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?", header.strip().lower())
     if match is None:
         return False

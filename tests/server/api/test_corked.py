@@ -14,7 +14,24 @@ class Written(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[bytes] = []
-        self.closed = False
+        self.closed = self.aborted = False
+        self.unread = 0
+        self.reads = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
 
     def write(self, data: Any) -> None:
         assert not self.closed
@@ -26,7 +43,7 @@ class Written(asyncio.Transport):
 
 async def test_a_head_goes_with_its_body() -> None:
     written = Written()
-    corked = Corked(written)
+    corked = Corked(written, 0.01)
     for _ in range(2):
         corked.write(HEAD)
         corked.write(BODY)
@@ -37,7 +54,7 @@ async def test_a_head_goes_with_its_body() -> None:
 
 async def test_a_head_without_a_body_waits_for_the_end_of_the_turn_only() -> None:
     written = Written()
-    Corked(written).write(HEAD)
+    Corked(written, 0.01).write(HEAD)
     assert not written.writes
     await asyncio.sleep(0)
     assert written.writes == [HEAD]
@@ -45,9 +62,34 @@ async def test_a_head_without_a_body_waits_for_the_end_of_the_turn_only() -> Non
 
 async def test_a_head_is_sent_before_the_end() -> None:
     written = Written()
-    corked = Corked(written)
+    corked = Corked(written, 0.01)
     corked.write(HEAD)
     corked.close()
     await asyncio.sleep(0)
     assert written.writes == [HEAD]
     assert written.closed
+
+
+async def test_a_client_that_does_not_read_is_given_up_after_the_end() -> None:
+    written = Written()
+    written.unread = 1
+    Corked(written, 0.01).close()
+    assert not written.aborted
+    async with asyncio.timeout(10):
+        while not written.aborted:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+
+
+async def test_what_is_held_is_not_read_whoever_resumes() -> None:
+    written = Written()
+    corked = Corked(written, 0.01)
+    corked.hold()
+    corked.resume_reading()
+    assert not written.reads
+    corked.release(resume=False)
+    assert not written.reads
+    corked.resume_reading()
+    assert written.reads
+    corked.hold()
+    corked.release(resume=True)
+    assert written.reads

@@ -41,8 +41,8 @@ a chunk, trailers."""
 BODY_TIMEOUT_S = 10.0
 """How long a client may take to send a body (seconds)."""
 
-PIECE_BYTES = 1 << 10
-"""The parser gets so much at a time, so that it never knows of more than a few requests that were sent ahead."""
+PIECE_BYTES = 1 << 14
+"""The parser gets at most so much at a time, so that no header is taken for whole that is too large."""
 
 TLS_BUFFER_BYTES = 1 << 14
 """Size of the read buffer of a TLS connection. asyncio's default is 256 KiB each, for requests of half a KiB."""
@@ -114,7 +114,9 @@ class TcpCaller(Caller):
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that is closed if its client is slow to send a header or to read replies, or sends endless headers.
+    """A connection that takes one request at a time, and is closed if its client is slow or sends endless headers.
+
+    What a client sends ahead is parsed once the reply is out: the parser gets no byte beyond the end of a request.
 
     Args:
         connections: where it is counted.
@@ -128,14 +130,16 @@ class Connection(HttpToolsProtocol):
         self._awaited = ""  # what has to come before it goes off: a header or a body
         self._stall_timer: asyncio.TimerHandle | None = None
         self._has_data = False
-        self._unparsed = b""  # requests that were sent ahead
+        self._in_header = self._in_body = False  # what has begun and is not whole
+        self._body_left = 0  # bytes of a body whose length is known
         self._since_body = 0  # bytes since the last of a body
-        self._in_body = False
+        self._parsed = b""  # the last three bytes
+        self._unparsed = b""  # sent ahead
         self._caller = TcpCaller()
-        self._transport: asyncio.Transport
+        self._transport: Corked
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._transport = Corked(transport)
+        self._transport = Corked(transport, self._connections.limits.idle_timeout_s)
         super().connection_made(self._transport)
         self._caller.socket = transport.get_extra_info("socket")
         peer = transport.get_extra_info("peername")
@@ -157,42 +161,54 @@ class Connection(HttpToolsProtocol):
         if self._address is not None:
             self._connections.closed(self._address)
             self._address = None
+        self._unparsed = b""
         super().connection_lost(exc)
         self._caller.hang_up(broken=exc is not None)
+
+    # -- requests come, one at a time ------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing():
             return
         self._has_data = True
         self._parse(self._unparsed + data)
-        if not self._is_answering():
-            self._await("header")
-        else:
-            self._await("body" if self._in_body else "")
 
     def _parse(self, data: bytes) -> None:
-        """Parse data as far as its requests can be answered now."""
-        begin = 0
-        while begin < len(data) and not self.pipeline and not self._transport.is_closing():
-            piece = data[begin : begin + PIECE_BYTES]
-            begin += len(piece)
-            self._since_body += len(piece)
-            super().data_received(piece)
-            if self._since_body > MAX_HEADER_BYTES:
+        """Parse the rest of a request, and those after it if they need not wait for its answer."""
+        data, begin = self._parsed + data, len(self._parsed)
+        while begin < len(data) and not self._is_answering() and not self._transport.is_closing():
+            end = self._end_of_piece(data, begin)
+            self._since_body += end - begin
+            if self._since_body > MAX_HEADER_BYTES and not self._body_left:
                 self.send_400_response("")
-        self._unparsed = data[begin:]
+                return
+            super().data_received(data[begin:end])
+            begin = end
+        self._parsed, self._unparsed = data[max(0, begin - 3) : begin], data[begin:]
         if self._unparsed:
-            self.flow.pause_reading()
+            self._transport.hold()
+            self._await("")
+        else:
+            self._transport.release(resume=not self.flow.read_paused)
+            self._await("body" if self._in_body else "" if self._is_answering() else "header")
 
-    def _parse_on(self) -> None:
-        if not self._transport.is_closing():
-            self._parse(self._unparsed)
+    def _end_of_piece(self, data: bytes, begin: int) -> int:
+        """Where the request that is being parsed may end: after its body, or an empty line."""
+        if self._body_left:
+            return min(len(data), begin + self._body_left)
+        found = data.find(b"\r\n\r\n", max(0, begin - 3), begin + PIECE_BYTES)
+        return found + 4 if found >= 0 else min(len(data), begin + PIECE_BYTES)
 
     def _is_answering(self) -> bool:
+        """Whether a request is whole and has no answer yet."""
         newest: RequestResponseCycle | None = self.cycle
-        return newest is not None and not newest.response_complete
+        return newest is not None and not newest.response_complete and not self._in_body
 
-    # -- called by the parser; what they raise makes it a bad request ----------------------------------------
+    # called by the parser; what they raise makes it a bad request
+
+    def on_message_begin(self) -> None:
+        self._in_header = True
+        super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_body:  # trailers are of no use to anybody
@@ -203,23 +219,33 @@ class Connection(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if version not in ("1.0", "1.1") or hosts > 1 or (hosts == 0 and version == "1.1"):
             raise ValueError("the version is unknown, or there is not one host")
+        lengths = [int(value) for name, value in self.headers if name == b"content-length"]
+        has_body = any(lengths) or any(name == b"transfer-encoding" for name, _ in self.headers)
+        if has_body and self.parser.should_upgrade():
+            raise ValueError("the parser would take the body for another protocol")
         super().on_headers_complete()
-        self._in_body = True
+        self._in_header, self._in_body, self._body_left = False, True, sum(lengths)
 
     def on_body(self, body: bytes) -> None:
         self._since_body = 0
+        self._body_left = max(0, self._body_left - len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._since_body, self._in_body = 0, False
         super().on_message_complete()
 
-    # -- called by uvicorn -----------------------------------------------------------------------------------
+    # -- replies go ------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
+        """Called by uvicorn."""
         super().on_response_complete()
         if self._unparsed:
             self.loop.call_soon(self._parse_on)
+
+    def _parse_on(self) -> None:
+        if self._unparsed and not self._transport.is_closing():
+            self._parse(self._unparsed)
 
     def timeout_keep_alive_handler(self) -> None:
         """A connection was idle for long; one that tells of its host is left to the kernel."""
@@ -237,6 +263,13 @@ class Connection(HttpToolsProtocol):
             self._stall_timer.cancel()
             self._stall_timer = None
 
+    def _abort(self) -> None:
+        """Give up on a client that does not read what it is sent."""
+        self._stall_timer = None
+        self._transport.abort()
+
+    # -- the connection ends ---------------------------------------------------------------------------------
+
     def _await(self, what: str) -> None:
         """Close the connection unless a header or a body comes in time; with an empty text, nothing has to come."""
         if self._late_timer is not None:
@@ -253,35 +286,32 @@ class Connection(HttpToolsProtocol):
         self._late_timer = None
         if self._transport.is_closing():
             return
-        if not self._has_data:
+        if self._in_body and self.flow.read_paused:  # we are
+            self._await(self._awaited)
+        elif self._in_header or (self._in_body and not self.cycle.response_started):
+            self._close_with(
+                RequestTooSlow(f"{self._awaited}: it did not arrive within {within_s:g} s; send it again")
+            )
+        else:
             self._transport.close()
-            return
-        self._close_with(
-            RequestTooSlow(f"{self._awaited}: it did not arrive within {within_s:g} s; send it again")
-        )
 
     def send_400_response(self, msg: str) -> None:
-        """What is not HTTP is answered like any other mistake."""
-        self._close_with(Malformed("this is not an HTTP/1.1 request, or its header is larger than 64 KiB"))
+        """What is not HTTP is answered like any other mistake; called by uvicorn."""
+        self._close_with(
+            Malformed(
+                "this is not an HTTP/1.1 request, its header is larger than 64 KiB, or it has a body and Upgrade"
+            )
+        )
 
     def _close_with(self, error: HetError) -> None:
-        """Send an error, unless another reply is under way, and close the connection."""
-        first = self._in_body and not self.pipeline and not self.cycle.response_started
-        if first or not self._is_answering():
+        """Send an error, unless another reply has begun, and close the connection."""
+        if not self._in_body or not self.cycle.response_started:
             answer = problems.answer(error)
             headers = {**answer.headers, **versions.HEADERS, "connection": "close"}
             lines = [f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}"]
             lines += [f"{name}: {value}" for name, value in headers.items()]
             self._transport.write("\r\n".join([*lines, "", ""]).encode() + answer.body)
         self._transport.close()
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-        self._stall_timer = _later(GRACE_S, self._abort)
-
-    def _abort(self) -> None:
-        """Give up on a client that does not read what it is sent."""
-        self._stall_timer = None
-        self._transport.abort()
 
 
 class TlsConnection(SSLProtocol):

@@ -1,18 +1,22 @@
-"""Garbage collection when it pays, instead of in the middle of a rush.
+"""Garbage collection when memory grows, instead of in the middle of a rush.
 
-There is hardly any garbage that the collector has to find: nearly all objects are freed when the last reference to them
-goes. But what it looks through is much: with 10,000 nodes, Python's own schedule held the event loop for 0.2 to 0.5
-seconds again and again while they joined.
+Little waits for the collector: nearly all objects are freed when the last reference to them goes. But it looks through
+everything: with 10,000 nodes, Python's own schedule held the event loop for 0.2 to 0.5 seconds again and again while
+they joined.
 """
 
 import gc
+import resource
 import time
+from pathlib import Path
 
-EVERY_S = 600.0
-"""A collection comes at most this often (seconds)."""
+GROWN_BYTES = 64 << 20
+"""A collection comes once the process has grown by so much and by half since the last."""
 
-NEW = 200_000
-"""A collection comes only after so many more objects, and after a quarter more than there were."""
+SHARE = 0.1
+"""Collections take at most this share of the time."""
+
+_STATM = Path("/proc/self/statm")
 
 
 class Collector:
@@ -22,13 +26,19 @@ class Collector:
         gc.collect()
         gc.freeze()
         gc.disable()
-        self._kept = 0
-        self._looked_at = time.monotonic()
+        self._size = resident_bytes()
+        self._rests_until = 0.0
 
     def look(self) -> None:
-        """Collect if it is time; to be called every few seconds."""
-        new, now = gc.get_count()[0], time.monotonic()
-        if new < max(NEW, self._kept // 4) or now < self._looked_at + EVERY_S:
+        """Collect if the process has grown; to be called every second."""
+        began = time.monotonic()
+        if began < self._rests_until or resident_bytes() < self._size + max(GROWN_BYTES, self._size // 2):
             return
-        self._looked_at = now
-        self._kept += new - gc.collect()
+        gc.collect()
+        ended = time.monotonic()
+        self._size, self._rests_until = resident_bytes(), ended + (ended - began) / SHARE
+
+
+def resident_bytes() -> int:
+    """The resident size of this process."""
+    return int(_STATM.read_text(encoding="ascii").split()[1]) * resource.getpagesize()

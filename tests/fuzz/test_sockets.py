@@ -271,6 +271,8 @@ async def test_who_is_slow_is_not_waited_for(server: Hetserver) -> None:
     for said, after_s in ended[len(late) : -1]:
         assert statuses(said) == [408]
         assert b'"code":"request_too_slow"' in said
+        assert b'"field":"body"' in said
+        assert b"\r\nconnection: close\r\n" in said
         assert 9.5 < after_s < 16.0
     said, after_s = ended[-1]
     assert statuses(said)[0] == 200

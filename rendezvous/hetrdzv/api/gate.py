@@ -24,7 +24,6 @@ from hetrdzv.protocol.errors import (
     HetError,
     LeaderLost,
     NotLeader,
-    RequestTooSlow,
     ServerStopping,
     Unauthorized,
 )
@@ -189,7 +188,7 @@ def _check_token(authorization: str, tokens: Tokens) -> Permit:
 
 async def _refuse(reply: _Reply, error: HetError, scope: Scope) -> None:
     reply.withheld, reply.may_begin = False, None  # it tells nothing of any group
-    field = "body" if isinstance(error, BodyTooLarge | RequestTooSlow) else None
+    field = "body" if isinstance(error, BodyTooLarge) else None
     answer = problems.answer(error, field=field)
     headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
     if isinstance(error, NotLeader):

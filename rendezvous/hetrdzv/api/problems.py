@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from hetrdzv.api.lenient import ignored
 from hetrdzv.protocol import versions
-from hetrdzv.protocol.errors import HetError, InvalidRequest, InvalidSpec, RequestTooSlow, Unauthorized
+from hetrdzv.protocol.errors import HetError, InvalidRequest, InvalidSpec, Unauthorized
 from hetrdzv.protocol.wire import DirectiveReply, ProblemReply, SpecFields
 
 MEDIA_TYPE = "application/problem+json"
@@ -63,7 +63,6 @@ class UnknownKind(InvalidRequest):
 
 _HEADERS: Mapping[type[HetError], Mapping[str, str]] = {
     Unauthorized: {"www-authenticate": "Bearer"},
-    RequestTooSlow: {"connection": "close"},
 }
 """Headers that belong to an error."""
 

@@ -16,20 +16,23 @@ class Wakes:
 
     def __init__(self) -> None:
         self._due: deque[tuple[asyncio.Future[T], T]] = deque()  # type: ignore[valid-type]
+        self._left = AT_ONCE  # how many may still be woken in this turn
 
     def add(self, futures: Iterable[asyncio.Future[T]], result: T) -> None:
-        """Give futures a result: the first few at once if nobody else is waiting for that, others in the next turns."""
-        idle = not self._due
+        """Give futures a result: some at once if this turn has not woken many yet, the others in the next turns."""
         self._due.extend((future, result) for future in futures)
-        if idle:
-            self._wake_some()
+        self._wake_some()
 
     def _wake_some(self) -> None:
-        woken = 0
-        while self._due and woken < AT_ONCE:
+        before = self._left
+        while self._due and self._left:
             future, result = self._due.popleft()
             if not future.done():
                 future.set_result(result)
-                woken += 1
-        if self._due:
-            asyncio.get_running_loop().call_soon(self._wake_some)
+                self._left -= 1
+        if before == AT_ONCE > self._left:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._left = AT_ONCE
+        self._wake_some()

@@ -129,7 +129,6 @@ class Connection(HttpToolsProtocol):
         self._late_timer: asyncio.TimerHandle | None = None
         self._awaited = ""  # what has to come before it goes off: a header or a body
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._has_data = False
         self._in_header = self._in_body = False  # what has begun and is not whole
         self._body_left = 0  # bytes of a body whose length is known
         self._since_body = 0  # bytes since the last of a body
@@ -170,7 +169,6 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing():
             return
-        self._has_data = True
         self._parse(self._unparsed + data)
 
     def _parse(self, data: bytes) -> None:
@@ -219,12 +217,13 @@ class Connection(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if version not in ("1.0", "1.1") or hosts > 1 or (hosts == 0 and version == "1.1"):
             raise ValueError("the version is unknown, or there is not one host")
-        lengths = [int(value) for name, value in self.headers if name == b"content-length"]
-        has_body = any(lengths) or any(name == b"transfer-encoding" for name, _ in self.headers)
-        if has_body and self.parser.should_upgrade():
+        length = sum(int(value) for name, value in self.headers if name == b"content-length")
+        if self.parser.should_upgrade() and (
+            length or any(one == b"transfer-encoding" for one, _ in self.headers)
+        ):
             raise ValueError("the parser would take the body for another protocol")
         super().on_headers_complete()
-        self._in_header, self._in_body, self._body_left = False, True, sum(lengths)
+        self._in_header, self._in_body, self._body_left = False, True, length
 
     def on_body(self, body: bytes) -> None:
         self._since_body = 0
@@ -286,12 +285,11 @@ class Connection(HttpToolsProtocol):
         self._late_timer = None
         if self._transport.is_closing():
             return
-        if self._in_body and self.flow.read_paused:  # we are
+        if self._in_body and self.flow.read_paused:  # not the client is slow
             self._await(self._awaited)
         elif self._in_header or (self._in_body and not self.cycle.response_started):
-            self._close_with(
-                RequestTooSlow(f"{self._awaited}: it did not arrive within {within_s:g} s; send it again")
-            )
+            late = RequestTooSlow(f"{self._awaited}: it did not arrive within {within_s:g} s; send it again")
+            self._close_with(late, field=self._awaited if self._in_body else None)
         else:
             self._transport.close()
 
@@ -303,10 +301,14 @@ class Connection(HttpToolsProtocol):
             )
         )
 
-    def _close_with(self, error: HetError) -> None:
-        """Send an error, unless another reply has begun, and close the connection."""
+    def _close_with(self, error: HetError, field: str | None = None) -> None:
+        """Send an error, unless another reply has begun, and close the connection.
+
+        Args:
+            field: the part of the request that is wrong.
+        """
         if not self._in_body or not self.cycle.response_started:
-            answer = problems.answer(error)
+            answer = problems.answer(error, field=field)
             headers = {**answer.headers, **versions.HEADERS, "connection": "close"}
             lines = [f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}"]
             lines += [f"{name}: {value}" for name, value in headers.items()]

@@ -1,4 +1,4 @@
-"""A transport that makes one write of the head and the body of a reply: a poll costs a fifth less that way."""
+"""A transport that makes one write of the head and the body of a reply."""
 
 import asyncio
 from typing import Any

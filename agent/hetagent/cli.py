@@ -82,7 +82,7 @@ def _run() -> int:
 
 def _token(options: "Options") -> str | None:
     """The token for the server; neither the workers nor our own server may inherit it."""
-    token = client_token(options.token_file)
+    token = client_token(options.token_file, lambda text: say(f"hetagent: {text}"))
     os.environ.pop("HET_TOKEN", None)
     return None if options.standalone else token
 

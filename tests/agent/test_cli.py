@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 import pytest
 from tests.support.servers import ROOT, Hetserver
-from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent import assembly, cli
 from hetagent.job.logs import RoundLogsSpecs
@@ -26,7 +25,7 @@ from hetagent.node import network, processes
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
 from hetagent.node.standalone import own_server
-from hetagent.options.model import Options, UsageError
+from hetagent.options.model import Options, Std, UsageError
 from hetagent.options.parse import parse
 from hetagent.slots import isolated, slots_of
 from hetrdzv import __version__
@@ -279,6 +278,31 @@ def test_without_the_extra_agent_it_says_what_to_install(missing: str, message: 
         [sys.executable, "-c", program, "--standalone"], capture_output=True, text=True, check=False
     )
     assert (ended.stderr, ended.returncode) == (f"{message}\n", 2)
+
+
+@pytest.mark.parametrize(
+    ("argv", "status"),
+    [
+        (["--version"], 0),
+        (["--help"], 0),
+        (["--gpu", "4", "train.py"], 2),
+        (["--nnodes", "two", "--server", "h", "train.py"], 2),
+        (["train.py"], 2),  # no server
+        (["--server", "h", "--token-file", "missing", "train.py"], 2),
+        (["--server", "h", "--ca-cert", "missing", "train.py"], 2),
+    ],
+)
+def test_what_needs_no_torch_does_not_wait_for_it(argv: list[str], status: int) -> None:
+    program = (
+        "import sys\nfrom hetagent.cli import main\n"
+        "try:\n    main()\nfinally:\n    assert not [name for name in sys.modules if name.startswith('torch')]"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "HET_SERVER"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *argv], env=environ, capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in ended.stderr
+    assert ended.returncode == status
 
 
 def test_python_m_hetagent_is_hetagent() -> None:

@@ -5,15 +5,12 @@ import signal
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 
-from torch.distributed.elastic.multiprocessing import Std
-from torch.distributed.run import parse_min_max_nnodes
-from torch.numa.binding import AffinityMode
-
 from hetagent.node.names import host_name
 from hetagent.options import slurm
-from hetagent.options.flags import REFUSED, SPEC_FLAGS, TORCHRUNS_SIGNALS, dest, parser
+from hetagent.options.flags import SPEC_FLAGS, parser
 from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
-from hetagent.options.values import seconds
+from hetagent.options.torchrun import REFUSED, TORCHRUNS_SIGNALS, dest, variable
+from hetagent.options.values import nodes, seconds, streams
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.ids import checked_id
 
@@ -70,15 +67,16 @@ def _torchrun(args: Namespace) -> TorchrunOptions:
         no_python=bool(args.no_python),
         run_path=bool(args.run_path),
         virtual_local_rank=bool(args.virtual_local_rank),
-        numa_binding=AffinityMode(args.numa_binding) if args.numa_binding is not None else None,
+        numa_binding=args.numa_binding,
         event_log_handler=args.event_log_handler,
         log_dir=args.log_dir,
+        log_line_prefix_template=args.log_line_prefix_template or None,
         logs_specs=args.logs_specs,
         redirects=_streams("--redirects", args.redirects),
         tee=_streams("--tee", args.tee),
         local_ranks_filter=_ranks(args.local_ranks_filter),
-        duplicate_stdout_filters=tuple(args.duplicate_stdout_filters or ()),
-        duplicate_stderr_filters=tuple(args.duplicate_stderr_filters or ()),
+        duplicate_stdout_filters=tuple(args.duplicate_stdout_filters),
+        duplicate_stderr_filters=tuple(args.duplicate_stderr_filters),
     )
 
 
@@ -104,9 +102,9 @@ def _refuse(args: Namespace) -> None:
 def _ignored(environ: Mapping[str, str]) -> list[str]:
     """Notes on the variables of refused flags."""
     return [
-        f"ignoring PET_{dest(flag).upper()}: {reason}"
+        f"ignoring {variable(flag)}: {reason}"
         for flag, reason in REFUSED.items()
-        if environ.get(f"PET_{dest(flag).upper()}")
+        if environ.get(variable(flag))
     ]
 
 
@@ -208,8 +206,8 @@ def _nnodes(args: Namespace) -> tuple[int, int] | None:
     if args.nnodes is None:
         return None
     try:
-        fewest, most = parse_min_max_nnodes(args.nnodes)
-    except (ValueError, RuntimeError):
+        fewest, most = nodes(args.nnodes)
+    except ValueError:
         raise UsageError(f"--nnodes {args.nnodes!r} must be N or MIN:MAX, for example 2 or 2:4") from None
     if not 0 < fewest <= most:
         raise UsageError(f"--nnodes {args.nnodes}: MIN must be at least 1, and MAX not below MIN")
@@ -230,10 +228,9 @@ def _signals(names: str) -> tuple[signal.Signals, ...]:
 
 def _streams(flag: str, text: str) -> Streams:
     try:
-        return Std.from_str(text)
-    except ValueError:
-        streams = "0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3"
-        raise UsageError(f"{flag} {text!r} does not name streams: {streams}") from None
+        return streams(text)
+    except ValueError as error:
+        raise UsageError(f"{flag} {error}") from None
 
 
 def _ranks(text: str) -> frozenset[int] | None:

@@ -1,10 +1,12 @@
 """Argument types: each turns the text of a flag into a value, or says what is wrong with it."""
 
 import math
+import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 
 from hetagent.node.network import parse_port_range
+from hetagent.options.model import Std, Streams
 from hetrdzv.protocol.wire import Setting
 
 
@@ -55,3 +57,34 @@ def setting(of: Setting, text: str) -> object:
     """
     kinds: dict[type, Callable[[str], object]] = {float: seconds, int: int}
     return kinds.get(of.kind, str)(text)
+
+
+def filters(text: str) -> tuple[str, ...]:
+    """The texts of a list with commas between them; two commas stand for one within a text."""
+    return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))
+
+
+def streams(text: str) -> Streams:
+    """Which output streams torchrun's `0` to `3` or `0:1,1:3` name, for all workers or by local rank.
+
+    Raises:
+        ValueError: it names none.
+    """
+    if re.fullmatch(r"[0-3]", text):
+        return Std(int(text))
+    if re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+        pairs = (pair.split(":") for pair in text.split(","))
+        return {int(rank): Std(int(value)) for rank, value in pairs}
+    raise ValueError(
+        f"{text!r} does not name streams: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3"
+    )
+
+
+def nodes(text: str) -> tuple[int, int]:
+    """The fewest and most nodes of `N` or `MIN:MAX`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    fewest, _, most = text.partition(":")
+    return int(fewest), int(most or fewest)

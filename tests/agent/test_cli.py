@@ -129,9 +129,6 @@ def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
     found = options("--label", f"rack={'x' * 300}")
     with pytest.raises(UsageError, match=r"no server accepts --label 'x+': .*at most 256"):
         assembly._offer(found, 1, "127.0.0.1", None, Launch(None), wants_command=False)
-    many = options("--max-restarts", str(2**60))
-    with pytest.raises(UsageError, match=f"no server accepts --max-restarts {2**60}: "):
-        assembly._offer(many, 1, "127.0.0.1", None, Launch(None), wants_command=False)
 
 
 def test_the_address() -> None:
@@ -160,8 +157,8 @@ def test_where_output_goes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--tee", "x"], "--tee 'x' does not name streams"),
-        (["-r", "0:1,1"], "--redirects '0:1,1' does not name streams"),
+        (["--tee", "x"], "--tee x does not name streams"),
+        (["-r", "0:1,1"], "--redirects 0:1,1 does not name streams"),
         (["--log-dir", "/dev/null/x"], "--log-dir /dev/null/x: Not a directory"),
         (["--logs-specs", "mine"], "--logs-specs: Could not find entrypoint .*mine"),
     ],

@@ -46,7 +46,7 @@ PAGES = [
 ]
 SOURCES = [*(ROOT / "rendezvous").rglob("*.py"), *(ROOT / "agent").rglob("*.py")]
 TESTS = sorted({*(ROOT / "tests").rglob("*.py")} - {Path(__file__)})
-OTHERS = {"--nproc", "--eval-bleu-args", "--distributed-port"}
+OTHERS = {"--nproc-per", "--eval-bleu-args", "--distributed-port"}
 """What torchrun takes for --nproc-per-node, and options of fairseq."""
 SCRIPTS = {"runner", "guardian_process", "horovod_store"}
 """Modules that are started by their path and not meant to be imported."""

@@ -10,6 +10,7 @@ from torch.distributed.run import parse_min_max_nnodes
 from torch.numa.binding import AffinityMode
 
 from hetagent.node.names import host_name
+from hetagent.node.standalone import fresh_group
 from hetagent.options import slurm
 from hetagent.options.flags import REFUSED, SPEC_FLAGS, TORCHRUNS_SIGNALS, dest, parser
 from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
@@ -87,9 +88,11 @@ def _torchrun(args: Namespace) -> TorchrunOptions:
 
 def _refuse(args: Namespace) -> None:
     """Refuse flags that cannot apply, contradict each other or mean nothing on their own."""
-    for flag, reason in REFUSED.items():
-        if getattr(args, dest(flag)) is not None:
-            raise UsageError(f"{flag} cannot be used with hetagent: {reason}")
+    refused = [f"{flag}: {why}" for flag, why in REFUSED.items() if getattr(args, dest(flag)) is not None]
+    if len(refused) == 1:
+        raise UsageError(refused[0].replace(":", " cannot be used with hetagent:", 1))
+    if refused:
+        raise UsageError("\n  ".join(["these flags cannot be used with hetagent:", *refused]))
     if args.gpus is not None and args.nproc_per_node == os.environ.get("PET_NPROC_PER_NODE"):
         args.nproc_per_node = None
     for one, other in SAME:
@@ -174,7 +177,9 @@ def _group(args: Namespace, environ: Mapping[str, str]) -> str:
             f"--group is {args.group!r}, but --rdzv-id is {args.rdzv_id!r}: they mean the same thing, give only one"
         )
     group = _given_group(args, environ)
-    return "default" if group is None else _id("--group", group)
+    if group is not None:
+        return _id("--group", group)
+    return fresh_group() if args.standalone else "default"
 
 
 def _given_group(args: Namespace, environ: Mapping[str, str]) -> str | None:

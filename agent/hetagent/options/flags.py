@@ -47,7 +47,7 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--server": {"metavar": "URL[,URL...]", "help": "The hetserver to use (or HET_SERVER)."},
     "--group": {
         "metavar": "ID",
-        "help": "The job to join (or HET_GROUP, --rdzv-id; default: Slurm's job, or 'default').",
+        "help": "The job to join (or HET_GROUP, --rdzv-id; default: Slurm's, or 'default'; --standalone: a new one).",
     },
     "--node-id": {
         "metavar": "ID",

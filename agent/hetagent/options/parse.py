@@ -6,6 +6,7 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 
 from hetagent.node.names import host_name
+from hetagent.node.standalone import fresh_group
 from hetagent.options import slurm
 from hetagent.options.flags import SPEC_FLAGS, parser
 from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
@@ -85,9 +86,11 @@ def _torchrun(args: Namespace) -> TorchrunOptions:
 
 def _refuse(args: Namespace) -> None:
     """Refuse flags that cannot apply, contradict each other or mean nothing on their own."""
-    for flag, reason in REFUSED.items():
-        if getattr(args, dest(flag)) is not None:
-            raise UsageError(f"{flag} cannot be used with hetagent: {reason}")
+    refused = [f"{flag}: {why}" for flag, why in REFUSED.items() if getattr(args, dest(flag)) is not None]
+    if len(refused) == 1:
+        raise UsageError(refused[0].replace(":", " cannot be used with hetagent:", 1))
+    if refused:
+        raise UsageError("\n  ".join(["these flags cannot be used with hetagent:", *refused]))
     if args.gpus is not None and args.nproc_per_node == os.environ.get("PET_NPROC_PER_NODE"):
         args.nproc_per_node = None
     for one, other in SAME:
@@ -181,7 +184,7 @@ def _group(args: Namespace, environ: Mapping[str, str]) -> str:
         )
     group = _given_group(args, environ)
     if group is None:
-        return "default"
+        return fresh_group() if args.standalone else "default"
     if args.group is not None:
         return _id("--group", group)
     if args.rdzv_id is None:

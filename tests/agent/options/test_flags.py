@@ -67,6 +67,16 @@ def test_refused_with_the_reason(flag: str) -> None:
     assert [action.help for action in parser()._actions if flag in action.option_strings] == [SUPPRESS]
 
 
+def test_all_refused_flags_are_named_at_once() -> None:
+    with pytest.raises(UsageError) as caught:
+        options("--rdzv-endpoint=host0:29500", "--node_rank", "1", "--nnodes", "2", "train.py")
+    assert str(caught.value) == (
+        "these flags cannot be used with hetagent:\n"
+        f"  --node-rank: {REFUSED['--node-rank']}\n"
+        f"  --rdzv-endpoint: {REFUSED['--rdzv-endpoint']}"
+    )
+
+
 def test_variables_for_refused_flags_are_ignored_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"PET_MASTER_ADDR": "10.0.0.1", "PET_RDZV_BACKEND": "c10d", "PET_NODE_RANK": "1"}
     for name, value in environ.items():
@@ -264,6 +274,14 @@ def test_servers_and_group_from_the_environment() -> None:
 def test_standalone_needs_no_server_and_fixes_one_node() -> None:
     found = parse(["--standalone", "train.py"], {"HET_SERVER": "one"})
     assert (found.standalone, found.servers, found.spec) == (True, (), {"min_nodes": 1, "max_nodes": 1})
+
+
+def test_a_standalone_job_has_a_group_of_its_own_unless_one_is_named() -> None:
+    groups = {parse(["--standalone", "train.py"], {}).group for _ in range(3)}
+    assert len(groups) == 3
+    assert all(group.startswith("standalone-") for group in groups)
+    assert parse(["--standalone", "--rdzv-id", "bert", "train.py"], {}).group == "bert"
+    assert parse(["--standalone", "train.py"], {"HET_GROUP": "gpt"}).group == "gpt"
 
 
 def test_the_rest_of_ours() -> None:

@@ -29,7 +29,7 @@ from hetagent.node.console import counted, flush, say
 from hetagent.node.gpu import devices, numa
 from hetagent.node.guardian import Guardian
 from hetagent.node.place import find_place
-from hetagent.node.standalone import OwnServer
+from hetagent.node.standalone import GROUP_PREFIX, OwnServer
 from hetagent.options.model import Options, UsageError
 from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
@@ -214,7 +214,16 @@ def _command(options: Options) -> WorkerCommand | None:
 
 
 def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
-    """Kill the workers of an earlier agent of this node that was killed together with its guardian."""
+    """Kill the workers of an earlier agent of this node that was killed together with its guardian.
+
+    Those of another job on this node with a server of its own are only named: it is over, but not this one's.
+    """
+    if identity.group.startswith(GROUP_PREFIX):
+        if others := processes.orphans_of_groups(identity.node_id, GROUP_PREFIX):
+            tell(
+                f"earlier --standalone jobs have left processes that still run: pids {', '.join(map(str, others))}"
+            )
+        return
     orphans = processes.orphans(identity.node_id, identity.group)
     if orphans:
         tell(f"killing workers that an earlier agent left behind: pids {', '.join(map(str, orphans))}")

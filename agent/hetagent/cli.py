@@ -67,6 +67,8 @@ def _run() -> int:
         page_cache.read_ahead()
         from hetagent import assembly  # which imports torch: only once the command line makes sense
 
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # __main__.py has seen to that
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         with own_server() if options.standalone else contextlib.nullcontext() as server:
             return assembly.run(options, server, token, tls)
     except (UsageError, CommandError, DeviceError, NumaError, NetworkError, AccessError, TlsError) as error:
@@ -85,7 +87,7 @@ def _run() -> int:
 
 def _token(options: "Options") -> str | None:
     """The token for the server; neither the workers nor our own server may inherit it."""
-    token = client_token(options.token_file)
+    token = client_token(options.token_file, lambda text: say(f"hetagent: {text}"))
     os.environ.pop("HET_TOKEN", None)
     return None if options.standalone else token
 

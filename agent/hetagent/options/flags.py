@@ -1,11 +1,13 @@
 """hetagent's flags: torchrun's and ours. Nothing here imports torch."""
 
 import os
-from argparse import REMAINDER, SUPPRESS, ArgumentParser
-from collections.abc import Mapping
+import re
+from argparse import REMAINDER, SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
 from hetagent.options.model import UsageError
@@ -45,7 +47,7 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--server": {"metavar": "URL[,URL...]", "help": "The hetserver to use (or HET_SERVER)."},
     "--group": {
         "metavar": "ID",
-        "help": "The job to join (or HET_GROUP, --rdzv-id; default: Slurm's job, or 'default').",
+        "help": "The job to join (or HET_GROUP, --rdzv-id; default: Slurm's, or 'default'; --standalone: a new one).",
     },
     "--node-id": {
         "metavar": "ID",
@@ -92,6 +94,8 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
 }
 """The flags that torchrun does not have, with the arguments of `add_argument`; --launch beside them."""
 
+SEE_HELP = "; see hetagent --help"
+
 
 class Parser(ArgumentParser):
     """hetagent's parser; abbreviations are off, or a script's own --log would be taken for one of ours."""
@@ -103,6 +107,41 @@ class Parser(ArgumentParser):
             description="Start this node's workers for a job whose ranks a hetserver assigns. torchrun's flags apply.",
             allow_abbrev=False,
         )
+
+    def parse_args(self, args: Sequence[str], namespace: Namespace | None = None) -> Namespace:  # type: ignore[override]
+        """As argparse's, but every unknown flag is named, with the known one that was probably meant.
+
+        Raises:
+            UsageError: the command line makes no sense.
+        """
+        found, unknown = self.parse_known_args(args, namespace)
+        flags = [word for word in unknown if word.startswith("-")]
+        if unknown:
+            raise UsageError("; ".join(map(self._unknown, flags or unknown)) + SEE_HELP)
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found wrong, without the usage line above it.
+
+        Raises:
+            UsageError: always.
+        """
+        named = re.fullmatch(r"argument (-[^\s/:]+)(?:/[^\s:]+)*: (.*)", message, re.DOTALL)
+        if named is None:
+            raise UsageError(message + SEE_HELP)
+        flag, text = named.groups()
+        if text == "expected one argument":
+            raise UsageError(f"{flag} needs a value{SEE_HELP}")
+        raise UsageError(f"{flag}: {text}")
+
+    def _unknown(self, word: str) -> str:
+        """What to say of a flag that does not exist."""
+        flag = word.partition("=")[0]
+        known = [one for one in self._option_string_actions if not _is_refused(one)]
+        long = [one for one in known if one.startswith("--") and "_" not in one]
+        meant = [one for one in long if len(flag) > 3 and one.startswith(flag)]
+        meant = meant or get_close_matches(flag, known if "_" in flag else long, n=1, cutoff=0.75)
+        return f"there is no flag {flag}" + (f" (did you mean {' or '.join(meant)}?)" if meant else "")
 
 
 def parser() -> Parser:
@@ -145,7 +184,7 @@ def parser() -> Parser:
 def _add(to: ArgumentParser, flag: str, one: TorchrunFlag) -> None:
     given = os.environ.get(variable(flag)) if one.variable else None
     if not one.switch:
-        default = one.default if given is None else given
+        default = one.default if given is None else _from_variable(flag, one, given)
         to.add_argument(*spellings(flag), type=one.type, choices=one.choices, default=default, help=one.help)
         return
     try:
@@ -153,3 +192,14 @@ def _add(to: ArgumentParser, flag: str, one: TorchrunFlag) -> None:
     except ValueError:
         raise UsageError(f"{variable(flag)} must be 0 or 1, which {given!r} is not") from None
     to.add_argument(*spellings(flag), action="store_true", default=on, help=one.help)
+
+
+def _from_variable(flag: str, one: TorchrunFlag, given: str) -> object:
+    try:
+        return one.type(given)
+    except (ArgumentTypeError, ValueError) as error:
+        raise UsageError(f"{variable(flag)}={given}: {error}") from None
+
+
+def _is_refused(spelling: str) -> bool:
+    return any(spelling in spellings(flag) for flag in REFUSED)

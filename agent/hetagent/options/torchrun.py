@@ -5,10 +5,11 @@ tests/agent/options/test_torchrun.py compares it with the parser of the torch th
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from hetagent.options.values import filters
-from hetrdzv.protocol.wire import DEFAULTS
+from hetagent.options.values import filters, seconds, setting
+from hetrdzv.protocol.wire import DEFAULTS, SETTINGS
 
 TORCHRUNS_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """torchrun's default for --signals-to-handle."""
@@ -49,7 +50,8 @@ ACCEPTED: Mapping[str, TorchrunFlag] = {
         switch=True, help="Start a private hetserver, for a job on this node only."
     ),
     "--max-restarts": TorchrunFlag(
-        type=int, help=f"How many failures may restart the group (default: {DEFAULTS.max_restarts})."
+        type=partial(setting, SETTINGS["max_restarts"]),
+        help=f"How many failures may restart the group (default: {DEFAULTS.max_restarts})."
     ),
     "--monitor-interval": TorchrunFlag(
         type=float, help="Accepted without effect: the exit of a worker is noticed at once."
@@ -108,7 +110,7 @@ ACCEPTED: Mapping[str, TorchrunFlag] = {
         help=f"The signals on which this agent stops its workers and leaves (default: {TORCHRUNS_SIGNALS}).",
     ),
     "--shutdown-timeout": TorchrunFlag(
-        type=int, help="Seconds between SIGTERM and SIGKILL on this node (default: --stop-timeout-s)."
+        type=seconds, help="Seconds between SIGTERM and SIGKILL on this node (default: --stop-timeout-s)."
     ),
     "--virtual-local-rank": TorchrunFlag(
         switch=True, help="Each worker sees only its own GPU, and its LOCAL_RANK is 0."

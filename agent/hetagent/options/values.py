@@ -16,10 +16,25 @@ def seconds(text: str) -> float:
     Raises:
         ArgumentTypeError: it is negative, infinite or not a number.
     """
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise ArgumentTypeError(f"{text} is not a number of seconds")
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds, such as 5 or 0.5, without a unit")
     return value
+
+
+def whole(text: str) -> int:
+    """A whole number.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
 def port_range(text: str) -> tuple[int, int]:
@@ -50,13 +65,16 @@ def label(text: str) -> tuple[str, str]:
 
 
 def setting(of: Setting, text: str) -> object:
-    """The value of a group's setting; the server checks its bounds.
+    """The value of a group's setting.
 
     Raises:
-        ValueError, ArgumentTypeError: it is not a number of the right kind.
+        ArgumentTypeError: it is not a number of the right kind, or out of bounds.
     """
-    kinds: dict[type, Callable[[str], object]] = {float: seconds, int: int}
-    return kinds.get(of.kind, str)(text)
+    kinds: dict[type, Callable[[str], object]] = {float: seconds, int: whole}
+    value = kinds.get(of.kind, str)(text)
+    if of.least is not None and not of.least <= value <= (of.most or 0):  # type: ignore[operator]
+        raise ArgumentTypeError(f"{text} is not between {of.least} and {of.most}")
+    return value
 
 
 def filters(text: str) -> tuple[str, ...]:
@@ -75,9 +93,7 @@ def streams(text: str) -> Streams:
     if re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
         pairs = (pair.split(":") for pair in text.split(","))
         return {int(rank): Std(int(value)) for rank, value in pairs}
-    raise ValueError(
-        f"{text!r} does not name streams: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3"
-    )
+    raise ValueError("0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3")
 
 
 def nodes(text: str) -> tuple[int, int]:

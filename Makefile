@@ -1,6 +1,7 @@
 # `make help` lists the targets. PYTHON chooses the interpreter: make PYTHON=python3.12 test
 
 PYTHON ?= python3
+export TORCHES
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -23,7 +24,7 @@ unpacked = @PATH=/usr/local/bin:/usr/bin command -v $(1) >/dev/null || test -x $
 	echo '$(2) could not be unpacked: $(3) are skipped' >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dist demo tools test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-all fuzz compose-test lint bench clean distclean
+.PHONY: help venv dist demo tools test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-torch test-all fuzz compose-test lint bench clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -81,6 +82,9 @@ test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning Fabric, Accel
 
 test-launch: $(HOROVOD)  ## run every command of docs/launch.md, and the tests of examples and torchrun that make test skips (six minutes; needs test-mpi)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/e2e/test_launch_docs.py tests/e2e/test_launch_styles.py tests/e2e/test_torchrun.py
+
+test-torch: $(STAMP)  ## test the agent with the oldest torch, the newest and two in between, each in .cache/torch or in TORCHES (two hours; docs/torch.md)
+	$(BIN)/python -m tests.torches
 
 test-all: $(STAMP) tools  ## run .ci/run and all tests that take minutes to set up, and write docs/test-all.md (half an hour)
 	$(BIN)/python -m tests.everything

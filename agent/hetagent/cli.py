@@ -55,12 +55,15 @@ def _run() -> int:
     from hetagent.node.guardian import GuardianError
     from hetagent.node.network import NetworkError
     from hetagent.node.standalone import own_server
+    from hetagent.options import release
     from hetagent.options.model import UsageError
     from hetagent.options.parse import parse
 
     try:
         options = parse(sys.argv[1:], os.environ)
         token, tls = _token(options), _tls(options)
+        if unknown := release.check(release.installed()):
+            say(f"hetagent: {unknown}")
         page_cache.read_ahead()
         from hetagent import assembly  # which imports torch: only once the command line makes sense
 

@@ -5,18 +5,18 @@ import os
 import shutil
 from typing import TypeVar
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
-from torch.distributed.elastic.multiprocessing.api import to_map
+from torch.distributed.elastic.multiprocessing import LogsDest, Std
 
 from hetagent.job.failures import ERROR_FILE
 from hetagent.node import scratch
+from hetagent.torch_compat import FolderLogs, by_rank
 
 PREFIX = "hetagent_"
 
 Paths = TypeVar("Paths", str, dict[int, str])
 
 
-class RoundLogsSpecs(DefaultLogsSpecs):
+class RoundLogsSpecs(FolderLogs):
     """torch's logs, in `round_{n}` instead of `attempt_{n}`.
 
     torch names the directory after the restart count and empties it first. But a round that ended because a node joined
@@ -59,19 +59,19 @@ class RoundLogsSpecs(DefaultLogsSpecs):
         """
         kept = self._kept_anyway(len(envs))
         if self.capture_stderr:
-            tee = to_map(self._asked_tee, len(envs))
-            self._tee = {rank: tee[rank] if kept[rank] else tee[rank] | Std.ERR for rank in envs}
+            tee = by_rank(self._asked_tee, len(envs))
+            self.tee({rank: tee[rank] if kept[rank] else tee[rank] | Std.ERR for rank in envs})
         number = envs[0]["HET_ROUND"]
         drafts = {rank: env | {"TORCHELASTIC_RESTART_COUNT": number} for rank, env in envs.items()}
         dest = super().reify(drafts)
         for rank, env in envs.items():
             env[ERROR_FILE] = drafts[rank][ERROR_FILE]
         self.captured = []
-        if self._root_log_dir == os.devnull:
+        if self.run_folder is None:
             return dest
         # torch's code makes `attempt_{number}`; renaming that saves us a copy of the code.
-        attempt = os.path.join(str(self._run_log_dir), f"attempt_{number}")
-        own = os.path.join(str(self._run_log_dir), f"round_{number}")
+        attempt = os.path.join(self.run_folder, f"attempt_{number}")
+        own = os.path.join(self.run_folder, f"round_{number}")
         shutil.rmtree(own, ignore_errors=True)  # only if this very round is laid out twice
         os.rename(attempt, own)
         for env in envs.values():
@@ -89,7 +89,7 @@ class RoundLogsSpecs(DefaultLogsSpecs):
 
     def _kept_anyway(self, ranks: int) -> dict[int, bool]:
         """Of which ranks the stderr was to go into a file from the first."""
-        redirects, tee = to_map(self._redirects, ranks), to_map(self._asked_tee, ranks)
+        redirects, tee = by_rank(self.redirects, ranks), by_rank(self._asked_tee, ranks)
         return {rank: bool((redirects[rank] | tee[rank]) & Std.ERR) for rank in range(ranks)}
 
 

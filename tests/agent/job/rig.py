@@ -79,7 +79,6 @@ class Rig:
             local_world_size=slots,
             entrypoint="none yet",
             rdzv_handler=handler,
-            event_log_handler="null",
         )
         words = ("-c", f"cd {folder}; {command}".replace("$$", "$$$$"))  # torch replaces macros in arguments
         self.line = Line(session, lambda: Client([url]), self.said.append)

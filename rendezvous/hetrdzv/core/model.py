@@ -74,6 +74,7 @@ class Failure:
         message: the end of its traceback or of its stderr.
         at: when the exit was seen, on the server's clock (seconds): `now - age_s`.
         final: the node's agent gives up with it, so that this node takes part in no further round.
+        permanent: a restart would end the same way (the script has a syntax error), so none is spent.
     """
 
     local_rank: int
@@ -83,6 +84,7 @@ class Failure:
     message: str = ""
     at: float = 0.0
     final: bool = False
+    permanent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +232,7 @@ class Round:
     Attributes:
         restart_count: restarts that the job had used when the round formed.
         finished: members that are gone after all their workers succeeded: they still count as succeeded.
+        restarted_by: the failure that a restart was spent on to form this round, in a line; empty if none was.
         end: how it ended; None while it runs, and for the round in which a job succeeded.
     """
 
@@ -238,6 +241,7 @@ class Round:
     restart_count: int
     formed_at: float
     finished: frozenset[str] = frozenset()
+    restarted_by: str = ""
     end: End | None = None
 
     @property

@@ -65,3 +65,18 @@ def describe_failure(node_id: str, failure: Failure) -> str:
     if failure.exit_code is not None:
         return f"{who} exited with code {failure.exit_code}"
     return f"{node_id} could not start its workers: {failure.message}"
+
+
+MOST_OF_LINE = 200
+"""How much of a worker's last line a sentence quotes (characters)."""
+
+
+def with_last_line(text: str, failure: Failure) -> str:
+    """A failure's description with the last line of the worker's own words, if it exited with a code and left any.
+
+    One that was killed did not choose its last words: they may be anything, such as half a progress bar.
+    """
+    last = failure.message.rstrip().rpartition("\n")[2].strip()
+    if failure.exit_code is None or not last or last == f"exit code {failure.exit_code}":
+        return text
+    return f"{text}: {last if len(last) <= MOST_OF_LINE else last[: MOST_OF_LINE - 1] + '…'}"

@@ -124,6 +124,7 @@ class FailureFields(Wire):
     signal: ShortText | None = None
     message: Text = ""
     final: Flag = False
+    permanent: Flag = False
 
 
 class ReportRequest(Wire):
@@ -159,6 +160,7 @@ class FailureReply(Reply):
     exit_code: int | None = None
     signal: str | None = None
     message: str = ""
+    permanent: bool = False
 
 
 class RootCauseReply(Reply):
@@ -197,6 +199,7 @@ class StartReply(Reply):
         members: the whole round in rank order, for a node that joined with `wants_members`. For others the size of
             a `start` does not grow with the round.
         daemon: what the master wants this node to run, once it has said so; for a node that joined with `wants_daemon`.
+        restarted_by: the failure that a restart was spent on to form this round, in a line.
     """
 
     group_rank: int
@@ -212,6 +215,7 @@ class StartReply(Reply):
     command: list[str] | None = None
     members: list[MemberReply] | None = None
     daemon: list[str] | None = None
+    restarted_by: str | None = None
 
 
 class DifferenceReply(Reply):

@@ -17,6 +17,7 @@ from hetagent.cli import EXIT_FAILED, EXIT_SIGNAL
 from hetagent.job.logs import RoundLogsSpecs
 from hetagent.job.loop import Agent, AgentError, Identity
 from hetagent.job.ports import Ports
+from hetagent.job.stderr import Copier
 from hetagent.job.store import HetRendezvousHandler
 from hetagent.job.summary import closing_block
 from hetagent.job.torch_starter import TorchStarter
@@ -92,7 +93,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
         options.node_id,
         lambda: network.hold_port(place.address, options.port_range),
     )
-    logs_specs = _logs_specs(options, command)
+    logs_specs = _logs_specs(options)
     spec = _worker_spec(options, slots, handler, command)
 
     worker_env = place.socket_env(os.environ)
@@ -130,10 +131,17 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
             group=options.group,
             node_id=options.node_id,
         ),
-        starter=TorchStarter(spec, logs_specs, prefix, Standbys(preload, tell) if preload else None),
+        starter=TorchStarter(
+            spec,
+            logs_specs,
+            prefix,
+            Standbys(preload, tell) if preload else None,
+            Copier() if _reports_stderr(options) else None,
+        ),
         ports=Ports(handler, lambda: network.hold_port(place.address, options.port_range)),
         worker_env=worker_env,
         moved=moved,
+        secrets=lambda: list(filter(None, [token, reread_token(token_file)])),
         launch=launch,
         stop_timeout_s=options.shutdown_timeout_s,
         tell=tell,
@@ -213,6 +221,18 @@ def _command(options: Options) -> WorkerCommand | None:
     )
 
 
+def _reports_stderr(options: Options) -> bool:
+    """Whether failures are reported with the end of the worker's stderr.
+
+    Raises:
+        UsageError: the variable is neither on nor off.
+    """
+    value = options.report_stderr or os.environ.get("HET_REPORT_STDERR") or "on"
+    if value not in ("on", "off"):
+        raise UsageError(f"HET_REPORT_STDERR={value} in the environment: give on or off")
+    return value == "on"
+
+
 def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
     """Kill the workers of an earlier agent of this node that was killed together with its guardian.
 
@@ -243,7 +263,7 @@ def _worker_spec(
     return torch_compat.worker_spec(options.torchrun, slots, handler, entrypoint, args)
 
 
-def _logs_specs(options: Options, command: WorkerCommand | None) -> LogsSpecs:
+def _logs_specs(options: Options) -> LogsSpecs:
     flags = options.torchrun
     ranks = set(flags.local_ranks_filter) if flags.local_ranks_filter is not None else None
     common: Mapping[str, Any] = {
@@ -258,7 +278,7 @@ def _logs_specs(options: Options, command: WorkerCommand | None) -> LogsSpecs:
         if flags.logs_specs is not None:
             specs: LogsSpecs = torch_compat.logs_specs_class(flags.logs_specs)(**common)
             return specs
-        return RoundLogsSpecs(**common, capture_stderr=command is not None and not command.is_python)
+        return RoundLogsSpecs(**common)
     except OSError as error:
         where = f"--log-dir {flags.log_dir}" if flags.log_dir else "no --log-dir, so a temporary one"
         raise UsageError(f"{where}: {error.strerror or error}") from None

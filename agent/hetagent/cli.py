@@ -49,7 +49,7 @@ def _run() -> int:
         return EXIT_USAGE
     from hetagent.job import failures
     from hetagent.job.loop import AgentError
-    from hetagent.launch.command import CommandError
+    from hetagent.launch.command import CommandError, NotFound
     from hetagent.node.gpu.devices import DeviceError
     from hetagent.node.gpu.numa import NumaError
     from hetagent.node.guardian import GuardianError
@@ -72,7 +72,9 @@ def _run() -> int:
         with own_server() if options.standalone else contextlib.nullcontext() as server:
             return assembly.run(options, server, token, tls)
     except (UsageError, CommandError, DeviceError, NumaError, NetworkError, AccessError, TlsError) as error:
-        status, text, stack = EXIT_USAGE, str(error), str(error)
+        # torchrun's status for a script that is not there is 1
+        status = EXIT_FAILED if isinstance(error, NotFound) else EXIT_USAGE
+        text = stack = str(error)
     except (AgentError, GuardianError) as error:
         status, text, stack = EXIT_FAILED, str(error), str(error)
     except Exception as error:  # a bug

@@ -165,11 +165,6 @@ def logs_specs_class(name: str) -> type[LogsSpecs]:
     return torch.distributed.run._get_logs_specs_class(name)
 
 
-def by_rank(streams: Std | dict[int, Std], ranks: int) -> dict[int, Std]:
-    """The streams of each local rank; none for one that is not named."""
-    return processes_api.to_map(streams, ranks)
-
-
 class FolderLogs(DefaultLogsSpecs):
     """torch's own log files, with what a subclass needs to arrange them differently."""
 
@@ -177,15 +172,6 @@ class FolderLogs(DefaultLogsSpecs):
     def run_folder(self) -> str | None:
         """The folder of this run, once `reify` has made one; None if nothing is kept."""
         return None if self._root_log_dir == os.devnull else str(self._run_log_dir)
-
-    @property
-    def redirects(self) -> Std | dict[int, Std]:
-        """Which streams go into files only."""
-        return self._redirects
-
-    def tee(self, streams: dict[int, Std]) -> None:
-        """Copy these streams into files and to the console, from the next `reify` on."""
-        self._tee = streams
 
 
 # -- starting workers ------------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from hetagent.job.failures import failure_message
+from hetagent.job.failures import Left, failure_message, is_permanent
 from hetagent.job.starter import Exit, Starter
 from hetagent.job.workers import Cleared, Workers
 from hetagent.launch.base import Assignment, Launch
@@ -161,15 +161,20 @@ class LocalRound:
         if self._end is None or time.monotonic() < self._end.due_at:
             return None
         self._failed_here = self._end.failure is not None
+        self._workers.catch_up()
         return self._end
 
-    def describe(self, failure: Exit) -> tuple[FailureFields, str]:
-        """A worker's failure, for the server and in a few words for the terminal."""
+    def describe(self, failure: Exit, secrets: Collection[str] = ()) -> tuple[FailureFields, str]:
+        """A worker's failure, for the server and in a few words for the terminal.
+
+        Args:
+            secrets: what must not be sent.
+        """
         assert self._workers is not None
-        message = failure_message(
-            self._workers.error_files.get(failure.local_rank, ""),
-            self._workers.stderr_files.get(failure.local_rank, ""),
-            failure.status,
+        left = Left(
+            error_file=self._workers.error_files.get(failure.local_rank, ""),
+            stderr_file=self._workers.stderr_files.get(failure.local_rank, ""),
+            stderr_end=self._workers.stderr_end(failure.local_rank),
         )
         local_rank, rank = failure.local_rank, self.assignment.start.rank_offset + failure.local_rank
         who = f"rank {rank} (local rank {local_rank})"
@@ -181,8 +186,10 @@ class LocalRound:
             rank=rank,
             exit_code=failure.exit_code,
             signal=failure.signal,
-            message=message,
+            message=failure_message(left, failure.status, secrets),
         )
+        if is_permanent(left):  # an older server knows no such field
+            fields = fields.model_copy(update={"permanent": True})
         return fields, f"{who} {how}"
 
     def stop(self, signum: int, grace_s: float) -> None:

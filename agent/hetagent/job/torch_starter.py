@@ -20,9 +20,9 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure
 
 from hetagent import torch_compat
 from hetagent.job.failures import read_record
-from hetagent.job.logs import RoundLogsSpecs
-from hetagent.job.output import Trimmer, drained
+from hetagent.job.output import drained
 from hetagent.job.starter import Exit, Started
+from hetagent.job.stderr import CONSOLE, Copier, Source
 from hetagent.job.store import HetRendezvousHandler
 from hetagent.launch.base import Assignment, Forecast
 from hetagent.launch.command import WorkerCommand
@@ -38,6 +38,7 @@ class TorchStarter(torch_compat.ElasticAgent):
         logs_specs: torch's.
         log_line_prefix_template: torch's.
         standbys: where to take processes that have imported already; None: there are none.
+        copier: keeps the end of the workers' stderr; None: nothing of it is to be kept or looked at.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class TorchStarter(torch_compat.ElasticAgent):
         logs_specs: LogsSpecs,
         log_line_prefix_template: str | None = None,
         standbys: Standbys | None = None,
+        copier: Copier | None = None,
     ) -> None:
         super().__init__(spec, logs_specs, log_line_prefix_template)
         self._assignment: Assignment | None = None  # of the newest round
@@ -53,6 +55,8 @@ class TorchStarter(torch_compat.ElasticAgent):
         self._error_files: Mapping[int, str] = {}
         self._created_at = time.monotonic()
         self._standbys = standbys
+        self._copier = copier
+        self._sources: dict[int, Source] = {}  # of the newest round, by local rank
 
     # -- the starter -----------------------------------------------------------------------------------------
 
@@ -83,25 +87,40 @@ class TorchStarter(torch_compat.ElasticAgent):
         spec.rdzv_handler.accept(start)
         self._assignment, self._environs = assignment, environs
         spec.entrypoint, spec.args, spec.max_restarts = command.entrypoint, command.args, start.max_restarts
-        if isinstance(self._logs_specs, RoundLogsSpecs):
-            self._logs_specs.capture_stderr = not command.is_python
+        self._sources = {}
         # A worker inherits this process's environment as well.
         removed = {name for environ in environs for name, value in environ.items() if value is None}
         with _without(removed):
-            started = self.launch(start.restart_count, None if self._standbys is None else self._take)
+            started = self.launch(start.restart_count, self._take)
         self._error_files = started.error_files
         return Started(
             pids=started.pids,
             error_files=started.error_files,
-            stderr_files=started.stderr_files,
-            close=partial(self._close, started, self._trimmer()),
+            stderr_files=started.stderr_files if self._copier is not None else {},
+            stderr_ends={local_rank: source.end for local_rank, source in self._sources.items()},
+            catch_up=partial(self._catch_up, list(self._sources.values())),
+            close=partial(self._close, started, list(self._sources.values())),
         )
 
     def _take(
         self, local_rank: int, args: tuple[str, ...], env: dict[str, str], stdout: int, stderr: int
     ) -> "subprocess.Popen[bytes] | None":
-        assert self._standbys is not None
-        return self._standbys.take(local_rank, Plan(args, env), stdout, stderr)
+        source = self._copier.open() if self._copier is not None and stderr == CONSOLE else None
+        if source is not None:
+            self._sources[local_rank], stderr = source, source.writer
+        try:
+            taken = None
+            if self._standbys is not None:
+                taken = self._standbys.take(local_rank, Plan(args, env), stdout, stderr)
+            if taken is None and source is not None:
+                taken = subprocess.Popen(args, env=env, stdout=stdout, stderr=stderr, start_new_session=True)
+            return taken
+        finally:
+            if source is not None:
+                source.close_writer()
+
+    def _catch_up(self, sources: Sequence[Source], until: float | None = None) -> bool:
+        return self._copier is None or self._copier.catch_up(sources, until)
 
     def rest(self) -> None:
         """See `Starter`."""
@@ -118,6 +137,8 @@ class TorchStarter(torch_compat.ElasticAgent):
             if succeeded:
                 result = RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks.values()))
         self.record_end(self._created_at, result, error)
+        if self._copier is not None:
+            self._copier.hand_over()
 
     def _failure(self, end: Exit) -> ProcessFailure:
         """torch's record of a failed worker, with what that wrote into its error file if torch can read it."""
@@ -128,15 +149,10 @@ class TorchStarter(torch_compat.ElasticAgent):
         except Exception:  # it is not of torch's format
             return make("")
 
-    def _trimmer(self) -> Trimmer:
-        """Of what is captured for our own purposes only."""
-        captured = self._logs_specs.captured if isinstance(self._logs_specs, RoundLogsSpecs) else ()
-        return Trimmer(frozenset(map(os.path.realpath, captured)))
-
-    def _close(self, started: torch_compat.Processes, trimmer: Trimmer, until: float | None) -> bool:
+    def _close(self, started: torch_compat.Processes, sources: Sequence[Source], until: float | None) -> bool:
         started.reap()
-        trimmer.stop()
         shown = drained(started.stops, started.copied, until)
+        shown = self._catch_up(sources, until) and shown
         if shown:
             started.close_files()
         self.stop_helpers()

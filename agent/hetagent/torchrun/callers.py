@@ -8,7 +8,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
-from hetagent.job.failures import MAX_CHARACTERS, failure_message, sendable
+from hetagent.job.failures import MAX_CHARACTERS, Left, failure_message, sendable
 from hetagent.node.signals import signal_name
 from hetagent.torch_compat import AGENT_FILE, TORCHRUN
 from hetrdzv.protocol.wire import FailureFields
@@ -50,7 +50,7 @@ def failure_of_callers() -> FailureFields:
         rank=rank,
         exit_code=code if code >= 0 else None,
         signal=signal_name(-code) if code < 0 else None,
-        message=failure_message(first.error_file, None, code),
+        message=failure_message(Left(error_file=first.error_file), code),
     )
 
 

@@ -161,8 +161,9 @@ def _charge(work: Work, ended: Round, first: _Failed) -> None:
 
 def _finish_permanent(work: Work, ended: Round, first: _Failed) -> None:
     """Fail the group at once, whatever is left of its budget."""
-    cause = first.cause(ended.number)
-    finish(work, GroupState.FAILED, f"the job failed: {first.text}; a restart would end the same way", cause)
+    message = f"{first.text}; no restart, since it would end the same way"
+    cause = replace(first.cause(ended.number), message=message)
+    finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
 
 
 def _finish_given_up(work: Work, end: End, cause: RootCause, given_up: set[str], left: int) -> None:

@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from hetrdzv.api.lenient import ignored
+from hetrdzv.api.refused import client_of
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import HetError, InvalidRequest, InvalidSpec, SpecConflict, Unauthorized
 from hetrdzv.protocol.wire import ConflictReply, DirectiveReply, ProblemReply, SpecFields
@@ -167,6 +168,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HetError)
     async def refused(request: Request, error: HetError) -> Response:
+        request.app.state.refusals.note(error, client_of(request.scope), request.method, request.url.path)
         directive = getattr(request.state, "directive", None)
         return answer(error, field=_field_of(error), directive=directive).response()
 

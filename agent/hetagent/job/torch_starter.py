@@ -105,7 +105,9 @@ class TorchStarter(torch_compat.ElasticAgent):
     def _take(
         self, local_rank: int, args: tuple[str, ...], env: dict[str, str], stdout: int, stderr: int
     ) -> "subprocess.Popen[bytes] | None":
-        source = self._copier.open() if self._copier is not None and stderr == CONSOLE else None
+        source = None
+        if self._copier is not None and (stderr == CONSOLE or _goes_nowhere(stderr)):
+            source = self._copier.open(shown=stderr == CONSOLE)
         if source is not None:
             self._sources[local_rank], stderr = source, source.writer
         try:
@@ -184,6 +186,11 @@ class TorchStarter(torch_compat.ElasticAgent):
                 env.pop(name, None)
             else:
                 env[name] = value
+
+
+def _goes_nowhere(descriptor: int) -> bool:
+    """Whether it is /dev/null, which is where torch has the ranks write that --local-ranks-filter leaves out."""
+    return os.fstat(descriptor).st_rdev == os.stat(os.devnull).st_rdev
 
 
 @contextlib.contextmanager

@@ -98,6 +98,7 @@ class TorchStarter(torch_compat.ElasticAgent):
             error_files=started.error_files,
             stderr_files=started.stderr_files if self._copier is not None else {},
             stderr_ends={local_rank: source.end for local_rank, source in self._sources.items()},
+            met=spec.rdzv_handler.workers,
             catch_up=partial(self._catch_up, list(self._sources.values())),
             close=partial(self._close, started, list(self._sources.values())),
         )

@@ -141,6 +141,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
         ports=Ports(handler, lambda: network.hold_port(place.address, options.port_range)),
         worker_env=worker_env,
         moved=moved,
+        must_meet=options.require_rendezvous,
         secrets=lambda: list(filter(None, [token, reread_token(token_file)])),
         launch=launch,
         stop_timeout_s=options.shutdown_timeout_s,

@@ -8,6 +8,8 @@ import contextlib
 import dataclasses
 import inspect
 import os
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -172,6 +174,34 @@ class FolderLogs(DefaultLogsSpecs):
     def run_folder(self) -> str | None:
         """The folder of this run, once `reify` has made one; None if nothing is kept."""
         return None if self._root_log_dir == os.devnull else str(self._run_log_dir)
+
+
+# -- the round's store -----------------------------------------------------------------------------------------
+
+_VALIDATE, _ADD, _MAGIC = 0, 4, 0x3C85F7CE
+"""Of the protocol of TCPStore: two kinds of query, and the word that comes after the first."""
+
+_ANSWER_S = 2.0
+
+
+def workers_in(store: tuple[str, int]) -> int | None:
+    """How many workers have come to a TCPStore since it was made; None if it does not say.
+
+    Each counts itself there when it opens the store with a world size, as `init_process_group` does; torch's own
+    interface does not show the number.
+
+    Args:
+        store: its address and port.
+    """
+    key = b"init/"
+    query = struct.pack("=BIBQ", _VALIDATE, _MAGIC, _ADD, len(key)) + key + struct.pack("=q", 0)
+    try:
+        with socket.create_connection(store, _ANSWER_S) as asked:
+            asked.sendall(query)
+            answer = asked.recv(8, socket.MSG_WAITALL)
+    except OSError:
+        return None
+    return int(struct.unpack("=q", answer)[0]) if len(answer) == 8 else None
 
 
 # -- starting workers ------------------------------------------------------------------------------------------

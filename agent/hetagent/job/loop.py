@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hetagent.job import failures
 from hetagent.job.leftovers import Leftovers
-from hetagent.job.local_round import LocalRound
+from hetagent.job.local_round import MEET_AFTER_S, LocalRound
 from hetagent.job.ports import Ports
 from hetagent.job.starter import Starter
 from hetagent.launch.base import Assignment, Launch
@@ -62,6 +62,7 @@ class Agent:
         launch: turns this node's part of a round into a command.
         stop_timeout_s: seconds between SIGTERM and SIGKILL; None: the group's setting.
         tell: shows one line to the person at the terminal.
+        must_meet: whether it is a failure if workers end well but have not met.
         secrets: what no failure report may contain.
         moved: asked before each `ready`: whether this node has another address to offer now.
         signals: on which signals the agent stops its workers and leaves.
@@ -87,6 +88,7 @@ class Agent:
         tell: Callable[[str], None],
         moved: Callable[[], bool] = lambda: False,
         secrets: Callable[[], Collection[str]] = tuple,
+        must_meet: bool = False,
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     ) -> None:
         self.outcome: DirectiveReply | None = None
@@ -104,6 +106,7 @@ class Agent:
         self._tell = tell
         self._moved = moved
         self._secrets = secrets
+        self._must_meet = must_meet
         self._signals = signals
         self._selector = selectors.DefaultSelector()
         self._got_signals: list[int] = []
@@ -285,6 +288,14 @@ class Agent:
             return
         if (warning := self._local.look()) is not None:
             self._tell(warning)
+        if (met := self._local.late()) is not None:
+            world, where = self._local.assignment.start.world_size, "init_process_group with env://"
+            so_far = f"only {met} of {world}" if met else f"none of {world}"
+            self._tell(
+                f"round {self._round}: {MEET_AFTER_S:g} s after their start {so_far} workers have met; unless they are "
+                f"still loading, or meet in another way than {where}, they train alone or wait for each other"
+            )
+            self._line.started(self._round, met)
         end = self._local.end()
         if end is None:
             return
@@ -295,7 +306,7 @@ class Agent:
             self._stop(signal.SIGTERM, self._grace_s())
         else:
             self._tell(f"round {self._round}: all local workers succeeded; waiting for the others")
-            self._line.succeeded(self._round)
+            self._line.succeeded(self._round, self._local.met(), must_meet=self._must_meet)
             self._clear_workers(spare_detached=True)
 
     def _obey(self, directive: DirectiveReply) -> None:

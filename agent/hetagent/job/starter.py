@@ -24,6 +24,7 @@ class Started:
         stderr_ends: returns the end of each local rank's stderr that goes to the console only.
         catch_up: waits until what the processes have written by now has reached the console, until the given moment at
             most (monotonic seconds).
+        met: how many workers have come to the round's store by now, if this node hosts it; None: unknown.
         close: reaps the processes that have ended, waits until their output has reached the console, until the given
             moment at most (monotonic seconds), and takes down everything that was set up beside them; returns False if
             nobody reads the console.
@@ -35,6 +36,7 @@ class Started:
     close: Callable[[float | None], bool]
     stderr_ends: Mapping[int, Callable[[], bytes]] = field(default_factory=dict)
     catch_up: Callable[[float | None], bool] = lambda until: True
+    met: Callable[[], int | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,12 +38,16 @@ CONSOLE = 2
 class Source:
     """The stderr of one worker.
 
+    Args:
+        shown: whether it goes to the console.
+
     Attributes:
         writer: the worker's end, to be closed once the worker has it.
         copied: how much of it has reached the console (bytes).
     """
 
-    def __init__(self, reader: int, writer: int) -> None:
+    def __init__(self, reader: int, writer: int, *, shown: bool) -> None:
+        self.shown = shown
         self.reader = reader
         self.writer = writer
         self.copied = 0
@@ -118,14 +122,18 @@ class Copier:
 
     # -- what the run loop asks --------------------------------------------------------------------------------
 
-    def open(self) -> Source | None:
-        """A stderr for a worker; None if there is none to be had, so that the worker writes to ours itself."""
+    def open(self, *, shown: bool = True) -> Source | None:
+        """A stderr for a worker; None if there is none to be had, so that the worker has to do with what it would have.
+
+        Args:
+            shown: whether what is written there goes to the console.
+        """
         try:
             os.fstat(CONSOLE)
-            reader, writer = _terminal() if self._terminal else os.pipe()
+            reader, writer = _terminal() if shown and self._terminal else os.pipe()
         except OSError:
             return None
-        source = Source(reader, writer)
+        source = Source(reader, writer, shown=shown)
         with self._lock:
             self._sources[reader] = source
             if self._thread is None:
@@ -170,7 +178,8 @@ class Copier:
             source.close_writer()
             if thread is None or not thread.is_alive():
                 with contextlib.suppress(OSError):  # no `cat`: it gets SIGPIPE, as behind any pipe
-                    subprocess.Popen(["cat"], stdin=source.reader, stdout=CONSOLE, start_new_session=True)
+                    stdout = CONSOLE if source.shown else subprocess.DEVNULL
+                    subprocess.Popen(["cat"], stdin=source.reader, stdout=stdout, start_new_session=True)
 
     # -- the thread --------------------------------------------------------------------------------------------
 
@@ -183,14 +192,15 @@ class Copier:
                 poller.register(descriptor, select.POLLIN)
             ready = {descriptor for descriptor, _ in poller.poll()}
             if self._woken in ready:
-                # Only what comes after this moment counts, so look again.
                 os.read(self._woken, 4096)
+            awaited = [descriptor for descriptor, source in sources.items() if not source.caught_up]
+            if awaited:  # that may have begun after the look, so look again
                 poller.unregister(self._woken)
                 ready = {descriptor for descriptor, _ in poller.poll(0)}
             for descriptor, source in sources.items():
                 if descriptor in ready:
                     self._copy(descriptor, source)
-                else:
+                elif descriptor in awaited:
                     source.is_empty()
 
     def _copy(self, descriptor: int, source: Source) -> None:
@@ -205,7 +215,8 @@ class Copier:
             source.has_ended()
             return
         source.remember(data)
-        self._show(data)
+        if source.shown:
+            self._show(data)
         source.wrote(len(data))
 
     def _show(self, data: bytes) -> None:

@@ -98,6 +98,7 @@ class TorchStarter(torch_compat.ElasticAgent):
             error_files=started.error_files,
             stderr_files=started.stderr_files if self._copier is not None else {},
             stderr_ends={local_rank: source.end for local_rank, source in self._sources.items()},
+            met=spec.rdzv_handler.workers,
             catch_up=partial(self._catch_up, list(self._sources.values())),
             close=partial(self._close, started, list(self._sources.values())),
         )
@@ -105,7 +106,9 @@ class TorchStarter(torch_compat.ElasticAgent):
     def _take(
         self, local_rank: int, args: tuple[str, ...], env: dict[str, str], stdout: int, stderr: int
     ) -> "subprocess.Popen[bytes] | None":
-        source = self._copier.open() if self._copier is not None and stderr == CONSOLE else None
+        source = None
+        if self._copier is not None and (stderr == CONSOLE or _goes_nowhere(stderr)):
+            source = self._copier.open(shown=stderr == CONSOLE)
         if source is not None:
             self._sources[local_rank], stderr = source, source.writer
         try:
@@ -184,6 +187,11 @@ class TorchStarter(torch_compat.ElasticAgent):
                 env.pop(name, None)
             else:
                 env[name] = value
+
+
+def _goes_nowhere(descriptor: int) -> bool:
+    """Whether it is /dev/null, which is where torch has the ranks write that --local-ranks-filter leaves out."""
+    return os.fstat(descriptor).st_rdev == os.stat(os.devnull).st_rdev
 
 
 @contextlib.contextmanager

@@ -76,6 +76,10 @@ class Workers:
         end = self._started.stderr_ends.get(local_rank)
         return end() if end is not None else b""
 
+    def met(self) -> int | None:
+        """How many workers of all nodes have come to the round's store, if this node hosts it; None: unknown."""
+        return self._started.met()
+
     def catch_up(self) -> None:
         """Have what the workers have written shown before what is said next, unless the console is slow."""
         self._started.catch_up(time.monotonic() + PATIENCE_S)

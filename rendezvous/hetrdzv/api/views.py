@@ -234,6 +234,7 @@ def _round(current: Round, shown: Sequence[Member]) -> wire.RoundReply:
         master=wire.MasterReply.model_validate(current.master),
         members=_members(shown),
         ended=current.end.why if current.end is not None else None,
+        met=current.met,
     )
 
 

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
-from hetrdzv.core.model import Failure, GroupState, Member
+from hetrdzv.core.model import Failure, GroupState, Member, Round
 from hetrdzv.core.order import natural_key
 from hetrdzv.core.spec import UNLIMITED_RESTARTS
 
@@ -40,6 +40,16 @@ def ranks(member: Member) -> str:
     """The global ranks of a member: `rank 4`, or `ranks 8 to 11`."""
     last = member.rank_offset + member.slots - 1
     return f"rank {last}" if member.slots == 1 else f"ranks {member.rank_offset} to {last}"
+
+
+def never_met(current: Round) -> str:
+    """What it means that the workers of a round have not met."""
+    met, world = current.met or 0, current.world_size
+    hint = "unless they meet in another way than init_process_group with env://"
+    if met:
+        return f"only {met} of {world} workers met: the others may have trained alone, {hint}"
+    who = ", ".join(map(str, range(world))) if world <= MOST_NAMES else f"0 to {world - 1}"
+    return f"ranks {who} never met: each may have trained alone, {hint}"
 
 
 def unreached(pairs: AbstractSet[tuple[str, str]], among: AbstractSet[str]) -> str:

@@ -10,7 +10,16 @@ from typing import NamedTuple
 
 from hetrdzv.core.model import End, EndKind, Failure, Group, GroupState, Node, NodePhase, RootCause, Round
 from hetrdzv.core.order import place
-from hetrdzv.core.phrasing import count, describe_failure, names, ranks, spent_of, unreached, with_last_line
+from hetrdzv.core.phrasing import (
+    count,
+    describe_failure,
+    names,
+    never_met,
+    ranks,
+    spent_of,
+    unreached,
+    with_last_line,
+)
 from hetrdzv.core.selection import (
     Lack,
     Selection,
@@ -65,7 +74,8 @@ def _progress(work: Work) -> None:
     if active is None:
         return
     if group.all_succeeded(active):
-        finish(work, GroupState.SUCCEEDED, f"the job succeeded in round {active.number}")
+        apart = f", but {never_met(active)}" if active.apart else ""
+        finish(work, GroupState.SUCCEEDED, f"the job succeeded in round {active.number}{apart}")
     elif group.state is GroupState.STARTING and not any(
         group.phase_of(member) is NodePhase.STARTING for member in active.members
     ):

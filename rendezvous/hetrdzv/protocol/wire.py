@@ -135,6 +135,8 @@ class ReportRequest(Wire):
     kind: AnyReportKind
     age_s: Annotated[Seconds, Field(ge=0, le=1e9)] = 0.0
     failure: FailureFields | None = None
+    met: Annotated[Whole, Field(ge=0)] | None = None
+    must_meet: Flag = False
     message: Text = ""
 
 
@@ -269,7 +271,12 @@ class DirectiveReply(Reply):
 
 
 class RoundReply(Reply):
-    """The newest round; `ended` says why it is over, None while it runs."""
+    """The newest round.
+
+    Attributes:
+        ended: why it is over; None while it runs.
+        met: how many workers have found each other in the round's store; None: unknown.
+    """
 
     number: int
     world_size: int
@@ -277,6 +284,7 @@ class RoundReply(Reply):
     master: MasterReply
     members: list[MemberReply]
     ended: str | None = None
+    met: int | None = None
 
 
 NodeState = Literal[

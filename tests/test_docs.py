@@ -46,7 +46,7 @@ PAGES = [
 ]
 SOURCES = [*(ROOT / "rendezvous").rglob("*.py"), *(ROOT / "agent").rglob("*.py")]
 TESTS = sorted({*(ROOT / "tests").rglob("*.py")} - {Path(__file__)})
-OTHERS = {"--nproc", "--eval-bleu-args", "--distributed-port"}
+OTHERS = {"--nproc-per", "--eval-bleu-args", "--distributed-port"}
 """What torchrun takes for --nproc-per-node, and options of fairseq."""
 SCRIPTS = {"runner", "guardian_process", "horovod_store"}
 """Modules that are started by their path and not meant to be imported."""
@@ -688,7 +688,7 @@ def spec_table(old: str, new: str) -> list[str]:
             "--etcd, which does not",
         ),
         (lambda: check_mentions("give `--gpu 4`", {"--gpus"}), "--gpu is no flag"),
-        (lambda: check_example("hetagent --server http://h --warm train.py"), "SystemExit(2)"),
+        (lambda: check_example("hetagent --server http://h --warm train.py"), "there is no flag --warm"),
         (lambda: check_example("hetagent --gpus 4 train.py"), "no server"),
         (lambda: check_example("hetserver --etcd h"), "NoSuchOption"),
         (lambda: check_example("hetctl scale job"), "KeyError('scale')"),

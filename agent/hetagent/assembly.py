@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import ValidationError
 from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.multiprocessing import LogsSpecs
+from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
 from torch.distributed.run import _get_logs_specs_class
-from torch.numa.binding import NumaOptions
+from torch.numa.binding import AffinityMode, NumaOptions
 
 from hetagent.cli import EXIT_FAILED, EXIT_SIGNAL
 from hetagent.job.logs import RoundLogsSpecs
@@ -30,8 +30,8 @@ from hetagent.node.console import counted, flush, say
 from hetagent.node.gpu import devices, numa
 from hetagent.node.guardian import Guardian
 from hetagent.node.place import find_place
-from hetagent.node.standalone import OwnServer
-from hetagent.options.model import Options, UsageError
+from hetagent.node.standalone import GROUP_PREFIX, OwnServer
+from hetagent.options.model import Options, Streams, UsageError
 from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session import Session
@@ -115,7 +115,9 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     line = Line(session, client, tell)
     if server is not None:
         server.watch(line.give_up)
-    prefix = os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+    prefix = options.torchrun.log_line_prefix_template or os.environ.get(
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+    )
     agent = Agent(
         identity=identity,
         line=line,
@@ -212,7 +214,16 @@ def _command(options: Options) -> WorkerCommand | None:
 
 
 def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
-    """Kill the workers of an earlier agent of this node that was killed together with its guardian."""
+    """Kill the workers of an earlier agent of this node that was killed together with its guardian.
+
+    Those of another job on this node with a server of its own are only named: it is over, but not this one's.
+    """
+    if identity.group.startswith(GROUP_PREFIX):
+        if others := processes.orphans_of_groups(identity.node_id, GROUP_PREFIX):
+            tell(
+                f"earlier --standalone jobs have left processes that still run: pids {', '.join(map(str, others))}"
+            )
+        return
     orphans = processes.orphans(identity.node_id, identity.group)
     if orphans:
         tell(f"killing workers that an earlier agent left behind: pids {', '.join(map(str, orphans))}")
@@ -237,7 +248,7 @@ def _worker_spec(
         args=command.args if command is not None else (),
         rdzv_handler=handler,
         event_log_handler=flags.event_log_handler,
-        numa_options=NumaOptions(affinity_mode=mode) if mode is not None else None,
+        numa_options=NumaOptions(affinity_mode=AffinityMode(mode)) if mode is not None else None,
         duplicate_stdout_filters=list(flags.duplicate_stdout_filters),
         duplicate_stderr_filters=list(flags.duplicate_stderr_filters),
         virtual_local_rank=flags.virtual_local_rank,
@@ -249,8 +260,8 @@ def _logs_specs(options: Options, command: WorkerCommand | None) -> LogsSpecs:
     ranks = set(flags.local_ranks_filter) if flags.local_ranks_filter is not None else None
     common: Mapping[str, Any] = {
         "log_dir": flags.log_dir,
-        "redirects": flags.redirects,
-        "tee": flags.tee,
+        "redirects": _std(flags.redirects),
+        "tee": _std(flags.tee),
         "local_ranks_filter": ranks,
     }
     if flags.log_dir is not None and os.path.isfile(flags.log_dir):
@@ -265,3 +276,10 @@ def _logs_specs(options: Options, command: WorkerCommand | None) -> LogsSpecs:
         raise UsageError(f"{where}: {error.strerror or error}") from None
     except ValueError as error:
         raise UsageError(f"--logs-specs: {error}") from None
+
+
+def _std(streams: Streams) -> Std | dict[int, Std]:
+    """torch's word for output streams."""
+    if isinstance(streams, dict):
+        return {rank: Std(value) for rank, value in streams.items()}
+    return Std(streams)

@@ -1,6 +1,6 @@
 """The hetagent command: reads the command line, runs the agent and turns its outcome into an exit status.
 
-Imports torch only when it runs, so that it can say what is missing.
+Imports torch only once the command line makes sense.
 """
 
 import contextlib
@@ -47,9 +47,6 @@ def _run() -> int:
     if missing := [module for module in NEEDS if find_spec(module) is None]:
         say(f"hetagent needs {' and '.join(missing)}: pip install 'hetrdzv[agent]'")
         return EXIT_USAGE
-    page_cache.read_ahead()
-
-    from hetagent import assembly
     from hetagent.job import failures
     from hetagent.job.loop import AgentError
     from hetagent.launch.command import CommandError
@@ -64,6 +61,11 @@ def _run() -> int:
     try:
         options = parse(sys.argv[1:], os.environ)
         token, tls = _token(options), _tls(options)
+        page_cache.read_ahead()
+        from hetagent import assembly  # which imports torch: only once the command line makes sense
+
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # __main__.py has seen to that
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         with own_server() if options.standalone else contextlib.nullcontext() as server:
             return assembly.run(options, server, token, tls)
     except (UsageError, CommandError, DeviceError, NumaError, NetworkError, AccessError, TlsError) as error:
@@ -82,7 +84,7 @@ def _run() -> int:
 
 def _token(options: "Options") -> str | None:
     """The token for the server; neither the workers nor our own server may inherit it."""
-    token = client_token(options.token_file)
+    token = client_token(options.token_file, lambda text: say(f"hetagent: {text}"))
     os.environ.pop("HET_TOKEN", None)
     return None if options.standalone else token
 

@@ -28,9 +28,10 @@ def slots_of(options: Options) -> tuple[devices.Devices | None, int]:
         try:
             chosen = devices.choose("auto", "cuda", os.environ)
             return chosen, chosen.slots
-        except devices.DeviceError as error:
-            if nproc == "gpu":
-                raise UsageError(f"--nproc-per-node gpu: {error}") from None
+        except devices.NoGpuHere as error:
+            if nproc == "gpu" or options.device == "cuda":
+                workers = "pass --nproc-per-node N --device cpu to start N CPU workers"
+                raise UsageError(f"--nproc-per-node {nproc}: {error.finding}: {workers}") from None
     try:
         slots = determine_local_world_size(nproc)
     except ValueError as error:

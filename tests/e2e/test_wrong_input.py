@@ -128,7 +128,7 @@ Run = Callable[..., Said]
         ),
         (
             ["--server", "gpu1", "--nnodes", "two", "train.py"],
-            "hetagent: --nnodes 'two' must be N or MIN:MAX, for example 2 or 2:4",
+            "hetagent: --nnodes two must be N or MIN:MAX, for example 2 or 2:4",
         ),
         (
             ["--server", "gpu1", "--nnodes", "4:2", "train.py"],
@@ -164,7 +164,7 @@ Run = Callable[..., Said]
         ),
         (
             ["--standalone", *CPU, "--tee", "9", "train.py"],
-            "hetagent: --tee '9' does not name streams: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3",
+            "hetagent: --tee 9 does not name streams: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3",
         ),
         (
             ["--standalone", *CPU, "--log-dir", "train.py", "train.py"],
@@ -188,11 +188,19 @@ def test_a_command_line_that_makes_no_sense(hetagent: Run, argv: list[str], text
     [
         (["nowhere.py"], "script 'nowhere.py' does not exist (looked from {folder})"),
         (["--no-python", "nowhere"], "program 'nowhere' is not found: give its path, or install it on this node"),
+        (["--no-python", "."], "program '.' is a folder: give the path of a program"),
+        (["--no-python", "./train.py"], "program './train.py' is not executable: run chmod +x ./train.py, or leave --no-python out for Python"),  # noqa: E501
+        (["--no-python", "train.py"], "program 'train.py' is not executable: run chmod +x ./train.py, or leave --no-python out for Python"),  # noqa: E501
+        (["--no-python", "./train.sh"], "program './train.sh' is not executable: run chmod +x ./train.sh"),
+        (["--no-python", "run.sh"], "program 'run.sh' is not on PATH: write ./run.sh for the one in this folder"),
         (["-m", "--no-python", "x"], "--module and --no-python contradict each other: give one of them"),
         (["-m"], "--module says how to start a script, but there is none: add it after the flags"),
     ],
 )  # fmt: skip
 def test_a_script_that_cannot_be_run(hetagent: Run, tmp_path: Path, argv: list[str], text: str) -> None:
+    for name, mode in (("train.sh", 0o644), ("run.sh", 0o755)):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(mode)
     said = hetagent("--standalone", *CPU, *argv)
     assert said == Said(USAGE, f"hetagent: {text.format(folder=tmp_path)}\n")
 
@@ -202,10 +210,10 @@ def test_a_script_that_cannot_be_run(hetagent: Run, tmp_path: Path, argv: list[s
     [
         (["--gpus", "4"], "4 GPUs requested, none here ({why}): add --device cpu to start CPU workers"),
         (["--gpus", "0,3"], "GPUs 0, 3 requested, none here ({why}): add --device cpu to start CPU workers"),
-        ([], "--gpus auto: no GPU here ({why}): pass --device cpu --gpus N to start N CPU workers"),
+        ([], "no GPU here ({why}): pass --device cpu --gpus N to start N CPU workers"),
         (
             ["--nproc-per-node", "gpu"],
-            "--nproc-per-node gpu: --device cuda: no GPU here ({why}): pass --device cpu --gpus N to start N CPU workers",  # noqa: E501
+            "--nproc-per-node gpu: no GPU here ({why}): pass --nproc-per-node N --device cpu to start N CPU workers",
         ),
     ],
 )  # fmt: skip

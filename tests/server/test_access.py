@@ -135,6 +135,27 @@ def test_a_client_takes_the_file_before_the_environment(
     assert client_token(None) is None
 
 
+def test_a_token_that_is_the_name_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = token_file(tmp_path, "secret\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given in (str(path), f"~/{path.name}"):
+        monkeypatch.setenv("HET_TOKEN", given)
+        with pytest.raises(
+            AccessError, match=f"HET_TOKEN is the name of a file.*--token-file {path}"
+        ) as error:
+            client_token(None)
+        assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o400, False), (0o640, True), (0o604, True)])
+def test_a_token_file_that_others_can_read_is_warned_about(tmp_path: Path, mode: int, warned: bool) -> None:
+    path = token_file(tmp_path, "secret\n", mode)
+    said: list[str] = []
+    assert client_token(path, said.append) == "secret"
+    warning = f"token file {path} can be read by other users of this machine: chmod 600 {path}"
+    assert said == ([warning] if warned else [])
+
+
 def test_where_state_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("XDG_STATE_HOME", "/var/state")

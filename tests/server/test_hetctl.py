@@ -22,6 +22,7 @@ import pytest
 from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.groups import flag_type
+from hetrdzv.cli.hetctl.main import DESTRUCTIVE, cli, meant
 from hetrdzv.client import Client
 from hetrdzv.core.commands import ReportKind
 from hetrdzv.core.spec import Setting
@@ -476,18 +477,47 @@ def test_a_program_that_does_not_speak_http_answers(ctl: Callable[..., str]) -> 
         (["status", "--server", ","], "no server was given"),
         (["status", "a/b"], "'a/b' must be 1 to 128 letters"),
         (["status", ".."], "'..' must be 1 to 128 letters"),
-        (["statu"], "No such command 'statu'"),
+        (["statu"], "there is no command 'statu': did you mean 'status'?"),
+        (["creat"], "did you mean 'create'?"),
+        (["resart"], "did you mean 'restart'?"),
+        (["delte"], "did you mean 'delete'?"),
+        (["remove"], "there is no command 'remove'; the commands are create, status, events"),
         (["events"], "Missing argument 'GROUP'; see hetctl events --help"),
         (["events", "g", "--after", "-1"], "-1"),
-        (["create", "g", "--nnodes", "2:x"], "'2:x' must be N or MIN:MAX"),
+        (["create", "g", "--nnodes", "2:x"], "'2:x' must be N or MIN:MAX, for example 2 or 2:4"),
         (["create", "g", "--lease-s", "nan"], "'nan' is not a number of seconds"),
-        (["create", "g", "--lease-s", "soon"], "'soon' is not a number of seconds"),
+        (
+            ["create", "g", "--lease-s", "5s"],
+            "'5s' is not a number of seconds, such as 5 or 0.5, without a unit",
+        ),
+        (
+            ["create", "g", "train.py", "--lr", "1"],
+            "script: hetctl create g -- train.py --lr 1; see hetctl create",
+        ),
+        (
+            ["create", "g", "--nnodes", "2", "a.py", "--lr=1", "x y"],
+            "create g --nnodes 2 -- a.py --lr=1 'x y'",
+        ),
+        (
+            ["create", "g", "--nodes", "2"],
+            "No such option '--nodes'. Did you mean '--nnodes'? See hetctl create",
+        ),
         (["create", "g", "--on-join", "panic"], "'panic' is not one of 'restart', 'spare'"),
         (["status", "--token", "sesame"], "No such option"),
     ],
 )
 def test_a_wrong_command_line_is_2(ctl: Callable[..., str], argv: list[str], text: str) -> None:
     assert text in ctl(*argv, status=2)
+
+
+def test_nothing_that_stops_a_job_is_suggested_before_what_does_not() -> None:
+    for word in ("drian", "undrian", "restrat", "crate", "stat", "del", "evnets", "cancle"):
+        suggested = [name for name in cli.commands if f"'{name}'" in meant(word)]
+        harmless = [name for name in suggested if name not in DESTRUCTIVE]
+        first = meant(word).removeprefix(": did you mean '").partition("'")[0]
+        assert not harmless or first in harmless, word
+    assert meant("darin") == ": did you mean 'drain'?"
+    assert meant("kill") == meant("rm") == meant("stop") == ""
 
 
 @pytest.mark.parametrize("argv", [["create", "g", "--nnodes", "4:2"], ["create", "g", "--lease-s", "0.1"]])

@@ -2,8 +2,10 @@
 
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from hetagent.job.store import HetRendezvousHandler
+if TYPE_CHECKING:
+    from hetagent.job.store import HetRendezvousHandler
 
 
 class Ports:
@@ -17,7 +19,7 @@ class Ports:
         script: the socket that holds the script's port; None once a round has used it.
     """
 
-    def __init__(self, handler: HetRendezvousHandler, hold: Callable[[], socket.socket]) -> None:
+    def __init__(self, handler: "HetRendezvousHandler", hold: Callable[[], socket.socket]) -> None:
         self.script: socket.socket | None = None
         self._handler = handler
         self._hold = hold

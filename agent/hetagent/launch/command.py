@@ -41,19 +41,35 @@ def worker_command(
         run_path: makes torchrun run the script with `runpy`; our runner always does something equivalent.
 
     Raises:
-        CommandError: the script does not exist, or `module` and `no_python` were both given.
+        CommandError: the script does not exist or cannot be executed, or `module` and `no_python` were both given.
     """
     if module and no_python:
         raise CommandError("--module and --no-python contradict each other: give one of them")
     if no_python and not run_path:
-        program = shutil.which(script)
-        if program is None:
-            raise CommandError(f"program '{script}' is not found: give its path, or install it on this node")
-        return WorkerCommand(program, tuple(args), is_python=False)
+        return WorkerCommand(_program(script), tuple(args), is_python=False)
     if not module and not os.path.exists(script):
         raise CommandError(f"script '{script}' does not exist (looked from {os.getcwd()})")
     flags = ("-m",) if module else ()
     return WorkerCommand(python(), ("-u", str(RUNNER), *flags, script, *args), is_python=True)
+
+
+def _program(name: str) -> str:
+    """The path of a program, looked up as a shell does.
+
+    Raises:
+        CommandError: it is not there, or cannot be executed.
+    """
+    if (found := shutil.which(name)) is not None:
+        return found
+    if os.path.isdir(name):
+        raise CommandError(f"program '{name}' is a folder: give the path of a program")
+    if os.path.exists(name):
+        path = name if os.path.dirname(name) else f"./{name}"
+        if os.access(path, os.X_OK):
+            raise CommandError(f"program '{name}' is not on PATH: write {path} for the one in this folder")
+        also = ", or leave --no-python out for Python" if name.endswith(".py") else ""
+        raise CommandError(f"program '{name}' is not executable: run chmod +x {path}{also}")
+    raise CommandError(f"program '{name}' is not found: give its path, or install it on this node")
 
 
 def group_command(words: Sequence[str]) -> WorkerCommand:

@@ -9,6 +9,9 @@ from hetagent.node import network
 RESOLVE_PAUSE_S = 1.0
 """Pause between two look-ups of a server's name (seconds)."""
 
+NEWS_S = 10.0
+"""While names cannot be looked up, that is said again this often (seconds)."""
+
 _T = TypeVar("_T")
 
 
@@ -82,20 +85,21 @@ def patiently(find: Callable[[], _T], patience_s: float, tell: Callable[[str], N
 
     Args:
         patience_s: how long to keep trying (seconds).
-        tell: shows a line at the terminal, once.
+        tell: shows a line at the terminal, now and every `NEWS_S`.
 
     Raises:
         network.NamesAway: they still cannot be looked up.
     """
-    until = time.monotonic() + patience_s
-    told = False
+    began_at = time.monotonic()
+    tell_at = 0.0
     while True:
         try:
             return find()
         except network.NamesAway as error:
-            if time.monotonic() >= until:
+            now = time.monotonic()
+            if now >= began_at + patience_s:
                 raise
-            if not told:
-                tell(f"{error}; trying again")
-            told = True
+            if now >= tell_at:
+                tell_at = now + NEWS_S
+                tell(f"{error}; trying again for {began_at + patience_s - now:.0f} s")
             time.sleep(RESOLVE_PAUSE_S)

@@ -65,12 +65,21 @@ def orphans(node_id: str, group: str) -> list[int]:
     An agent calls this when it starts, to find what an earlier agent left behind if that agent and its guardian were
     both killed. Processes of other PID namespaces are not orphans: their agent's pid means nothing here.
     """
+    return _orphans(node_id, lambda of: of == group)
+
+
+def orphans_of_groups(node_id: str, prefix: str) -> list[int]:
+    """The same for all groups whose id begins with `prefix`."""
+    return _orphans(node_id, lambda of: of.startswith(prefix))
+
+
+def _orphans(node_id: str, belongs: Callable[[str], bool]) -> list[int]:
     alive = living()
     here = _pid_namespace("self")
     found = []
     for pid in _others():
         env = environment(pid)
-        if env.get(NODE_ID) != node_id or env.get(GROUP) != group:
+        if env.get(NODE_ID) != node_id or not belongs(env.get(GROUP, "")):
             continue
         agent = env.get(AGENT_PID, "")
         if agent.isdecimal() and int(agent) not in alive and _pid_namespace(str(pid)) == here:

@@ -5,10 +5,20 @@ import socket
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 
 CONNECTIONS = 256
 """The most connections to a server for one node: its agent's, and people's with hetctl. It needs few open files."""
+
+
+GROUP_PREFIX = "standalone-"
+"""What the ids begin with that `fresh_group` makes."""
+
+
+def fresh_group() -> str:
+    """The id of a group that no other job has, as torchrun makes one."""
+    return GROUP_PREFIX + uuid.uuid4().hex[:12]
 
 
 class OwnServer:

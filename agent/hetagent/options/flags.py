@@ -1,53 +1,24 @@
-"""hetagent's flags: torchrun's own parser, with our flags added and those that cannot apply refused."""
+"""hetagent's flags: torchrun's and ours. Nothing here imports torch."""
 
 import os
-from argparse import SUPPRESS, ArgumentParser
-from collections.abc import Mapping
+import re
+from argparse import REMAINDER, SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from torch.distributed.run import get_args_parser
+from typing import Any, NoReturn
 
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
 from hetagent.options.model import UsageError
+from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
 from hetagent.options.values import label, port_range, seconds, setting
 from hetagent.protocol.contact import CONNECT_TIMEOUT_S
 from hetrdzv import __version__
-from hetrdzv.protocol.wire import DEFAULTS, SETTINGS, Setting
-
-REFUSED: Mapping[str, str] = {
-    "--master-addr": "the server chooses the master of every round",
-    "--master-port": "the master's agent holds a free port; limit the choice with --port-range",
-    "--node-rank": "the server assigns the ranks",
-    "--rdzv-backend": "hetagent always uses hetserver: give --server URL (torchrun itself takes hetrdzv there)",
-    "--rdzv-endpoint": "give --server URL",
-    "--rdzv-conf": "the settings of a group are flags of their own, such as --last-call-s",
-    "--start-method": "workers are always started as separate programs",
-}
-"""torchrun's flags that cannot apply, each with the reason.
-
-Their PET_ variables are ignored, not refused: what starts containers for torchrun sets them for all of them.
-"""
-
-OWN_HELP: Mapping[str, str] = {
-    "nnodes": "Number of nodes, N or MIN:MAX (default: Slurm's, or whoever has joined by the last call).",
-    "nproc_per_node": "torchrun's spelling of --gpus: a number of workers of any kind, or gpu, cpu, xpu, auto.",
-    "run_path": "Accepted without effect: scripts always run this way. Overrides --no-python.",
-    "rdzv_id": "torchrun's name for --group.",
-    "standalone": "Start a private hetserver, for a job on this node only.",
-    "max_restarts": f"How many failures may restart the group (default: {DEFAULTS.max_restarts}).",
-    "monitor_interval": "Accepted without effect: the exit of a worker is noticed at once.",
-    "local_addr": "The address this node offers (default: that of its connection to the server).",
-    "shutdown_timeout": "Seconds between SIGTERM and SIGKILL on this node (default: --stop-timeout-s).",
-}
-"""Help for torchrun's flags where torchrun's own text would mislead."""
+from hetrdzv.protocol.wire import SETTINGS, Setting
 
 SPEC_FLAGS: Mapping[str, Setting] = {name: one for name, one in SETTINGS.items() if one.has_flag}
 """Settings of the group with a flag of their own name; --nnodes and --max-restarts are torchrun's."""
-
-TORCHRUNS_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-"""torchrun's default for --signals-to-handle."""
 
 OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--gpus": {
@@ -76,7 +47,7 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--server": {"metavar": "URL[,URL...]", "help": "The hetserver to use (or HET_SERVER)."},
     "--group": {
         "metavar": "ID",
-        "help": "The job to join (or HET_GROUP, --rdzv-id; default: Slurm's job, or 'default').",
+        "help": "The job to join (or HET_GROUP, --rdzv-id; default: Slurm's, or 'default'; --standalone: a new one).",
     },
     "--node-id": {
         "metavar": "ID",
@@ -123,50 +94,67 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
 }
 """The flags that torchrun does not have, with the arguments of `add_argument`; --launch beside them."""
 
-_TORCHRUN_DEFAULTS_KEPT = frozenset(
-    {
-        "role",
-        "redirects",
-        "tee",
-        "local_ranks_filter",
-        "event_log_handler",
-        "signals_to_handle",
-        "duplicate_stdout_filters",
-        "duplicate_stderr_filters",
-        "help",
-        "training_script_args",
-    }
-)
+SEE_HELP = "; see hetagent --help"
 
 
-def parser() -> ArgumentParser:
-    """torchrun's parser with our flags; an argument that was not given is None, except where torchrun's default stays.
+class Parser(ArgumentParser):
+    """hetagent's parser; abbreviations are off, or a script's own --log would be taken for one of ours."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            prog="hetagent",
+            usage="hetagent [--gpus N] (--server URL | --standalone) [flags] [script [its arguments]]",
+            description="Start this node's workers for a job whose ranks a hetserver assigns. torchrun's flags apply.",
+            allow_abbrev=False,
+        )
+
+    def parse_args(self, args: Sequence[str], namespace: Namespace | None = None) -> Namespace:  # type: ignore[override]
+        """As argparse's, but every unknown flag is named, with the known one that was probably meant.
+
+        Raises:
+            UsageError: the command line makes no sense.
+        """
+        found, unknown = self.parse_known_args(args, namespace)
+        flags = [word for word in unknown if word.startswith("-")]
+        if unknown:
+            raise UsageError("; ".join(map(self._unknown, flags or unknown)) + SEE_HELP)
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found wrong, without the usage line above it.
+
+        Raises:
+            UsageError: always.
+        """
+        named = re.fullmatch(r"argument (-[^\s/:]+)(?:/[^\s:]+)*: (.*)", message, re.DOTALL)
+        if named is None:
+            raise UsageError(message + SEE_HELP)
+        flag, text = named.groups()
+        if text == "expected one argument":
+            raise UsageError(f"{flag} needs a value{SEE_HELP}")
+        raise UsageError(f"{flag}: {text}")
+
+    def _unknown(self, word: str) -> str:
+        """What to say of a flag that does not exist."""
+        flag = word.partition("=")[0]
+        known = [one for one in self._option_string_actions if not _is_refused(one)]
+        long = [one for one in known if one.startswith("--") and "_" not in one]
+        meant = [one for one in long if len(flag) > 3 and one.startswith(flag)]
+        meant = meant or get_close_matches(flag, known if "_" in flag else long, n=1, cutoff=0.75)
+        return f"there is no flag {flag}" + (f" (did you mean {' or '.join(meant)}?)" if meant else "")
+
+
+def parser() -> Parser:
+    """A parser of torchrun's flags and ours; an argument that was not given is None, or has torchrun's default.
 
     Raises:
-        UsageError: the PET_ variable of a switch is not 0 or 1.
+        UsageError: the PET_ variable of a switch is not a number.
     """
-    try:
-        made = get_args_parser()
-    except ValueError as error:
-        raise UsageError(
-            f"a PET_ variable that switches something on or off must be 0 or 1: {error}"
-        ) from None
-    made.allow_abbrev = False  # or a script's own --log would be taken for one of ours
-    made.prog = "hetagent"
-    made.usage = "hetagent [--gpus N] (--server URL | --standalone) [flags] [script [its arguments]]"
-    made.description = (
-        "Start this node's workers for a job whose ranks a hetserver assigns. torchrun's flags apply."
-    )
-    refused = {dest(flag) for flag in REFUSED}
-    for action in made._actions:
-        if action.dest == "training_script":
-            action.nargs, action.required, action.default = "?", False, None
-            action.help = "The training script and its arguments; without one the group's command is used."
-        elif action.dest in refused:
-            action.default, action.help = None, SUPPRESS
-        elif f"PET_{action.dest.upper()}" not in os.environ and action.dest not in _TORCHRUN_DEFAULTS_KEPT:
-            action.default = None
-        action.help = OWN_HELP.get(action.dest, action.help)
+    made = Parser()
+    for flag, one in ACCEPTED.items():
+        _add(made, flag, one)
+    for flag in REFUSED:
+        made.add_argument(*spellings(flag), help=SUPPRESS)
     ours = made.add_argument_group("hetrdzv")
     styles = "; ".join(f"{name}: {kind.help}" for name, kind in LAUNCHES.items())
     ours.add_argument(
@@ -174,19 +162,44 @@ def parser() -> ArgumentParser:
     )
     for flag, settings in OUR_FLAGS.items():
         ours.add_argument(flag, **settings)
-    for name, one in SPEC_FLAGS.items():
+    for name, setting_ in SPEC_FLAGS.items():
         ours.add_argument(
             f"--{name.replace('_', '-')}",
             dest=name,
-            type=partial(setting, one),
-            choices=one.choices or None,
-            help=f"{one.help} (default: {one.shown_default})",
-            metavar=None if one.choices else "S",
+            type=partial(setting, setting_),
+            choices=setting_.choices or None,
+            help=f"{setting_.help} (default: {setting_.shown_default})",
+            metavar=None if setting_.choices else "S",
         )
     ours.add_argument("--version", action="version", version=f"hetagent {__version__}")
+    made.add_argument(
+        "training_script",
+        nargs="?",
+        help="The training script and its arguments; without one the group's command is used.",
+    )
+    made.add_argument("training_script_args", nargs=REMAINDER)
     return made
 
 
-def dest(flag: str) -> str:
-    """Where argparse keeps a flag's value: `node_id` for `--node-id`."""
-    return flag[2:].replace("-", "_")
+def _add(to: ArgumentParser, flag: str, one: TorchrunFlag) -> None:
+    given = os.environ.get(variable(flag)) if one.variable else None
+    if not one.switch:
+        default = one.default if given is None else _from_variable(flag, one, given)
+        to.add_argument(*spellings(flag), type=one.type, choices=one.choices, default=default, help=one.help)
+        return
+    try:
+        on = None if given is None else bool(int(given))
+    except ValueError:
+        raise UsageError(f"{variable(flag)} must be 0 or 1, which {given!r} is not") from None
+    to.add_argument(*spellings(flag), action="store_true", default=on, help=one.help)
+
+
+def _from_variable(flag: str, one: TorchrunFlag, given: str) -> object:
+    try:
+        return one.type(given)
+    except (ArgumentTypeError, ValueError) as error:
+        raise UsageError(f"{variable(flag)}={given}: {error}") from None
+
+
+def _is_refused(spelling: str) -> bool:
+    return any(spelling in spellings(flag) for flag in REFUSED)

@@ -3,14 +3,21 @@
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntFlag
 from pathlib import Path
-
-from torch.distributed.elastic.multiprocessing import Std
-from torch.numa.binding import AffinityMode
 
 
 class UsageError(ValueError):
     """The command line makes no sense; the text says what to change."""
+
+
+class Std(IntFlag):
+    """Output streams of a worker, with torch's names and values."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = OUT | ERR
 
 
 Streams = Std | dict[int, Std]
@@ -26,9 +33,10 @@ class TorchrunOptions:
     no_python: bool
     run_path: bool
     virtual_local_rank: bool
-    numa_binding: AffinityMode | None
+    numa_binding: str | None
     event_log_handler: str
     log_dir: str | None
+    log_line_prefix_template: str | None
     logs_specs: str | None
     redirects: Streams
     tee: Streams

@@ -5,15 +5,13 @@ import signal
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 
-from torch.distributed.elastic.multiprocessing import Std
-from torch.distributed.run import parse_min_max_nnodes
-from torch.numa.binding import AffinityMode
-
 from hetagent.node.names import host_name
+from hetagent.node.standalone import fresh_group
 from hetagent.options import slurm
-from hetagent.options.flags import REFUSED, SPEC_FLAGS, TORCHRUNS_SIGNALS, dest, parser
+from hetagent.options.flags import SPEC_FLAGS, parser
 from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
-from hetagent.options.values import seconds
+from hetagent.options.torchrun import REFUSED, TORCHRUNS_SIGNALS, dest, variable
+from hetagent.options.values import nodes, seconds, streams
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.ids import checked_id
 
@@ -26,7 +24,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
 
     Raises:
         UsageError: flags contradict each other or cannot apply here.
-        SystemExit: argparse's own errors, with status 2, and --help.
+        SystemExit: after --help and --version.
     """
     args = parser().parse_args(list(argv))
     _refuse(args)
@@ -70,15 +68,16 @@ def _torchrun(args: Namespace) -> TorchrunOptions:
         no_python=bool(args.no_python),
         run_path=bool(args.run_path),
         virtual_local_rank=bool(args.virtual_local_rank),
-        numa_binding=AffinityMode(args.numa_binding) if args.numa_binding is not None else None,
+        numa_binding=args.numa_binding,
         event_log_handler=args.event_log_handler,
         log_dir=args.log_dir,
+        log_line_prefix_template=args.log_line_prefix_template or None,
         logs_specs=args.logs_specs,
         redirects=_streams("--redirects", args.redirects),
         tee=_streams("--tee", args.tee),
         local_ranks_filter=_ranks(args.local_ranks_filter),
-        duplicate_stdout_filters=tuple(args.duplicate_stdout_filters or ()),
-        duplicate_stderr_filters=tuple(args.duplicate_stderr_filters or ()),
+        duplicate_stdout_filters=tuple(args.duplicate_stdout_filters),
+        duplicate_stderr_filters=tuple(args.duplicate_stderr_filters),
     )
 
 
@@ -87,9 +86,11 @@ def _torchrun(args: Namespace) -> TorchrunOptions:
 
 def _refuse(args: Namespace) -> None:
     """Refuse flags that cannot apply, contradict each other or mean nothing on their own."""
-    for flag, reason in REFUSED.items():
-        if getattr(args, dest(flag)) is not None:
-            raise UsageError(f"{flag} cannot be used with hetagent: {reason}")
+    refused = [f"{flag}: {why}" for flag, why in REFUSED.items() if getattr(args, dest(flag)) is not None]
+    if len(refused) == 1:
+        raise UsageError(refused[0].replace(":", " cannot be used with hetagent:", 1))
+    if refused:
+        raise UsageError("\n  ".join(["these flags cannot be used with hetagent:", *refused]))
     if args.gpus is not None and args.nproc_per_node == os.environ.get("PET_NPROC_PER_NODE"):
         args.nproc_per_node = None
     for one, other in SAME:
@@ -104,17 +105,17 @@ def _refuse(args: Namespace) -> None:
 def _ignored(environ: Mapping[str, str]) -> list[str]:
     """Notes on the variables of refused flags."""
     return [
-        f"ignoring PET_{dest(flag).upper()}: {reason}"
+        f"ignoring {variable(flag)}: {reason}"
         for flag, reason in REFUSED.items()
-        if environ.get(f"PET_{dest(flag).upper()}")
+        if environ.get(variable(flag))
     ]
 
 
-def _id(flag: str, value: str) -> str:
+def _id(typed: str, value: str) -> str:
     try:
         return checked_id(value)
     except ValueError as error:
-        raise UsageError(f"{flag} {error}") from None
+        raise UsageError(f"{typed} {error}") from None
 
 
 # -- who and where -------------------------------------------------------------------------------------------
@@ -150,6 +151,14 @@ def _servers(args: Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     given = args.server or environ.get("HET_SERVER")
     if not given:
+        behind = next(
+            (flag for flag in ("--server", "--standalone") if flag in args.training_script_args), None
+        )
+        if behind is not None:
+            script = args.training_script
+            raise UsageError(
+                f"{behind} stands after {script}, so it belongs to the script: put it before {script}"
+            )
         raise UsageError(
             "no server: give --server http://host:29400 (or set HET_SERVER), or --standalone for one node"
         )
@@ -174,7 +183,13 @@ def _group(args: Namespace, environ: Mapping[str, str]) -> str:
             f"--group is {args.group!r}, but --rdzv-id is {args.rdzv_id!r}: they mean the same thing, give only one"
         )
     group = _given_group(args, environ)
-    return "default" if group is None else _id("--group", group)
+    if group is None:
+        return fresh_group() if args.standalone else "default"
+    if args.group is not None:
+        return _id("--group", group)
+    if args.rdzv_id is None:
+        return _id("HET_GROUP", group)
+    return _id("PET_RDZV_ID" if os.environ.get("PET_RDZV_ID") == group else "--rdzv-id", group)
 
 
 def _given_group(args: Namespace, environ: Mapping[str, str]) -> str | None:
@@ -208,32 +223,34 @@ def _nnodes(args: Namespace) -> tuple[int, int] | None:
     if args.nnodes is None:
         return None
     try:
-        fewest, most = parse_min_max_nnodes(args.nnodes)
-    except (ValueError, RuntimeError):
-        raise UsageError(f"--nnodes {args.nnodes!r} must be N or MIN:MAX, for example 2 or 2:4") from None
+        fewest, most = nodes(args.nnodes)
+    except ValueError:
+        raise UsageError(
+            f"{_typed('--nnodes', args.nnodes)} must be N or MIN:MAX, for example 2 or 2:4"
+        ) from None
     if not 0 < fewest <= most:
-        raise UsageError(f"--nnodes {args.nnodes}: MIN must be at least 1, and MAX not below MIN")
+        raise UsageError(f"{_typed('--nnodes', args.nnodes)}: MIN must be at least 1, and MAX not below MIN")
     return fewest, most
 
 
 def _signals(names: str) -> tuple[signal.Signals, ...]:
     found = []
+    typed = _typed("--signals-to-handle", names)
     for name in filter(None, (part.strip() for part in names.split(","))):
         try:
             found.append(signal.Signals[name])
         except KeyError:
-            raise UsageError(f"--signals-to-handle: there is no signal {name!r}") from None
+            raise UsageError(f"{typed}: there is no signal {name!r}") from None
         if found[-1] in slurm.UNHANDLED:
-            raise UsageError(f"--signals-to-handle: no program can handle {name}")
+            raise UsageError(f"{typed}: no program can handle {name}")
     return tuple(found)
 
 
 def _streams(flag: str, text: str) -> Streams:
     try:
-        return Std.from_str(text)
-    except ValueError:
-        streams = "0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3"
-        raise UsageError(f"{flag} {text!r} does not name streams: {streams}") from None
+        return streams(text)
+    except ValueError as error:
+        raise UsageError(f"{_typed(flag, text)} does not name streams: {error}") from None
 
 
 def _ranks(text: str) -> frozenset[int] | None:
@@ -242,15 +259,23 @@ def _ranks(text: str) -> frozenset[int] | None:
     try:
         return frozenset(int(rank) for rank in text.split(","))
     except ValueError:
-        raise UsageError(f"--local-ranks-filter {text!r} must be local ranks, for example 0,1") from None
+        raise UsageError(
+            f"{_typed('--local-ranks-filter', text)} must be local ranks, for example 0,1"
+        ) from None
 
 
 def _shutdown_timeout_s(args: Namespace, environ: Mapping[str, str]) -> float | None:
     """--shutdown-timeout, or torchrun's variable for it."""
-    given = args.shutdown_timeout
-    if given is None:
-        given = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or None
+    if args.shutdown_timeout is not None:
+        return float(args.shutdown_timeout)
+    given = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or None
     try:
-        return None if given is None else seconds(str(given))
-    except (ValueError, ArgumentTypeError):
-        raise UsageError(f"--shutdown-timeout {given} is not a number of seconds") from None
+        return None if given is None else seconds(given)
+    except ArgumentTypeError as error:
+        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={given}: {error}") from None
+
+
+def _typed(flag: str, value: str) -> str:
+    """A flag of torchrun with its value as it was typed: on the command line, or in its variable."""
+    given_by = variable(flag)
+    return f"{given_by}={value}" if os.environ.get(given_by) == value else f"{flag} {value}"

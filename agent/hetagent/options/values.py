@@ -1,10 +1,12 @@
 """Argument types: each turns the text of a flag into a value, or says what is wrong with it."""
 
 import math
+import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 
 from hetagent.node.network import parse_port_range
+from hetagent.options.model import Std, Streams
 from hetrdzv.protocol.wire import Setting
 
 
@@ -14,10 +16,25 @@ def seconds(text: str) -> float:
     Raises:
         ArgumentTypeError: it is negative, infinite or not a number.
     """
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise ArgumentTypeError(f"{text} is not a number of seconds")
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds, such as 5 or 0.5, without a unit")
     return value
+
+
+def whole(text: str) -> int:
+    """A whole number.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
 def port_range(text: str) -> tuple[int, int]:
@@ -48,10 +65,42 @@ def label(text: str) -> tuple[str, str]:
 
 
 def setting(of: Setting, text: str) -> object:
-    """The value of a group's setting; the server checks its bounds.
+    """The value of a group's setting.
 
     Raises:
-        ValueError, ArgumentTypeError: it is not a number of the right kind.
+        ArgumentTypeError: it is not a number of the right kind, or out of bounds.
     """
-    kinds: dict[type, Callable[[str], object]] = {float: seconds, int: int}
-    return kinds.get(of.kind, str)(text)
+    kinds: dict[type, Callable[[str], object]] = {float: seconds, int: whole}
+    value = kinds.get(of.kind, str)(text)
+    if of.least is not None and not of.least <= value <= (of.most or 0):  # type: ignore[operator]
+        raise ArgumentTypeError(f"{text} is not between {of.least} and {of.most}")
+    return value
+
+
+def filters(text: str) -> tuple[str, ...]:
+    """The texts of a list with commas between them; two commas stand for one within a text."""
+    return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))
+
+
+def streams(text: str) -> Streams:
+    """Which output streams torchrun's `0` to `3` or `0:1,1:3` name, for all workers or by local rank.
+
+    Raises:
+        ValueError: it names none.
+    """
+    if re.fullmatch(r"[0-3]", text):
+        return Std(int(text))
+    if re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+        pairs = (pair.split(":") for pair in text.split(","))
+        return {int(rank): Std(int(value)) for rank, value in pairs}
+    raise ValueError("0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3")
+
+
+def nodes(text: str) -> tuple[int, int]:
+    """The fewest and most nodes of `N` or `MIN:MAX`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    fewest, _, most = text.partition(":")
+    return int(fewest), int(most or fewest)

@@ -14,6 +14,9 @@ CONNECT_TIMEOUT_S = 60.0
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 2.0
 """Pause after the first and after many requests in a row that no server answered, before jitter (seconds)."""
 
+NEWS_S = 10.0
+"""While no server answers, that is said again this often (seconds)."""
+
 
 class Contact:
     """Whether a server answers.
@@ -36,6 +39,7 @@ class Contact:
         self._heard_at: float | None = None
         self._heard_from = 1  # requests with smaller numbers were sent before the server was last heard
         self._began_at: float | None = None
+        self._away_since = self._told_at = 0.0
 
     def begin(self, now: float) -> None:
         """The first request is about to be sent: from now on the time for a first contact counts."""
@@ -81,14 +85,20 @@ class Contact:
         """A request was not answered: the next one is sent after a pause.
 
         Returns:
-            what happened, if that is news.
+            what happened, if that is news, or was said `NEWS_S` ago.
         """
         news = None
-        if not self.away:
-            self.away = True
-            news = str(error)
-            if isinstance(error, Problem):
-                news = f"the server answers with HTTP {error.status}: {error}"
+        if not self.away or now >= self._told_at + NEWS_S:
+            news = (
+                f"the server answers with HTTP {error.status}: {error}"
+                if isinstance(error, Problem)
+                else str(error)
+            )
+            if self.away:
+                news = f"{news}, for {now - self._away_since:.0f} s now"
+            else:
+                self.away, self._away_since = True, now
+            self._told_at = now
         if now >= self.retry_at:
             pause_s = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(self._failures, 10))
             self._failures += 1

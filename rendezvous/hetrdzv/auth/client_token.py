@@ -1,24 +1,34 @@
 """The one token that an agent or hetctl uses: from `--token-file`, or from `HET_TOKEN`."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from hetrdzv.auth.files import AccessError
+from hetrdzv.auth.files import AccessError, exposed
 from hetrdzv.auth.tokens import is_token
 
 
-def client_token(token_file: Path | None) -> str | None:
+def client_token(token_file: Path | None, warn: Callable[[str], None] = lambda text: None) -> str | None:
     """The token to send; None if there is none.
 
     Args:
         token_file: `--token-file`; without it, `HET_TOKEN` of the environment counts.
+        warn: shows the person a warning: others can read that file.
 
     Raises:
         AccessError: what was given is not a token.
     """
     if token_file is not None:
-        return read_token(token_file)
+        given = read_token(token_file)
+        if (warning := exposed(token_file)) is not None:
+            warn(warning)
+        return given
     token = os.environ.get("HET_TOKEN", "").strip()
+    if token and os.path.isfile(path := os.path.expanduser(token)):
+        raise AccessError(
+            f"HET_TOKEN is the name of a file, {path}, and must be a token: "
+            f'give --token-file {path}, or HET_TOKEN="$(cat {path})"'
+        )
     if token and not is_token(token):
         raise AccessError("HET_TOKEN must hold one token, a single word of ASCII characters")
     return token or None

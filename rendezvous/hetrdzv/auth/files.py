@@ -24,6 +24,13 @@ def is_private(path: Path) -> bool:
         return True
 
 
+def exposed(path: Path) -> str | None:
+    """A warning about a token file that other users can read; None if they cannot."""
+    if is_private(path):
+        return None
+    return f"token file {path} can be read by other users of this machine: chmod 600 {path}"
+
+
 def stamp_of(stat: os.stat_result) -> Stamp:
     """The stamp of a file."""
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns

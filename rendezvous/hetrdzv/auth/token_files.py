@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hetrdzv.auth.client_token import read_token
-from hetrdzv.auth.files import AccessError, Stamp, is_private, stamp_of
+from hetrdzv.auth.files import AccessError, Stamp, exposed, is_private, stamp_of
 from hetrdzv.auth.tokens import EVERYTHING, Entry, Grant, Role, Tokens, changed, entries, is_token
 
 logger = logging.getLogger(__name__)
@@ -79,8 +79,8 @@ class TokenFile(Tokens):
         except UnicodeDecodeError:
             raise AccessError(f"token file {self._path} cannot be read: it is not text") from None
         found = parse(text, self._path)
-        if not is_private(self._path):
-            logger.warning("token file %s can be read by other users of this machine", self._path)
+        if (warning := exposed(self._path)) is not None:
+            logger.warning("%s", warning)
         return stamp, entries(found)
 
     def _complain(self, what: str) -> None:

@@ -13,6 +13,7 @@ from hetagent.node.gpu.discovery import Gpu, NoGpus
 
 GIB = 2**30
 FOUR = [Gpu(f"GPU-{letter * 8}-1", "H200", 139 * GIB) for letter in "abcd"]
+INSTEAD = "pass --device cpu instead of cuda to start CPU workers"
 ADD = "add --device cpu to start CPU workers"
 PASS = "pass --device cpu --gpus N to start N CPU workers"
 MIG = [Gpu("MIG-1111", "H200 MIG 1g.18gb", 18 * GIB), Gpu("MIG-2222", "H200 MIG 1g.18gb", 18 * GIB)]
@@ -91,8 +92,13 @@ def test_gpus_that_are_not_there(gpus: str, visible: str | None, message: str) -
     ("gpus", "device", "message"),
     [
         ("4", "auto", f"4 GPUs requested, none here (no NVIDIA driver): {ADD}"),
-        ("0,1", "cuda", f"GPUs 0, 1 requested, none here (no NVIDIA driver): {ADD}"),
+        (
+            "0,1",
+            "cuda",
+            f"GPUs 0, 1 requested, none here (no NVIDIA driver): {INSTEAD}",
+        ),
         ("auto", "auto", f"--gpus auto: no GPU here (no NVIDIA driver): {PASS}"),
+        (None, "auto", f"no GPU here (no NVIDIA driver): {PASS}"),
         (None, "cuda", f"--device cuda: no GPU here (no NVIDIA driver): {PASS}"),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_resolver_that_is_not_there_yet(monkeypatch: pytest.MonkeyPatch) -> No
     said: list[str] = []
     find = finding(NamesAway("cannot resolve 'a'"), NamesAway("cannot resolve 'a'"), ("10.0.0.2", None))
     assert patiently(find, 60.0, said.append) == ("10.0.0.2", None)
-    assert said == ["cannot resolve 'a'; trying again"]
+    assert said == ["cannot resolve 'a'; trying again for 60 s"]
     with pytest.raises(NamesAway):
         patiently(finding(NamesAway("cannot resolve 'a'")), 0.0, said.append)
     with pytest.raises(NetworkError):  # a wrong name is told at once

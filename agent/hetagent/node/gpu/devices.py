@@ -18,6 +18,23 @@ class DeviceError(ValueError):
     """What was asked for is malformed or not there."""
 
 
+class NoGpuHere(DeviceError):
+    """All GPUs were asked for, and there is none.
+
+    Args:
+        asked: the flag that asked; empty if none did.
+        because: why there is none, in parentheses with a space before; empty if nobody knows.
+
+    Attributes:
+        finding: what is wrong, whichever flag asked.
+    """
+
+    def __init__(self, asked: str, because: str) -> None:
+        self.finding = f"no GPU here{because}"
+        asking = f"{asked}: " if asked else ""
+        super().__init__(f"{asking}{self.finding}: pass --device cpu --gpus N to start N CPU workers")
+
+
 Discovery = Callable[[], Sequence[Gpu]]
 
 
@@ -168,9 +185,8 @@ def _indices(
     because = f" ({problem})" if problem else ""
     if wanted is None:
         if count == 0:
-            asked = "--device cuda" if device == "cuda" else f"--gpus {gpus or 'auto'}"
-            raise DeviceError(
-                f"{asked}: no GPU here{because}: pass --device cpu --gpus N to start N CPU workers"
+            raise NoGpuHere(
+                f"--gpus {gpus}" if gpus else "--device cuda" if device == "cuda" else "", because
             )
         wanted = min(count, MAX_SLOTS)
     if isinstance(wanted, int):
@@ -182,7 +198,8 @@ def _indices(
     if enough:
         return indices
     if count == 0:
-        raise DeviceError(f"{asked} requested, none here{because}: add --device cpu to start CPU workers")
+        add = "pass --device cpu instead of cuda" if device == "cuda" else "add --device cpu"
+        raise DeviceError(f"{asked} requested, none here{because}: {add} to start CPU workers")
     here = ", ".join(map(str, range(count)))
     raise DeviceError(f"{asked} requested, {count} here: {here}{because}")
 

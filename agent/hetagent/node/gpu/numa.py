@@ -2,8 +2,6 @@
 
 import shutil
 
-from torch.numa.binding import AffinityMode
-
 from hetagent.node.gpu.discovery import NoAnswer, ask_torch
 
 _FIND_CPUS = """
@@ -19,7 +17,7 @@ class NumaError(ValueError):
     """Workers cannot be bound; the text says why and what to do."""
 
 
-def check(mode: AffinityMode, slots: int, *, cpu: bool) -> None:
+def check(mode: str, slots: int, *, cpu: bool) -> None:
     """Find the CPUs for each worker as torch will at every start. Takes as long as `import torch`.
 
     Args:
@@ -30,7 +28,7 @@ def check(mode: AffinityMode, slots: int, *, cpu: bool) -> None:
     Raises:
         NumaError: torch cannot bind them.
     """
-    flag = f"--numa-binding {mode.value}"
+    flag = f"--numa-binding {mode}"
     if cpu:
         raise NumaError(
             f"{flag} binds workers to the CPUs near their GPUs, but CPU workers have none: leave it out"
@@ -38,6 +36,6 @@ def check(mode: AffinityMode, slots: int, *, cpu: bool) -> None:
     if shutil.which("numactl") is None:
         raise NumaError(f"{flag} needs the program numactl: install it on this node, or leave the flag out")
     try:
-        ask_torch(_FIND_CPUS, [mode.value, str(slots)])
+        ask_torch(_FIND_CPUS, [mode, str(slots)])
     except NoAnswer as error:
         raise NumaError(f"{flag}: torch cannot find the CPUs near the GPUs ({error}): leave it out") from None

@@ -1,6 +1,6 @@
 """`python -m hetrdzv.cli.hetctl` is `hetctl`."""
 
-from hetrdzv.cli.hetctl.main import main
+from hetrdzv.cli.start import hetctl
 
 if __name__ == "__main__":
-    main()
+    hetctl()

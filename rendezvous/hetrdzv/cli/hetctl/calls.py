@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 def call(ask: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
     """Run a coroutine with a client of the server that the shared options name."""
     options = shared()
-    token = client_token(options.token_file)
+    token = client_token(options.token_file, complain)
     files = {name: getattr(options, name) for name in ("ca_cert", "client_cert", "client_key")}
     tls = ClientTls.of(files, os.environ)
 

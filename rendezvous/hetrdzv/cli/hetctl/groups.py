@@ -7,7 +7,7 @@ import click
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, print_json, standing, tell
-from hetrdzv.cli.hetctl.options import GROUP, Id, Nnodes, Seconds, command, shared
+from hetrdzv.cli.hetctl.options import GROUP, Id, Nnodes, ScriptLast, Seconds, command, shared
 from hetrdzv.core.phrasing import count
 from hetrdzv.protocol.wire import SETTINGS, Setting, SpecFields
 
@@ -31,7 +31,7 @@ def flag_type(setting: Setting) -> click.ParamType[Any]:
     return click.INT if setting.kind is int else Seconds()
 
 
-@command("Create a group.")
+@command("Create a group.", ScriptLast)
 @GROUP
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGS...]")
 @click.option("--nnodes", type=Nnodes(), help="How many nodes the job wants.")

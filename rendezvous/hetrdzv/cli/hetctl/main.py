@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 
 import click
 
@@ -22,6 +23,15 @@ SUBCOMMANDS = (
     groups.delete,
 )
 
+DESTRUCTIVE = frozenset({"cancel", "delete", "drain", "restart"})
+"""Subcommands that stop something or lose something: suggested only for an obvious slip, and never first."""
+
+CLOSE, OBVIOUS = 0.6, 0.8
+"""How alike two words must be for a suggestion, and for a destructive one (`SequenceMatcher.ratio`)."""
+
+AS_CLOSE = 0.1
+"""What is suggested is at most this much less alike than the closest (`SequenceMatcher.ratio`)."""
+
 
 @click.group(
     commands=SUBCOMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -40,9 +50,16 @@ def run(argv: Sequence[str]) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 2
+    except click.NoSuchCommand as error:
+        known = f"; the commands are {', '.join(cli.commands)}"
+        complain(f"there is no command '{error.command_name}'{meant(error.command_name) or known}")
+        return 2
     except click.UsageError as error:
-        see = f"; see {error.ctx.command_path} --help" if error.ctx is not None else ""
-        complain(error.format_message().rstrip(".") + see)
+        text = error.format_message()
+        see = "" if error.ctx is None else f"see {error.ctx.command_path} --help"
+        complain(
+            f"{text} {see.capitalize()}" if text.endswith("?") else f"{text.rstrip('.')}; {see}".rstrip("; ")
+        )
         return 2
     except click.Abort:
         return 130
@@ -53,6 +70,15 @@ def run(argv: Sequence[str]) -> int:
     except OSError as error:
         complain(f"cannot write the output: {error.strerror or error}")
     return 1
+
+
+def meant(word: str) -> str:
+    """`: did you mean 'status'?` for a word that is nearly a subcommand, otherwise nothing."""
+    alike = {name: SequenceMatcher(None, word, name).ratio() for name in cli.commands}
+    least = max(alike.values()) - AS_CLOSE
+    close = [n for n in alike if alike[n] >= max(least, OBVIOUS if n in DESTRUCTIVE else CLOSE)]
+    close.sort(key=lambda name: (name in DESTRUCTIVE, -alike[name]))
+    return f": did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def main() -> None:

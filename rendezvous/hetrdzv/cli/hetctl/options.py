@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ class Seconds(click.ParamType[Any]):
         except ValueError:
             seconds = math.nan
         if not math.isfinite(seconds):
-            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+            self.fail(f"{value!r} is not a number of seconds, such as 5 or 0.5, without a unit", param, ctx)
         return seconds
 
 
@@ -90,13 +91,42 @@ class Nnodes(click.ParamType[Any]):
             return value
         found = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", value)
         if found is None:
-            self.fail(f"{value!r} must be N or MIN:MAX", param, ctx)
+            self.fail(f"{value!r} must be N or MIN:MAX, for example 2 or 2:4", param, ctx)
         low, high = found.groups()
         return int(low), int(high or low)
 
 
 GROUP = click.argument("group", type=Id())
 NODE = click.argument("node", type=Id())
+
+
+class ScriptLast(click.Command):
+    """A command that ends with a script and its arguments, which `--` keeps apart from its own flags."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's, but a flag behind the script that is not this command's is taken for the script's.
+
+        Raises:
+            click.UsageError: says where `--` belongs.
+        """
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            flag = next((one for one in given if one.partition("=")[0] == error.option_name), None)
+            before = given[: given.index(flag)] if flag is not None else []
+            words = self.make_parser(ctx).parse_args(list(before))[0].get("command")
+            if (
+                not isinstance(words, tuple | list) or not words
+            ):  # click has a value of its own for "not given"
+                raise
+            script = len(before) - before[::-1].index(words[0]) - 1
+            right = shlex.join([*given[:script], "--", *given[script:]])
+            raise click.UsageError(
+                f"{self.name} has no flag {error.option_name}; if it is the script's, put -- before the script: "
+                f"{ctx.command_path} {right}",
+                ctx,
+            ) from None
 
 
 # -- decorators of commands ------------------------------------------------------------------------------
@@ -109,11 +139,13 @@ _FILES = {
 }
 
 
-def command(short_help: str) -> Callable[[Callable[..., None]], click.Command]:
+def command(
+    short_help: str, cls: type[click.Command] = click.Command
+) -> Callable[[Callable[..., None]], click.Command]:
     """Make a function a subcommand that takes the shared options; add it to `SUBCOMMANDS` in main.py."""
 
     def make(function: Callable[..., None]) -> click.Command:
-        return click.command(short_help=short_help)(takes_shared(hidden=True)(function))
+        return click.command(short_help=short_help, cls=cls)(takes_shared(hidden=True)(function))
 
     return make
 

@@ -64,7 +64,7 @@ def _whose(conflict: ConflictReply) -> str:
     whose = f", which {', '.join(conflict.nodes[:5])}{more} joined"
     if conflict.retry_for_s is not None or conflict.lost_in_s is None:
         return whose
-    return f"{whose} (a node whose agent has died counts for at most {ceil(conflict.lost_in_s)} s more)"
+    return f"{whose} (one whose agent is dead still counts, at most {ceil(conflict.lost_in_s)} s more)"
 
 
 def replaced_text(group: str, replaced: Sequence[DifferenceReply], spec: SpecFields) -> str:

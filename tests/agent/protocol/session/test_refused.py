@@ -175,9 +175,9 @@ def test_settings_that_a_live_node_holds_are_refused_in_the_words_of_the_command
     bench.ready()
     assert (bench.last.kind, bench.last.reason, bench.last.exit_code) == ("exit", "refused", 1)
     assert bench.last.why == (
-        "group 'g' has other settings (--nnodes 1:1 here, 1:2 there, --lease-s 5 here, 4 there), which b joined (a "
-        "node whose agent has died counts for at most 4 s more): leave out --nnodes and --lease-s, use another "
-        "--group, or remove that one (hetctl cancel g, then hetctl delete g)"
+        "group 'g' has other settings (--nnodes 1:1 here, 1:2 there, --lease-s 5 here, 4 there), which b joined (one "
+        "whose agent is dead still counts, at most 4 s more): leave out --nnodes and --lease-s, use another --group, "
+        "or remove that one (hetctl cancel g, then hetctl delete g)"
     )
 
 

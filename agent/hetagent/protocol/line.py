@@ -85,13 +85,13 @@ class Line:
         """Join, or ready for the next round: all workers of `after_round` are gone."""
         self._say(lambda now: self._session.ready(after_round, port, script_port, now))
 
-    def started(self, round_number: int) -> None:
-        """All local workers were started."""
-        self._say(lambda now: self._session.started(round_number, now))
+    def started(self, round_number: int, met: int | None = None) -> None:
+        """All local workers were started; see `Session.started`."""
+        self._say(lambda now: self._session.started(round_number, now, met))
 
-    def succeeded(self, round_number: int) -> None:
-        """All local workers ended with status 0."""
-        self._say(lambda now: self._session.succeeded(round_number, now))
+    def succeeded(self, round_number: int, met: int | None = None, *, must_meet: bool = False) -> None:
+        """All local workers ended with status 0; see `Session.succeeded`."""
+        self._say(lambda now: self._session.succeeded(round_number, now, met, must_meet=must_meet))
 
     def failed(self, round_number: int, failure: FailureFields, seen_at: float) -> None:
         """A local worker failed; `seen_at` is when that was seen (monotonic seconds)."""

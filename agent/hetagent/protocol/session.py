@@ -118,13 +118,24 @@ class Session:
         self._contact.begin(now)
         self._join(now)
 
-    def started(self, round_number: int, now: float) -> None:
-        """All local workers of the round were started."""
-        self._report(ReportKind.STARTED, round_number, now)
+    def started(self, round_number: int, now: float, met: int | None = None) -> None:
+        """All local workers of the round were started.
 
-    def succeeded(self, round_number: int, now: float) -> None:
-        """All local workers of the round ended with status 0."""
-        self._report(ReportKind.SUCCEEDED, round_number, now)
+        Args:
+            met: on its master, how many workers have come to its store; None: unknown.
+        """
+        self._report(ReportKind.STARTED, round_number, now, met=met)
+
+    def succeeded(
+        self, round_number: int, now: float, met: int | None = None, *, must_meet: bool = False
+    ) -> None:
+        """All local workers of the round ended with status 0.
+
+        Args:
+            met: on its master, how many workers have come to its store; None: unknown.
+            must_meet: whether it is a failure if that is not all of them.
+        """
+        self._report(ReportKind.SUCCEEDED, round_number, now, met=met, must_meet=must_meet)
 
     def failed(self, round_number: int, failure: FailureFields, now: float) -> None:
         """A local worker failed; `now` is when that was seen."""
@@ -309,10 +320,14 @@ class Session:
         now: float,
         failure: FailureFields | None = None,
         message: str = "",
+        met: int | None = None,
+        must_meet: bool = False,
     ) -> None:
         body = ReportRequest(
             incarnation=self.incarnation, round=round_number, kind=kind, failure=failure, message=message
         )
+        if met is not None:  # a server of 0.1 knows no such fields
+            body = body.model_copy(update={"met": met, "must_meet": must_meet})
         if not self._finished:
             self._reports.add(body, now)
 

@@ -142,6 +142,7 @@ def _start(start: Start) -> wire.StartReply:
         command=list(start.command) if start.command is not None else None,
         members=_members(start.members) if start.members is not None else None,
         daemon=list(start.daemon) if start.daemon is not None else None,
+        restarted_by=start.restarted_by or None,
     )
 
 
@@ -233,6 +234,7 @@ def _round(current: Round, shown: Sequence[Member]) -> wire.RoundReply:
         master=wire.MasterReply.model_validate(current.master),
         members=_members(shown),
         ended=current.end.why if current.end is not None else None,
+        met=current.met,
     )
 
 

@@ -41,6 +41,7 @@ class Start:
         members: all members in rank order, for a node that asked for them: only then does the size of a
             `start` grow with the round.
         daemon: what the master has this node run, if anything yet.
+        restarted_by: see `Round`.
     """
 
     member: Member
@@ -52,6 +53,7 @@ class Start:
     command: tuple[str, ...] | None
     members: tuple[Member, ...] | None
     daemon: tuple[str, ...] | None
+    restarted_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +212,10 @@ def _exit_code(outcome: GroupState, root_cause: RootCause | None) -> int:
             return EXIT_CANCELLED
         case _:
             failure = root_cause.failure if root_cause is not None else None
+            if (
+                failure is not None and failure.permanent
+            ):  # as torchrun, where Python says 2 for a missing script
+                return EXIT_FAILED
             return failure.exit_code if failure is not None and failure.exit_code else EXIT_FAILED
 
 
@@ -227,4 +233,5 @@ def _start(group: Group, current: Round, node: Node) -> Start | None:
         command=group.spec.command if node.wants_command else None,
         members=current.members if node.wants_members else None,
         daemon=node.daemon or None,
+        restarted_by=current.restarted_by,
     )

@@ -33,9 +33,10 @@ from hetrdzv.core.model import (
     GroupState,
     Node,
     NodePhase,
+    RootCause,
     Round,
 )
-from hetrdzv.core.phrasing import count, describe_failure, names
+from hetrdzv.core.phrasing import count, describe_failure, names, never_met
 from hetrdzv.core.settle import settle
 from hetrdzv.core.spec import GroupSpec
 from hetrdzv.core.timers import OWN_LEASES, Leases
@@ -280,6 +281,9 @@ def _report(work: Work, command: Report) -> None:
             raise StaleRound(
                 f"round {command.round} of group '{group.group_id}' has ended: {current.end.why}"
             )
+        case ReportKind.STARTED | ReportKind.SUCCEEDED if command.met is not None:
+            _count_met(work, node, current, command.met)
+    match command.kind:
         case ReportKind.STARTED:
             if node.phase is NodePhase.STARTING:
                 work.change_node(node, phase=NodePhase.RUNNING)
@@ -289,6 +293,11 @@ def _report(work: Work, command: Report) -> None:
             if node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
                 work.change_node(node, phase=NodePhase.SUCCEEDED)
                 work.say("node_succeeded", f"all workers of {node.node_id} succeeded", node.node_id)
+            latest = work.group.round
+            if command.must_meet and latest is not None and latest.apart:
+                message = never_met(latest)
+                cause = RootCause(kind="never_met", message=message, round=latest.number)
+                finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
         case ReportKind.FAILED:
             _worker_failed(work, node, current, command)
         case ReportKind.MASTER_UNREACHABLE:
@@ -304,6 +313,15 @@ def _report(work: Work, command: Report) -> None:
             )
             why = f"{node.node_id} cannot reach the master {current.master.node_id}: {command.message}"
             end_round(work, EndKind.MASTER_UNREACHABLE, node.node_id, why)
+
+
+def _count_met(work: Work, node: Node, current: Round, met: int) -> None:
+    if node.node_id != current.master.node_id or met == current.met:
+        return
+    current = replace(current, met=met)
+    work.change(round=current)
+    if current.apart:
+        work.say("never_met", never_met(current), node.node_id)
 
 
 def _is_reached(group: Group, current: Round) -> bool:

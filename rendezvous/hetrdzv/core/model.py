@@ -74,6 +74,7 @@ class Failure:
         message: the end of its traceback or of its stderr.
         at: when the exit was seen, on the server's clock (seconds): `now - age_s`.
         final: the node's agent gives up with it, so that this node takes part in no further round.
+        permanent: a restart would end the same way (the script has a syntax error), so none is spent.
     """
 
     local_rank: int
@@ -83,6 +84,7 @@ class Failure:
     message: str = ""
     at: float = 0.0
     final: bool = False
+    permanent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +232,8 @@ class Round:
     Attributes:
         restart_count: restarts that the job had used when the round formed.
         finished: members that are gone after all their workers succeeded: they still count as succeeded.
+        met: how many workers have found each other in the round's store, as its master last said; None: unknown.
+        restarted_by: the failure that a restart was spent on to form this round, in a line; empty if none was.
         end: how it ended; None while it runs, and for the round in which a job succeeded.
     """
 
@@ -238,6 +242,8 @@ class Round:
     restart_count: int
     formed_at: float
     finished: frozenset[str] = frozenset()
+    met: int | None = None
+    restarted_by: str = ""
     end: End | None = None
 
     @property
@@ -250,6 +256,11 @@ class Round:
     def master(self) -> Member:
         """The member whose agent hosts the round's store."""
         return self.members[0]
+
+    @property
+    def apart(self) -> bool:
+        """Whether workers are known not to have met."""
+        return self.met is not None and self.met < self.world_size
 
     def member(self, node_id: str) -> Member | None:
         """The place of a node in this round, or None."""

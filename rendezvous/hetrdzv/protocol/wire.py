@@ -124,6 +124,7 @@ class FailureFields(Wire):
     signal: ShortText | None = None
     message: Text = ""
     final: Flag = False
+    permanent: Flag = False
 
 
 class ReportRequest(Wire):
@@ -134,6 +135,8 @@ class ReportRequest(Wire):
     kind: AnyReportKind
     age_s: Annotated[Seconds, Field(ge=0, le=1e9)] = 0.0
     failure: FailureFields | None = None
+    met: Annotated[Whole, Field(ge=0)] | None = None
+    must_meet: Flag = False
     message: Text = ""
 
 
@@ -159,6 +162,7 @@ class FailureReply(Reply):
     exit_code: int | None = None
     signal: str | None = None
     message: str = ""
+    permanent: bool = False
 
 
 class RootCauseReply(Reply):
@@ -197,6 +201,7 @@ class StartReply(Reply):
         members: the whole round in rank order, for a node that joined with `wants_members`. For others the size of
             a `start` does not grow with the round.
         daemon: what the master wants this node to run, once it has said so; for a node that joined with `wants_daemon`.
+        restarted_by: the failure that a restart was spent on to form this round, in a line.
     """
 
     group_rank: int
@@ -212,6 +217,7 @@ class StartReply(Reply):
     command: list[str] | None = None
     members: list[MemberReply] | None = None
     daemon: list[str] | None = None
+    restarted_by: str | None = None
 
 
 class DifferenceReply(Reply):
@@ -265,7 +271,12 @@ class DirectiveReply(Reply):
 
 
 class RoundReply(Reply):
-    """The newest round; `ended` says why it is over, None while it runs."""
+    """The newest round.
+
+    Attributes:
+        ended: why it is over; None while it runs.
+        met: how many workers have found each other in the round's store; None: unknown.
+    """
 
     number: int
     world_size: int
@@ -273,6 +284,7 @@ class RoundReply(Reply):
     master: MasterReply
     members: list[MemberReply]
     ended: str | None = None
+    met: int | None = None
 
 
 NodeState = Literal[

@@ -66,9 +66,7 @@ def test_the_console_gets_every_byte_and_the_end_is_kept(capfdbinary: pytest.Cap
 
 def test_a_terminal_stays_one(terminal: int) -> None:
     copier = Copier()
-    process, source = start(
-        copier, "e.write(f'{e.isatty()} {os.get_terminal_size(2)}\\n\\r\\x1b[32m50%')"
-    )
+    process, source = start(copier, "e.write(f'{e.isatty()} {os.get_terminal_size(2)}\\n\\r\\x1b[32m50%')")
     end = b"50%"
     assert shown(terminal, end) == b"True os.terminal_size(columns=99, lines=33)\r\n\r\x1b[32m50%"
     assert process.wait() == 0

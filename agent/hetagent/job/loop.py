@@ -15,7 +15,7 @@ from hetagent.job.local_round import MEET_AFTER_S, LocalRound
 from hetagent.job.ports import Ports
 from hetagent.job.starter import Starter
 from hetagent.launch.base import Assignment, Launch
-from hetagent.launch.command import CommandError, NotFound
+from hetagent.launch.command import CommandError, Misfit, NotFound
 from hetagent.node import processes, signals
 from hetagent.node.guardian import Guardian, GuardianError
 from hetagent.node.network import NetworkError
@@ -444,7 +444,7 @@ class Agent:
         message = failures.sendable(text)
         self._tell(f"round {self._round}: the workers could not be started: {message}")
         failure = FailureFields(local_rank=-1, rank=-1, message=message[: failures.MAX_CHARACTERS])
-        if isinstance(error, NotFound):
+        if isinstance(error, NotFound | Misfit):
             failure = failure.model_copy(update={"permanent": True})
         self._line.failed(self._round, failure, time.monotonic())
         self._leftovers.kill_all()

@@ -20,6 +20,10 @@ class NotFound(CommandError):
     """The script or the program is not there: trying again would not help."""
 
 
+class Misfit(CommandError):
+    """The command cannot be right on the nodes of this round: trying again would not help."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
     """What every worker of a node runs.

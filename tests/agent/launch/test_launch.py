@@ -13,7 +13,7 @@ import pytest
 from hetagent.launch import choose, kinds
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.choose import launch_of, notes
-from hetagent.launch.command import CommandError, WorkerCommand
+from hetagent.launch.command import CommandError, Misfit, WorkerCommand
 from hetagent.launch.gpu import PerGpu, entries
 from hetagent.launch.kinds import LAUNCHES, Kind
 from hetagent.launch.node import init_file, placeholders
@@ -144,7 +144,7 @@ def test_a_formula_for_even_nodes_is_refused(args: str, changes: dict[str, int],
     if not refused:
         launch.begin(assignment(**changes))
         return
-    with pytest.raises(CommandError, match="the nodes of this round have different GPU counts") as caught:
+    with pytest.raises(Misfit, match="the nodes of this round have different GPU counts") as caught:
         launch.begin(assignment(**changes))
     assert "{rank_offset} and {world_size}" in str(caught.value)
 

@@ -31,6 +31,7 @@ class PerNode(Launch):
 
     one_per_node = True
     fills_placeholders = True
+    watches_deaths = True
     look_after_s = LOOK_AFTER_S
 
     def __init__(self, command: WorkerCommand | None, init_file: InitFile | None = None) -> None:

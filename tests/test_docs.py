@@ -46,8 +46,8 @@ PAGES = [
 ]
 SOURCES = [*(ROOT / "rendezvous").rglob("*.py"), *(ROOT / "agent").rglob("*.py")]
 TESTS = sorted({*(ROOT / "tests").rglob("*.py")} - {Path(__file__)})
-OTHERS = {"--nproc-per", "--eval-bleu-args", "--distributed-port"}
-"""What torchrun takes for --nproc-per-node, and options of fairseq."""
+OTHERS = {"--nproc-per", "--eval-bleu-args", "--distributed-backend", "--restore-file"}
+"""What torchrun takes for --nproc-per-node, and options of fairseq and HetSeq."""
 SCRIPTS = {"runner", "guardian_process", "horovod_store"}
 """Modules that are started by their path and not meant to be imported."""
 

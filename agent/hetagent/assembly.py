@@ -25,7 +25,7 @@ from hetagent.launch.base import Launch
 from hetagent.launch.choose import launch_of
 from hetagent.launch.choose import notes as launch_notes
 from hetagent.launch.command import WorkerCommand, worker_command
-from hetagent.node import names, network, processes
+from hetagent.node import console, names, network, processes
 from hetagent.node.console import counted, flush, say
 from hetagent.node.gpu import devices, numa
 from hetagent.node.guardian import Guardian
@@ -61,7 +61,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     options = replace(options, node_id=name.node_id)
 
     def tell(text: str) -> None:
-        say("\n".join(f"hetagent[{options.node_id}]: {line}" for line in text.splitlines()))
+        console.tell(f"hetagent[{options.node_id}]", text)
 
     command = _command(options)
     preload, no_standbys = policy.modules(

@@ -2,15 +2,17 @@
 
 Where the processes meet, how many there are and which one this is comes from the first of these that says it:
 
-1. the options, on every node, with the global rank of the node's first GPU; it spawns one process per visible GPU:
+1. --distributed-init-method, on every node, with the global rank of the node's first GPU; it spawns one process per
+   visible GPU:
        first$  python train.py --distributed-init-method tcp://first:29501 --distributed-world-size 3 \\
                    --distributed-rank 0
-2. MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK, as torchrun sets them: this is one of them, on GPU RANK % visible
-3. Slurm's variables, with --distributed-port
-4. nothing: one node, one process per GPU; and without a second GPU, just this process
+2. a world size of 1, which is the default with one visible GPU: just this process, whatever the environment says
+3. MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK, as torchrun sets them: this is one of them, on GPU RANK % visible
+4. Slurm's variables, with --distributed-port
+5. nothing: one node, one process per GPU
 
-The rules are those of fairseq (github.com/facebookresearch/fairseq), but for the GPU in the second: see README.md. The
-model is a small classifier.
+The rules are those of fairseq's newest source: infer_init_method in fairseq/distributed/utils.py of
+github.com/facebookresearch/fairseq at 3d262bb25690e4eb2e7d3c1309b1e9c406ca4b99. The model is a small classifier.
 """
 
 import argparse
@@ -43,10 +45,16 @@ def parse_args() -> argparse.Namespace:
         "--distributed-port",
         type=int,
         default=-1,
-        help="where Slurm's first node listens [Slurm is not asked]",
+        help="where Slurm's first node listens [not Slurm's way]",
     )
     add("--distributed-no-spawn", action="store_true", help="someone else starts one process per GPU")
-    add("--device-id", type=int, default=0, help="the GPU of a process that is not spawned [0]")
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    add(
+        "--device-id",
+        type=int,
+        default=local_rank,
+        help="the GPU of a process that is not spawned [LOCAL_RANK]",
+    )
     add("--cpu-workers", type=int, default=1, metavar="N", help="without a GPU, act as if there were N [1]")
     add("--max-epoch", type=int, default=10, help="epochs in all, resumed ones included [10]")
     add("--batch-size", type=int, default=32, help="examples per process and step [32]")
@@ -65,7 +73,7 @@ def main() -> None:
     if args.distributed_init_method is None:
         infer_init_method(args)
     if args.distributed_init_method is None:
-        train(args.device_id, 0, args)
+        train(0, 0, args)
     elif args.distributed_no_spawn:
         distributed_main(args.device_id, args.distributed_rank, args)
     else:
@@ -74,26 +82,31 @@ def main() -> None:
 
 
 def infer_init_method(args: argparse.Namespace) -> None:
-    """Fill in what the environment says: how to meet, the world size, the rank, the device, and who spawns."""
+    """Fill in what the environment says: how to meet, the world size, the rank, the device, and who spawns.
+
+    A world size of 1, which is the default where one GPU is visible, means that nobody is asked.
+    """
     env = os.environ
+    if args.distributed_world_size == 1:
+        return
     if all(name in env for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")):
         args.distributed_init_method = "env://"
         args.distributed_world_size = int(env["WORLD_SIZE"])
         args.distributed_rank = int(env["RANK"])
         args.device_id = args.distributed_rank % args.visible
         args.distributed_no_spawn = True
-    elif args.distributed_port > 0:
-        infer_from_slurm(args)
-    elif args.distributed_world_size > 1:
+        return
+    infer_from_slurm(args)
+    if args.distributed_port <= 0:
         assert args.distributed_world_size <= args.visible, (
             f"--distributed-world-size {args.distributed_world_size}, but only {args.visible} visible: "
             "nothing says where to meet other nodes"
         )
-        args.distributed_init_method = f"tcp://localhost:{random.randint(10000, 20000)}"
+        args.distributed_init_method = f"tcp://localhost:{random.randint(10000, 60000)}"
 
 
 def infer_from_slurm(args: argparse.Namespace) -> None:
-    """The same from Slurm's variables, where there are any.
+    """The same from Slurm's variables, where there are any; without --distributed-port it comes to nothing.
 
     With one task per node, ranks are multiples of this node's GPUs: right only where all nodes have as many.
     """
@@ -101,7 +114,10 @@ def infer_from_slurm(args: argparse.Namespace) -> None:
     nodes = env.get("SLURM_STEP_NODELIST", env.get("SLURM_JOB_NODELIST"))
     if nodes is None:
         return
-    names = subprocess.run(["scontrol", "show", "hostnames", nodes], check=True, stdout=subprocess.PIPE)
+    try:
+        names = subprocess.run(["scontrol", "show", "hostnames", nodes], check=True, stdout=subprocess.PIPE)
+    except FileNotFoundError:
+        return
     args.distributed_init_method = f"tcp://{names.stdout.decode().split()[0]}:{args.distributed_port}"
     nnodes = int(env["SLURM_NNODES"])
     per_node = env.get("SLURM_NTASKS_PER_NODE")
@@ -110,6 +126,7 @@ def infer_from_slurm(args: argparse.Namespace) -> None:
         args.distributed_rank = int(env["SLURM_NODEID"]) * args.visible
         args.distributed_world_size = nnodes * args.visible
     else:
+        assert tasks == args.distributed_world_size // nnodes, f"{tasks} tasks per node"
         args.distributed_no_spawn = True
         args.distributed_rank = int(env["SLURM_PROCID"])
         args.device_id = int(env["SLURM_LOCALID"])

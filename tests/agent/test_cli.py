@@ -350,13 +350,13 @@ STANDALONE = ("--standalone", "--gpus", "1", "--device", "cpu", "--stop-timeout-
 
 
 def soon(what: Callable[[], Any], named: str = "") -> Any:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 90
     while time.monotonic() < until:
         with contextlib.suppress(psutil.NoSuchProcess):
             if found := what():
                 return found
         time.sleep(0.02)
-    raise AssertionError(f"{named} not within 30 s")
+    raise AssertionError(f"{named} not within 90 s")
 
 
 def worker_of(folder: Path) -> psutil.Process:

@@ -61,7 +61,11 @@ def test_the_command_runs_on_two_nodes(what: str, nodes: str, command: str, job:
     assert {name: job.agents[name].wait(110) for name in slots} == {"a": 0, "b": 0}, job.report()
     group = job.group()
     assert group["state"] == "succeeded"
-    assert group["world_size"] == sum(slots.values())
+    world_size = sum(slots.values())
+    assert group["world_size"] == world_size
+    sums = re.findall(r"epoch \d+/\d+, sum (\d+)", "".join(agent.stderr for agent in job.agents.values()))
+    assert set(sums) <= {str(world_size * (world_size + 1) // 2)}, "the ranks met"
+    assert sums or "env_style" not in command
     # restarts are not checked: torch 2.13 may abort a process that ends after DDP on gloo (its threads live on)
     show(f"{what}, slots {', '.join(map(str, slots.values()))}: $ {command}")
 

@@ -112,11 +112,11 @@ STYLES = {
         epochs_flag="--epochs",
     ),
     "fairseq that spawns": Style(script=ENV, args=ENV_ARGS, nodes=UNEVEN, ranks=UNEVEN_RANKS),
-    # RANK % visible is 0 if each worker sees one GPU
+    # RANK % visible is 0 on CPUs, where each worker acts as if there were one GPU
     "fairseq per GPU": Style(
         script=ENV,
-        args="--distributed-no-spawn",
-        flags=("--isolate-gpus",),
+        args="--distributed-world-size 2",
+        flags=(),
         nodes=UNEVEN,
         ranks={"a": {(0, 0), (1, 0)}, "b": {(2, 0)}},
         rest="0.4",

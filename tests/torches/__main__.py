@@ -1,11 +1,12 @@
 """Tests the agent with several releases of torch, and writes the table of docs/torch.md (`make test-torch`).
 
-python -m tests.torches [NAME...]      # default: RELEASES
+python -m tests.torches [--only COLUMN] [NAME...]      # default: RELEASES; a column is one of SUITES
 
 Each has a virtual environment, named by the release, in $TORCHES or .cache/torch; one that is there already is used as
 it is, whatever its name, as long as it has torch. A release takes 5 to 7 GB and about ten minutes to install.
 """
 
+import argparse
 import json
 import os
 import re
@@ -30,6 +31,12 @@ SUITES = {
 }
 """What is run, by the heading of its column."""
 
+WHERE = """
+import importlib.util, pathlib
+found = importlib.util.find_spec("hetagent")
+print(pathlib.Path(found.origin).parents[2] if found else "")
+"""
+
 ABOUT = """
 import json, platform, torch
 print(json.dumps([platform.python_version(), torch.__version__]))
@@ -42,6 +49,8 @@ def environment(name: str, folder: Path) -> Path:
     if not python.exists():
         _run(sys.executable, "-m", "venv", str(folder / name))
         _run(str(python), "-m", "pip", "install", "-q", "--no-cache-dir", f"torch=={name}")
+    if _run(str(python), "-c", WHERE).strip() == str(ROOT):
+        return python
     before = _frozen(python)
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as constraints:
         constraints.write("\n".join((*before.values(), *_ours_beside(before))))
@@ -105,37 +114,56 @@ def tested(python: Path, paths: list[str]) -> tuple[bool, str]:
         return ended.returncode == 0, ", ".join(said)
 
 
-def row(name: str, folder: Path) -> tuple[bool, str, str]:
-    """Test one release; whether all passed, the row's key, and the row."""
+def row(name: str, folder: Path, only: str | None) -> tuple[bool, dict[str, str]]:
+    """Test one release; whether all passed, and the cells of its row that were filled."""
     python = environment(name, folder)
     version, torch = json.loads(_run(str(python), "-c", ABOUT))
-    results = [tested(python, paths) for paths in SUITES.values()]
     commit = _run("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD").strip()
-    cells = [torch, version, *(text for _, text in results), f"{datetime.now(UTC):%Y-%m-%d}, {commit}"]
-    return all(passed for passed, _ in results), f"| {torch} | {version} |", f"| {' | '.join(cells)} |"
+    passed, cells = True, {"torch": torch, "Python": version}
+    for column, paths in SUITES.items():
+        if only in (None, column):
+            ok, cells[column] = tested(python, paths)
+            passed = passed and ok
+    return passed, cells | {"when, on which commit": f"{datetime.now(UTC):%Y-%m-%d}, {commit}"}
 
 
-def written(page: str, key: str, line: str) -> str:
-    """The page with one row of its first table replaced or added, in the order of releases."""
-    head, separator, rest = page.partition("|---|\n")
-    table = re.match(r"(?:\|.*\n)*", rest)
-    assert separator, f"{PAGE} has no table"
-    assert table is not None
-    rows = [*(one for one in table[0].splitlines() if not one.startswith(key)), line]
-    rows.sort(key=lambda one: [int(number) for number in re.findall(r"\d+", "".join(one.split("|")[1:3]))])
-    return "".join([head, separator, *(f"{one}\n" for one in rows), rest[table.end() :]])
+def written(page: str, cells: dict[str, str]) -> str:
+    """The page with one row of its first table added or changed, in the order of releases."""
+    table = re.search(r"(?:^\|.*\n)+", page, re.MULTILINE)
+    assert table is not None, f"{PAGE} has no table"
+    head, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table[0].splitlines())
+    rows = [dict(zip(head, line, strict=True)) for line in lines]
+    key = (cells["torch"], cells["Python"])
+    former = next((one for one in rows if (one["torch"], one["Python"]) == key), dict.fromkeys(head, ""))
+    rows = [*(one for one in rows if one is not former), former | cells]
+    rows.sort(
+        key=lambda one: [int(number) for number in re.findall(r"\d+", f"{one['torch']} {one['Python']}")]
+    )
+    shown = [head, ["---"] * len(head), *(list(one.values()) for one in rows)]
+    text = "".join(f"| {' | '.join(line)} |\n" for line in shown)
+    return (
+        page[: table.start()]
+        + text.replace("| --- ", "|---").replace("--- |\n", "---|\n")
+        + page[table.end() :]
+    )
 
 
 def main() -> None:
     """Test the named releases; exits with status 1 if one failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=SUITES, metavar="COLUMN")
+    parser.add_argument("names", nargs="*", default=RELEASES, metavar="NAME")
+    args = parser.parse_args()
     folder = Path(os.environ.get("TORCHES") or ROOT / ".cache" / "torch").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     passed = True
-    for name in sys.argv[1:] or RELEASES:
-        ok, key, line = row(name, folder)
+    for name in args.names:
+        ok, cells = row(name, folder, args.only)
         passed = passed and ok
-        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), key, line), encoding="utf-8")
-        print(line, flush=True)
+        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), cells), encoding="utf-8")
+        print(" | ".join(cells.values()), flush=True)
     sys.exit(not passed)
 
 

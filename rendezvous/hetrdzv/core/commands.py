@@ -120,7 +120,14 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A person cancels the job."""
+    """A person cancels the job.
+
+    Attributes:
+        by, at: who, and the wall-clock time (ISO 8601, UTC), for people.
+    """
+
+    by: str = ""
+    at: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,19 @@ from enum import StrEnum
 from typing import Any
 
 from hetrdzv.core.explain import explain, explain_wait
-from hetrdzv.core.model import DRAINED, Group, GroupState, Member, Node, NodePhase, RootCause, Round
+from hetrdzv.core.model import (
+    DRAINED,
+    Cancellation,
+    Group,
+    GroupState,
+    Member,
+    Node,
+    NodePhase,
+    RootCause,
+    Round,
+)
 from hetrdzv.core.phrasing import ended
+from hetrdzv.protocol.differences import Difference
 
 EXIT_FAILED = 1
 EXIT_CANCELLED = 3
@@ -58,6 +69,8 @@ class Directive:
         exit_code: with `exit`: the agent's exit status.
         root_cause: with `exit` of a failed group.
         stop_timeout_s: how long workers have between SIGTERM and SIGKILL (seconds).
+        replaced: the settings of the group that this node's join replaced.
+        cancellation: with `exit` of a node that joined after its group was cancelled.
     """
 
     kind: DirectiveKind
@@ -70,6 +83,8 @@ class Directive:
     outcome: GroupState | None = None
     exit_code: int | None = None
     root_cause: RootCause | None = None
+    replaced: tuple[Difference, ...] = ()
+    cancellation: Cancellation | None = None
 
     @property
     def version(self) -> str:
@@ -133,6 +148,7 @@ def directive(group: Group, node: Node, now: float) -> Directive:
         round=head.round,
         reason=head.reason,
         stop_timeout_s=group.spec.stop_timeout_s,
+        replaced=node.replaced,
         **_details(group, node, head, now),
     )
 
@@ -146,8 +162,10 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
             if node.job != group.job:
                 why = f"the job that this node was in {ended(outcome)}"
                 return {"why": why, "outcome": outcome, "exit_code": _exit_code(outcome, None)}
+            late = _came_late(group, node)
             return {
-                "why": explain(group, now),
+                "why": late or explain(group, now),
+                "cancellation": group.cancellation if late else None,
                 "outcome": outcome,
                 "exit_code": _exit_code(outcome, group.root_cause),
                 "root_cause": group.root_cause,
@@ -171,6 +189,19 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
             return {"why": f"round {node.member_of} is over"}
         case _:
             return {"why": explain_wait(group, node, now)}
+
+
+def _came_late(group: Group, node: Node) -> str | None:
+    """What a node hears that joined after the end of the job; None for a node that was in it."""
+    if group.finished_at is None or node.joined_at <= group.finished_at:
+        return None
+    name, cancelled = group.group_id, group.cancellation
+    by = f" by {cancelled.by}" if cancelled is not None and cancelled.by else ""
+    at = f" at {cancelled.at}" if cancelled is not None and cancelled.at else ""
+    return (
+        f"the earlier job of group '{name}' {ended(group.state)}{by}{at}, before this node joined; to begin anew: "
+        f"hetctl restart {name}, or hetctl delete {name} for other settings"
+    )
 
 
 def _exit_code(outcome: GroupState, root_cause: RootCause | None) -> int:

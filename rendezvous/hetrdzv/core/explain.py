@@ -44,7 +44,8 @@ def _explain(group: Group, now: float) -> str:
             last = group.round
             return f"the job succeeded{f', but {never_met(last)}' if last is not None and last.apart else ''}"
         case GroupState.CANCELLED:
-            return "the job was cancelled"
+            by = group.cancellation.by if group.cancellation is not None else ""
+            return f"the job was cancelled by {by}" if by else "the job was cancelled"
         case GroupState.FAILED:
             return f"the job failed: {group.root_cause.message if group.root_cause else 'unknown cause'}"
         case GroupState.STARTING | GroupState.RUNNING:

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from hetrdzv.core.patched import Patched
 from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.differences import Difference
 
 DRAINED = "drained"
 """`Node.leaving` of a node that a person took out."""
@@ -97,6 +98,14 @@ class RootCause:
     failure: Failure | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """Who cancelled a job and when (ISO 8601, UTC), for people; empty where nobody knows."""
+
+    by: str = ""
+    at: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """What a node brings into a group when it joins.
@@ -134,6 +143,7 @@ class Node(Offer):
         node_id: stable over restarts of the agent.
         incarnation: of the agent process that currently speaks for the node.
         former: earlier incarnations, newest last; none of them is accepted again.
+        replaced: the settings of the group that its join replaced, no other node being left.
         job: the job that this incarnation joined (a group can run one job after another).
         acked_round: newest round whose workers this agent has stopped, with no process left.
         member_of: newest round that this incarnation is a member of; 0 for none.
@@ -164,6 +174,7 @@ class Node(Offer):
     cut_at: float | None = None
     stop_told_at: float | None = None
     former: tuple[str, ...] = ()
+    replaced: tuple[Difference, ...] = ()
 
     @property
     def gone(self) -> bool:
@@ -284,6 +295,7 @@ class Group:
         failed_masters: how many masters in a row no node could reach.
         root_cause: why the group failed.
         previous_outcome: how the previous job ended, for nodes of it that are still here.
+        cancellation: who cancelled this job; None: nobody, or an older server noted it.
     """
 
     group_id: str
@@ -307,6 +319,7 @@ class Group:
     failed_masters: int = 0
     root_cause: RootCause | None = None
     previous_outcome: GroupState | None = None
+    cancellation: Cancellation | None = None
     created_at: float = 0.0
     finished_at: float | None = None
 

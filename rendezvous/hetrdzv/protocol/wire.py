@@ -220,6 +220,22 @@ class StartReply(Reply):
     restarted_by: str | None = None
 
 
+class DifferenceReply(Reply):
+    """A setting that a group has, and the other value that was given."""
+
+    name: str
+    group: str
+    given: str
+
+
+class CancelledReply(Reply):
+    """Who cancelled a job, at which wall-clock time (ISO 8601, UTC), and how long ago that was (seconds)."""
+
+    by: str
+    at: str
+    ago_s: float | None = None
+
+
 class DirectiveReply(Reply):
     """What a node has to do now.
 
@@ -230,6 +246,8 @@ class DirectiveReply(Reply):
         lease_s: without a heartbeat for this long, the node is lost (seconds).
         keepalive_s: how soon TCP keepalive should notice that the other end's host is gone (seconds).
         restarts: how many restarts the job has used.
+        replaced: the settings of the group that this node's join replaced, as they were and as it gave them.
+        cancelled: with `exit` of a node that joined after the job was cancelled.
     """
 
     kind: DirectiveKind
@@ -248,6 +266,8 @@ class DirectiveReply(Reply):
     outcome: Shown[GroupState] | None = None
     exit_code: int | None = None
     root_cause: RootCauseReply | None = None
+    replaced: list[DifferenceReply] | None = None
+    cancelled: CancelledReply | None = None
 
 
 class RoundReply(Reply):
@@ -367,8 +387,31 @@ class EventsReply(Reply):
     last: int
 
 
+class ConflictReply(Reply):
+    """What is in the way of a join or a `PUT` with other settings.
+
+    Attributes:
+        differences: the settings, with the group's value and the one that was given.
+        nodes: the first few live nodes that joined with them.
+        by_put: they were fixed by `PUT`.
+        lost_in_s: when the last of these nodes is lost if none is heard again (seconds from now).
+        retry_for_s: only if all of them are on their way out: how long that can take (seconds).
+    """
+
+    differences: list[DifferenceReply]
+    nodes: list[str]
+    by_put: bool
+    lost_in_s: float | None = None
+    retry_for_s: float | None = None
+
+
 class ProblemReply(Reply):
-    """Every error (RFC 9457). `directive` comes with a stale report: what the agent has to do now."""
+    """Every error (RFC 9457).
+
+    Attributes:
+        directive: with a stale report: what the agent has to do now.
+        conflict: with `spec_conflict`.
+    """
 
     type: str = "about:blank"
     title: str
@@ -377,3 +420,4 @@ class ProblemReply(Reply):
     code: str
     field: str | None = None
     directive: DirectiveReply | None = None
+    conflict: ConflictReply | None = None

@@ -1,0 +1,195 @@
+"""What the docs say about HetSeq and fairseq, with programs that behave as the real ones do (tests/support/programs).
+
+The commands are those of docs/launch.md, with the stand-in instead of the program.
+"""
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_launch_styles import kill_one, seen, sums
+from tests.support.cluster import Cluster, cluster
+from tests.support.needs import needs_set_up, show
+from tests.support.programs import fairseq
+from tests.support.servers import ROOT
+
+PROGRAMS = ROOT / "tests" / "support" / "programs"
+PAGE = (ROOT / "docs" / "launch.md").read_text(encoding="utf-8").replace("\n", " ")
+GPUS = {"a": 2, "b": 1}
+WORLD = 3
+EPOCHS = 4
+WAIT_S = 100.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * WAIT_S)]
+
+
+# -- the stand-ins against what the real functions did -------------------------------------------------------
+
+TORCHRUN = {"MASTER_ADDR": "m", "MASTER_PORT": "1", "WORLD_SIZE": "3", "RANK": "2", "LOCAL_RANK": "1"}
+SLURM = {"SLURM_NNODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_ID": "7"}
+ONE_TASK = SLURM | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NTASKS_PER_NODE": "1"}
+TWO_TASKS = SLURM | {
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+}
+ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {
+    "none": {},
+    "torchrun": TORCHRUN,
+    "slurm1": ONE_TASK,
+    "slurm2": TWO_TASKS,
+    "torchrun+slurm1": TORCHRUN | ONE_TASK,
+}
+FOUND: list[Any] = json.loads((PROGRAMS / "fairseq_found.json").read_text())
+"""Version, environment, visible GPUs, --distributed-world-size, --distributed-port; then what fairseq's own function
+made of them: where to meet, world size, rank, GPU, whether it spawns; or the exception."""
+
+
+def test_the_stand_in_does_what_fairseqs_own_function_did(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho n1; echo n2\n")
+    scontrol.chmod(0o755)
+    wrong = []
+    for version, environment, visible, world_size, port, outcome in FOUND:
+        with monkeypatch.context() as patch:
+            patch.setenv("PATH", str(tmp_path), prepend=":")
+            for name, value in ENVIRONMENTS[environment].items():
+                patch.setenv(name, value)
+            args = argparse.Namespace(
+                distributed_init_method=None,
+                distributed_world_size=max(1, visible) if world_size is None else world_size,
+                distributed_rank=0,
+                distributed_port=port,
+                distributed_no_spawn=False,
+                device_id=int(ENVIRONMENTS[environment].get("LOCAL_RANK", 0)),
+                visible=visible,
+            )
+            try:
+                fairseq.VERSIONS[version](args)
+            except Exception as error:
+                ours: object = type(error).__name__
+            else:
+                method = args.distributed_init_method
+                ours = [
+                    method and re.sub(r"localhost:\d+", "localhost:PORT", method),
+                    args.distributed_world_size,
+                    args.distributed_rank,
+                    args.device_id,
+                    not args.distributed_no_spawn,
+                ]
+        if ours != outcome:
+            wrong.append((version, environment, visible, world_size, port, outcome, ours))
+    assert not wrong
+    assert {row[0] for row in FOUND} == fairseq.VERSIONS.keys()
+    assert {row[1] for row in FOUND} == ENVIRONMENTS.keys()
+
+
+# -- documented commands -------------------------------------------------------------------------------------
+
+
+def documented(beginning: str, program: str) -> list[str]:
+    """The words after `program` of the one command in docs/launch.md that begins so."""
+    (command,) = set(re.findall(rf"`({re.escape(beginning)} {re.escape(program)} [^`]*)`", PAGE))
+    return shlex.split(command)
+
+
+def start(job: Cluster, command: list[str], program: str, stand_in: list[str], *more: str) -> None:
+    """Start a command on both nodes, which have `GPUS` or think so, with the stand-in for a program and its data."""
+    path = job.folder / "program"
+    path.write_text(f'#!/bin/sh\nshift\nexec {shlex.join([sys.executable, *stand_in])} "$@"\n')
+    path.chmod(0o755)
+    at = command.index(program)
+    data = command[at + 1]
+    assert not data.startswith("-"), "where the data is"
+    for name, gpus in GPUS.items():
+        words = [*command[:at], str(path), *command[at + 1 :], *more, "--save-dir", str(job.folder / "saved")]
+        agent = [sys.executable, "-m", "hetagent.cli", "--nproc-per-node", str(gpus), "--group", "job"]
+        own = ["--server", job.server.url, "--node-id", name, "--stop-timeout-s", "5", "--nnodes", "2"]
+        visible = ",".join(map(str, range(gpus)))
+        job.run(name, [*agent, *own, *words], {"CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": "1"})
+
+
+def output(job: Cluster) -> str:
+    return "".join(agent.stderr for agent in job.agents.values())
+
+
+def statuses(job: Cluster) -> dict[str, int]:
+    return {name: agent.wait(WAIT_S) for name, agent in job.agents.items()}
+
+
+PER_GPU = ("--no-python", "fairseq-train")
+PER_NODE = ("--launch node --no-python", "fairseq-train")
+
+
+@pytest.mark.parametrize("version", fairseq.VERSIONS)
+@pytest.mark.parametrize("how", [PER_GPU, PER_NODE], ids=["per GPU", "per node"])
+def test_the_documented_command_of_fairseq(version: str, how: tuple[str, str], tmp_path: Path) -> None:
+    if (version, how) != ("head", PER_GPU):
+        needs_set_up("launch")
+    command = documented(*how)
+    with cluster(tmp_path) as job:
+        start(job, command, how[1], [str(PROGRAMS / "fairseq.py"), version], "--max-epoch", str(EPOCHS))
+        assert statuses(job) == {"a": 0, "b": 0}, job.report()
+        ranks = {name: {(r, w, d) for r, w, d, _ in seen(job.agents[name].stderr)} for name in GPUS}
+        assert ranks == {"a": {(0, WORLD, 0), (1, WORLD, 1)}, "b": {(2, WORLD, 0)}}, job.report()
+        assert sums(output(job)) == {rank: [6] * EPOCHS for rank in range(WORLD)}
+    show(f"fairseq {version}, slots {GPUS}: $ hetagent ... {shlex.join(command)}")
+
+
+def test_isolated_gpus_leave_each_process_of_the_newest_fairseq_alone(tmp_path: Path) -> None:
+    command = ["--isolate-gpus", *PER_GPU, "DATA"]
+    with cluster(tmp_path, "--max-restarts", "0") as job:
+        start(job, command, PER_GPU[1], [str(PROGRAMS / "fairseq.py"), "head"], "--max-epoch", "1")
+        assert statuses(job) == {"a": 0, "b": 0}, job.report()
+        assert [line[:2] for line in seen(output(job))] == [(0, 1)] * WORLD, (
+            "each takes itself for rank 0 of 1"
+        )
+
+
+def test_isolated_gpus_are_not_there_for_fairseq_0_12_2(tmp_path: Path) -> None:
+    needs_set_up("launch")
+    command = ["--isolate-gpus", "--max-restarts", "0", *PER_GPU, "DATA"]
+    with cluster(tmp_path) as job:
+        start(job, command, PER_GPU[1], [str(PROGRAMS / "fairseq.py"), "0.12.2"], "--max-epoch", "1")
+        assert set(statuses(job).values()) == {1}, job.report()
+        assert "RuntimeError: CUDA error: invalid device ordinal (GPU 1 of 1)" in output(job)
+
+
+HETSEQ = ("--launch node", "hetseq/train.py")
+
+
+@pytest.mark.parametrize("restored", [True, False], ids=["as documented", "without --restore-file"])
+def test_hetseq_begins_anew_where_it_cannot_resume(restored: bool, tmp_path: Path) -> None:
+    """Without `--restore-file none.pt` every restart ends in KeyError."""
+    if not restored:
+        needs_set_up("launch")
+    command = documented(*HETSEQ)
+    command[command.index(HETSEQ[1]) : command.index(HETSEQ[1])] = ["--no-python"]
+    at = command.index("--restore-file")
+    if not restored:
+        del command[at : at + 2]
+    command[command.index(HETSEQ[1]) + 1 : command.index(HETSEQ[1]) + 1] = ["DATA"]
+    rest = ("--max-epoch", "10", "--epoch-sleep", "1e-{restart_count}")
+    with cluster(tmp_path) as job:
+        start(job, ["--max-restarts", "1", *command], HETSEQ[1], [str(PROGRAMS / "hetseq.py")], *rest)
+        kill_one(job, "child")
+        said = statuses(job)
+        lives = seen(output(job))
+        if restored:
+            assert said == {"a": 0, "b": 0}, job.report()
+            assert [done for *_, done in lives] == [0] * 2 * WORLD, "it began anew"
+            assert (job.folder / "saved" / "checkpoint_last.pt").exists()
+        else:
+            assert set(said.values()) == {1}, job.report()
+            assert "KeyError: 'train_iterator'" in job.group()["root_cause"]["error"], job.report()
+            assert len(lives) == WORLD, "nothing was trained after the restart"

@@ -28,7 +28,7 @@ from hetrdzv.protocol.wire import MasterReply, StartReply
 SERVER = ("--server", "http://h:1")
 
 
-def assignment(node: str = "b", *, master: "str | MasterReply" = "10.0.0.1", **changes: Any) -> Assignment:
+def assignment(node: str = "b", *, master: str = "10.0.0.1", **changes: Any) -> Assignment:
     """Node b, with two slots behind the three of node a, in round 7."""
     fields: dict[str, Any] = {
         "group_rank": 1,
@@ -40,9 +40,7 @@ def assignment(node: str = "b", *, master: "str | MasterReply" = "10.0.0.1", **c
         "nnodes": 2,
         "restart_count": 4,
         "max_restarts": 9,
-        "master": MasterReply(node_id="a", address=master, port=1111, script_port=2222)
-        if isinstance(master, str)
-        else master,
+        "master": MasterReply(node_id="a", address=master, port=1111, script_port=2222),
     }
     start = StartReply(**(fields | changes))
     return Assignment(group="job", node_id=node, round=7, start=start, script_port=socket.socket())
@@ -130,25 +128,24 @@ def test_a_placeholder_that_nothing_fills_in_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "changes", "refused"),
+    ("args", "changes", "warned"),
     [
         ("-g {gpus} -nr {node_rank} -n {nnodes}", {}, True),
         ("-g {gpus} -nr {node_rank}", {"slots": 3, "world_size": 6}, False),  # even
         ("-g {gpus} -nr {node_rank}", {"slots": 2, "world_size": 4}, True),  # 1 + 2 + 1: the offset is wrong
         ("-g {gpus} -nr {node_rank} --offset {rank_offset}", {}, False),
-        ("-g {gpus} -nr {node_rank} -w {world_size}", {}, True),
+        ("-g {gpus} -nr {node_rank} -w {world_size}", {}, False),
         ("-nr {node_rank}", {}, False),
         ("-g {gpus}", {}, False),
     ],
 )
-def test_a_formula_for_even_nodes_is_refused(args: str, changes: dict[str, int], refused: bool) -> None:
-    launch = PerNode(command(*args.split()))
-    if not refused:
-        launch.begin(assignment(**changes))
-        return
-    with pytest.raises(CommandError, match="the nodes of this round have different GPU counts") as caught:
-        launch.begin(assignment(**changes))
-    assert "{rank_offset} and {world_size}" in str(caught.value)
+def test_a_formula_for_even_nodes_is_warned_of(args: str, changes: dict[str, int], warned: bool) -> None:
+    given = assignment(**changes)
+    PerNode(command(*args.split())).begin(given)
+    assert bool(given.notes) == warned
+    if warned:
+        assert "the nodes of this round have different GPU counts" in given.notes[0]
+        assert "{rank_offset} and {world_size}" in given.notes[0]
 
 
 # -- one process per node ------------------------------------------------------------------------------------
@@ -213,24 +210,6 @@ def test_a_program_with_fewer_workers_than_slots_is_warned_of(workers: int, warn
     if said is not None:
         assert "node 'b' has 2 slots, but its program runs 1 process with torch" in said
         assert "{gpus}" in said
-
-
-@pytest.mark.parametrize("slurm", [False, True])
-def test_a_master_that_nobody_can_meet_is_warned_of(monkeypatch: pytest.MonkeyPatch, slurm: bool) -> None:
-    """The program may have found another place, such as the one that Slurm's variables name."""
-    if slurm:
-        monkeypatch.setenv("SLURM_JOB_ID", "7")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        master = MasterReply(node_id="b", address="10.0.0.1", port=1111, script_port=port)
-        here, elsewhere = assignment(slots=0, master=master), assignment(slots=0)
-        assert PerNode(command("x")).look(here, os.getpid()) is None
-    said = PerNode(command("x")).look(here, os.getpid())
-    assert said is not None
-    assert f"does not listen on port {port}, where the processes of all nodes should meet" in said
-    assert ("Slurm's variables" in said) == slurm
-    assert "pass {init_method}, {rank_offset} and {world_size}" in said
-    assert PerNode(command("x")).look(elsewhere, os.getpid()) is None, "the master would see it"
 
 
 def test_a_process_that_is_gone_has_no_workers() -> None:

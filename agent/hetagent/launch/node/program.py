@@ -83,7 +83,7 @@ class PerNode(Launch):
         )
 
     def _look_where_they_meet(self, assignment: Assignment) -> str | None:
-        """On the master, check that the program has opened its store: it may look elsewhere, as in Slurm's variables."""
+        """On the master, check that the program has opened its store: it may have found another place in Slurm."""
         start = assignment.start
         if self._init_file is not None or not assignment.is_master or start.nnodes == 1:
             return None
@@ -93,7 +93,7 @@ class PerNode(Launch):
         slurm = ", not at what it finds in Slurm's variables" if "SLURM_JOB_ID" in os.environ else ""
         return (
             f"warning: {LOOK_AFTER_S:g} s after its start, the program of node '{assignment.node_id}' does not listen "
-            f"on port {port}, where the processes of all nodes should meet{slurm}; unless it is still loading, each node "
+            f"on port {port}, where the processes of all nodes should meet{slurm}; unless it is still loading, nodes "
             "may wait or train alone: pass {init_method}, {rank_offset} and {world_size} to the script"
         )
 

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         os.environ.get("HET_TEST_ALL") != "1" or not (VENV / ".installed").exists(),
-        reason="takes minutes, and needs Lightning Fabric, Accelerate and Transformers: make test-ecosystem",
+        reason="takes minutes, and needs Lightning, Accelerate, Transformers and DeepSpeed: make test-ecosystem",
     ),
 ]
 
@@ -66,9 +66,11 @@ class Program:
 
 PROGRAMS = {
     "lightning fabric": Program("fabric_train.py", "TorchElasticEnvironment", ("a", 1)),
+    "lightning trainer": Program("lightning_train.py", "TorchElasticEnvironment", ("b", 0)),
     "accelerate": Program("accelerate_train.py", "MULTI_CPU", ("b", 0)),
     "transformers": Program("trainer_train.py", "MULTI_CPU", ("a", 0)),
-    "torch fsdp": Program("fsdp_train.py", "torch", ("b", 0)),
+    "deepspeed zero-1": Program("deepspeed_train.py", "ZeRO-1", ("a", 1)),
+    "torch fsdp2 and dcp": Program("fsdp_train.py", "torch", ("b", 0)),
 }
 
 

@@ -1,11 +1,15 @@
 # `make help` lists the targets. PYTHON chooses the interpreter: make PYTHON=python3.12 test
 
 PYTHON ?= python3
+export TORCHES
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO := $(VENV)/.demo
 HOROVOD := $(VENV)/.horovod
 ECOSYSTEM := .venv-ecosystem
+
+comma := ,
 
 # $(call debian,PROGRAMS,PACKAGES,TESTS): as root on Debian, install the packages if a program is missing
 debian = @missing=; for program in $(1); do command -v $$program >/dev/null || missing=$$program; done; \
@@ -23,23 +27,39 @@ unpacked = @PATH=/usr/local/bin:/usr/bin command -v $(1) >/dev/null || test -x $
 	echo '$(2) could not be unpacked: $(3) are skipped' >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dist demo tools test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-all fuzz compose-test lint bench clean distclean
+.PHONY: help venv dist demo tools test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-torch test-all fuzz compose-test lint session bench clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-venv: $(STAMP)  ## install everything into .venv (other targets do this when needed)
-
-$(STAMP): pyproject.toml constraints.txt
+# $(call install,EXTRAS,WHAT): install the checkout with some extras into .venv. Of pip's lines, large files and the last step are shown.
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo 'hetrdzv needs Python 3.11 or newer, which $(PYTHON) is not: choose another one with make PYTHON=/path/to/python3' >&2; \
 	  exit 1; }
-	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[agent,etcd,dev]'
+	@test -x $(BIN)/pip || { echo 'creating $(VENV)' && $(PYTHON) -m venv $(VENV); }
+	@echo 'installing $(2) into $(VENV): one to ten minutes, for torch most of all (200 MB for CPUs, some GB with CUDA)'
+	@$(BIN)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt -e '.[$(1)]' | sed -unE \
+	  -e 's/^ *(Downloading|Using cached) (.*\/)?([^ /]+ \([0-9]{2,}[.0-9]* MB\)|[^ /]+ \([.0-9]+ GB\)).*/  \3/p' \
+	  -e 's/^Processing .*\/([^/]+\.whl)( .*)?$$/  \1/p' \
+	  -e 's/^Installing collected packages: .*/  unpacking/p'
 	@touch $@
+endef
 
-demo: $(STAMP)  ## train on uneven nodes on this machine, and lose one on the way
-	$(BIN)/python examples/digits/demo.py
+venv: $(STAMP)  ## install everything into .venv (other targets do this when needed)
+
+$(STAMP) $(DEMO): SHELL := /bin/bash
+$(STAMP) $(DEMO): .SHELLFLAGS := -o pipefail -c
+
+$(STAMP): pyproject.toml constraints.txt
+	$(call install,agent$(comma)etcd$(comma)examples$(comma)dev,hetrdzv$(comma) torch and the tools for tests)
+	@touch $(DEMO)
+
+$(DEMO): pyproject.toml constraints.txt
+	$(call install,agent$(comma)examples,hetrdzv$(comma) torch and scikit-learn)
+
+demo: $(DEMO)  ## train on uneven nodes on this machine, and lose one on the way (installs no more than it needs)
+	@$(BIN)/python examples/digits/demo.py
 
 tools:  ## install what some tests need, on Debian and partly as root (without it they are skipped)
 	$(call debian,ip nft docker-compose systemd-analyze,iproute2 nftables docker-compose systemd,tests with several hosts or of deploy/)
@@ -82,6 +102,9 @@ test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning, Accelerate, 
 test-launch: $(HOROVOD)  ## run every command of docs/launch.md, and the tests of examples and torchrun that make test skips (six minutes; needs test-mpi)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/e2e/test_launch_docs.py tests/e2e/test_launch_styles.py tests/e2e/test_torchrun.py
 
+test-torch: $(STAMP)  ## test the agent with the oldest torch, the newest and two in between, each in .cache/torch or in TORCHES (two hours; docs/torch.md)
+	$(BIN)/python -m tests.torches
+
 test-all: $(STAMP) tools  ## run .ci/run and all tests that take minutes to set up, and write docs/test-all.md (half an hour)
 	$(BIN)/python -m tests.everything
 
@@ -98,6 +121,9 @@ lint: $(STAMP)  ## check format, style and types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+session: $(DEMO)  ## record docs/session.svg, the picture in README (a minute, on an idle machine)
+	$(BIN)/python docs/session.py
 
 bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery from faults, failover and retention (two hours, on an idle machine)
 	$(BIN)/python -m benchmarks.poll

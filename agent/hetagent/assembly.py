@@ -10,14 +10,14 @@ from typing import Any
 
 from pydantic import ValidationError
 from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
-from torch.distributed.run import _get_logs_specs_class
-from torch.numa.binding import AffinityMode, NumaOptions
+from torch.distributed.elastic.multiprocessing import LogsSpecs
 
+from hetagent import torch_compat
 from hetagent.cli import EXIT_FAILED, EXIT_SIGNAL
 from hetagent.job.logs import RoundLogsSpecs
 from hetagent.job.loop import Agent, AgentError, Identity
 from hetagent.job.ports import Ports
+from hetagent.job.stderr import Copier
 from hetagent.job.store import HetRendezvousHandler
 from hetagent.job.summary import closing_block
 from hetagent.job.torch_starter import TorchStarter
@@ -25,13 +25,13 @@ from hetagent.launch.base import Launch
 from hetagent.launch.choose import launch_of
 from hetagent.launch.choose import notes as launch_notes
 from hetagent.launch.command import WorkerCommand, worker_command
-from hetagent.node import names, network, processes
+from hetagent.node import console, names, network, processes
 from hetagent.node.console import counted, flush, say
 from hetagent.node.gpu import devices, numa
 from hetagent.node.guardian import Guardian
 from hetagent.node.place import find_place
 from hetagent.node.standalone import GROUP_PREFIX, OwnServer
-from hetagent.options.model import Options, Streams, UsageError
+from hetagent.options.model import Options, UsageError
 from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session import Session
@@ -54,13 +54,14 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     Returns:
         the exit status.
     """
+    torch_compat.refuse_what_is_missing(options.torchrun)
     servers = options.servers if server is None else (server.url,)
     known = options.node_id_given or server is not None
     name = names.Name(options.node_id) if known else names.take(options.node_id, options.group, servers)
     options = replace(options, node_id=name.node_id)
 
     def tell(text: str) -> None:
-        say("\n".join(f"hetagent[{options.node_id}]: {line}" for line in text.splitlines()))
+        console.tell(f"hetagent[{options.node_id}]", text)
 
     command = _command(options)
     preload, no_standbys = policy.modules(
@@ -92,7 +93,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
         options.node_id,
         lambda: network.hold_port(place.address, options.port_range),
     )
-    logs_specs = _logs_specs(options, command)
+    logs_specs = _logs_specs(options)
     spec = _worker_spec(options, slots, handler, command)
 
     worker_env = place.socket_env(os.environ)
@@ -130,10 +131,18 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
             group=options.group,
             node_id=options.node_id,
         ),
-        starter=TorchStarter(spec, logs_specs, prefix, Standbys(preload, tell) if preload else None),
+        starter=TorchStarter(
+            spec,
+            logs_specs,
+            prefix,
+            Standbys(preload, tell) if preload else None,
+            Copier() if _reports_stderr(options) else None,
+        ),
         ports=Ports(handler, lambda: network.hold_port(place.address, options.port_range)),
         worker_env=worker_env,
         moved=moved,
+        must_meet=options.require_rendezvous,
+        secrets=lambda: list(filter(None, [token, reread_token(token_file)])),
         launch=launch,
         stop_timeout_s=options.shutdown_timeout_s,
         tell=tell,
@@ -213,6 +222,18 @@ def _command(options: Options) -> WorkerCommand | None:
     )
 
 
+def _reports_stderr(options: Options) -> bool:
+    """Whether failures are reported with the end of the worker's stderr.
+
+    Raises:
+        UsageError: the variable is neither on nor off.
+    """
+    value = options.report_stderr or os.environ.get("HET_REPORT_STDERR") or "on"
+    if value not in ("on", "off"):
+        raise UsageError(f"HET_REPORT_STDERR={value} in the environment: give on or off")
+    return value == "on"
+
+
 def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
     """Kill the workers of an earlier agent of this node that was killed together with its guardian.
 
@@ -237,49 +258,30 @@ def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
 def _worker_spec(
     options: Options, slots: int, handler: HetRendezvousHandler, command: WorkerCommand | None
 ) -> WorkerSpec:
-    flags = options.torchrun
     if slots > 1 and "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does, so that workers do not fight for cores
-    mode = flags.numa_binding
-    return WorkerSpec(
-        role=flags.role,
-        local_world_size=slots,
-        entrypoint=command.entrypoint if command is not None else sys.executable,
-        args=command.args if command is not None else (),
-        rdzv_handler=handler,
-        event_log_handler=flags.event_log_handler,
-        numa_options=NumaOptions(affinity_mode=AffinityMode(mode)) if mode is not None else None,
-        duplicate_stdout_filters=list(flags.duplicate_stdout_filters),
-        duplicate_stderr_filters=list(flags.duplicate_stderr_filters),
-        virtual_local_rank=flags.virtual_local_rank,
-    )
+    entrypoint, args = (sys.executable, ()) if command is None else (command.entrypoint, command.args)
+    return torch_compat.worker_spec(options.torchrun, slots, handler, entrypoint, args)
 
 
-def _logs_specs(options: Options, command: WorkerCommand | None) -> LogsSpecs:
+def _logs_specs(options: Options) -> LogsSpecs:
     flags = options.torchrun
     ranks = set(flags.local_ranks_filter) if flags.local_ranks_filter is not None else None
     common: Mapping[str, Any] = {
         "log_dir": flags.log_dir,
-        "redirects": _std(flags.redirects),
-        "tee": _std(flags.tee),
+        "redirects": torch_compat.std(flags.redirects),
+        "tee": torch_compat.std(flags.tee),
         "local_ranks_filter": ranks,
     }
     if flags.log_dir is not None and os.path.isfile(flags.log_dir):
         raise UsageError(f"--log-dir {flags.log_dir} is a file: name a folder")
     try:
         if flags.logs_specs is not None:
-            specs: LogsSpecs = _get_logs_specs_class(flags.logs_specs)(**common)
+            specs: LogsSpecs = torch_compat.logs_specs_class(flags.logs_specs)(**common)
             return specs
-        return RoundLogsSpecs(**common, capture_stderr=command is not None and not command.is_python)
+        return RoundLogsSpecs(**common)
     except OSError as error:
         where = f"--log-dir {flags.log_dir}" if flags.log_dir else "no --log-dir, so a temporary one"
         raise UsageError(f"{where}: {error.strerror or error}") from None
     except ValueError as error:
         raise UsageError(f"--logs-specs: {error}") from None
-
-
-def _std(streams: Streams) -> Std | dict[int, Std]:
-    """torch's word for output streams."""
-    if isinstance(streams, dict):
-        return {rank: Std(value) for rank, value in streams.items()}
-    return Std(streams)

@@ -49,18 +49,21 @@ def _run() -> int:
         return EXIT_USAGE
     from hetagent.job import failures
     from hetagent.job.loop import AgentError
-    from hetagent.launch.command import CommandError
+    from hetagent.launch.command import CommandError, NotFound
     from hetagent.node.gpu.devices import DeviceError
     from hetagent.node.gpu.numa import NumaError
     from hetagent.node.guardian import GuardianError
     from hetagent.node.network import NetworkError
     from hetagent.node.standalone import own_server
+    from hetagent.options import release
     from hetagent.options.model import UsageError
     from hetagent.options.parse import parse
 
     try:
         options = parse(sys.argv[1:], os.environ)
         token, tls = _token(options), _tls(options)
+        if unknown := release.check(release.installed()):
+            say(f"hetagent: {unknown}")
         page_cache.read_ahead()
         from hetagent import assembly  # which imports torch: only once the command line makes sense
 
@@ -69,7 +72,9 @@ def _run() -> int:
         with own_server() if options.standalone else contextlib.nullcontext() as server:
             return assembly.run(options, server, token, tls)
     except (UsageError, CommandError, DeviceError, NumaError, NetworkError, AccessError, TlsError) as error:
-        status, text, stack = EXIT_USAGE, str(error), str(error)
+        # torchrun's status for a script that is not there is 1
+        status = EXIT_FAILED if isinstance(error, NotFound) else EXIT_USAGE
+        text = stack = str(error)
     except (AgentError, GuardianError) as error:
         status, text, stack = EXIT_FAILED, str(error), str(error)
     except Exception as error:  # a bug

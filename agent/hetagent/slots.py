@@ -4,11 +4,10 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
-from torch.distributed.run import determine_local_world_size
-
 from hetagent.launch.kinds import kinds_with
 from hetagent.node.gpu import devices
 from hetagent.options.model import Options, UsageError
+from hetagent.torch_compat import local_world_size
 from hetrdzv.protocol.wire import MAX_SLOTS
 
 
@@ -33,7 +32,7 @@ def slots_of(options: Options) -> tuple[devices.Devices | None, int]:
                 workers = "pass --nproc-per-node N --device cpu to start N CPU workers"
                 raise UsageError(f"--nproc-per-node {nproc}: {error.finding}: {workers}") from None
     try:
-        slots = determine_local_world_size(nproc)
+        slots = local_world_size(nproc)
     except ValueError as error:
         raise UsageError(f"--nproc-per-node {nproc}: {error}; pass a number, gpu, cpu or auto") from None
     if not 1 <= slots <= MAX_SLOTS:

@@ -161,6 +161,13 @@ class Settings:
     )
     stop_at_eof: bool = _flag(False, "Stop when standard input ends (for parent programs).", is_flag=True)
     log_level: str = _flag("info", "Log level.", type=click.Choice(["debug", "info", "warning", "error"]))
+    log_format: str = _flag(
+        "text",
+        "One line per record either way.",
+        type=click.Choice(["text", "json"]),
+        envvar="HET_LOG_FORMAT",
+        show_envvar=True,
+    )
     limits: Limits = DEFAULT_LIMITS
 
     @classmethod

@@ -149,12 +149,10 @@ def test_where_output_goes(tmp_path: Path) -> None:
     found = options(
         "--log-dir", str(tmp_path / "logs"), "-r", "0:1,1:3", "-t", "2", "--local-ranks-filter", "0,2"
     )
-    specs = assembly._logs_specs(found, WorkerCommand("python", (), is_python=True))
+    specs = assembly._logs_specs(found)
     assert isinstance(specs, RoundLogsSpecs)
     assert (specs._redirects, specs._tee) == ({0: Std.OUT, 1: Std.ALL}, Std.ERR)
     assert (specs.root_log_dir, specs._local_ranks_filter) == (str(tmp_path / "logs"), {0, 2})
-    assert not specs.capture_stderr
-    assert assembly._logs_specs(found, WorkerCommand("sh", (), is_python=False)).capture_stderr  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -352,13 +350,13 @@ STANDALONE = ("--standalone", "--gpus", "1", "--device", "cpu", "--stop-timeout-
 
 
 def soon(what: Callable[[], Any], named: str = "") -> Any:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 90
     while time.monotonic() < until:
         with contextlib.suppress(psutil.NoSuchProcess):
             if found := what():
                 return found
         time.sleep(0.02)
-    raise AssertionError(f"{named} not within 30 s")
+    raise AssertionError(f"{named} not within 90 s")
 
 
 def worker_of(folder: Path) -> psutil.Process:

@@ -164,8 +164,9 @@ class GroupMachine(RuleBasedStateMachine):
                 assert before.round.end is not None or not before.state.terminal
         if after.job == before.job:
             spent = after.restarts - before.restarts
-            assert 0 <= spent <= 1
-            if spent:
+            is_capped = after.restarts == after.spec.max_restarts < before.spec.max_restarts
+            assert 0 <= spent <= 1 or is_capped, "only other settings take restarts away"
+            if spent > 0:
                 assert before.round is not None
                 ended = before.round.end
                 assert ended is None or not ended.judged, "one end cost two restarts"
@@ -290,6 +291,19 @@ class GroupMachine(RuleBasedStateMachine):
             if node_id in self.agents:
                 self.past.append(self.agents[node_id])
             self.agents[node_id] = agent
+
+    @rule(node_id=NODES, others=SPECS, left=st.booleans())
+    def settings_are_edited(self, node_id: str, others: dict[str, Any], left: bool) -> None:
+        """A person starts an agent with other settings, and all that come later too if the group takes them."""
+        if left:
+            for agent in list(self.agents.values()):
+                self.agent_leaves(agent.node_id)
+        former, self.spec = self.spec, others
+        births = self.births
+        self.agent_starts(node_id, 2)
+        known = self.agents.get(node_id)
+        if known is None or known.incarnation != f"i{births + 1}" or self.group.by_put:
+            self.spec = former
 
     @rule(node_id=NODES)
     def agent_is_replaced(self, node_id: str) -> None:

@@ -12,8 +12,9 @@ import hetrdzv.core
 CORE = Path(hetrdzv.core.__path__[0])
 FORBIDDEN = {"time", "random", "asyncio", "os", "socket", "logging", "threading", "pydantic", "fastapi"}
 FORBIDDEN |= {"datetime", "io", "pathlib", "subprocess", "uuid", "secrets", "multiprocessing", "selectors"}
-ALLOWED = ("hetrdzv.core", "hetrdzv.protocol.errors", "hetrdzv.protocol.addresses")
-PURE = [*CORE.rglob("*.py"), *(CORE.parent / "protocol" / f"{name}.py" for name in ("errors", "addresses"))]
+SHARED = ("errors", "addresses", "differences")
+ALLOWED = ("hetrdzv.core", *(f"hetrdzv.protocol.{name}" for name in SHARED))
+PURE = [*CORE.rglob("*.py"), *(CORE.parent / "protocol" / f"{name}.py" for name in SHARED)]
 EFFECTS = {"open", "print", "input", "exec", "eval", "__import__"}
 
 

@@ -222,6 +222,21 @@ def test_a_program_of_this_style_gets_its_ranks_and_survives_a_kill(
     show(f"hetagent {words}: slots {style.nodes}, ranks {ranks}, sums {style.right_sum}; {killed}")
 
 
+def test_a_formula_for_even_nodes_ends_the_job_on_all_nodes_with_the_reason(tmp_path: Path) -> None:
+    """It was a warning, and then a hang."""
+    style = Style(script=MP_SPAWN, args=MP_SPAWN_ARGS, nodes=UNEVEN, ranks={}, epochs_flag="--epochs")
+    with cluster(tmp_path, "--nnodes", "2", "--stop-timeout-s", "5", *style.flags) as job:
+        start(job, style)
+        statuses = {name: agent.wait(WAIT_S) for name, agent in job.agents.items()}
+        assert statuses == {"a": 1, "b": 1}, job.report()
+        group = job.group()
+        assert (group["state"], group["restarts"]) == ("failed", 0), job.report()
+        for agent in job.agents.values():
+            ending = agent.stderr.rpartition("outcome ")[2]
+            assert "have different GPU counts" in ending, job.report()
+            assert "Pass {rank_offset} and {world_size} to the script instead" in ending, job.report()
+
+
 ALONE = {
     "one GPU": Style(script=HETSEQ, args=HETSEQ_ARGS, nodes={"a": 1}, ranks={"a": {(0, 0)}}, rest="0"),
     "several GPUs": Style(

@@ -69,9 +69,7 @@ class Saver(ModelCheckpoint):
         sums = trainer.strategy.reduce(own, reduce_op="sum")
         module.fetched = 0
         epoch = trainer.current_epoch + 1
-        say(
-            rank=trainer.global_rank, epoch=epoch, sum=int(sums[0]), indices=int(sums[1]), loss=module.loss
-        )
+        say(rank=trainer.global_rank, epoch=epoch, sum=int(sums[0]), indices=int(sums[1]), loss=module.loss)
         while epoch == 2 and self.hold and self.hold.exists():
             time.sleep(0.05)
 
@@ -82,8 +80,12 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--save-dir", type=Path, required=True)
     parser.add_argument("--hold", type=Path, help="after epoch 2, wait while there is this file")
-    parser.add_argument("--plain", action="store_true", help="let the Trainer choose its devices")
+    parser.add_argument(
+        "--plain", action="store_true", help="let the Trainer choose its devices: on CPUs, alone"
+    )
     args = parser.parse_args()
+    if args.plain:
+        args.save_dir = args.save_dir / os.environ["RANK"]
 
     lightning.seed_everything(0, verbose=False)
     kind = "cuda" if torch.cuda.is_available() else "cpu"

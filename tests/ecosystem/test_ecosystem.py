@@ -174,6 +174,28 @@ def test_a_framework_finds_its_ranks_and_trains_on_after_a_kill(
     )
 
 
+@pytest.mark.parametrize("required", [False, True], ids=["said", "required"])
+@pytest.mark.parametrize("script", ["accelerate_train.py", "lightning_train.py"])
+def test_processes_of_a_framework_that_run_alone_are_noticed(
+    script: str, required: bool, tmp_path: Path
+) -> None:
+    """`Accelerator()` without cpu=True and a plain `Trainer()`, on CPUs: each process is its own rank 0 of 1."""
+    flags = ["--nnodes", str(len(NODES)), "--preload", "none", *(["--require-rendezvous"] * required)]
+    words = ["--save-dir", str(tmp_path / "saved"), "--epochs", "1", "--plain"]
+    with cluster(tmp_path, *flags) as job:
+        for name, slots in NODES.items():
+            job.agent(name, slots, script=str(HERE / script), args=words)
+        statuses = {name: agent.wait(START_S) for name, agent in job.agents.items()}
+        for name, agent in job.agents.items():
+            worlds = [(line["rank"], line["world_size"]) for line in said(agent.stderr, "world_size")]
+            assert worlds == [(0, 1)] * NODES[name], job.report()
+            outcome = "the job failed: " if required else "the job succeeded, but "
+            assert f"{outcome}ranks 0, 1, 2 never met: each may have trained alone" in agent.stderr, (
+                job.report()
+            )
+        assert set(statuses.values()) == {int(required)}, job.report()
+
+
 def test_a_framework_under_torchrun_with_our_rendezvous(tmp_path: Path) -> None:
     program = PROGRAMS["lightning fabric"]
     saved = tmp_path / "saved"

@@ -29,6 +29,7 @@ from hetrdzv.core.directive import directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import (
+    Cancellation,
     End,
     EndKind,
     Event,
@@ -42,6 +43,7 @@ from hetrdzv.core.model import (
     Round,
 )
 from hetrdzv.core.spec import GroupSpec, OnJoin
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import Refused, StorageError
 from hetrdzv.storage import records
 from hetrdzv.storage.records import (
@@ -245,6 +247,7 @@ def full() -> Group:
         gone_at=0.1 + 0.2,
         gone_why="no heartbeat for 5 s",
         former=("w",),
+        replaced=(Difference("max_nodes", "2", "5"),),
     )
     end = End(kind=EndKind.LOST, node_id="gpu0", why="gpu0 is lost", at=99.0, judged=True)
     return Group(
@@ -288,6 +291,7 @@ def full() -> Group:
         failed_masters=1,
         root_cause=RootCause(kind="worker_failed", message="boom", round=4, node_id="gpu0", failure=failure),
         previous_outcome=GroupState.CANCELLED,
+        cancellation=Cancellation("an admin at 10.0.0.9", "2026-11-22T20:00:00+00:00"),
         created_at=1.0,
         finished_at=100.0,
     )

@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
 import stat
 import time
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 from hetagent.node.signals import signal_name, signal_number
@@ -15,7 +18,7 @@ MAX_CHARACTERS = 4000
 MAX_RECORD_BYTES = 8 << 20
 """A larger error file is not read."""
 
-_TAIL_BYTES = 4 * MAX_CHARACTERS
+_TAIL_BYTES = 64 << 10
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """In the environment of a worker, and of an agent whose scheduler wants to know the root cause: a file's name."""
@@ -24,20 +27,50 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # -- a worker's failure ----------------------------------------------------------------------------------------
 
 
-def failure_message(error_file: str | None, stderr_file: str | None, exitcode: int) -> str:
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a worker left behind.
+
+    Attributes:
+        error_file: what the runner or torch's `@record` wrote, if anything; it may be missing, broken or hostile.
+        stderr_file: what it wrote to stderr, if that went into a file.
+        stderr_end: the end of what it wrote to stderr, if that was kept.
+    """
+
+    error_file: str = ""
+    stderr_file: str = ""
+    stderr_end: bytes = b""
+
+
+def failure_message(left: Left, exitcode: int, secrets: Collection[str] = ()) -> str:
     """Why a worker failed, in its own words if there are any.
 
     Args:
-        error_file: what the runner or torch's `@record` wrote, if anything; it may be missing, broken or hostile.
-        stderr_file: what the worker wrote to stderr, if that was kept.
+        left: what it left behind.
         exitcode: its exit status, negative for a signal as in `subprocess`.
+        secrets: what must not be sent, wherever the worker has it from.
 
     Returns:
         The end of the traceback, else of stderr, in whole lines and at most `MAX_CHARACTERS`; else what the exit status
         says, and that the disk is full if that is why nothing else is known. All of it is `sendable`.
     """
-    said = _recorded(error_file) or _end(_tail(stderr_file))
-    return said or sendable(describe_exit(exitcode) + _lost_words(error_file, stderr_file))
+    said = _end(concealed(_recorded(left.error_file), secrets)) or _last_words(
+        concealed(plain_text(left.stderr_end or _tail(left.stderr_file)), secrets)
+    )
+    return said or sendable(describe_exit(exitcode) + _lost_words(left.error_file, left.stderr_file))
+
+
+def is_permanent(left: Left) -> bool:
+    """Whether the runner has found that a restart would end the same way."""
+    record = read_record(left.error_file) if left.error_file else None
+    return record is not None and record.get("permanent") is True
+
+
+def concealed(text: str, secrets: Collection[str]) -> str:
+    """The text without some words."""
+    for secret in secrets:
+        text = text.replace(secret, "[token]")
+    return text
 
 
 def sendable(text: str) -> str:
@@ -71,11 +104,11 @@ def _recorded(error_file: str | None) -> str:
         extra = message.get("extraInfo")
         stack = extra.get("py_callstack") if isinstance(extra, dict) else None
         message = stack or message.get("message") or ""
-    return _end(message) if isinstance(message, str) else ""
+    return message if isinstance(message, str) else ""
 
 
-def _tail(path: str | None) -> str:
-    return (_read(path, _TAIL_BYTES, from_end=True) or b"").decode(errors="replace") if path else ""
+def _tail(path: str) -> bytes:
+    return (_read(path, _TAIL_BYTES, from_end=True) or b"") if path else b""
 
 
 def _read(path: str, most: int, *, from_end: bool = False) -> bytes | None:
@@ -93,6 +126,42 @@ def _read(path: str, most: int, *, from_end: bool = False) -> bytes | None:
         return None
 
 
+_CRASH = re.compile(r"^Fatal Python error: ", re.MULTILINE)
+_CRASH_CHARACTERS = 1500
+
+
+def _last_words(text: str) -> str:
+    """The end of what a worker wrote to stderr; before a crash, what Python then says of its threads counts less."""
+    crash = next(reversed(list(_CRASH.finditer(text))), None)
+    if crash is None:
+        return _end(text)
+    dump = text[crash.start() :].partition("\n\nExtension modules:")[0].rstrip()
+    if len(dump) > _CRASH_CHARACTERS:
+        dump = dump[:_CRASH_CHARACTERS].rpartition("\n")[0] + "\n…"
+    before = _end(text[: crash.start()], MAX_CHARACTERS - len(dump) - 1)
+    return sendable(f"{before}\n{dump}" if before else dump)
+
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[]PX^_].*?(?:\x07|\x1b\\|$)|[ -/]*[0-~]?)", re.MULTILINE)
+"""What terminals take for colours, titles and movements of the cursor (ECMA-48)."""
+
+_CONTROLS = dict.fromkeys(code for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n")
+
+
+def plain_text(written: bytes) -> str:
+    """What a person would see of what was written to a terminal, as plain text.
+
+    A line that was written over and over (a progress bar) is there as it was last; bytes that are not UTF-8, or half a
+    character at the beginning, are replaced.
+    """
+    text = _ESCAPES.sub("", written.decode(errors="replace").lstrip("\ufffd"))
+    lines = (
+        next(filter(str.strip, reversed(line.split("\r"))), "") if "\r" in line else line
+        for line in text.split("\n")
+    )
+    return "\n".join(lines).translate(_CONTROLS)
+
+
 def _lost_words(*paths: str | None) -> str:
     """Why a worker's last words are missing, if a full disk explains it."""
     for folder in {os.path.dirname(path) for path in paths if path}:
@@ -105,13 +174,13 @@ def _lost_words(*paths: str | None) -> str:
     return ""
 
 
-def _end(text: str) -> str:
+def _end(text: str, most: int = MAX_CHARACTERS) -> str:
     """The last whole lines that fit; of a last line that does not fit, its end."""
     text = sendable(text).rstrip()
-    if len(text) <= MAX_CHARACTERS:
+    if len(text) <= most:
         return text if text.strip() else ""
-    end = text[-MAX_CHARACTERS:]
-    cut_in_line = text[-MAX_CHARACTERS - 1] != "\n"
+    end = text[-most:]
+    cut_in_line = text[-most - 1] != "\n"
     return end.partition("\n")[2] or end if cut_in_line else end
 
 

@@ -2,15 +2,18 @@
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from hetagent.job.failures import failure_message
+from hetagent.job.failures import Left, failure_message, is_permanent
 from hetagent.job.starter import Exit, Starter
 from hetagent.job.workers import Cleared, Workers
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
 from hetrdzv.protocol.wire import FailureFields
+
+MEET_AFTER_S = 60.0
+"""When to look whether the workers have met (seconds after their start); they import, and read their data, before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class LocalRound:
         self._exits: list[Exit] = []
         self._end: End | None = None  # not reported yet
         self._stopping: _Stopping | None = None
+        self._meet_at: float | None = None  # when to look whether the workers have met (monotonic seconds)
         self._look_at: float | None = None  # when the launch looks at its processes (monotonic seconds)
 
     @property
@@ -104,7 +108,7 @@ class LocalRound:
             return None
         if self._stopping is not None:
             return self._stopping.kill_at
-        moments = [self._look_at, self._end.due_at if self._end is not None else None]
+        moments = [self._look_at, self._meet_at, self._end.due_at if self._end is not None else None]
         return min((at for at in moments if at is not None), default=None)
 
     # -- start -----------------------------------------------------------------------------------------------
@@ -130,6 +134,8 @@ class LocalRound:
         environs = [self._environ(environ, local_rank) for local_rank in range(count)]
         started = self._starter.start(self.assignment, command, environs)
         self._workers = Workers(started, self._incarnation)
+        if self._launch.meets_in_store and self.assignment.is_master and self.assignment.start.world_size > 1:
+            self._meet_at = time.monotonic() + MEET_AFTER_S
         if self._launch.look_after_s is not None:
             self._look_at = time.monotonic() + self._launch.look_after_s
         return True
@@ -144,6 +150,21 @@ class LocalRound:
             return None
         self._look_at = None
         return self._launch.look(self.assignment, self.pids[0])
+
+    def met(self) -> int | None:
+        """How many workers of all nodes have found each other; None: there is only one, or nobody can tell."""
+        if self._workers is None or not self._launch.meets_in_store or self.assignment.start.world_size == 1:
+            return None
+        met = self._workers.met()
+        return None if met is None else min(met, self.assignment.start.world_size)
+
+    def late(self) -> int | None:
+        """How many workers have met, if that is not all of them some time after their start; asked once."""
+        if self._meet_at is None or time.monotonic() < self._meet_at:
+            return None
+        self._meet_at = None
+        met = self.met()
+        return met if met is not None and met < self.assignment.start.world_size else None
 
     # -- end -------------------------------------------------------------------------------------------------
 
@@ -161,15 +182,20 @@ class LocalRound:
         if self._end is None or time.monotonic() < self._end.due_at:
             return None
         self._failed_here = self._end.failure is not None
+        self._workers.catch_up()
         return self._end
 
-    def describe(self, failure: Exit) -> tuple[FailureFields, str]:
-        """A worker's failure, for the server and in a few words for the terminal."""
+    def describe(self, failure: Exit, secrets: Collection[str] = ()) -> tuple[FailureFields, str]:
+        """A worker's failure, for the server and in a few words for the terminal.
+
+        Args:
+            secrets: what must not be sent.
+        """
         assert self._workers is not None
-        message = failure_message(
-            self._workers.error_files.get(failure.local_rank, ""),
-            self._workers.stderr_files.get(failure.local_rank, ""),
-            failure.status,
+        left = Left(
+            error_file=self._workers.error_files.get(failure.local_rank, ""),
+            stderr_file=self._workers.stderr_files.get(failure.local_rank, ""),
+            stderr_end=self._workers.stderr_end(failure.local_rank),
         )
         local_rank, rank = failure.local_rank, self.assignment.start.rank_offset + failure.local_rank
         who = f"rank {rank} (local rank {local_rank})"
@@ -181,8 +207,10 @@ class LocalRound:
             rank=rank,
             exit_code=failure.exit_code,
             signal=failure.signal,
-            message=message,
+            message=failure_message(left, failure.status, secrets),
         )
+        if is_permanent(left):  # an older server knows no such field
+            fields = fields.model_copy(update={"permanent": True})
         return fields, f"{who} {how}"
 
     def stop(self, signum: int, grace_s: float) -> None:
@@ -216,5 +244,5 @@ class LocalRound:
         # If this fails, they are still ours to clear.
         cleared = self._workers.clear(spare_detached=spare_detached, until=until)
         self._exits, self._workers = list(self._workers.exits), None
-        self._stopping = self._end = self._look_at = None
+        self._stopping = self._end = self._look_at = self._meet_at = None
         return cleared

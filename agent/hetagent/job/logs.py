@@ -5,18 +5,18 @@ import os
 import shutil
 from typing import TypeVar
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
-from torch.distributed.elastic.multiprocessing.api import to_map
+from torch.distributed.elastic.multiprocessing import LogsDest, Std
 
 from hetagent.job.failures import ERROR_FILE
 from hetagent.node import scratch
+from hetagent.torch_compat import FolderLogs
 
 PREFIX = "hetagent_"
 
 Paths = TypeVar("Paths", str, dict[int, str])
 
 
-class RoundLogsSpecs(DefaultLogsSpecs):
+class RoundLogsSpecs(FolderLogs):
     """torch's logs, in `round_{n}` instead of `attempt_{n}`.
 
     torch names the directory after the restart count and empties it first. But a round that ended because a node joined
@@ -25,11 +25,6 @@ class RoundLogsSpecs(DefaultLogsSpecs):
     Args:
         log_dir: as torch's; without one, a private directory that `close` removes.
         redirects, tee, local_ranks_filter: as torch's.
-        capture_stderr: keep every rank's stderr in a file as well, so that its end can be reported. What went to the
-            console still does, with the prefix that torch gives the lines of a tee.
-
-    Attributes:
-        captured: the files of the newest round into which stderr goes only because of `capture_stderr`.
     """
 
     def __init__(
@@ -38,8 +33,6 @@ class RoundLogsSpecs(DefaultLogsSpecs):
         redirects: Std | dict[int, Std] = Std.NONE,
         tee: Std | dict[int, Std] = Std.NONE,
         local_ranks_filter: set[int] | None = None,
-        *,
-        capture_stderr: bool = False,
     ) -> None:
         self._temporary: scratch.Folder | None = None
         if not log_dir:
@@ -47,9 +40,6 @@ class RoundLogsSpecs(DefaultLogsSpecs):
             self._temporary = scratch.Folder(PREFIX)
             log_dir = str(self._temporary.path)
         super().__init__(log_dir, redirects, tee, local_ranks_filter)
-        self._asked_tee = tee
-        self.capture_stderr = capture_stderr
-        self.captured: list[str] = []
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Make the round's directories, and set each rank's TORCHELASTIC_ERROR_FILE.
@@ -57,40 +47,27 @@ class RoundLogsSpecs(DefaultLogsSpecs):
         Args:
             envs: the environment of each local rank, with HET_ROUND.
         """
-        kept = self._kept_anyway(len(envs))
-        if self.capture_stderr:
-            tee = to_map(self._asked_tee, len(envs))
-            self._tee = {rank: tee[rank] if kept[rank] else tee[rank] | Std.ERR for rank in envs}
         number = envs[0]["HET_ROUND"]
         drafts = {rank: env | {"TORCHELASTIC_RESTART_COUNT": number} for rank, env in envs.items()}
         dest = super().reify(drafts)
         for rank, env in envs.items():
             env[ERROR_FILE] = drafts[rank][ERROR_FILE]
-        self.captured = []
-        if self._root_log_dir == os.devnull:
+        if self.run_folder is None:
             return dest
         # torch's code makes `attempt_{number}`; renaming that saves us a copy of the code.
-        attempt = os.path.join(str(self._run_log_dir), f"attempt_{number}")
-        own = os.path.join(str(self._run_log_dir), f"round_{number}")
+        attempt = os.path.join(self.run_folder, f"attempt_{number}")
+        own = os.path.join(self.run_folder, f"round_{number}")
         shutil.rmtree(own, ignore_errors=True)  # only if this very round is laid out twice
         os.rename(attempt, own)
         for env in envs.values():
             env[ERROR_FILE] = _moved(env[ERROR_FILE], attempt, own)
         paths = {field.name: getattr(dest, field.name) for field in dataclasses.fields(dest)}
-        moved = LogsDest(**{name: _moved(value, attempt, own) for name, value in paths.items()})
-        if self.capture_stderr:
-            self.captured = [path for rank, path in moved.stderrs.items() if not kept[rank]]
-        return moved
+        return LogsDest(**{name: _moved(value, attempt, own) for name, value in paths.items()})
 
     def close(self) -> None:
         """Remove the logs unless somebody asked for them."""
         if self._temporary is not None:
             self._temporary.close()
-
-    def _kept_anyway(self, ranks: int) -> dict[int, bool]:
-        """Of which ranks the stderr was to go into a file from the first."""
-        redirects, tee = to_map(self._redirects, ranks), to_map(self._asked_tee, ranks)
-        return {rank: bool((redirects[rank] | tee[rank]) & Std.ERR) for rank in range(ranks)}
 
 
 def _moved(paths: Paths, old: str, new: str) -> Paths:

@@ -6,21 +6,28 @@ import signal
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetagent.job import failures
 from hetagent.job.leftovers import Leftovers
-from hetagent.job.local_round import LocalRound
+from hetagent.job.local_round import MEET_AFTER_S, LocalRound
 from hetagent.job.ports import Ports
 from hetagent.job.starter import Starter
 from hetagent.launch.base import Assignment, Launch
-from hetagent.launch.command import CommandError
+from hetagent.launch.command import CommandError, Misfit, NotFound
 from hetagent.node import processes, signals
 from hetagent.node.guardian import Guardian, GuardianError
 from hetagent.node.network import NetworkError
 from hetagent.protocol.line import Line
-from hetrdzv.protocol.wire import DEFAULTS, DirectiveKind, DirectiveReply, FailureFields, StartReply
+from hetrdzv.protocol.wire import (
+    DEFAULTS,
+    UNLIMITED_RESTARTS,
+    DirectiveKind,
+    DirectiveReply,
+    FailureFields,
+    StartReply,
+)
 
 EXIT_FAILED = 1
 """What the server has an agent exit with for a failure that is not a worker's own (docs/design.md, Agent)."""
@@ -55,6 +62,8 @@ class Agent:
         launch: turns this node's part of a round into a command.
         stop_timeout_s: seconds between SIGTERM and SIGKILL; None: the group's setting.
         tell: shows one line to the person at the terminal.
+        must_meet: whether it is a failure if workers end well but have not met.
+        secrets: what no failure report may contain.
         moved: asked before each `ready`: whether this node has another address to offer now.
         signals: on which signals the agent stops its workers and leaves.
 
@@ -78,6 +87,8 @@ class Agent:
         stop_timeout_s: float | None,
         tell: Callable[[str], None],
         moved: Callable[[], bool] = lambda: False,
+        secrets: Callable[[], Collection[str]] = tuple,
+        must_meet: bool = False,
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     ) -> None:
         self.outcome: DirectiveReply | None = None
@@ -94,6 +105,8 @@ class Agent:
         self._group_stop_timeout_s = DEFAULTS.stop_timeout_s
         self._tell = tell
         self._moved = moved
+        self._secrets = secrets
+        self._must_meet = must_meet
         self._signals = signals
         self._selector = selectors.DefaultSelector()
         self._got_signals: list[int] = []
@@ -275,17 +288,25 @@ class Agent:
             return
         if (warning := self._local.look()) is not None:
             self._tell(warning)
+        if (met := self._local.late()) is not None:
+            world, where = self._local.assignment.start.world_size, "init_process_group with env://"
+            so_far = f"only {met} of {world}" if met else f"none of {world}"
+            self._tell(
+                f"round {self._round}: {MEET_AFTER_S:g} s after their start {so_far} workers have met; unless they are "
+                f"still loading, or meet in another way than {where}, they train alone or wait for each other"
+            )
+            self._line.started(self._round, met)
         end = self._local.end()
         if end is None:
             return
         if end.failure is not None:
-            failure, text = self._local.describe(end.failure)
+            failure, text = self._local.describe(end.failure, self._secrets())
             self._line.failed(self._round, failure, end.failure.seen_at)
             self._tell(f"round {self._round}: {text}")
             self._stop(signal.SIGTERM, self._grace_s())
         else:
             self._tell(f"round {self._round}: all local workers succeeded; waiting for the others")
-            self._line.succeeded(self._round)
+            self._line.succeeded(self._round, self._local.met(), must_meet=self._must_meet)
             self._clear_workers(spare_detached=True)
 
     def _obey(self, directive: DirectiveReply) -> None:
@@ -383,6 +404,9 @@ class Agent:
             interrupted=self._is_wanted,
         )
         self._local = LocalRound(assignment, self._launch, self._starter, self._identity.incarnation)
+        if start.restarted_by:
+            of = "" if start.max_restarts >= UNLIMITED_RESTARTS else f" of {start.max_restarts}"
+            self._tell(f"restarting ({start.restart_count}{of}): {start.restarted_by}")
         self._tell(f"round {number}: {self._local.place}")
         self._start_workers(self._local)
 
@@ -420,5 +444,7 @@ class Agent:
         message = failures.sendable(text)
         self._tell(f"round {self._round}: the workers could not be started: {message}")
         failure = FailureFields(local_rank=-1, rank=-1, message=message[: failures.MAX_CHARACTERS])
+        if isinstance(error, NotFound | Misfit):
+            failure = failure.model_copy(update={"permanent": True})
         self._line.failed(self._round, failure, time.monotonic())
         self._leftovers.kill_all()

@@ -5,7 +5,7 @@ cold, or from standbys that have imported torch already (`torch_starter.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from hetagent.launch.base import Assignment, Forecast
@@ -21,6 +21,10 @@ class Started:
         pids: by local rank; each is a child of this process, leads a session of its own, and is reaped by `close` only.
         error_files: where each local rank records its exception.
         stderr_files: where each local rank's stderr goes; an empty name if it goes to the console only.
+        stderr_ends: returns the end of each local rank's stderr that goes to the console only.
+        catch_up: waits until what the processes have written by now has reached the console, until the given moment at
+            most (monotonic seconds).
+        met: how many workers have come to the round's store by now, if this node hosts it; None: unknown.
         close: reaps the processes that have ended, waits until their output has reached the console, until the given
             moment at most (monotonic seconds), and takes down everything that was set up beside them; returns False if
             nobody reads the console.
@@ -30,6 +34,9 @@ class Started:
     error_files: Mapping[int, str]
     stderr_files: Mapping[int, str]
     close: Callable[[float | None], bool]
+    stderr_ends: Mapping[int, Callable[[], bytes]] = field(default_factory=dict)
+    catch_up: Callable[[float | None], bool] = lambda until: True
+    met: Callable[[], int | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

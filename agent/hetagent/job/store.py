@@ -8,6 +8,7 @@ from torch.distributed import HashStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from hetagent.node.network import WILDCARDS
+from hetagent.torch_compat import hosted_store, workers_in
 from hetrdzv.protocol.wire import StartReply
 
 STORE_TIMEOUT = timedelta(seconds=60)
@@ -35,6 +36,7 @@ class HetRendezvousHandler(RendezvousHandler):
         self._held: socket.socket | None = None
         self._store: Store | None = None
         self._start: StartReply | None = None
+        self._place: tuple[str, int] | None = None  # where our store is, if we are the master
 
     def offer(self) -> int:
         """The port on which this node would host the next round's store; held until that round uses it."""
@@ -57,6 +59,7 @@ class HetRendezvousHandler(RendezvousHandler):
         """The round accepted last; if this node is its master, its store starts here."""
         start = self.start
         self.release()
+        self._place = None
         # The agents of the other members need no store: the server has decided everything they would ask it.
         self._store = self._host(start) if start.master.node_id == self._node_id else HashStore()
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
@@ -67,14 +70,12 @@ class HetRendezvousHandler(RendezvousHandler):
         listener, self._held = self._held, None
         # Where it listens, not where peers find it: a router in between may not lead back to this host.
         host = listener.getsockname()[0]
-        return TCPStore(
-            host_name=LOOPBACK if host in WILDCARDS.values() else host,
-            port=start.master.port,
-            is_master=True,
-            timeout=STORE_TIMEOUT,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        self._place = (LOOPBACK if host in WILDCARDS.values() else host, start.master.port)
+        return hosted_store(self._place[0], listener, STORE_TIMEOUT)
+
+    def workers(self) -> int | None:
+        """How many workers have come to the store of the last round; None if this node does not host it."""
+        return workers_in(self._place) if self._place is not None and self._store is not None else None
 
     def release(self) -> None:
         """Close the store of the last round."""

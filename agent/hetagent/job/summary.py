@@ -1,5 +1,8 @@
 """The block that every agent prints last: how the job went and, if it failed, whose fault that was."""
 
+from datetime import datetime, timedelta
+
+from hetrdzv.protocol.clock_times import ago, clock_time, with_clock_times
 from hetrdzv.protocol.wire import DirectiveReply, RootCauseReply
 
 RULE = "=" * 72
@@ -24,13 +27,22 @@ def closing_block(
         lines.append(f"rounds   {round_number} so far on this node")
     else:
         label = "outcome" if outcome.outcome else "refused" if outcome.reason in REFUSALS else "ended"
-        lines.append(f"{label:<8} {outcome.why}")
+        lines.append(f"{label:<8} {_why(outcome, datetime.now().astimezone())}")
         if rounds := max(outcome.round, round_number):
             lines.append(f"rounds   {rounds}, restarts spent {outcome.restarts}")
         if outcome.root_cause is not None:
             lines += _root_cause(outcome.root_cause)
     lines.append(RULE)
     return "\n".join(lines)
+
+
+def _why(outcome: DirectiveReply, now: datetime) -> str:
+    """Why the agent exits, with this machine's clock times."""
+    cancelled = outcome.cancelled
+    if cancelled is None or cancelled.ago_s is None:
+        return with_clock_times(outcome.why, now)
+    at = clock_time(now - timedelta(seconds=cancelled.ago_s), now)
+    return outcome.why.replace(cancelled.at, f"{at} ({ago(cancelled.ago_s)})")
 
 
 def _root_cause(cause: RootCauseReply) -> list[str]:

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from hetagent.job.starter import Exit, Started
 from hetagent.node import processes
 
+PATIENCE_S = 1.0
+"""How long to wait for the console before the end of workers is reported (seconds)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
@@ -67,6 +70,19 @@ class Workers:
     def stderr_files(self) -> Mapping[int, str]:
         """Where each local rank's stderr goes; an empty name if it goes to the console only."""
         return self._started.stderr_files
+
+    def stderr_end(self, local_rank: int) -> bytes:
+        """The end of a local rank's stderr that goes to the console only; empty if it was not kept."""
+        end = self._started.stderr_ends.get(local_rank)
+        return end() if end is not None else b""
+
+    def met(self) -> int | None:
+        """How many workers of all nodes have come to the round's store, if this node hosts it; None: unknown."""
+        return self._started.met()
+
+    def catch_up(self) -> None:
+        """Have what the workers have written shown before what is said next, unless the console is slow."""
+        self._started.catch_up(time.monotonic() + PATIENCE_S)
 
     def collect(self) -> list[Exit]:
         """The workers that have ended since the last call."""

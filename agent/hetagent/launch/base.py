@@ -83,6 +83,7 @@ class Launch:
         fills_placeholders: `{rank_offset}` and the like in the command are replaced.
         wants_members: rounds have to list all their members (`start.members`).
         wants_daemon: the master of a round may have this node run its launcher's daemon (`start.daemon`).
+        meets_in_store: scripts find each other in the round's store (`init_process_group` with env://).
         look_after_s: when to call `look`, counted from the start (seconds); None: never.
     """
 
@@ -90,6 +91,7 @@ class Launch:
     fills_placeholders = False
     wants_members = False
     wants_daemon = False
+    meets_in_store = False
     look_after_s: float | None = None
 
     def __init__(self, command: WorkerCommand | None) -> None:

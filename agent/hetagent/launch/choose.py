@@ -41,6 +41,7 @@ def _check_flags(options: Options, environ: Mapping[str, str]) -> None:
     given = {
         "--init-file": options.init_file is not None,
         "--isolate-gpus": options.isolate_gpus,
+        "--require-rendezvous": options.require_rendezvous,
         "--numa-binding": options.torchrun.numa_binding is not None,
         "--virtual-local-rank": options.torchrun.virtual_local_rank,
     }

@@ -16,6 +16,14 @@ class CommandError(ValueError):
     """A command that cannot be started here; the text says what to change."""
 
 
+class NotFound(CommandError):
+    """The script or the program is not there: trying again would not help."""
+
+
+class Misfit(CommandError):
+    """The command cannot be right on the nodes of this round: trying again would not help."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
     """What every worker of a node runs.
@@ -48,7 +56,7 @@ def worker_command(
     if no_python and not run_path:
         return WorkerCommand(_program(script), tuple(args), is_python=False)
     if not module and not os.path.exists(script):
-        raise CommandError(f"script '{script}' does not exist (looked from {os.getcwd()})")
+        raise NotFound(f"script '{script}' does not exist (looked from {os.getcwd()})")
     flags = ("-m",) if module else ()
     return WorkerCommand(python(), ("-u", str(RUNNER), *flags, script, *args), is_python=True)
 
@@ -62,14 +70,14 @@ def _program(name: str) -> str:
     if (found := shutil.which(name)) is not None:
         return found
     if os.path.isdir(name):
-        raise CommandError(f"program '{name}' is a folder: give the path of a program")
+        raise NotFound(f"program '{name}' is a folder: give the path of a program")
     if os.path.exists(name):
         path = name if os.path.dirname(name) else f"./{name}"
         if os.access(path, os.X_OK):
-            raise CommandError(f"program '{name}' is not on PATH: write {path} for the one in this folder")
+            raise NotFound(f"program '{name}' is not on PATH: write {path} for the one in this folder")
         also = ", or leave --no-python out for Python" if name.endswith(".py") else ""
-        raise CommandError(f"program '{name}' is not executable: run chmod +x {path}{also}")
-    raise CommandError(f"program '{name}' is not found: give its path, or install it on this node")
+        raise NotFound(f"program '{name}' is not executable: run chmod +x {path}{also}")
+    raise NotFound(f"program '{name}' is not found: give its path, or install it on this node")
 
 
 def group_command(words: Sequence[str]) -> WorkerCommand:

@@ -17,6 +17,8 @@ class PerGpu(Launch):
             all.
     """
 
+    meets_in_store = True
+
     def __init__(self, command: WorkerCommand | None, isolated: tuple[str, ...] = ()) -> None:
         super().__init__(command)
         self._isolated = isolated

@@ -29,7 +29,7 @@ LAUNCHES: Mapping[str, Kind] = {
     "gpu": Kind(
         "a process per GPU, as torchrun does (default)",
         PerGpu,
-        frozenset({"--isolate-gpus", "--numa-binding", "--virtual-local-rank"}),
+        frozenset({"--isolate-gpus", "--numa-binding", "--require-rendezvous", "--virtual-local-rank"}),
     ),
     "node": Kind(
         "a process per node, with {rank_offset}, {world_size}, ... filled in",

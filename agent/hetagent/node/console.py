@@ -5,6 +5,7 @@ import os
 import queue
 import sys
 import threading
+from datetime import datetime
 from typing import TextIO
 
 PATIENCE_S = 2.0
@@ -50,6 +51,19 @@ def say(text: str) -> None:
     pager). What cannot be written is dropped, and so is what the workers of later rounds write there.
     """
     _writer.write(sys.stderr, f"{text}\n")
+
+
+def tell(who: str, text: str) -> None:
+    """Write lines about what happens, each with who says so, and with the time unless a person is watching."""
+    at = "" if _is_terminal(sys.stderr) else f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S.%f}"[:23] + " "
+    say("\n".join(f"{at}{who}: {line}" for line in text.splitlines()))
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # it is closed
+        return False
 
 
 def flush() -> bool:

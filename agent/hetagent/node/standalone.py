@@ -47,7 +47,7 @@ def own_server() -> Iterator[OwnServer]:
         server = subprocess.Popen(
             [
                 *(sys.executable, "-m", "hetrdzv.cli.hetserver", "--fd", str(listener.fileno())),
-                *("--store", "memory", "--log-level", "warning", "--stop-at-eof"),
+                *("--store", "memory", "--log-level", "error", "--stop-at-eof"),
                 *("--max-connections", str(CONNECTIONS)),
             ],
             stdin=subprocess.PIPE,

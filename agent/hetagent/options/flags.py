@@ -44,6 +44,14 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "help": "What standby processes import ahead of a restart (or HET_PRELOAD; default torch); auto: what the "
         "script imports; none: no standbys.",
     },
+    "--report-stderr": {
+        "choices": ("on", "off"),
+        "help": "Report the end of a failed worker's stderr to the server (or HET_REPORT_STDERR; default on).",
+    },
+    "--require-rendezvous": {
+        "action": "store_true",
+        "help": "Fail a job whose workers end well but never met (init_process_group); give it on every node.",
+    },
     "--server": {"metavar": "URL[,URL...]", "help": "The hetserver to use (or HET_SERVER)."},
     "--group": {
         "metavar": "ID",

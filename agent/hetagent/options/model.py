@@ -54,6 +54,8 @@ class Options:
         node_id, node_id_given: if it was not given, it is the host name, to which a second agent of the group on
             this host adds a number (node/names.py).
         preload: the modules that standbys import, as given.
+        require_rendezvous: whether it is a failure if workers end well but have not met.
+        report_stderr: whether failures are reported with the end of stderr: on or off.
         gpus, nproc_per_node: as given; at most one of them.
         spec: the given settings of the group, by name.
         signals: the agent stops its workers and leaves on these.
@@ -86,6 +88,8 @@ class Options:
     init_file: Path | None
     isolate_gpus: bool
     preload: str | None
+    report_stderr: str | None
+    require_rendezvous: bool
     shutdown_timeout_s: float | None
     script: str | None
     script_args: tuple[str, ...]

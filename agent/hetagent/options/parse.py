@@ -53,6 +53,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         init_file=args.init_file,
         isolate_gpus=args.isolate_gpus,
         preload=args.preload,
+        report_stderr=args.report_stderr,
+        require_rendezvous=args.require_rendezvous,
         shutdown_timeout_s=_shutdown_timeout_s(args, environ),
         script=args.training_script,
         script_args=tuple(args.training_script_args),

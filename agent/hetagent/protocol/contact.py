@@ -5,6 +5,7 @@ No clock: whoever uses it says what time it is (`now`, monotonic seconds).
 
 import random
 
+from hetagent.protocol.refusals import CREDENTIALS
 from hetagent.protocol.requests import Request
 from hetrdzv.protocol.errors import HetError, Problem
 
@@ -28,6 +29,7 @@ class Contact:
     Attributes:
         away: whether no server has answered lately.
         retry_at: no request is sent before this moment.
+        refusal: why servers have refused this agent's credentials since one answered; empty if they have not.
     """
 
     def __init__(self, rng: random.Random, connect_timeout_s: float) -> None:
@@ -40,6 +42,8 @@ class Contact:
         self._heard_from = 1  # requests with smaller numbers were sent before the server was last heard
         self._began_at: float | None = None
         self._away_since = self._told_at = 0.0
+        self._refused_since: float | None = None
+        self.refusal = ""
 
     def begin(self, now: float) -> None:
         """The first request is about to be sent: from now on the time for a first contact counts."""
@@ -64,6 +68,7 @@ class Contact:
         self._heard_at = heard_at if self._heard_at is None else max(self._heard_at, heard_at)
         self._heard_from = next_number
         self._failures, self.retry_at = 0, now
+        self._refused_since, self.refusal = None, ""
         was_away, self.away = self.away, False
         return was_away
 
@@ -80,6 +85,22 @@ class Contact:
         ):
             return None
         return round(now - self._began_at, 1)
+
+    def refused(self, error: HetError, now: float) -> float | None:
+        """A request was not answered, perhaps since this agent's credentials were refused.
+
+        Returns:
+            for how long they have been refused without a break, if that is as long as a first contact may take
+            (seconds): whoever replaces a token does so at the server and at the agents within that time.
+        """
+        if error.code not in CREDENTIALS:
+            self._refused_since, self.refusal = None, ""
+            return None
+        self.refusal = str(error)
+        if self._refused_since is None:
+            self._refused_since = now
+        refused_s = now - self._refused_since
+        return round(refused_s, 1) if refused_s >= self._connect_timeout_s else None
 
     def lost(self, error: HetError, now: float) -> str | None:
         """A request was not answered: the next one is sent after a pause.
@@ -103,8 +124,9 @@ class Contact:
             pause_s = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(self._failures, 10))
             self._failures += 1
             self.retry_at = now + pause_s * self._rng.uniform(0.5, 1.0)
-            if self._heard_at is None and self._began_at is not None:
-                self.retry_at = min(self.retry_at, self._began_at + self._connect_timeout_s)
+            since = self._began_at if self._heard_at is None else self._refused_since
+            if since is not None:
+                self.retry_at = min(self.retry_at, since + self._connect_timeout_s)
         return news
 
     def ends_at(self, max_disconnect_s: float) -> float | None:

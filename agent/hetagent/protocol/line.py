@@ -8,12 +8,14 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from datetime import datetime
 
 from hetagent.protocol.delivery import Delivery
 from hetagent.protocol.mailbox import Mailbox
 from hetagent.protocol.requests import Request
 from hetagent.protocol.session import Session
 from hetrdzv.client.client import Client
+from hetrdzv.protocol.clock_times import with_clock_times
 from hetrdzv.protocol.errors import HetError, Unreachable
 from hetrdzv.protocol.wire import DEFAULTS, DirectiveKind, DirectiveReply, FailureFields
 
@@ -83,13 +85,13 @@ class Line:
         """Join, or ready for the next round: all workers of `after_round` are gone."""
         self._say(lambda now: self._session.ready(after_round, port, script_port, now))
 
-    def started(self, round_number: int) -> None:
-        """All local workers were started."""
-        self._say(lambda now: self._session.started(round_number, now))
+    def started(self, round_number: int, met: int | None = None) -> None:
+        """All local workers were started; see `Session.started`."""
+        self._say(lambda now: self._session.started(round_number, now, met))
 
-    def succeeded(self, round_number: int) -> None:
-        """All local workers ended with status 0."""
-        self._say(lambda now: self._session.succeeded(round_number, now))
+    def succeeded(self, round_number: int, met: int | None = None, *, must_meet: bool = False) -> None:
+        """All local workers ended with status 0; see `Session.succeeded`."""
+        self._say(lambda now: self._session.succeeded(round_number, now, met, must_meet=must_meet))
 
     def failed(self, round_number: int, failure: FailureFields, seen_at: float) -> None:
         """A local worker failed; `seen_at` is when that was seen (monotonic seconds)."""
@@ -245,7 +247,7 @@ class Line:
 
     def _tell_notices(self) -> None:
         for notice in self._session.notices():
-            self._tell(notice)
+            self._tell(with_clock_times(notice, datetime.now().astimezone()))
 
     def _pass_on(self) -> None:
         self._tell_notices()
@@ -262,7 +264,7 @@ class Line:
         gist, now = re.sub(r"\d+ s\b", "", answer.why), time.monotonic()
         if gist != self._told_wait[0] and now - self._told_wait[1] >= WAIT_NEWS_S:
             self._told_wait = (gist, now)
-            self._tell(f"waiting: {answer.why}")
+            self._tell(with_clock_times(f"waiting: {answer.why}", datetime.now().astimezone()))
 
     def _handed_over(self, directive: DirectiveReply) -> None:
         """The agent has been handed a directive; a hook for subclasses."""

@@ -1,14 +1,22 @@
 """What an error of the server means to a node: whether to try again, and which directive came with it."""
 
+from collections.abc import Sequence
+from math import ceil
+
 from pydantic import ValidationError
 
+from hetrdzv.protocol.differences import Difference, as_flags
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.wire import DirectiveReply
+from hetrdzv.protocol.wire import ConflictReply, DifferenceReply, DirectiveReply, SpecFields
 
 STRANGERS = frozenset(
     {"not_hetserver", "version_mismatch", "unauthorized", "forbidden", "certificate_required", "foreign_host"}
 )
 """Errors that tell a newcomer that its --server or token is wrong, but a member only that some proxy has a hiccup."""
+
+
+CREDENTIALS = frozenset({"unauthorized", "forbidden", "certificate_required"})
+"""Errors of a server that does not accept this agent's token or certificate, or not for what it asked."""
 
 
 def is_for_good(error: HetError) -> bool:
@@ -19,6 +27,56 @@ def is_for_good(error: HetError) -> bool:
 def is_answer(error: HetError) -> bool:
     """Whether a server that works has answered."""
     return isinstance(error, Problem) and error.status < 500
+
+
+def conflict_of(error: HetError) -> ConflictReply | None:
+    """What is in the way of other settings, if the server is new enough to say."""
+    if not isinstance(error, Problem) or "conflict" not in error.body:
+        return None
+    try:
+        return ConflictReply.model_validate(error.body["conflict"])
+    except ValidationError:
+        return None
+
+
+def conflict_text(group: str, conflict: ConflictReply, spec: SpecFields) -> str:
+    """Why a join with other settings was refused, in the words of the command line, and what to do about it.
+
+    Args:
+        spec: the settings that this agent was given.
+    """
+    rows = _flags(conflict.differences, spec)
+    there = ", ".join(f"{flag} {given} here, {theirs} there" for flag, theirs, given in rows)
+    end = f"hetctl delete {group}"
+    if conflict.nodes:
+        end = f"hetctl cancel {group}, then {end}"
+    return (
+        f"group '{group}' has other settings ({there}){_whose(conflict)}: "
+        f"leave out {' and '.join(row[0] for row in rows)}, use another --group, or remove that one ({end})"
+    )
+
+
+def _whose(conflict: ConflictReply) -> str:
+    """Who holds a group to its settings, and until when at least."""
+    if conflict.by_put:
+        return ", which it was created with (hetctl create)"
+    more = ", ..." if len(conflict.nodes) > 5 else ""
+    whose = f", which {', '.join(conflict.nodes[:5])}{more} joined"
+    if conflict.retry_for_s is not None or conflict.lost_in_s is None:
+        return whose
+    return f"{whose} (one whose agent is dead still counts, at most {ceil(conflict.lost_in_s)} s more)"
+
+
+def replaced_text(group: str, replaced: Sequence[DifferenceReply], spec: SpecFields) -> str:
+    """What this node's join changed in a group in which no node was left."""
+    now = ", ".join(f"{flag} {given} (was {before})" for flag, before, given in _flags(replaced, spec))
+    return f"no node was left in group '{group}': its job goes on with {now}"
+
+
+def _flags(found: Sequence[DifferenceReply], spec: SpecFields) -> list[tuple[str, str, str]]:
+    given = spec.given()
+    nnodes = (given["min_nodes"], given["max_nodes"]) if given.keys() >= {"min_nodes", "max_nodes"} else None
+    return as_flags([Difference(one.name, one.group, one.given) for one in found], nnodes)
 
 
 def directive_of(error: HetError) -> DirectiveReply | None:

@@ -8,14 +8,22 @@ for `requests`, then for `directives` and `notices`.
 import random
 from collections import deque
 from collections.abc import Sequence
-from math import inf
+from math import ceil, inf
 
 from pydantic import ValidationError
 
 from hetagent.protocol.contact import CONNECT_TIMEOUT_S, Contact
 from hetagent.protocol.directives import Directives, Need
 from hetagent.protocol.offer import Offer
-from hetagent.protocol.refusals import STRANGERS, directive_of, is_answer, is_for_good
+from hetagent.protocol.refusals import (
+    STRANGERS,
+    conflict_of,
+    conflict_text,
+    directive_of,
+    is_answer,
+    is_for_good,
+    replaced_text,
+)
 from hetagent.protocol.reports import DaemonAnswer, Reports
 from hetagent.protocol.requests import Answer, Head, Join, Leave, Poll, Report, Request, StartDaemon
 from hetrdzv.protocol.errors import HetError, Unavailable
@@ -93,6 +101,8 @@ class Session:
         self._maybe_known = False  # a join was sent that it may have accepted
         self._ever_joined = False
         self._in_use_until: float | None = None
+        self._conflict_until: float | None = None
+        self._replaced_told = False
         self._finishing_told = False
 
     # -- inputs: what the agent says -----------------------------------------------------------------------
@@ -108,13 +118,24 @@ class Session:
         self._contact.begin(now)
         self._join(now)
 
-    def started(self, round_number: int, now: float) -> None:
-        """All local workers of the round were started."""
-        self._report(ReportKind.STARTED, round_number, now)
+    def started(self, round_number: int, now: float, met: int | None = None) -> None:
+        """All local workers of the round were started.
 
-    def succeeded(self, round_number: int, now: float) -> None:
-        """All local workers of the round ended with status 0."""
-        self._report(ReportKind.SUCCEEDED, round_number, now)
+        Args:
+            met: on its master, how many workers have come to its store; None: unknown.
+        """
+        self._report(ReportKind.STARTED, round_number, now, met=met)
+
+    def succeeded(
+        self, round_number: int, now: float, met: int | None = None, *, must_meet: bool = False
+    ) -> None:
+        """All local workers of the round ended with status 0.
+
+        Args:
+            met: on its master, how many workers have come to its store; None: unknown.
+            must_meet: whether it is a failure if that is not all of them.
+        """
+        self._report(ReportKind.SUCCEEDED, round_number, now, met=met, must_meet=must_meet)
 
     def failed(self, round_number: int, failure: FailureFields, now: float) -> None:
         """A local worker failed; `now` is when that was seen."""
@@ -170,7 +191,7 @@ class Session:
         match request:
             case Join():
                 self._known = self._maybe_known = self._ever_joined = True
-                self._in_use_until, self._finishing_told = None, False
+                self._in_use_until, self._conflict_until, self._finishing_told = None, None, False
                 if request.body == self._join_due:
                     self._join_due = None
             case Report() | StartDaemon():
@@ -178,6 +199,9 @@ class Session:
             case Leave():
                 self._finished = True
         if answer is not None:
+            if answer.replaced and not self._replaced_told:
+                self._replaced_told = True
+                self._notices.append(replaced_text(self.group, answer.replaced, self.offer.spec))
             version = self._told.version
             self._take(request.number, answer, now)
             if isinstance(request, Poll):
@@ -279,7 +303,10 @@ class Session:
             self._finished = True
         disconnects_at = self._disconnects_at()
         if disconnects_at is not None and now >= disconnects_at:
-            why = f"no server has answered for {self._told.max_disconnect_s:g} s (max_disconnect_s)"
+            refusal = self._contact.refusal
+            what = "accepted this agent" if refusal else "answered"
+            why = f"no server has {what} for {self._told.max_disconnect_s:g} s (max_disconnect_s)"
+            why += f": {refusal}" if refusal else ""
             self._told.stop("disconnected", why)
 
     def _head(self) -> Head:
@@ -293,10 +320,14 @@ class Session:
         now: float,
         failure: FailureFields | None = None,
         message: str = "",
+        met: int | None = None,
+        must_meet: bool = False,
     ) -> None:
         body = ReportRequest(
             incarnation=self.incarnation, round=round_number, kind=kind, failure=failure, message=message
         )
+        if met is not None:  # a server of 0.1 knows no such fields
+            body = body.model_copy(update={"met": met, "must_meet": must_meet})
         if not self._finished:
             self._reports.add(body, now)
 
@@ -364,6 +395,9 @@ class Session:
                     self._forgotten(error, now)
             case Report(), "invalid_request" | "body_too_large":
                 self._give_up(f"the server rejects a report of this agent: {error}", gone=False)
+            case Join(), "spec_conflict":
+                self._hear(request, now)
+                self._conflict(error, now)
             case Join(), "node_id_in_use":
                 self._hear(request, now)
                 self._in_use(error, now)
@@ -394,6 +428,9 @@ class Session:
         """No server answered; the request is repeated until one does."""
         if self._contact.is_old(request):
             return
+        if (refused_s := self._contact.refused(error, now)) is not None:
+            self._give_up(f"{error}; gave up after {refused_s:g} s (--connect-timeout-s)")
+            return
         if (tried_s := self._contact.hopeless_after_s(now)) is not None:
             advice = "" if isinstance(error, Unavailable) else ": start hetserver there, or check --server"
             shown_s = round(tried_s, 1 if tried_s < 10 else None)
@@ -415,6 +452,22 @@ class Session:
         elif not self._leaving and self._join_due is None:
             self._notices.append(f"the server has forgotten this node, joining again: {error}")
             self._rejoin(now)
+
+    def _conflict(self, error: HetError, now: float) -> None:
+        """The group has other settings; it may take ours once the nodes that hold it to them have gone."""
+        found = conflict_of(error)
+        if found is None:
+            self._give_up(str(error))
+            return
+        text, patience_s = conflict_text(self.group, found, self.offer.spec), found.retry_for_s
+        if patience_s is not None and self._conflict_until is None:
+            self._conflict_until = now + patience_s + IN_USE_MARGIN_S
+            going = "it goes" if len(found.nodes) == 1 else "they go"
+            self._notices.append(f"{text}; trying again until {going} (at most {ceil(patience_s)} s more)")
+        if patience_s is None or self._conflict_until is None or now >= self._conflict_until:
+            self._give_up(text)
+            return
+        self._join_at = min(now + IN_USE_RETRY_S, self._conflict_until)
 
     def _in_use(self, error: HetError, now: float) -> None:
         """Another agent uses this node id; it may have died without the server having noticed yet."""

@@ -4,21 +4,19 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
-import torch.distributed.run
-from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
-from hetagent.job.failures import MAX_CHARACTERS, failure_message, sendable
+from hetagent.job.failures import MAX_CHARACTERS, Left, failure_message, sendable
 from hetagent.node.signals import signal_name
+from hetagent.torch_compat import AGENT_FILE, TORCHRUN
 from hetrdzv.protocol.wire import FailureFields
 
 
 def torchrun_is_calling() -> bool:
     """Whether this process is a torchrun, rather than a program with an agent of its own."""
-    main, path = torch.distributed.run.main.__name__, torch.distributed.run.__file__
-    return any((frame.f_code.co_name, frame.f_code.co_filename) == (main, path) for frame in _callers())
+    return any((frame.f_code.co_name, frame.f_code.co_filename) == TORCHRUN for frame in _callers())
 
 
 def workers_of_callers(handler: RendezvousHandler) -> int | None:
@@ -27,7 +25,7 @@ def workers_of_callers(handler: RendezvousHandler) -> int | None:
     Looks at torch's frames only: a frame whose variables have been read keeps them, and so this handler, alive.
     """
     for frame in _callers():
-        if frame.f_code.co_filename == api.__file__:
+        if frame.f_code.co_filename == AGENT_FILE:
             for value in list(frame.f_locals.values()):
                 if isinstance(value, WorkerSpec) and value.rdzv_handler is handler:
                     return value.local_world_size
@@ -52,7 +50,7 @@ def failure_of_callers() -> FailureFields:
         rank=rank,
         exit_code=code if code >= 0 else None,
         signal=signal_name(-code) if code < 0 else None,
-        message=failure_message(first.error_file, None, code),
+        message=failure_message(Left(error_file=first.error_file), code),
     )
 
 

@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous import (
 from hetagent.job.store import STORE_TIMEOUT, HetRendezvousHandler
 from hetagent.node import names, network
 from hetagent.protocol.line import Line
+from hetagent.torch_compat import BARRIER_PASSED
 from hetagent.torchrun.background import Call
 from hetagent.torchrun.callers import failure_of_callers, signal_of_callers, workers_of_callers
 from hetagent.torchrun.conf import TORCHS_STOP_TIMEOUT_S, Conf
@@ -31,7 +32,7 @@ from hetagent.torchrun.connection import Connection, cancel
 from hetagent.torchrun.directives import Directives
 from hetagent.torchrun.environment import WorkerEnvironment
 from hetagent.torchrun.messages import as_rdzv_conf, tell
-from hetagent.torchrun.store import PASSED, PAUSE_S, RoundOverError, RoundStore, look_for, visit
+from hetagent.torchrun.store import PAUSE_S, RoundOverError, RoundStore, look_for, visit
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.wire import DirectiveReply, FailureFields
 
@@ -328,7 +329,7 @@ class TorchrunHandler(HetRendezvousHandler):
         assert directives is not None
         try:
             self._while_it_lasts(
-                directives, lambda abandoned: look_for(store, [PASSED], abandoned, timeout_s)
+                directives, lambda abandoned: look_for(store, [BARRIER_PASSED], abandoned, timeout_s)
             )
         except RuntimeError as error:
             over = directives.explain()

@@ -9,7 +9,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from hetagent.node.console import say
+from hetagent.node import console
 from hetagent.torchrun.callers import torchrun_is_calling
 from hetagent.torchrun.conf import OPTIONS
 from hetrdzv.protocol.wire import DirectiveReply
@@ -34,7 +34,7 @@ def as_rdzv_conf(text: str) -> str:
 
 def tell(node_id: str, text: str) -> None:
     """Show a message to the person at the terminal."""
-    say("\n".join(f"hetrdzv[{node_id}]: {line}" for line in as_rdzv_conf(text).splitlines()))
+    console.tell(f"hetrdzv[{node_id}]", as_rdzv_conf(text))
 
 
 def exit_error(directive: DirectiveReply) -> BaseException:

@@ -9,19 +9,11 @@ from datetime import timedelta
 from typing import Any, cast
 
 from torch.distributed import Store, TCPStore
-from torch.distributed.elastic.agent.server.api import _TERMINAL_STATE_SYNC_ID, _RoleInstanceInfo
-from torch.distributed.elastic.utils.store import _LAST_MEMBER_CHECKIN, _NUM_MEMBERS
 
 from hetagent.job.store import STORE_TIMEOUT
+from hetagent.torch_compat import ASSIGNED_RANKS, BARRIER_ENTERED, BARRIER_PASSED, ROLE_INFO, role_info
 from hetagent.torchrun.background import Call
 from hetrdzv.protocol.wire import MAX_SLOTS, StartReply
-
-ENTERED, PASSED = (_TERMINAL_STATE_SYNC_ID + end for end in (_NUM_MEMBERS, _LAST_MEMBER_CHECKIN))
-"""Keys of torch's exit barrier: counted up by every agent whose workers succeeded; set by the last one."""
-
-ROLE_INFO, ASSIGNED_RANKS = "torchelastic/role_info/", "torchelastic/assigned_ranks/"
-"""Prefixes of the keys with which torch's agents agree on ranks, followed by a node's group rank: every agent sets the
-first, the master's answers with the second (SimpleElasticAgent._assign_worker_ranks)."""
 
 PAUSE_S = 0.02
 """Interval at which a round's store is polled (seconds)."""
@@ -61,7 +53,7 @@ class RoundStore:
 
     def add(self, key: str, amount: int) -> int:
         """As torch's; adding to the exit barrier's counter means that this node's workers have succeeded."""
-        if key == ENTERED:
+        if key == BARRIER_ENTERED:
             self._entered()
         return int(self.__getattr__("add")(key, amount))
 
@@ -71,7 +63,7 @@ class RoundStore:
         Raises:
             RoundOverError: another node failed, or the job was ended.
         """
-        if keys == [PASSED] and self._store is not None:
+        if keys == [BARRIER_PASSED] and self._store is not None:
             self._wait(self._store, cast("Any", self._store).timeout.total_seconds())
         else:
             self.__getattr__("wait")(keys, *timeout)
@@ -116,7 +108,7 @@ def _stand_in(key: str) -> bytes:
     world that cannot be mistaken for a real one: every node has `MAX_SLOTS` workers.
     """
     if key.startswith(ROLE_INFO):
-        return _RoleInstanceInfo("", int(key.removeprefix(ROLE_INFO)), MAX_SLOTS).serialize()
+        return role_info(int(key.removeprefix(ROLE_INFO)), MAX_SLOTS)
     if key.startswith(ASSIGNED_RANKS):
         base, world_size = (MAX_SLOTS * (int(key.removeprefix(ASSIGNED_RANKS)) + more) for more in (0, 2))
         return json.dumps([base, world_size, base, world_size]).encode()

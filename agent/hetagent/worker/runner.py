@@ -17,8 +17,9 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import ast
     from collections.abc import Callable
-    from types import TracebackType
+    from types import FrameType, TracebackType
     from typing import Any
 
 CANNOT_OPEN = 2
@@ -104,7 +105,7 @@ def _run_file(path: str, namespace: dict[str, object]) -> None:
             source = file.read()
     except OSError as error:
         message = f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}"
-        _write_record(message, message)
+        _write_record(message, message, permanent=True)
         print(f"{sys.orig_argv[0]}: {message}", file=sys.stderr)
         sys.exit(CANNOT_OPEN)
     namespace["__file__"] = path
@@ -129,7 +130,7 @@ def _recorded(run: "Callable[[], None]") -> None:
         theirs = _without_ours(error.__traceback__)
         # A child that the script forked may get here as well, but it is not the worker.
         if os.getpid() == pid and not _is_orderly(error):
-            _record(error.with_traceback(theirs))
+            _record(error.with_traceback(theirs), permanent=_is_permanent(error, theirs))
         _hide_our_frames(theirs)
         raise
 
@@ -139,6 +140,66 @@ def _is_orderly(error: BaseException) -> bool:
     if isinstance(error, SystemExit):
         return error.code is None or isinstance(error.code, int)
     return isinstance(error, KeyboardInterrupt)
+
+
+def _is_permanent(error: BaseException, traceback: "TracebackType | None") -> bool:
+    """Whether the script ended before it did anything, and would do so again.
+
+    That is, by a syntax error or an import that failed, before its first line or in one of its first lines: there only
+    imports, docstrings, and assignments and calls that set up imports (`sys.path`, `os.environ`) came before.
+    """
+    try:
+        if isinstance(error, SystemExit):  # `python -m`: no such module
+            frames = _frames(traceback)
+            return bool(frames) and all(frame.f_globals.get("__name__") == "runpy" for frame in frames)
+        if not isinstance(error, (SyntaxError, ImportError)):
+            return False
+        main = sys.modules["__main__"].__dict__
+        while traceback is not None and traceback.tb_frame.f_globals is not main:
+            traceback = traceback.tb_next
+        return traceback is None or _is_in_first_lines(traceback)
+    except Exception:
+        return False
+
+
+def _frames(traceback: "TracebackType | None") -> "list[FrameType]":
+    frames = []
+    while traceback is not None:
+        frames.append(traceback.tb_frame)
+        traceback = traceback.tb_next
+    return frames
+
+
+def _is_in_first_lines(traceback: "TracebackType") -> bool:
+    import ast
+
+    code = traceback.tb_frame.f_code
+    if code.co_name != "<module>":
+        return False
+    with open(code.co_filename, "rb") as file:
+        tree = ast.parse(file.read())
+    for statement in tree.body:
+        end = statement.end_lineno or statement.lineno
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            if statement.lineno <= traceback.tb_lineno <= end:
+                return True
+        elif not _sets_up_imports(statement):
+            return False
+    return False
+
+
+def _sets_up_imports(statement: "ast.stmt") -> bool:
+    import ast
+
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return True
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return ast.unparse(statement.value.func).startswith(("sys.path.", "os.environ."))
+    if isinstance(statement, ast.Assign):
+        calls = any(isinstance(node, (ast.Call, ast.Await)) for node in ast.walk(statement))
+        names = [ast.unparse(target) for target in statement.targets]
+        return not calls or all(name.startswith(("sys.path", "os.environ[")) for name in names)
+    return False
 
 
 def _without_ours(traceback: "TracebackType | None") -> "TracebackType | None":
@@ -161,18 +222,22 @@ def _hide_our_frames(theirs: "TracebackType | None") -> None:
     sys.excepthook = print_theirs
 
 
-def _record(error: BaseException) -> None:
+def _record(error: BaseException, *, permanent: bool) -> None:
     try:
         import traceback
 
         stack = "".join(traceback.format_exception(error))
-        _write_record(f"{type(error).__name__}: {error}", stack)
+        _write_record(f"{type(error).__name__}: {error}", stack, permanent=permanent)
     except Exception:
         pass  # an exception that cannot even be formatted; the interpreter says so on stderr
 
 
-def _write_record(message: str, stack: str) -> None:
-    """Write the error file, unless torch's `@record` already has or the agent wants none."""
+def _write_record(message: str, stack: str, *, permanent: bool = False) -> None:
+    """Write the error file, unless torch's `@record` already has or the agent wants none.
+
+    Args:
+        permanent: a restart would end the same way.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
@@ -180,9 +245,12 @@ def _write_record(message: str, stack: str) -> None:
     import time
 
     extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
+    record: dict[str, object] = {"message": {"message": message, "extraInfo": extra}}
+    if permanent:
+        record["permanent"] = True
     try:
         with open(path, "x") as file:
-            json.dump({"message": {"message": message, "extraInfo": extra}}, file)
+            json.dump(record, file)
     except OSError:
         pass
 

@@ -8,6 +8,7 @@ from hetrdzv.api import openapi, problems
 from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.gate import Gate
 from hetrdzv.api.http.limits import Admission
+from hetrdzv.api.refused import RefusalLog
 from hetrdzv.api.routes import docs, groups, health, nodes
 from hetrdzv.api.routes.short import ShortRoutes
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
@@ -48,6 +49,7 @@ def create_app(
     replica = SingleReplica(service) if isinstance(service, Service) else service
     app.state.replica = replica
     app.state.metrics = metrics or Metrics()
+    app.state.refusals = refusals = RefusalLog()
     problems.install(app)
     openapi.install(app)
     for router in (nodes.router, groups.router, health.router, docs.router):
@@ -60,6 +62,7 @@ def create_app(
         Dispatcher(replica),
         tokens=tokens,
         admission=admission,
+        refusals=refusals,
         any_host=any_host,
         certified=certified,
     )

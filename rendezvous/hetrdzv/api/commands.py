@@ -29,6 +29,8 @@ def report_command(node_id: str, body: wire.ReportRequest) -> Report | None:
         kind=body.kind,
         age_s=body.age_s,
         failure=Failure(**body.failure.model_dump()) if body.failure is not None else None,
+        met=body.met,
+        must_meet=body.must_meet,
         message=body.message,
     )
 

@@ -13,6 +13,7 @@ from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.http.body import Body
 from hetrdzv.api.http.calling import CERTIFIED
 from hetrdzv.api.http.limits import Admission
+from hetrdzv.api.refused import RefusalLog, client_of
 from hetrdzv.auth.hosts import same_origin, trusted_host
 from hetrdzv.auth.policy import OPEN_PATHS, Permit
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
@@ -49,6 +50,7 @@ class Gate:
         dispatcher: finds the service for requests about groups.
         tokens: every request must carry one of them; None: no token is required.
         admission: limits what is in progress at once.
+        refusals: logs who is refused.
         any_host: whether a server without tokens answers to every host name (`--insecure`).
         certified: whether clients must show a certificate.
     """
@@ -60,6 +62,7 @@ class Gate:
         *,
         tokens: Tokens | None,
         admission: Admission,
+        refusals: RefusalLog,
         any_host: bool,
         certified: bool,
     ) -> None:
@@ -67,6 +70,7 @@ class Gate:
         self._dispatcher = dispatcher
         self._tokens = tokens
         self._admission = admission
+        self._refusals = refusals
         self._any_host = any_host
         self._certified = certified
 
@@ -89,6 +93,7 @@ class Gate:
             go_on = partial(self._pass_on, scope, headers, receive, reply)
             await self._admission.admit(scope, headers.get("accept", ""), go_on)
         except HetError as error:
+            self._refusals.note(error, client_of(scope), scope["method"], scope["path"])
             await _refuse(reply, error, scope)
         except asyncio.CancelledError:  # the server is stopping and no longer waits for this request
             if not reply.begun:

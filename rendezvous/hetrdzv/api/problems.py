@@ -10,9 +10,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from hetrdzv.api.lenient import ignored
+from hetrdzv.api.refused import client_of
 from hetrdzv.protocol import versions
-from hetrdzv.protocol.errors import HetError, InvalidRequest, InvalidSpec, Unauthorized
-from hetrdzv.protocol.wire import DirectiveReply, ProblemReply, SpecFields
+from hetrdzv.protocol.errors import HetError, InvalidRequest, InvalidSpec, SpecConflict, Unauthorized
+from hetrdzv.protocol.wire import ConflictReply, DirectiveReply, ProblemReply, SpecFields
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -87,7 +88,8 @@ class Answer:
 def answer(error: HetError, *, field: str | None = None, directive: DirectiveReply | None = None) -> Answer:
     """The answer to a request that an error ended."""
     return _answer(
-        _problem(error.status, error.code, str(error), field, directive), _HEADERS.get(type(error), {})
+        _problem(error.status, error.code, str(error), field, directive, _conflict_of(error)),
+        _HEADERS.get(type(error), {}),
     )
 
 
@@ -95,7 +97,7 @@ def problem_body(
     error: HetError, *, field: str | None = None, directive: DirectiveReply | None = None
 ) -> dict[str, Any]:
     """The problem details of an error."""
-    problem = _problem(error.status, error.code, str(error), field, directive)
+    problem = _problem(error.status, error.code, str(error), field, directive, _conflict_of(error))
     return problem.model_dump(mode="json", exclude_none=True)
 
 
@@ -105,12 +107,26 @@ def bug_report() -> HetError:
 
 
 def _problem(
-    status: int, code: str, detail: str, field: str | None = None, directive: DirectiveReply | None = None
+    status: int,
+    code: str,
+    detail: str,
+    field: str | None = None,
+    directive: DirectiveReply | None = None,
+    conflict: ConflictReply | None = None,
 ) -> ProblemReply:
-    title = HTTPStatus(status).phrase
     return ProblemReply(
-        title=title, status=status, detail=detail, code=code, field=field, directive=directive
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        code=code,
+        field=field,
+        directive=directive,
+        conflict=conflict,
     )
+
+
+def _conflict_of(error: HetError) -> ConflictReply | None:
+    return ConflictReply.model_validate(error) if isinstance(error, SpecConflict) else None
 
 
 def _answer(problem: ProblemReply, headers: Mapping[str, str]) -> Answer:
@@ -152,6 +168,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HetError)
     async def refused(request: Request, error: HetError) -> Response:
+        request.app.state.refusals.note(error, client_of(request.scope), request.method, request.url.path)
         directive = getattr(request.state, "directive", None)
         return answer(error, field=_field_of(error), directive=directive).response()
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 
 from fastapi.responses import Response
@@ -12,7 +13,17 @@ from pydantic_core import to_json
 
 from hetrdzv.core.directive import Directive, Start
 from hetrdzv.core.explain import explain
-from hetrdzv.core.model import DRAINED, Failure, Group, Member, Node, NodePhase, RootCause, Round
+from hetrdzv.core.model import (
+    DRAINED,
+    Cancellation,
+    Failure,
+    Group,
+    Member,
+    Node,
+    NodePhase,
+    RootCause,
+    Round,
+)
 from hetrdzv.protocol import wire
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.service import Service
@@ -102,7 +113,17 @@ def directive_reply(group: Group, directive: Directive, pace: Pace) -> wire.Dire
         outcome=directive.outcome,
         exit_code=directive.exit_code,
         root_cause=_root_cause(directive.root_cause),
+        replaced=[wire.DifferenceReply.model_validate(one) for one in directive.replaced] or None,
+        cancelled=_cancelled(directive.cancellation) if directive.cancellation is not None else None,
     )
+
+
+def _cancelled(cancellation: Cancellation) -> wire.CancelledReply:
+    try:
+        ago_s = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(cancellation.at)).total_seconds())
+    except (ValueError, TypeError):  # nobody noted when
+        ago_s = None
+    return wire.CancelledReply(by=cancellation.by, at=cancellation.at, ago_s=ago_s)
 
 
 def _start(start: Start) -> wire.StartReply:
@@ -121,6 +142,7 @@ def _start(start: Start) -> wire.StartReply:
         command=list(start.command) if start.command is not None else None,
         members=_members(start.members) if start.members is not None else None,
         daemon=list(start.daemon) if start.daemon is not None else None,
+        restarted_by=start.restarted_by or None,
     )
 
 
@@ -212,6 +234,7 @@ def _round(current: Round, shown: Sequence[Member]) -> wire.RoundReply:
         master=wire.MasterReply.model_validate(current.master),
         members=_members(shown),
         ended=current.end.why if current.end is not None else None,
+        met=current.met,
     )
 
 

@@ -81,6 +81,18 @@ class Permit:
         """Whether the token still has this grant; ask again during a long reply."""
         return self._tokens is None or self._tokens.find(self._token or "") == self.grant
 
+    def bearer(self, host: str) -> str:
+        """Who made the request, as far as the server knows: `an admin of team-a-* at 10.0.0.9`. Never the token.
+
+        Args:
+            host: the address that the request came from; empty if it is not known.
+        """
+        who = "someone"
+        if self._tokens is not None:
+            of = f" of {self.grant.scope}" if self.grant.scope is not None else ""
+            who = f"{'an' if self.grant.role is not Role.READ else 'a'} {self.grant.role}{of}"
+        return f"{who} at {host}" if host else who
+
     def put_into(self, scope: Scope) -> Scope:
         """The ASGI scope of a request, with this permit in it."""
         return {**scope, _KEY: self}

@@ -23,6 +23,7 @@ from hetrdzv.api.http.turns import new_event_loop
 from hetrdzv.auth.files import is_private
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.auth.token_files import TokenFile, require_token_file
+from hetrdzv.cli.logs import logging_to_stderr
 from hetrdzv.cli.sockets import CannotServe, inherited, listen
 from hetrdzv.protocol.addresses import is_loopback
 from hetrdzv.protocol.errors import HetError
@@ -45,11 +46,9 @@ LOOK_S = 1.0
 def main(**values: object) -> None:
     """Run the rendezvous service for PyTorch jobs on nodes with different GPU counts."""
     settings = Settings.of(values)
-    logging.basicConfig(level=settings.log_level.upper(), format="hetserver: %(message)s", stream=sys.stderr)
-    for name in ("asyncio", "uvicorn"):
-        logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        _serve_on_socket(settings)
+        with logging_to_stderr(settings.log_level, settings.log_format):
+            _serve_on_socket(settings)
     except HetError as error:
         click.echo(f"hetserver: {error}", err=True)
         sys.exit(2)

@@ -55,6 +55,9 @@ class Report:
     Attributes:
         age_s: how many seconds ago the agent saw what it reports, by the server's clock.
         failure: with `failed` only; its `at` is filled in from `age_s`.
+        met: from the round's master, with `started` and `succeeded`: how many workers have come to the round's store by
+            now, which is where they find each other; None: nobody can tell.
+        must_meet: whether workers that have not met count as failed.
         message: with `master_unreachable`, why; with `leaving`, on whose account (`SIGTERM`).
     """
 
@@ -64,6 +67,8 @@ class Report:
     kind: ReportKind
     age_s: float = 0.0
     failure: Failure | None = None
+    met: int | None = None
+    must_meet: bool = False
     message: str = ""
 
 
@@ -115,7 +120,14 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A person cancels the job."""
+    """A person cancels the job.
+
+    Attributes:
+        by, at: who, and the wall-clock time (ISO 8601, UTC), for people.
+    """
+
+    by: str = ""
+    at: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,19 @@ from enum import StrEnum
 from typing import Any
 
 from hetrdzv.core.explain import explain, explain_wait
-from hetrdzv.core.model import DRAINED, Group, GroupState, Member, Node, NodePhase, RootCause, Round
+from hetrdzv.core.model import (
+    DRAINED,
+    Cancellation,
+    Group,
+    GroupState,
+    Member,
+    Node,
+    NodePhase,
+    RootCause,
+    Round,
+)
 from hetrdzv.core.phrasing import ended
+from hetrdzv.protocol.differences import Difference
 
 EXIT_FAILED = 1
 EXIT_CANCELLED = 3
@@ -30,6 +41,7 @@ class Start:
         members: all members in rank order, for a node that asked for them: only then does the size of a
             `start` grow with the round.
         daemon: what the master has this node run, if anything yet.
+        restarted_by: see `Round`.
     """
 
     member: Member
@@ -41,6 +53,7 @@ class Start:
     command: tuple[str, ...] | None
     members: tuple[Member, ...] | None
     daemon: tuple[str, ...] | None
+    restarted_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +69,8 @@ class Directive:
         exit_code: with `exit`: the agent's exit status.
         root_cause: with `exit` of a failed group.
         stop_timeout_s: how long workers have between SIGTERM and SIGKILL (seconds).
+        replaced: the settings of the group that this node's join replaced.
+        cancellation: with `exit` of a node that joined after its group was cancelled.
     """
 
     kind: DirectiveKind
@@ -68,6 +83,8 @@ class Directive:
     outcome: GroupState | None = None
     exit_code: int | None = None
     root_cause: RootCause | None = None
+    replaced: tuple[Difference, ...] = ()
+    cancellation: Cancellation | None = None
 
     @property
     def version(self) -> str:
@@ -131,6 +148,7 @@ def directive(group: Group, node: Node, now: float) -> Directive:
         round=head.round,
         reason=head.reason,
         stop_timeout_s=group.spec.stop_timeout_s,
+        replaced=node.replaced,
         **_details(group, node, head, now),
     )
 
@@ -144,8 +162,10 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
             if node.job != group.job:
                 why = f"the job that this node was in {ended(outcome)}"
                 return {"why": why, "outcome": outcome, "exit_code": _exit_code(outcome, None)}
+            late = _came_late(group, node)
             return {
-                "why": explain(group, now),
+                "why": late or explain(group, now),
+                "cancellation": group.cancellation if late else None,
                 "outcome": outcome,
                 "exit_code": _exit_code(outcome, group.root_cause),
                 "root_cause": group.root_cause,
@@ -171,6 +191,19 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
             return {"why": explain_wait(group, node, now)}
 
 
+def _came_late(group: Group, node: Node) -> str | None:
+    """What a node hears that joined after the end of the job; None for a node that was in it."""
+    if group.finished_at is None or node.joined_at <= group.finished_at:
+        return None
+    name, cancelled = group.group_id, group.cancellation
+    by = f" by {cancelled.by}" if cancelled is not None and cancelled.by else ""
+    at = f" at {cancelled.at}" if cancelled is not None and cancelled.at else ""
+    return (
+        f"the earlier job of group '{name}' {ended(group.state)}{by}{at}, before this node joined; to begin anew: "
+        f"hetctl restart {name}, or hetctl delete {name} for other settings"
+    )
+
+
 def _exit_code(outcome: GroupState, root_cause: RootCause | None) -> int:
     match outcome:
         case GroupState.SUCCEEDED:
@@ -179,6 +212,10 @@ def _exit_code(outcome: GroupState, root_cause: RootCause | None) -> int:
             return EXIT_CANCELLED
         case _:
             failure = root_cause.failure if root_cause is not None else None
+            if (
+                failure is not None and failure.permanent
+            ):  # as torchrun, where Python says 2 for a missing script
+                return EXIT_FAILED
             return failure.exit_code if failure is not None and failure.exit_code else EXIT_FAILED
 
 
@@ -196,4 +233,5 @@ def _start(group: Group, current: Round, node: Node) -> Start | None:
         command=group.spec.command if node.wants_command else None,
         members=current.members if node.wants_members else None,
         daemon=node.daemon or None,
+        restarted_by=current.restarted_by,
     )

@@ -2,7 +2,7 @@
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round
-from hetrdzv.core.phrasing import count, names, unreached
+from hetrdzv.core.phrasing import count, names, never_met, unreached
 from hetrdzv.core.selection import (
     Lack,
     Selection,
@@ -41,9 +41,11 @@ def _texts(group: Group) -> dict[int, str]:
 def _explain(group: Group, now: float) -> str:
     match group.state:
         case GroupState.SUCCEEDED:
-            return "the job succeeded"
+            last = group.round
+            return f"the job succeeded{f', but {never_met(last)}' if last is not None and last.apart else ''}"
         case GroupState.CANCELLED:
-            return "the job was cancelled"
+            by = group.cancellation.by if group.cancellation is not None else ""
+            return f"the job was cancelled by {by}" if by else "the job was cancelled"
         case GroupState.FAILED:
             return f"the job failed: {group.root_cause.message if group.root_cause else 'unknown cause'}"
         case GroupState.STARTING | GroupState.RUNNING:
@@ -101,7 +103,8 @@ def _explain_round(group: Group) -> str:
         late = [m.node_id for m in current.members if group.phase_of(m) is NodePhase.STARTING]
         return f"round {current.number} is starting: waiting for {names(late)} to start {_its(late)} workers"
     nodes = count(len(current.members), "node")
-    return f"round {current.number} runs on {nodes}, world size {current.world_size}"
+    apart = f"; so far {never_met(current)}" if current.apart else ""
+    return f"round {current.number} runs on {nodes}, world size {current.world_size}{apart}"
 
 
 def _explain_waiting(group: Group, now: float) -> str:

@@ -5,6 +5,7 @@ A step applies its command and then *settles* the group (settle.py). `deadline` 
 
 from dataclasses import dataclass, replace
 
+from hetrdzv.core.agreement import agree
 from hetrdzv.core.commands import (
     Cancel,
     Command,
@@ -24,6 +25,7 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.model import (
     DRAINED,
     OFFERED,
+    Cancellation,
     EndKind,
     Event,
     Failure,
@@ -31,25 +33,27 @@ from hetrdzv.core.model import (
     GroupState,
     Node,
     NodePhase,
+    RootCause,
     Round,
 )
-from hetrdzv.core.phrasing import count, describe_failure, names
+from hetrdzv.core.phrasing import count, describe_failure, names, never_met
 from hetrdzv.core.settle import settle
 from hetrdzv.core.spec import GroupSpec
 from hetrdzv.core.timers import OWN_LEASES, Leases
 from hetrdzv.core.transitions import (
     Work,
     begin_job,
+    begins_anew,
     end_round,
     expire,
     finish,
-    fix_spec,
     heard,
     require_speaker,
     set_leaving,
     take_out,
     withdraw,
 )
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import (
     DaemonRefused,
     GroupFinished,
@@ -116,7 +120,7 @@ def step(
         case Restart():
             _restart(work)
         case Cancel():
-            _cancel(work)
+            _cancel(work, command)
         case Put():
             _put(work, command)
         case Tick():
@@ -127,18 +131,13 @@ def step(
 
 
 def _put(work: Work, command: Put) -> None:
-    if _begins_anew(work.group):
+    if begins_anew(work.group):
         begin_job(work, GroupSpec(), spec_fixed=False)
     known = work.group.by_put
-    fix_spec(work, command.spec, final=True)
+    agree(work, command.spec, final=True)
     work.change(by_put=True)
     if not known:
         work.say("group_created", f"group '{work.group.group_id}' was created")
-
-
-def _begins_anew(group: Group) -> bool:
-    """Whether naming this group starts a new job in it (rule 10)."""
-    return group.state in (GroupState.SUCCEEDED, GroupState.FAILED) and not group.by_put
 
 
 def _join(work: Work, command: Join) -> None:
@@ -148,10 +147,11 @@ def _join(work: Work, command: Join) -> None:
         _ready_again(work, node, command)
         return
     former = _take_place(work, node, command.incarnation) if node is not None else ()
-    if _begins_anew(group) and command.node_id not in group.drained:
+    if begins_anew(group) and command.node_id not in group.drained:
         begin_job(work, GroupSpec(), spec_fixed=False)
+    replaced: tuple[Difference, ...] = ()
     if not work.group.state.terminal:
-        fix_spec(work, command.spec, final=not command.wants_command)
+        replaced = agree(work, command.spec, final=not command.wants_command, node_id=command.node_id)
     group = work.group
     _take_over_rounds(work, command)
     work.change(
@@ -168,6 +168,7 @@ def _join(work: Work, command: Join) -> None:
             acked_round=command.after_round,
             heard_at=work.now,
             former=former,
+            replaced=replaced,
         )
     )
     slots = count(command.slots, "slot")
@@ -280,6 +281,9 @@ def _report(work: Work, command: Report) -> None:
             raise StaleRound(
                 f"round {command.round} of group '{group.group_id}' has ended: {current.end.why}"
             )
+        case ReportKind.STARTED | ReportKind.SUCCEEDED if command.met is not None:
+            _count_met(work, node, current, command.met)
+    match command.kind:
         case ReportKind.STARTED:
             if node.phase is NodePhase.STARTING:
                 work.change_node(node, phase=NodePhase.RUNNING)
@@ -289,6 +293,11 @@ def _report(work: Work, command: Report) -> None:
             if node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
                 work.change_node(node, phase=NodePhase.SUCCEEDED)
                 work.say("node_succeeded", f"all workers of {node.node_id} succeeded", node.node_id)
+            latest = work.group.round
+            if command.must_meet and latest is not None and latest.apart:
+                message = never_met(latest)
+                cause = RootCause(kind="never_met", message=message, round=latest.number)
+                finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
         case ReportKind.FAILED:
             _worker_failed(work, node, current, command)
         case ReportKind.MASTER_UNREACHABLE:
@@ -304,6 +313,15 @@ def _report(work: Work, command: Report) -> None:
             )
             why = f"{node.node_id} cannot reach the master {current.master.node_id}: {command.message}"
             end_round(work, EndKind.MASTER_UNREACHABLE, node.node_id, why)
+
+
+def _count_met(work: Work, node: Node, current: Round, met: int) -> None:
+    if node.node_id != current.master.node_id or met == current.met:
+        return
+    current = replace(current, met=met)
+    work.change(round=current)
+    if current.apart:
+        work.say("never_met", never_met(current), node.node_id)
 
 
 def _is_reached(group: Group, current: Round) -> bool:
@@ -397,10 +415,12 @@ def _restart(work: Work) -> None:
         end_round(work, EndKind.RESTARTED, None, "a restart was requested")
 
 
-def _cancel(work: Work) -> None:
+def _cancel(work: Work, command: Cancel) -> None:
     group = work.group
     if group.state is GroupState.CANCELLED:
         return
     if group.state.terminal:
         raise GroupFinished(f"group '{group.group_id}' has already {group.state}: there is nothing to cancel")
-    finish(work, GroupState.CANCELLED, "the job was cancelled")
+    work.change(cancellation=Cancellation(command.by, command.at))
+    by = f" by {command.by}" if command.by else ""
+    finish(work, GroupState.CANCELLED, f"the job was cancelled{by}")

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from hetrdzv.core.patched import Patched
 from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.differences import Difference
 
 DRAINED = "drained"
 """`Node.leaving` of a node that a person took out."""
@@ -73,6 +74,7 @@ class Failure:
         message: the end of its traceback or of its stderr.
         at: when the exit was seen, on the server's clock (seconds): `now - age_s`.
         final: the node's agent gives up with it, so that this node takes part in no further round.
+        permanent: a restart would end the same way (the script has a syntax error), so none is spent.
     """
 
     local_rank: int
@@ -82,6 +84,7 @@ class Failure:
     message: str = ""
     at: float = 0.0
     final: bool = False
+    permanent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,14 @@ class RootCause:
     round: int = 0
     node_id: str | None = None
     failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """Who cancelled a job and when (ISO 8601, UTC), for people; empty where nobody knows."""
+
+    by: str = ""
+    at: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +143,7 @@ class Node(Offer):
         node_id: stable over restarts of the agent.
         incarnation: of the agent process that currently speaks for the node.
         former: earlier incarnations, newest last; none of them is accepted again.
+        replaced: the settings of the group that its join replaced, no other node being left.
         job: the job that this incarnation joined (a group can run one job after another).
         acked_round: newest round whose workers this agent has stopped, with no process left.
         member_of: newest round that this incarnation is a member of; 0 for none.
@@ -162,6 +174,7 @@ class Node(Offer):
     cut_at: float | None = None
     stop_told_at: float | None = None
     former: tuple[str, ...] = ()
+    replaced: tuple[Difference, ...] = ()
 
     @property
     def gone(self) -> bool:
@@ -219,6 +232,8 @@ class Round:
     Attributes:
         restart_count: restarts that the job had used when the round formed.
         finished: members that are gone after all their workers succeeded: they still count as succeeded.
+        met: how many workers have found each other in the round's store, as its master last said; None: unknown.
+        restarted_by: the failure that a restart was spent on to form this round, in a line; empty if none was.
         end: how it ended; None while it runs, and for the round in which a job succeeded.
     """
 
@@ -227,6 +242,8 @@ class Round:
     restart_count: int
     formed_at: float
     finished: frozenset[str] = frozenset()
+    met: int | None = None
+    restarted_by: str = ""
     end: End | None = None
 
     @property
@@ -239,6 +256,11 @@ class Round:
     def master(self) -> Member:
         """The member whose agent hosts the round's store."""
         return self.members[0]
+
+    @property
+    def apart(self) -> bool:
+        """Whether workers are known not to have met."""
+        return self.met is not None and self.met < self.world_size
 
     def member(self, node_id: str) -> Member | None:
         """The place of a node in this round, or None."""
@@ -273,6 +295,7 @@ class Group:
         failed_masters: how many masters in a row no node could reach.
         root_cause: why the group failed.
         previous_outcome: how the previous job ended, for nodes of it that are still here.
+        cancellation: who cancelled this job; None: nobody, or an older server noted it.
     """
 
     group_id: str
@@ -296,6 +319,7 @@ class Group:
     failed_masters: int = 0
     root_cause: RootCause | None = None
     previous_outcome: GroupState | None = None
+    cancellation: Cancellation | None = None
     created_at: float = 0.0
     finished_at: float | None = None
 

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
-from hetrdzv.core.model import Failure, GroupState, Member
+from hetrdzv.core.model import Failure, GroupState, Member, Round
 from hetrdzv.core.order import natural_key
 from hetrdzv.core.spec import UNLIMITED_RESTARTS
 
@@ -42,6 +42,16 @@ def ranks(member: Member) -> str:
     return f"rank {last}" if member.slots == 1 else f"ranks {member.rank_offset} to {last}"
 
 
+def never_met(current: Round) -> str:
+    """What it means that the workers of a round have not met."""
+    met, world = current.met or 0, current.world_size
+    hint = "unless they meet in another way than init_process_group with env://"
+    if met:
+        return f"only {met} of {world} workers met: the others may have trained alone, {hint}"
+    who = ", ".join(map(str, range(world))) if world <= MOST_NAMES else f"0 to {world - 1}"
+    return f"ranks {who} never met: each may have trained alone, {hint}"
+
+
 def unreached(pairs: AbstractSet[tuple[str, str]], among: AbstractSet[str]) -> str:
     """Which master cannot be reached from which nodes; pairs are (node, master)."""
     by_master: dict[str, list[str]] = {}
@@ -65,3 +75,18 @@ def describe_failure(node_id: str, failure: Failure) -> str:
     if failure.exit_code is not None:
         return f"{who} exited with code {failure.exit_code}"
     return f"{node_id} could not start its workers: {failure.message}"
+
+
+MOST_OF_LINE = 200
+"""How much of a worker's last line a sentence quotes (characters)."""
+
+
+def with_last_line(text: str, failure: Failure) -> str:
+    """A failure's description with the last line of the worker's own words, if it exited with a code and left any.
+
+    One that was killed did not choose its last words: they may be anything, such as half a progress bar.
+    """
+    last = failure.message.rstrip().rpartition("\n")[2].strip()
+    if failure.exit_code is None or not last or last == f"exit code {failure.exit_code}":
+        return text
+    return f"{text}: {last if len(last) <= MOST_OF_LINE else last[: MOST_OF_LINE - 1] + '…'}"

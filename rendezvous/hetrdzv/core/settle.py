@@ -10,7 +10,16 @@ from typing import NamedTuple
 
 from hetrdzv.core.model import End, EndKind, Failure, Group, GroupState, Node, NodePhase, RootCause, Round
 from hetrdzv.core.order import place
-from hetrdzv.core.phrasing import count, describe_failure, names, ranks, spent_of, unreached
+from hetrdzv.core.phrasing import (
+    count,
+    describe_failure,
+    names,
+    never_met,
+    ranks,
+    spent_of,
+    unreached,
+    with_last_line,
+)
 from hetrdzv.core.selection import (
     Lack,
     Selection,
@@ -65,7 +74,8 @@ def _progress(work: Work) -> None:
     if active is None:
         return
     if group.all_succeeded(active):
-        finish(work, GroupState.SUCCEEDED, f"the job succeeded in round {active.number}")
+        apart = f", but {never_met(active)}" if active.apart else ""
+        finish(work, GroupState.SUCCEEDED, f"the job succeeded in round {active.number}{apart}")
     elif group.state is GroupState.STARTING and not any(
         group.phase_of(member) is NodePhase.STARTING for member in active.members
     ):
@@ -82,9 +92,12 @@ def _judge(work: Work) -> None:
     end = replace(ended.end, judged=True)
     failures = _failures(work.group, ended, end)
     if end.kind is EndKind.FAILED:
-        end = replace(end, node_id=failures[0].node_id, why=failures[0].text)
+        end = replace(end, node_id=failures[0].node_id, why=failures[0].line)
     work.change(round=replace(ended, end=end))
     left = _prospects(work.group)
+    if hopeless := [failed for failed in failures if failed.failure.permanent]:
+        _finish_permanent(work, ended, hopeless[0])
+        return
     given_up = {failed.node_id for failed in failures if failed.failure.final} - {
         node.node_id for node in left
     }
@@ -104,6 +117,10 @@ class _Failed(NamedTuple):
     @property
     def text(self) -> str:
         return describe_failure(self.node_id, self.failure)
+
+    @property
+    def line(self) -> str:
+        return with_last_line(self.text, self.failure)
 
     def cause(self, number: int) -> RootCause:
         return RootCause(
@@ -150,6 +167,13 @@ def _charge(work: Work, ended: Round, first: _Failed) -> None:
         return
     left = f"all {count(budget, 'restart')} used up" if budget else "max_restarts is 0"
     finish(work, GroupState.FAILED, f"the job failed: {first.text}; {left}", first.cause(ended.number))
+
+
+def _finish_permanent(work: Work, ended: Round, first: _Failed) -> None:
+    """Fail the group at once, whatever is left of its budget."""
+    message = f"{first.text}; no restart, since it would end the same way"
+    cause = replace(first.cause(ended.number), message=message)
+    finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
 
 
 def _finish_given_up(work: Work, end: End, cause: RootCause, given_up: set[str], left: int) -> None:
@@ -226,8 +250,15 @@ def _start_round(work: Work, selection: Selection) -> None:
             failure=None,
             stop_told_at=None,
         )
-    new = Round(number=number, members=placement.members, restart_count=group.restarts, formed_at=work.now)
-    first = group.round is None
+    former = group.round
+    new = Round(
+        number=number,
+        members=placement.members,
+        restart_count=group.restarts,
+        formed_at=work.now,
+        restarted_by=_restarted_by(former) if former is not None else "",
+    )
+    first = former is None
     work.change(
         state=GroupState.STARTING,
         last_round=number,
@@ -250,6 +281,12 @@ def _start_round(work: Work, selection: Selection) -> None:
         nodes_now = count(len(new.members), "node")
         text = f"started with {nodes_now}, since no --nnodes was given; nodes that join later {later}"
         work.say("started_unbounded", text)
+
+
+def _restarted_by(former: Round) -> str:
+    """The failure that a restart was spent on after a round, in a line; empty if none was."""
+    end = former.end
+    return end.why if end is not None and end.kind is EndKind.FAILED else ""
 
 
 def _tell_left_out(work: Work) -> None:

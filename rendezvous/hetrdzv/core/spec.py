@@ -8,11 +8,12 @@ bounds in the OpenAPI document follow from it; docs/groups.md is checked against
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from hetrdzv.protocol.errors import InvalidSpec, SpecConflict
+from hetrdzv.protocol.differences import NO_VALUE, Difference
+from hetrdzv.protocol.errors import InvalidSpec
 
 
 class OnJoin(StrEnum):
@@ -157,31 +158,28 @@ DEFAULTS = GroupSpec()
 """The spec of a group for which nothing was given."""
 
 
-def extended(
-    spec: GroupSpec, given: Mapping[str, object], fixed: AbstractSet[str], group_id: str
-) -> GroupSpec:
-    """A spec with more of its settings given: the first to give one fixes it.
-
-    Args:
-        fixed: the settings that were fixed before. A command may always be added where there is none.
-        group_id: for the error message.
+def news_in(spec: GroupSpec, given: Mapping[str, object]) -> Mapping[str, Any]:
+    """Those of the given settings that a spec has with another value.
 
     Raises:
-        InvalidSpec: a setting that does not exist, a value out of range, bounds that contradict each other.
-        SpecConflict: a setting that was fixed to another value.
+        InvalidSpec: a setting that does not exist, or a value that it cannot have.
     """
-    news: dict[str, Any] = {}
-    for name, value in ((name, _value(name, value)) for name, value in given.items()):
-        old = getattr(spec, name)
-        if value == old:
-            continue
-        if name in fixed and not (name == "command" and old is None):
-            raise SpecConflict(
-                f"group '{group_id}' has {name}={_shown(old)}, and {name}={_shown(value)} was given: "
-                f"give the same value, leave it out, or use another group"
-            )
-        news[name] = value
-    return replace(spec, **news) if news else spec
+    values = ((name, _value(name, value)) for name, value in given.items())
+    return {name: value for name, value in values if value != getattr(spec, name)}
+
+
+def differences(spec: GroupSpec, news: Mapping[str, Any], fixed: AbstractSet[str]) -> tuple[Difference, ...]:
+    """The differences to settings that are fixed. A command may always be added where there is none.
+
+    Args:
+        news: as from `news_in`.
+        fixed: the settings that were fixed before.
+    """
+    return tuple(
+        Difference(name, _shown(getattr(spec, name)), _shown(value))
+        for name, value in news.items()
+        if name in fixed and not (name == "command" and spec.command is None)
+    )
 
 
 def _value(name: str, value: object) -> object:
@@ -201,7 +199,7 @@ def _value(name: str, value: object) -> object:
 def _shown(value: object) -> str:
     match value:
         case None:
-            return "none"
+            return NO_VALUE
         case tuple():
             return repr(" ".join(str(word) for word in value))
         case float():

@@ -22,6 +22,9 @@ class Leases(Protocol):
     def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
         """The live nodes whose lease or grace has ended, each with the length of its lease (seconds)."""
 
+    def ends_at(self, group: Group, node: Node) -> float:
+        """When a live node is lost if it is not heard again (seconds on the server's clock)."""
+
 
 class OwnLeases:
     """Leases by what the group itself says: from when a command of the node came, as long as its setting says."""
@@ -33,6 +36,10 @@ class OwnLeases:
             for node in group.nodes.values()
             if node.gone_at is None and now > _own_end(group, node)
         ]
+
+    def ends_at(self, group: Group, node: Node) -> float:
+        """As `Leases` says."""
+        return _own_end(group, node)
 
 
 def _own_end(group: Group, node: Node) -> float:

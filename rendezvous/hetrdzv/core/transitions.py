@@ -16,7 +16,7 @@ from hetrdzv.core.model import (
     Round,
 )
 from hetrdzv.core.phrasing import ended, names
-from hetrdzv.core.spec import SETTINGS, GroupSpec, extended
+from hetrdzv.core.spec import GroupSpec
 from hetrdzv.core.timers import Leases, expired
 from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
 
@@ -193,6 +193,11 @@ def finish(work: Work, state: GroupState, text: str, root_cause: RootCause | Non
     work.say(f"group_{state}", text)
 
 
+def begins_anew(group: Group) -> bool:
+    """Whether naming this group starts a new job in it (rule 10)."""
+    return group.state in (GroupState.SUCCEEDED, GroupState.FAILED) and not group.by_put
+
+
 def begin_job(work: Work, spec: GroupSpec, *, spec_fixed: bool) -> None:
     """Start a new job in a finished group, once no node of the old one is left.
 
@@ -223,19 +228,3 @@ def begin_job(work: Work, spec: GroupSpec, *, spec_fixed: bool) -> None:
         created_at=group.created_at,
     )
     work.say("job_began", f"job {work.group.job} of group '{group.group_id}' started")
-
-
-def fix_spec(work: Work, given: Mapping[str, object], *, final: bool) -> None:
-    """Take over settings that were given; those that were fixed before must be the same.
-
-    Args:
-        final: whether this fixes the whole spec (an agent with a script, or a person's `PUT`).
-
-    Raises:
-        InvalidSpec, SpecConflict: as `spec.extended`.
-    """
-    group = work.group
-    fixed = SETTINGS.keys() if group.spec_fixed else group.given
-    spec = extended(group.spec, given, fixed, group.group_id)
-    if not group.spec_fixed or spec != group.spec:
-        work.change(spec=spec, given=group.given.union(given), spec_fixed=group.spec_fixed or final)

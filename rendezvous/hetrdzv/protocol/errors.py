@@ -4,7 +4,10 @@ Each class has a machine-readable `code` and an HTTP `status`, which go into pro
 who, what, and what to do next.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
+
+from hetrdzv.protocol.differences import Difference
 
 
 class HetError(Exception):
@@ -32,9 +35,34 @@ class InvalidSpec(Refused):
 
 
 class SpecConflict(Refused):
-    """A setting has another value, fixed by whoever created the group."""
+    """A setting has another value, fixed by whoever created the group.
+
+    Attributes:
+        differences: the settings, with the group's value and the one that was given.
+        nodes: the live nodes that joined with them.
+        by_put: they were fixed by `PUT`.
+        lost_in_s: when the last of these nodes is lost if none is heard again (seconds from now).
+        retry_for_s: if all of them are on their way out: how long that can take (seconds).
+    """
 
     code = "spec_conflict"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        differences: Sequence[Difference] = (),
+        nodes: Sequence[str] = (),
+        by_put: bool = False,
+        lost_in_s: float | None = None,
+        retry_for_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.differences = tuple(differences)
+        self.nodes = tuple(nodes)
+        self.by_put = by_put
+        self.lost_in_s = lost_in_s
+        self.retry_for_s = retry_for_s
 
 
 class StaleRound(Refused):

@@ -124,6 +124,7 @@ class FailureFields(Wire):
     signal: ShortText | None = None
     message: Text = ""
     final: Flag = False
+    permanent: Flag = False
 
 
 class ReportRequest(Wire):
@@ -134,6 +135,8 @@ class ReportRequest(Wire):
     kind: AnyReportKind
     age_s: Annotated[Seconds, Field(ge=0, le=1e9)] = 0.0
     failure: FailureFields | None = None
+    met: Annotated[Whole, Field(ge=0)] | None = None
+    must_meet: Flag = False
     message: Text = ""
 
 
@@ -159,6 +162,7 @@ class FailureReply(Reply):
     exit_code: int | None = None
     signal: str | None = None
     message: str = ""
+    permanent: bool = False
 
 
 class RootCauseReply(Reply):
@@ -197,6 +201,7 @@ class StartReply(Reply):
         members: the whole round in rank order, for a node that joined with `wants_members`. For others the size of
             a `start` does not grow with the round.
         daemon: what the master wants this node to run, once it has said so; for a node that joined with `wants_daemon`.
+        restarted_by: the failure that a restart was spent on to form this round, in a line.
     """
 
     group_rank: int
@@ -212,6 +217,23 @@ class StartReply(Reply):
     command: list[str] | None = None
     members: list[MemberReply] | None = None
     daemon: list[str] | None = None
+    restarted_by: str | None = None
+
+
+class DifferenceReply(Reply):
+    """A setting that a group has, and the other value that was given."""
+
+    name: str
+    group: str
+    given: str
+
+
+class CancelledReply(Reply):
+    """Who cancelled a job, at which wall-clock time (ISO 8601, UTC), and how long ago that was (seconds)."""
+
+    by: str
+    at: str
+    ago_s: float | None = None
 
 
 class DirectiveReply(Reply):
@@ -224,6 +246,8 @@ class DirectiveReply(Reply):
         lease_s: without a heartbeat for this long, the node is lost (seconds).
         keepalive_s: how soon TCP keepalive should notice that the other end's host is gone (seconds).
         restarts: how many restarts the job has used.
+        replaced: the settings of the group that this node's join replaced, as they were and as it gave them.
+        cancelled: with `exit` of a node that joined after the job was cancelled.
     """
 
     kind: DirectiveKind
@@ -242,10 +266,17 @@ class DirectiveReply(Reply):
     outcome: Shown[GroupState] | None = None
     exit_code: int | None = None
     root_cause: RootCauseReply | None = None
+    replaced: list[DifferenceReply] | None = None
+    cancelled: CancelledReply | None = None
 
 
 class RoundReply(Reply):
-    """The newest round; `ended` says why it is over, None while it runs."""
+    """The newest round.
+
+    Attributes:
+        ended: why it is over; None while it runs.
+        met: how many workers have found each other in the round's store; None: unknown.
+    """
 
     number: int
     world_size: int
@@ -253,6 +284,7 @@ class RoundReply(Reply):
     master: MasterReply
     members: list[MemberReply]
     ended: str | None = None
+    met: int | None = None
 
 
 NodeState = Literal[
@@ -355,8 +387,31 @@ class EventsReply(Reply):
     last: int
 
 
+class ConflictReply(Reply):
+    """What is in the way of a join or a `PUT` with other settings.
+
+    Attributes:
+        differences: the settings, with the group's value and the one that was given.
+        nodes: the first few live nodes that joined with them.
+        by_put: they were fixed by `PUT`.
+        lost_in_s: when the last of these nodes is lost if none is heard again (seconds from now).
+        retry_for_s: only if all of them are on their way out: how long that can take (seconds).
+    """
+
+    differences: list[DifferenceReply]
+    nodes: list[str]
+    by_put: bool
+    lost_in_s: float | None = None
+    retry_for_s: float | None = None
+
+
 class ProblemReply(Reply):
-    """Every error (RFC 9457). `directive` comes with a stale report: what the agent has to do now."""
+    """Every error (RFC 9457).
+
+    Attributes:
+        directive: with a stale report: what the agent has to do now.
+        conflict: with `spec_conflict`.
+    """
 
     type: str = "about:blank"
     title: str
@@ -365,3 +420,4 @@ class ProblemReply(Reply):
     code: str
     field: str | None = None
     directive: DirectiveReply | None = None
+    conflict: ConflictReply | None = None

@@ -24,6 +24,7 @@ from hetrdzv.protocol.errors import (
     StorageError,
     UnknownGroup,
 )
+from hetrdzv.service.journal import log_events
 from hetrdzv.service.ledger import Change, Ledger
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.liveness.clock import ServedClock
@@ -276,6 +277,7 @@ class Service:
         """Count a committed change, set the timer of its group, wake the polls that it affects."""
         now = self.now()
         self._metrics.published(change.group_id, change.old, change.new, change.events, now)
+        log_events(change)
         if change.new is None:
             self._timers.set(change.group_id, None)
             self.silence.leases.forget(change.group_id)

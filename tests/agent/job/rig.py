@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing import Std
 from hetagent.job.logs import RoundLogsSpecs
 from hetagent.job.loop import Agent, Identity
 from hetagent.job.ports import Ports
+from hetagent.job.stderr import Copier
 from hetagent.job.store import HetRendezvousHandler
 from hetagent.job.torch_starter import TorchStarter
 from hetagent.launch.base import Launch
@@ -40,7 +41,8 @@ class Rig:
 
     Args:
         command: what each worker runs, in a shell in the folder of the test; None: the group's command.
-        is_python: whether its stderr need not be captured.
+        is_python: whether it is a script.
+        report_stderr: whether failures are reported with the end of stderr.
         spec: of the group.
     """
 
@@ -54,6 +56,7 @@ class Rig:
         ports: tuple[int, int] | None = None,
         tee: Std = Std.NONE,
         is_python: bool = True,
+        report_stderr: bool = True,
         connect_timeout_s: float = 60.0,
         group_id: str | None = None,
         **spec: Any,
@@ -79,14 +82,17 @@ class Rig:
             local_world_size=slots,
             entrypoint="none yet",
             rdzv_handler=handler,
-            event_log_handler="null",
         )
         words = ("-c", f"cd {folder}; {command}".replace("$$", "$$$$"))  # torch replaces macros in arguments
         self.line = Line(session, lambda: Client([url]), self.said.append)
         self.guardian = Guardian(
             incarnation=self.identity.incarnation, servers=[url], token=None, group=self.group_id, node_id="a"
         )
-        self.starter = TorchStarter(self.spec, RoundLogsSpecs(str(folder / "logs"), tee=tee))
+        self.starter = TorchStarter(
+            self.spec,
+            RoundLogsSpecs(str(folder / "logs"), tee=tee),
+            copier=Copier() if report_stderr else None,
+        )
         self.agent = Agent(
             identity=self.identity,
             line=self.line,

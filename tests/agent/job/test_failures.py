@@ -10,7 +10,10 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from hetagent.job.failures import (
     MAX_CHARACTERS,
+    Left,
     failure_message,
+    is_permanent,
+    plain_text,
     read_record,
     write_error,
     write_root_cause,
@@ -31,7 +34,10 @@ def recorded(stack: str) -> dict[str, object]:
 def test_the_traceback_comes_first(tmp_path: Path) -> None:
     (tmp_path / "stderr.log").write_text("noise")
     file = error_file(tmp_path, recorded("Traceback ...\nValueError: x\n"))
-    assert failure_message(file, str(tmp_path / "stderr.log"), 1) == "Traceback ...\nValueError: x"
+    assert (
+        failure_message(Left(file, str(tmp_path / "stderr.log"), b"noise"), 1)
+        == "Traceback ...\nValueError: x"
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,16 +55,16 @@ def test_the_traceback_comes_first(tmp_path: Path) -> None:
     ],
 )
 def test_records_of_any_kind(tmp_path: Path, content: object, message: str) -> None:
-    assert failure_message(error_file(tmp_path, content), None, 7) == message
+    assert failure_message(Left(error_file(tmp_path, content)), 7) == message
 
 
 def test_a_file_name_that_is_not_utf_8_can_be_told(tmp_path: Path) -> None:
     """The runner writes `\\udce9`, which JSON reads as a lone surrogate: no UTF-8 has it, and no wire takes it."""
     name = os.fsdecode(b"caf\xe9.txt")
-    message = failure_message(error_file(tmp_path, recorded(f"ValueError: cannot read {name}\n")), None, 1)
+    message = failure_message(Left(error_file(tmp_path, recorded(f"ValueError: cannot read {name}\n"))), 1)
     assert message == r"ValueError: cannot read caf\udce9.txt"
     assert FailureFields(local_rank=0, rank=0, message=message).message == message
-    long = failure_message(error_file(tmp_path, recorded("\udce9" * MAX_CHARACTERS)), None, 1)
+    long = failure_message(Left(error_file(tmp_path, recorded("\udce9" * MAX_CHARACTERS))), 1)
     assert len(long) == MAX_CHARACTERS
 
 
@@ -74,8 +80,8 @@ def test_hostile_error_files_are_no_more_than_unreadable(tmp_path: Path) -> None
     fifo = tmp_path / "fifo.json"
     os.mkfifo(fifo)
     for path in (nested, deep, huge, fifo, tmp_path):
-        assert failure_message(str(path), None, 7) == "exit code 7", path
-        assert failure_message(None, str(fifo), 7) == "exit code 7"
+        assert failure_message(Left(str(path)), 7) == "exit code 7", path
+        assert failure_message(Left("", str(fifo)), 7) == "exit code 7"
         assert read_record(str(path)) is None or path is deep
 
 
@@ -86,28 +92,27 @@ def test_hostile_error_files_are_no_more_than_unreadable(tmp_path: Path) -> None
 def test_without_words_the_status_speaks(tmp_path: Path, exitcode: int, message: str) -> None:
     empty = tmp_path / "stderr.log"
     empty.write_text(" \n")
-    assert failure_message(None, None, exitcode) == message
-    assert failure_message("", "", exitcode) == message
-    assert failure_message(str(tmp_path / "absent"), str(empty), exitcode) == message
-    assert failure_message(os.devnull, os.devnull, exitcode) == message
+    assert failure_message(Left(), exitcode) == message
+    assert failure_message(Left(str(tmp_path / "absent"), str(empty)), exitcode) == message
+    assert failure_message(Left(os.devnull, os.devnull), exitcode) == message
 
 
 def test_the_end_is_kept_in_whole_lines(tmp_path: Path) -> None:
     lines = [f"line {number:05} ü" for number in range(2000)]
-    message = failure_message(error_file(tmp_path, recorded("\n".join(lines) + "\n")), None, 1)
+    message = failure_message(Left(error_file(tmp_path, recorded("\n".join(lines) + "\n"))), 1)
     assert MAX_CHARACTERS - 13 < len(message) <= MAX_CHARACTERS
     assert message.split("\n") == lines[-len(message.split("\n")) :]
     log = tmp_path / "stderr.log"
     log.write_text("\n".join(lines))
-    assert failure_message(None, str(log), 1) == message
+    assert failure_message(Left("", str(log)), 1) == message
     log.write_text("first\n" + "x" * 50_000)
-    assert failure_message(None, str(log), 1) == "x" * MAX_CHARACTERS
+    assert failure_message(Left("", str(log)), 1) == "x" * MAX_CHARACTERS
     log.write_bytes(b"first\n" + b"\xff" * 10 + b"\n" + b"y" * (MAX_CHARACTERS - 1))
-    assert failure_message(None, str(log), 1) == "y" * (MAX_CHARACTERS - 1)
+    assert failure_message(Left("", str(log)), 1) == "y" * (MAX_CHARACTERS - 1)
     log.write_text("first\n" + "a" * 1999 + "\n" + "b" * (MAX_CHARACTERS - 2000))
-    assert failure_message(None, str(log), 1).startswith("aaa")
+    assert failure_message(Left("", str(log)), 1).startswith("aaa")
     log.write_text("first\n" + "z" * MAX_CHARACTERS)
-    assert failure_message(None, str(log), 1) == "z" * MAX_CHARACTERS
+    assert failure_message(Left("", str(log)), 1) == "z" * MAX_CHARACTERS
 
 
 # -- the agent's own error file ------------------------------------------------------------------------------
@@ -163,3 +168,55 @@ def test_an_error_file_that_cannot_be_written_is_an_error_and_nobody_waits(
             write_error("x", "x")
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "")
     write_error("x", "x")
+
+
+# -- the end of stderr ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "seen"),
+    [
+        (b"\x1b[1;31merror:\x1b[0m no\x1b[K\r\n", "error: no\n"),
+        (b"\x1b]0;title\x07a\x1b]8;;http://x\x1b\\b\n", "ab\n"),
+        (b"\r 10%|#   |\r 20%|##  |\r\nend", " 20%|##  |\nend"),
+        (b"bell\x07 tab\t nul\x00 c1\xc2\x9b del\x7f.", "bell tab\t nul c1 del."),
+        (b"\xbc half a character first, \xff not one", " half a character first, \ufffd not one"),
+        (b"cut off: \x1b[3", "cut off: "),
+        ("ünïcödé\n".encode(), "ünïcödé\n"),
+    ],
+)
+def test_what_a_person_would_see(written: bytes, seen: str) -> None:
+    assert plain_text(written) == seen
+
+
+def test_stderr_speaks_where_no_exception_was_recorded(tmp_path: Path) -> None:
+    said = b"usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --lrr\n"
+    assert failure_message(Left(stderr_end=said), 2) == said.decode().rstrip()
+    long = failure_message(Left(stderr_end=b"line\n" * 20_000), 2)
+    assert len(long) <= MAX_CHARACTERS
+    assert set(long.splitlines()) == {"line"}
+
+
+def test_before_a_crash_the_words_of_the_library_count_more_than_the_list_of_threads() -> None:
+    dump = "Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n"
+    dump += "".join(f'  File "x.py", line {number} in f\n' for number in range(1000))
+    dump += "\n\nExtension modules: numpy, torch._C (total: 2)\n"
+    said = "terminate called after throwing an instance of 'c10::Error'\n  what():  device lost\n"
+    message = failure_message(Left(stderr_end=(said + dump).encode()), -6)
+    assert message.startswith(said + "Fatal Python error: Aborted\n\nCurrent thread")
+    assert message.endswith("\n…")
+    assert len(message) <= MAX_CHARACTERS
+
+
+def test_the_token_is_left_out(tmp_path: Path) -> None:
+    stack = "Traceback\nKeyError: 'tok-1'\n"
+    message = failure_message(Left(error_file(tmp_path, recorded(stack))), 1, ["tok-1"])
+    assert message == "Traceback\nKeyError: '[token]'"
+    assert failure_message(Left(stderr_end=b"HET_TOKEN=tok-1"), 1, ["tok-1"]) == "HET_TOKEN=[token]"
+
+
+def test_only_the_runner_calls_a_failure_permanent(tmp_path: Path) -> None:
+    assert is_permanent(Left(error_file(tmp_path, recorded("x") | {"permanent": True})))
+    assert not is_permanent(Left(error_file(tmp_path, recorded("x") | {"permanent": "yes"})))
+    assert not is_permanent(Left(error_file(tmp_path, recorded("x"))))
+    assert not is_permanent(Left())

@@ -1,4 +1,4 @@
-"""Logs lie in a directory per round; the stderr of programs is captured."""
+"""Logs lie in a directory per round."""
 
 import dataclasses
 import errno
@@ -15,11 +15,8 @@ from torch.distributed.elastic.multiprocessing import (
     DefaultLogsSpecs,
     LogsSpecs,
     Std,
-    SubprocessContext,
-    start_processes,
 )
 
-from hetagent.job.failures import failure_message
 from hetagent.job.logs import PREFIX, RoundLogsSpecs
 from hetagent.node import scratch
 
@@ -140,53 +137,9 @@ def test_where_there_are_no_locks_nothing_is_swept(monkeypatch: pytest.MonkeyPat
 
 def test_no_logs_at_all() -> None:
     given = envs(1)
-    dest = RoundLogsSpecs(os.devnull, capture_stderr=True).reify(given)
+    dest = RoundLogsSpecs(os.devnull).reify(given)
     assert dest.error_files == {0: os.devnull}
     assert given[0]["TORCHELASTIC_ERROR_FILE"] == ""
-
-
-def test_capture_adds_a_tee_of_stderr_where_there_is_no_file_yet(tmp_path: Path) -> None:
-    specs = RoundLogsSpecs(
-        str(tmp_path), redirects={0: Std.ERR, 1: Std.OUT}, tee={2: Std.OUT}, capture_stderr=True
-    )
-    for number in (1, 2):
-        dest = specs.reify(envs(4, number))
-        assert all(path.endswith("stderr.log") for path in dest.stderrs.values())
-        assert dest.tee_stderrs.keys() == {1, 2, 3}
-        assert dest.tee_stdouts.keys() == {2}
-        assert [bool(path) for path in dest.stdouts.values()] == [False, True, True, False]
-
-
-def test_capture_keeps_a_filtered_rank_off_the_console(tmp_path: Path) -> None:
-    dest = RoundLogsSpecs(str(tmp_path), local_ranks_filter={1}, capture_stderr=True).reify(envs(2))
-    assert dest.tee_stderrs.keys() == {1}
-    assert dest.stderrs[0].endswith("stderr.log")
-    assert dest.stdouts == {0: os.devnull, 1: ""}
-
-
-def test_stderr_of_a_program_reaches_console_and_report(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    specs = RoundLogsSpecs(str(tmp_path), capture_stderr=True)
-    context = start_processes(
-        name="program",
-        entrypoint="/bin/sh",
-        args={0: ("-c", "echo out; echo no space left >&2; exit 3")},
-        envs=envs(1),
-        logs_specs=specs,
-    )
-    result = context.wait(timeout=20, period=0.01)
-    assert result is not None
-    failure = result.failures[0]
-    assert isinstance(context, SubprocessContext)
-    for handler in context.subprocess_handlers.values():
-        assert handler._stderr is not None
-        handler._stderr.close()  # torch leaves that to the garbage collector
-    message = failure_message(failure.error_file, context.stderrs[0], failure.exitcode)
-    assert message == "no space left"
-    captured = capfd.readouterr()
-    assert captured.out == "out\n"
-    assert "no space left" in captured.err
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Output reaches the console completely if somebody reads it, and holds nobody up if not; captured files stay small."""
+"""Output reaches the console completely if somebody reads it, and holds nobody up if not."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from hetagent.job import output
-from hetagent.job.output import drained, trim
+from hetagent.job.output import drained
 
 # torch forgets the files of workers that end by themselves.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
@@ -107,60 +107,3 @@ def test_a_reader_that_stalls_keeps_neither_the_next_round_nor_the_end_of_the_ag
     assert made.said.count("nobody reads the workers' output: continuing without waiting for it") == 2
     assert made.agent.signum == signal.SIGTERM
     assert made.agent.hangs, "whoever runs the agent knows that threads are left"
-
-
-def written(path: Path) -> int:
-    """Bytes on disk."""
-    return 512 * path.stat().st_blocks
-
-
-@pytest.fixture
-def can_punch(tmp_path: Path) -> None:
-    with (tmp_path / "probe").open("wb") as file:
-        file.write(b"x" * 100_000)
-        file.flush()
-        try:
-            output._punch(file.fileno(), 50_000)
-        except OSError as error:
-            pytest.skip(f"this file system cannot give back the beginning of a file: {error}")
-
-
-def test_a_file_is_trimmed_behind_its_reader_and_its_writer_notices_nothing(
-    tmp_path: Path, can_punch: None
-) -> None:
-    log = tmp_path / "log"
-    with log.open("w") as writer, log.open() as reader:
-        writer.writelines(f"{number:9} {LINE[11:]}" for number in range(LINES))
-        writer.flush()
-        for _ in range(LINES // 2):
-            last = reader.readline()
-        assert int(last.split()[0]) == LINES // 2 - 1
-        trim(str(log))
-        assert written(log) < log.stat().st_size * 0.6
-        assert int(reader.readline().split()[0]) == LINES // 2, "nothing unread is lost"
-        for line in reader:
-            last = line
-        trim(str(log))
-        assert written(log) < output.KEPT + 1_000_000
-        writer.write("the end\n")
-        writer.flush()
-        assert reader.readline() == "the end\n"
-    assert log.read_text().endswith(f"{last}the end\n")
-    trim(str(log))
-
-
-def test_the_stderr_of_programs_does_not_fill_the_disk(
-    rig: Make, can_punch: None, capfd: pytest.CaptureFixture[str]
-) -> None:
-    log = "$(dirname $TORCHELASTIC_ERROR_FILE)/stderr.log"
-    made = rig(
-        f"yes {LINE[1:-1]} | head -n {LINES} >&2; "
-        f"while [ $(du -k {log} | cut -f1) -gt 17000 ]; do sleep 0.05; done; echo the end >&2; exit 3",
-        is_python=False,
-        max_restarts=0,
-    )
-    assert made.run() == 3
-    assert made.group()["root_cause"]["failure"]["message"].endswith("\nthe end")
-    said = capfd.readouterr().err.splitlines()
-    assert sum(line.startswith("[default0]:xxx") for line in said) == LINES, "all of it reached the console"
-    assert not any("\0" in line for line in said)

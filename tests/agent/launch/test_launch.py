@@ -13,7 +13,7 @@ import pytest
 from hetagent.launch import choose, kinds
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.choose import launch_of, notes
-from hetagent.launch.command import CommandError, WorkerCommand
+from hetagent.launch.command import CommandError, Misfit, WorkerCommand
 from hetagent.launch.gpu import PerGpu, entries
 from hetagent.launch.kinds import LAUNCHES, Kind
 from hetagent.launch.node import init_file, placeholders
@@ -128,24 +128,25 @@ def test_a_placeholder_that_nothing_fills_in_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "changes", "warned"),
+    ("args", "changes", "refused"),
     [
         ("-g {gpus} -nr {node_rank} -n {nnodes}", {}, True),
         ("-g {gpus} -nr {node_rank}", {"slots": 3, "world_size": 6}, False),  # even
         ("-g {gpus} -nr {node_rank}", {"slots": 2, "world_size": 4}, True),  # 1 + 2 + 1: the offset is wrong
         ("-g {gpus} -nr {node_rank} --offset {rank_offset}", {}, False),
-        ("-g {gpus} -nr {node_rank} -w {world_size}", {}, False),
+        ("-g {gpus} -nr {node_rank} -w {world_size}", {}, True),
         ("-nr {node_rank}", {}, False),
         ("-g {gpus}", {}, False),
     ],
 )
-def test_a_formula_for_even_nodes_is_warned_of(args: str, changes: dict[str, int], warned: bool) -> None:
-    given = assignment(**changes)
-    PerNode(command(*args.split())).begin(given)
-    assert bool(given.notes) == warned
-    if warned:
-        assert "the nodes of this round have different GPU counts" in given.notes[0]
-        assert "{rank_offset} and {world_size}" in given.notes[0]
+def test_a_formula_for_even_nodes_is_refused(args: str, changes: dict[str, int], refused: bool) -> None:
+    launch = PerNode(command(*args.split()))
+    if not refused:
+        launch.begin(assignment(**changes))
+        return
+    with pytest.raises(Misfit, match="the nodes of this round have different GPU counts") as caught:
+        launch.begin(assignment(**changes))
+    assert "{rank_offset} and {world_size}" in str(caught.value)
 
 
 # -- one process per node ------------------------------------------------------------------------------------

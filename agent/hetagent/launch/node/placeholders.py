@@ -5,7 +5,7 @@ import string
 from collections.abc import Iterator, Mapping, Sequence
 
 from hetagent.launch.base import Assignment
-from hetagent.launch.command import CommandError
+from hetagent.launch.command import CommandError, Misfit
 from hetagent.node.network import host_port
 
 KNOWN: Mapping[str, str] = {
@@ -72,19 +72,27 @@ def values(assignment: Assignment, init_method: str | None = None) -> dict[str, 
     }
 
 
-def uneven_warning(names: set[str], assignment: Assignment) -> str | None:
-    """Why a command computes wrong ranks, if it assumes equal GPU counts and this round's differ."""
+def require_even(names: set[str], assignment: Assignment) -> None:
+    """Refuse a command that computes ranks as on nodes that are alike, in a round whose nodes are not.
+
+    With `{node_rank}` and `{gpus}`, but without `{rank_offset}`, a script can only multiply the two: ranks would be
+    taken twice or be missing, and all nodes would wait for each other.
+
+    Raises:
+        Misfit: says what it would compute, and what to pass instead.
+    """
     start = assignment.start
     even = (
         start.world_size == start.nnodes * start.slots and start.rank_offset == start.group_rank * start.slots
     )
-    if even or not {"node_rank", "gpus"} <= names or names & {"rank_offset", "world_size"}:
-        return None
-    return (
-        f"warning: the nodes of this round have different GPU counts, and the command has {{node_rank}} and {{gpus}}: "
-        f"{{node_rank}} * {{gpus}} is {start.group_rank * start.slots} here, but the first rank of this node is "
-        f"{start.rank_offset}, and {{nnodes}} * {{gpus}} is {start.nnodes * start.slots}, but the world size is "
-        f"{start.world_size}: pass {{rank_offset}} and {{world_size}} to the script instead"
+    if even or not {"node_rank", "gpus"} <= names or "rank_offset" in names:
+        return
+    raise Misfit(
+        f"the nodes of this round have different GPU counts, but the command has {{node_rank}} and {{gpus}} without "
+        f"{{rank_offset}}: {{node_rank}} * {{gpus}} is {start.group_rank * start.slots} here, and the first rank of "
+        f"this node is {start.rank_offset}; {{nnodes}} * {{gpus}} is {start.nnodes * start.slots}, and the world size "
+        f"is {start.world_size}. Pass {{rank_offset}} and {{world_size}} to the script instead, or start every agent "
+        f"with the same --gpus"
     )
 
 

@@ -56,9 +56,7 @@ class PerNode(Launch):
     def begin(self, assignment: Assignment) -> WorkerCommand:
         """Fill in the command, and free the script's port for it."""
         command = self.command_of(assignment)
-        warning = placeholders.uneven_warning(self._check(command), assignment)
-        if warning is not None:
-            assignment.notes.append(warning)
+        placeholders.require_even(self._check(command), assignment)
         where = self._init_file.begin(assignment) if self._init_file is not None else None
         values = placeholders.values(assignment, where)
         if assignment.is_master:

@@ -6,10 +6,8 @@ from hetagent.node.gpu.discovery import NoAnswer, ask_torch
 
 _FIND_CPUS = """
 import sys
-from torch.numa.binding import AffinityMode, NumaOptions, _get_validated_logical_cpus_to_bind_to
-for rank in range(int(sys.argv[2])):
-    options = NumaOptions(affinity_mode=AffinityMode(sys.argv[1]))
-    _get_validated_logical_cpus_to_bind_to(gpu_index=rank, numa_options=options)
+from hetagent.torch_compat import find_cpus
+find_cpus(sys.argv[1], int(sys.argv[2]))
 """
 
 

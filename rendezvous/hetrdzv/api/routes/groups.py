@@ -1,6 +1,7 @@
 """Routes about groups: inspect, create, restart, cancel, delete, follow."""
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request
@@ -89,8 +90,10 @@ async def restart_group(request: Request, group_id: wire.Id, nodes: NodesShown =
 @router.post("/{group_id}/cancel", response_model=wire.GroupReply)
 async def cancel_group(request: Request, group_id: wire.Id, nodes: NodesShown = "all") -> Response:
     """Cancel the job: all workers are stopped, agents exit with 3."""
-    service = service_of(request)
-    return await views.group_response(service, await service.execute(group_id, Cancel()), views.PAGES[nodes])
+    service, permit = service_of(request), permit_of(request)
+    host = request.client.host if request.client is not None else ""
+    command = Cancel(by=permit.bearer(host), at=datetime.now(UTC).isoformat(timespec="seconds"))
+    return await views.group_response(service, await service.execute(group_id, command), views.PAGES[nodes])
 
 
 @router.get(

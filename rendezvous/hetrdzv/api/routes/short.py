@@ -203,7 +203,12 @@ async def _send(send: Send, told: Told) -> None:
 def _reply(told: Told) -> bytes:
     """A directive as JSON. All waiting nodes of a group get the same."""
     group, directive, pace = told
-    if directive.start is not None or directive.root_cause is not None:
+    if (
+        directive.start is not None
+        or directive.root_cause is not None
+        or directive.replaced
+        or directive.cancellation
+    ):
         return views.directive_json(group, directive, pace)
     known = _replies(group)
     key = (directive.version, directive.why, pace)

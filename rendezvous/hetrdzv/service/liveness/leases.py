@@ -224,6 +224,11 @@ class Leases:
             and self._until(entry) < table_now
         ]
 
+    def ends_at(self, group: Group, node: Node) -> float:
+        """When a live node is lost if it is not heard again (seconds on the server's clock)."""
+        entry = self._groups.get(group.group_id, {}).get(node.node_id)
+        return node.heard_at + group.spec.lease_s if entry is None else self._until(entry) + self._late_s
+
     def settled(self, group: Group, now: float) -> None:
         """A group was judged and committed: drop the nodes that are gone, and put back those that were heard."""
         entries = self._groups.get(group.group_id, {})

@@ -15,12 +15,21 @@ from hetrdzv.core.timers import deadline
 from hetrdzv.protocol.errors import (
     HetError,
     Problem,
+    SpecConflict,
     StaleRound,
     UnknownGroup,
     UnknownNode,
     Unreachable,
 )
-from hetrdzv.protocol.wire import DirectiveReply, FailureFields, MasterReply, SpecFields, StartReply
+from hetrdzv.protocol.wire import (
+    ConflictReply,
+    DifferenceReply,
+    DirectiveReply,
+    FailureFields,
+    MasterReply,
+    SpecFields,
+    StartReply,
+)
 
 REFUSED = Unreachable("no server answers (http://h:1: connection refused)")
 SPEC = SpecFields(min_nodes=1, max_nodes=1, lease_s=5.0, max_disconnect_s=60.0)
@@ -62,6 +71,7 @@ def reply_of(group: Group, told: Directive) -> DirectiveReply:
         start=start,
         outcome=told.outcome,
         exit_code=told.exit_code,
+        replaced=[DifferenceReply.model_validate(one) for one in told.replaced] or None,
     )
 
 
@@ -127,6 +137,8 @@ class Server:
             more: dict[str, object] = {}
             if isinstance(error, StaleRound):
                 more["directive"] = self.told(node_id, now, group_id).model_dump(mode="json")
+            if isinstance(error, SpecConflict):
+                more["conflict"] = ConflictReply.model_validate(error).model_dump(mode="json")
             return Problem(error.status, error.code, str(error), more)
 
 

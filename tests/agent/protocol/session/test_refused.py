@@ -13,6 +13,7 @@ from hetrdzv.protocol.errors import (
     NotHetserver,
     VersionMismatch,
 )
+from hetrdzv.protocol.wire import SpecFields
 
 FATAL_AT_FIRST = [
     problem(409, "spec_conflict"),
@@ -153,3 +154,117 @@ def test_a_group_that_is_finishing_is_waited_for(bench: Bench) -> None:
     bench.server.do(commands.Leave(node_id="b", incarnation="i0"), bench.now)
     bench.run(0.5)
     assert bench.kinds == [("start", 2)]
+
+
+# -- other settings ------------------------------------------------------------------------------------------
+
+
+def other_node(bench: Bench, **spec: object) -> None:
+    """Another node is in the group already, with its own settings."""
+    join = commands.Join(node_id="b", incarnation="i0", slots=2, address="10.0.0.9", port=1, spec=spec)
+    bench.server.do(join, bench.now)
+
+
+def nnodes(least: int, most: int) -> SpecFields:
+    return SpecFields(min_nodes=least, max_nodes=most, lease_s=5.0)
+
+
+def test_settings_that_a_live_node_holds_are_refused_in_the_words_of_the_command_line() -> None:
+    bench = Bench(spec=nnodes(1, 1))
+    other_node(bench, min_nodes=1, max_nodes=2, lease_s=4.0)
+    bench.ready()
+    assert (bench.last.kind, bench.last.reason, bench.last.exit_code) == ("exit", "refused", 1)
+    assert bench.last.why == (
+        "group 'g' has other settings (--nnodes 1:1 here, 1:2 there, --lease-s 5 here, 4 there), which b joined (one "
+        "whose agent is dead still counts, at most 4 s more): leave out --nnodes and --lease-s, use another --group, "
+        "or remove that one (hetctl cancel g, then hetctl delete g)"
+    )
+
+
+def test_settings_are_given_again_until_the_last_old_node_has_gone() -> None:
+    bench = Bench(spec=nnodes(1, 1))
+    other_node(bench, min_nodes=2, max_nodes=2)
+    leaving = commands.Report(node_id="b", incarnation="i0", round=0, kind=commands.ReportKind.LEAVING)
+    bench.server.do(leaving, bench.now)
+    bench.ready()
+    assert bench.told == []
+    (notice,) = bench.notices
+    assert "--nnodes 1 here, 2 there" in notice
+    assert notice.endswith("trying again until it goes (at most 35 s more)")
+    bench.run(2)
+    bench.server.do(commands.Leave(node_id="b", incarnation="i0"), bench.now)
+    bench.run(1)
+    assert bench.kinds == [("start", 1)]
+    assert bench.notices[1:] == ["no node was left in group 'g': its job goes on with --nnodes 1 (was 2)"]
+
+
+def test_settings_are_not_given_again_for_ever() -> None:
+    bench = Bench(spec=nnodes(1, 1))
+    other_node(bench, min_nodes=2, max_nodes=2, stop_timeout_s=1.0)
+    leaving = commands.Report(node_id="b", incarnation="i0", round=0, kind=commands.ReportKind.LEAVING)
+    bench.server.do(leaving, bench.now)
+    begun = bench.now
+    bench.ready()
+    while bench.now < begun + 7.9:
+        bench.run(0.1)
+        bench.server.do(commands.Renew("b", "i0"), bench.now)
+    assert bench.told == []
+    bench.run(0.6)
+    assert bench.last.reason == "refused"
+
+
+def test_settings_of_a_group_made_on_purpose_stay() -> None:
+    bench = Bench(spec=nnodes(1, 1))
+    bench.server.do(commands.Put({"max_nodes": 4}), bench.now)
+    bench.ready()
+    assert bench.last.why == (
+        "group 'g' has other settings (--nnodes 1:1 here, 1:4 there), which it was created with (hetctl create): leave "
+        "out --nnodes, use another --group, or remove that one (hetctl delete g)"
+    )
+
+
+# -- a token that is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", ["unauthorized", "forbidden", "certificate_required"])
+def test_a_member_whose_token_stays_refused_gives_up_with_the_reason(bench: Bench, code: str) -> None:
+    bench.started()
+    bench.away(problem(401, code))
+    bench.run(59)
+    assert bench.kinds == [("start", 1)]
+    bench.run(2)
+    assert (bench.last.kind, bench.last.reason, bench.last.exit_code) == ("exit", "refused", 1)
+    assert bench.last.why == "the server's text; gave up after 60 s (--connect-timeout-s)"
+
+
+def test_a_token_may_be_replaced_meanwhile(bench: Bench) -> None:
+    bench.started()
+    for _ in range(3):
+        bench.away(problem(401, "unauthorized"))
+        bench.run(50)
+        bench.away(None)
+        bench.run(5)
+    assert bench.kinds == [("start", 1)]
+
+
+def test_an_outage_is_not_a_refusal() -> None:
+    bench = Bench(spec=SpecFields(min_nodes=1, max_nodes=1))
+    bench.started()
+    for error in (problem(401, "unauthorized"), problem(503, "storage"), problem(401, "unauthorized")):
+        bench.away(error)
+        bench.run(40)
+    assert bench.kinds == [("start", 1)]
+
+
+def test_workers_that_are_stopped_before_that_hear_the_reason() -> None:
+    bench = Bench(spec=SpecFields(min_nodes=1, max_nodes=1, max_disconnect_s=20.0))
+    bench.started()
+    bench.away(problem(401, "unauthorized"))
+    bench.run(21)
+    assert bench.last.kind == "stop"
+    assert (
+        bench.last.why == "no server has accepted this agent for 20 s (max_disconnect_s): the server's text"
+    )
+    bench.ready(1)
+    bench.run(40)
+    assert bench.last.why == "the server's text; gave up after 60 s (--connect-timeout-s)"

@@ -1,0 +1,47 @@
+"""Which releases of torch this hetagent works with. Looks at what is installed without importing it."""
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+
+from hetagent.options.model import UsageError
+
+OLDEST = (2, 6)
+"""The first release of torch that works."""
+
+TESTED = (2, 15)
+"""The newest one with which everything was tested (`make test-torch`)."""
+
+
+def installed() -> str | None:
+    """The version of the torch that is installed; None if it was installed by other means than as a package."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
+
+
+def check(release: str | None) -> str | None:
+    """A warning about a torch that is newer than what was tested; None where there is nothing to say.
+
+    Args:
+        release: torch's version, such as `2.13.0+cpu` or `2.9.0a0+50eac811`; None: unknown, and not checked.
+
+    Raises:
+        UsageError: it is too old.
+    """
+    found = re.match(r"(\d+)\.(\d+)", release or "")
+    if found is None:
+        return None
+    number = int(found[1]), int(found[2])
+    if number < OLDEST:
+        raise UsageError(
+            f"torch {release} is too old: hetagent needs torch {_text(OLDEST)} or newer; "
+            f"upgrade it with pip install 'torch>={_text(OLDEST)}'"
+        )
+    if number > TESTED:
+        return f"warning: torch {release} is newer than what this hetagent was tested with ({_text(TESTED)})"
+    return None
+
+
+def _text(number: tuple[int, int]) -> str:
+    return ".".join(map(str, number))

@@ -1,0 +1,93 @@
+"""Agrees on a group's settings: the first to give one fixes it, until no node is left that counts on it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hetrdzv.core.model import Group
+from hetrdzv.core.phrasing import names
+from hetrdzv.core.settle import settle
+from hetrdzv.core.spec import SETTINGS, GroupSpec, differences, news_in
+from hetrdzv.core.timers import STOP_GRACE_S
+from hetrdzv.core.transitions import Work, begin_job, begins_anew
+from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.errors import SpecConflict
+
+NODES_NAMED = 8
+"""How many of the nodes that hold a group to its settings an error lists."""
+
+
+def agree(
+    work: Work, given: Mapping[str, object], *, final: bool, node_id: str | None = None
+) -> tuple[Difference, ...]:
+    """Take over settings that were given.
+
+    Those that were fixed before must be the same, unless the group has no live node and nobody made it on purpose
+    (`PUT`): then the same job goes on with the new ones.
+
+    Args:
+        final: whether this fixes the whole spec (an agent with a script, or a person's `PUT`).
+        node_id: of the node that gives them; None: a person.
+
+    Returns:
+        the settings that were replaced.
+
+    Raises:
+        InvalidSpec: a setting that does not exist, a value out of range, bounds that contradict each other.
+        SpecConflict: a setting that is fixed to another value.
+    """
+    group = work.group
+    news = news_in(group.spec, given)
+    replaced = differences(group.spec, news, SETTINGS.keys() if group.spec_fixed else group.given)
+    if replaced:
+        settle(work)  # nodes that are overdue are gone, and the last round is judged
+        if begins_anew(work.group):
+            begin_job(work, GroupSpec(), spec_fixed=False)
+            return agree(work, given, final=final, node_id=node_id)
+        if work.group.by_put or work.group.live:
+            raise _conflict(work, replaced)
+        _replace(work, replace(group.spec, **news), replaced, node_id)
+    elif news:
+        work.change(spec=replace(group.spec, **news))
+    if news or not group.spec_fixed:
+        work.change(given=group.given.union(given), spec_fixed=group.spec_fixed or final)
+    return replaced
+
+
+def _replace(work: Work, spec: GroupSpec, replaced: Sequence[Difference], node_id: str | None) -> None:
+    """Go on with other settings. The last round was formed under the old ones, so it is no longer the newest one."""
+    restarts = min(work.group.restarts, spec.max_restarts)
+    work.change(spec=spec, round=None, restarts=restarts)
+    changes = ", ".join(f"{one.name} {one.group} -> {one.given}" for one in replaced)
+    who = node_id if node_id is not None else "a person"
+    work.say("settings_changed", f"{who} changed the settings, no other node being left: {changes}", node_id)
+
+
+def _conflict(work: Work, found: Sequence[Difference]) -> SpecConflict:
+    group, live = work.group, work.group.live
+    has = ", ".join(f"{one.name}={one.group}" for one in found)
+    given = ", ".join(f"{one.name}={one.given}" for one in found)
+    who = names(node.node_id for node in live)
+    whose = "which was created with that (hetctl create, PUT)" if group.by_put else f"which {who} joined"
+    end = f"hetctl delete {group.group_id}"
+    lost_in_s = max((work.leases.ends_at(group, node) - work.now for node in live), default=None)
+    return SpecConflict(
+        f"group '{group.group_id}' has {has}, and {given} {'were' if len(found) > 1 else 'was'} given: leave it out to "
+        f"join the group, {whose}; use another group; or remove this one first: "
+        f"{f'hetctl cancel {group.group_id}, then {end}' if live else end}",
+        differences=found,
+        nodes=[node.node_id for node in live[:NODES_NAMED]],
+        by_put=group.by_put,
+        lost_in_s=None if lost_in_s is None else max(0.0, lost_in_s),
+        retry_for_s=_retry_for_s(group, lost_in_s),
+    )
+
+
+def _retry_for_s(group: Group, lost_in_s: float | None) -> float | None:
+    """How long it can take until the live nodes, all of which are on their way out, are gone (seconds)."""
+    if group.by_put or lost_in_s is None:
+        return None
+    if all(node.cut_at is not None for node in group.live):
+        return lost_in_s
+    if all(node.cut_at is not None or node.leaving is not None for node in group.live):
+        return max(lost_in_s, group.spec.stop_timeout_s + STOP_GRACE_S)
+    return None

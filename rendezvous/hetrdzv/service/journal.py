@@ -1,0 +1,53 @@
+"""Logs what happens to groups: one line per committed event, few where much happens at once.
+
+The texts are those of the history. They name nodes and addresses, and never a token.
+"""
+
+import logging
+from itertools import groupby
+from operator import attrgetter
+
+from hetrdzv.core.model import Event
+from hetrdzv.service.ledger import Change
+
+logger = logging.getLogger(__name__)
+
+WARNINGS = frozenset(
+    {
+        "worker_failed",
+        "restart_spent",
+        "node_lost",
+        "node_rejected",
+        "node_left_out",
+        "group_failed",
+    }
+)
+"""Kinds of events that are logged as warnings; all others are information."""
+
+SINGLY = 4
+"""Up to so many events of a kind in a row get a line each; of more, the first does, and the others are counted."""
+
+
+def log_events(change: Change) -> None:
+    """Log what a committed change did to a group."""
+    if not logger.isEnabledFor(logging.WARNING):
+        return
+    group = change.new or change.old
+    job = group.job if group is not None else None
+    for kind, found in groupby(change.events, attrgetter("kind")):
+        alike = list(found)
+        first = alike if len(alike) <= SINGLY else alike[:1]
+        for event in first:
+            more = f"; and {len(alike) - 1} more ({kind})" if len(alike) > SINGLY else ""
+            level = logging.WARNING if kind in WARNINGS else logging.INFO
+            _log(level, change.group_id, f"{event.text}{more}", job, event)
+    if change.new is None and change.old is not None:
+        _log(logging.INFO, change.group_id, "the group was removed", job)
+
+
+def _log(level: int, group_id: str, text: str, job: int | None, event: Event | None = None) -> None:
+    facts: dict[str, object] = {"group": group_id, "job": job}
+    if event is not None:
+        facts |= {"event": event.kind, "node": event.node_id, "round": event.round}
+    known = {name: value for name, value in facts.items() if value is not None}
+    logger.log(level, "group '%s': %s", group_id, text, extra={"facts": known})

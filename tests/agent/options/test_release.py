@@ -1,0 +1,62 @@
+"""Which torch is accepted: an old one is refused, an unknown newer one is only warned about."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.support.servers import ROOT
+
+from hetagent.options import release
+from hetagent.options.model import UsageError
+
+
+@pytest.mark.parametrize(
+    "found", ["2.6.0", "2.6.1+cu124", "2.9.0a0+50eac811", "2.13.0+cpu", "2.15.1", "2.15.0.dev20261101", None, "git"]
+)  # fmt: skip
+def test_nothing_is_said_about(found: str | None) -> None:
+    assert release.check(found) is None
+
+
+@pytest.mark.parametrize("found", ["2.16.0", "2.17.0a0+git", "3.0.0"])
+def test_a_newer_one_is_a_warning(found: str) -> None:
+    assert (
+        release.check(found)
+        == f"warning: torch {found} is newer than what this hetagent was tested with (2.15)"
+    )
+
+
+@pytest.mark.parametrize("found", ["2.5.1+cu124", "1.13.1"])
+def test_an_older_one_is_refused_with_what_to_do(found: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"^torch .* is too old: hetagent needs torch 2\.6 or newer; upgrade"
+    ):
+        release.check(found)
+
+
+def test_the_installed_one_is_accepted() -> None:
+    assert release.installed() is not None
+    assert release.check(release.installed()) is None
+
+
+def test_pip_accepts_the_same() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    oldest = ".".join(map(str, release.OLDEST))
+    assert f"torch>={oldest},<3" in extras["agent"]
+
+
+def test_an_old_one_is_refused_before_it_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "torch-2.5.1.dist-info").mkdir()
+    (tmp_path / "torch-2.5.1.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.5.1\n")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise AssertionError('imported')")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom hetagent.cli import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "--standalone", "train.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("hetagent: torch 2.5.1 is too old: hetagent needs torch 2.6 or newer")

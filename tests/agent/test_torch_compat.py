@@ -1,0 +1,271 @@
+"""What differs between releases of torch: each branch that this one does not take is taken here by other means."""
+
+import ast
+import dataclasses
+import os
+import signal
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.support.servers import ROOT
+from torch.distributed import TCPStore
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing import Std as TorchsStd
+
+from hetagent import torch_compat
+from hetagent.job.store import HetRendezvousHandler
+from hetagent.options.model import Std, UsageError
+from hetagent.options.parse import parse
+from hetagent.torch_compat import NEEDS, Need, Processes
+
+ASKED: dict[str, list[str]] = {
+    "--event-log-handler": ["console"],
+    "--duplicate-stdout-filters": ["loss"],
+    "--duplicate-stderr-filters": ["error"],
+    "--virtual-local-rank": [],
+    "--numa-binding": ["node"],
+}
+
+
+def flags(*argv: str) -> Any:
+    return parse(["--server", "h", *argv, "train.py"], {}).torchrun
+
+
+def handler() -> HetRendezvousHandler:
+    return HetRendezvousHandler("job", "a", lambda: pytest.fail("it is not the master"))
+
+
+# -- flags ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", NEEDS)
+def test_what_torch_cannot_do_is_refused_with_the_release_that_can(flag: str) -> None:
+    old = {name: Need(need.release, met=False) for name, need in NEEDS.items()}
+    with pytest.raises(
+        UsageError, match=rf"^{flag} needs torch {NEEDS[flag].release} or newer, but torch .*"
+    ):
+        torch_compat.refuse_what_is_missing(flags(flag, *ASKED[flag]), old)
+    torch_compat.refuse_what_is_missing(flags(), old)
+    if NEEDS[flag].met:
+        torch_compat.refuse_what_is_missing(flags(flag, *ASKED[flag]))
+
+
+def test_the_installed_torch_has_what_its_number_promises() -> None:
+    here = tuple(map(int, torch_compat.VERSION.split(".")[:2]))
+    promised = {flag: here >= tuple(map(int, need.release.split("."))) for flag, need in NEEDS.items()}
+    assert {flag: need.met for flag, need in NEEDS.items()} == promised
+
+
+def test_the_spec_of_an_old_torch_gets_what_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.6 has none of the fields for the flags of `NEEDS`."""
+
+    @dataclasses.dataclass
+    class Old:
+        role: str
+        local_world_size: int
+        rdzv_handler: object
+        entrypoint: str
+        args: tuple[str, ...]
+
+    monkeypatch.setattr(torch_compat, "WorkerSpec", Old)
+    monkeypatch.setattr(torch_compat, "SPEC_FIELDS", frozenset(Old.__annotations__))
+    spec = torch_compat.worker_spec(flags("--role", "r"), 2, handler(), "/bin/sh", ("-c", "true"))
+    assert (spec.role, spec.local_world_size, spec.args) == ("r", 2, ("-c", "true"))
+    assert not torch_compat.changes_the_command(spec)
+
+
+def test_the_spec_of_this_torch_gets_everything() -> None:
+    given = [word for flag, value in ASKED.items() if NEEDS[flag].met for word in (flag, *value)]
+    spec = torch_compat.worker_spec(flags(*given), 2, handler(), "/bin/sh", ())
+    for field, value in {
+        "event_log_handler": "console",
+        "duplicate_stdout_filters": ["loss"],
+        "duplicate_stderr_filters": ["error"],
+        "virtual_local_rank": True,
+    }.items():
+        assert getattr(spec, field, value) == value
+    assert torch_compat.changes_the_command(spec) == NEEDS["--virtual-local-rank"].met
+
+
+def test_streams_are_torchs() -> None:
+    assert torch_compat.std({0: Std.OUT, 1: Std.ALL}) == {0: TorchsStd.OUT, 1: TorchsStd.ALL}
+    assert torch_compat.std(Std.ERR) is TorchsStd.ERR
+    assert {one.name: int(one) for one in Std} == {one.name: int(one) for one in TorchsStd}
+    assert int(Std.ALL) == int(TorchsStd.ALL)
+
+
+def _by_gpu(asked: list[int]) -> Callable[..., None]:
+    def find(*, gpu_index: int, numa_options: object) -> None:
+        asked.append(gpu_index)
+
+    return find
+
+
+def _by_device(asked: list[int]) -> Callable[..., None]:
+    def find(*, device_index: int, numa_options: object) -> None:
+        asked.append(device_index)
+
+    return find
+
+
+@pytest.mark.parametrize("made", [_by_gpu, _by_device], ids=["2.10 to 2.13", "2.14"])
+def test_the_cpus_near_each_gpu(
+    monkeypatch: pytest.MonkeyPatch, made: Callable[[list[int]], Callable[..., None]]
+) -> None:
+    asked: list[int] = []
+    numa = SimpleNamespace(
+        _get_validated_logical_cpus_to_bind_to=made(asked),
+        AffinityMode=str,
+        NumaOptions=lambda affinity_mode: affinity_mode,
+    )
+    monkeypatch.setattr(torch_compat, "numa", numa)
+    torch_compat.find_cpus("node", 3)
+    assert asked == [0, 1, 2]
+
+
+# -- the store of a round ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("release", [(2, 6), torch_compat.RELEASE], ids=["2.7 and before", "installed"])
+def test_a_store_on_a_socket_that_was_held_open(
+    release: tuple[int, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    place = listener.getsockname()
+    store = torch_compat.hosted_store("127.0.0.1", listener, timedelta(seconds=30), release)
+    visitor = TCPStore(*place, world_size=1, is_master=False, timeout=timedelta(seconds=30))
+    visitor.set("a", "b")
+    assert store.get("a") == b"b"
+    assert torch_compat.workers_in(place) == 1
+    assert capfd.readouterr().err == ""
+
+
+# -- processes and their output ------------------------------------------------------------------------------
+
+
+class Tail:
+    def __init__(self, path: Path) -> None:
+        self._log_files = {0: str(path)}
+        self.stopped = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.mark.parametrize("several", [True, False], ids=["2.10", "before 2.10"])
+def test_what_is_copied_to_the_console(tmp_path: Path, several: bool) -> None:
+    out, err = Tail(tmp_path / "out"), Tail(tmp_path / "err")
+    tails = {"_tail_logs": [out, err]} if several else {"_stdout_tail": out, "_stderr_tail": err}
+    stdout, filtered = (tmp_path / "a").open("w"), (tmp_path / "b").open("w")
+    more = {"filtered_stdout": filtered, "filtered_stderr": None} if several else {}
+    context = SimpleNamespace(
+        **tails,
+        **more,
+        pids=lambda: {0: 7},
+        error_files={0: "e"},
+        stderrs={0: "s"},
+        subprocess_handlers={0: SimpleNamespace(_stdout=stdout, _stderr=None)},
+    )
+    found = Processes(cast("Any", context))
+    assert (found.pids, found.error_files, found.stderr_files) == ({0: 7}, {0: "e"}, {0: "s"})
+    assert found.copied == {os.path.realpath(tmp_path / name) for name in ("out", "err")}
+    for stop in found.stops:
+        stop()
+    assert out.stopped
+    assert err.stopped
+    found.close_files()
+    assert stdout.closed
+    assert filtered.closed == several
+    filtered.close()
+
+
+class Agent(torch_compat.ElasticAgent):
+    """Starts one worker that needs nothing."""
+
+    def workers(self) -> list[Any]:
+        return [torch_compat.Worker(0, 0, 0, 1, 1)]
+
+    def complete(self, local_rank: int, env: dict[str, str]) -> None:
+        env["HET_ROUND"] = "1"
+
+
+class Place(HetRendezvousHandler):
+    """A round that needs no server; torch 2.7 and before end it together with the workers."""
+
+    closed = False
+
+    def next_rendezvous(self) -> Any:
+        from torch.distributed import HashStore
+        from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
+
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", 1))
+
+    def shutdown(self) -> bool:
+        self.closed = True
+        return super().shutdown()
+
+
+def end(started: Processes) -> None:
+    os.waitid(os.P_PID, started.pids[0], os.WEXITED | os.WNOWAIT)
+    started.reap()
+    for stop in started.stops:
+        stop()
+    started.close_files()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Agent:
+    place = Place("job", "a", lambda: pytest.fail("it is not the master"))
+    spec = WorkerSpec("r", 1, place, entrypoint="/bin/sh", args=("-c", "true"))
+    return Agent(spec, DefaultLogsSpecs(str(tmp_path)), "${hostname}/${rank}: ")
+
+
+def test_torch_leaves_the_signal_handlers_alone(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGUSR1")
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+    before = [signal.getsignal(one) for one in signals]
+    started = agent.launch(0, None)
+    assert [signal.getsignal(one) for one in signals] == before
+    assert torch_compat.processes_api.signal is signal
+    end(started)
+
+
+def test_the_helpers_end_and_the_rendezvous_does_not(agent: Agent) -> None:
+    started = agent.launch(0, None)
+    end(started)
+    agent.stop_helpers()
+    assert isinstance(agent.spec.rdzv_handler, Place)
+    assert not agent.spec.rdzv_handler.closed
+
+
+def test_the_host_name_in_the_prefix(agent: Agent) -> None:
+    assert agent._log_line_prefix_template == f"{os.uname().nodename}/${{rank}}: "
+
+
+# -- where torch's private parts are touched -------------------------------------------------------------------
+
+
+def test_nothing_else_touches_what_is_private_to_torch() -> None:
+    """Names with an underscore, torchrun's own module, NUMA binding: torch changes them without a word."""
+    found = []
+    for path in sorted((ROOT / "agent").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = []
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names if alias.name.split(".")[0] == "torch"]
+            private = (
+                name
+                for name in names
+                if name.startswith(("torch.distributed.run", "torch.numa"))
+                or any(part.startswith("_") for part in name.split("."))
+            )
+            found += [f"{path.name}: {name}" for name in private]
+    assert {line.partition(":")[0] for line in found} == {"torch_compat.py"}

@@ -1,0 +1,185 @@
+"""Trying again: whose settings a group has once nobody is left in it, and what a refusal says while somebody is."""
+
+import pytest
+
+from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.errors import InvalidSpec, SpecConflict
+from tests.core.driver import LEASE_S, Story, running
+
+
+def left_behind(*node_ids: str, **spec: object) -> Story:
+    """A group whose nodes were all stopped with Ctrl-C in round 1."""
+    story = running(*node_ids, **{"min_nodes": len(node_ids), "max_nodes": len(node_ids), **spec})
+    for node_id in node_ids:
+        story.leave(node_id, "its agent got SIGINT")
+    return story
+
+
+def again(story: Story, node_id: str, **spec: object) -> None:
+    """A new agent of a node joins with settings of its own."""
+    story.join(node_id, inc=f"{node_id}-2", spec=spec)
+
+
+def test_a_group_without_live_nodes_takes_the_settings_of_the_next_joiner() -> None:
+    story = left_behind("a", "b")
+    again(story, "a", min_nodes=1, max_nodes=1)
+    assert (story.group.spec.min_nodes, story.group.spec.max_nodes) == (1, 1)
+    start = story.told("a").start
+    assert start is not None, story.why
+    assert (story.told("a").round, story.group.job, start.world_size) == (2, 1, 1)
+    changed = "a changed the settings, no other node being left: min_nodes 2 -> 1, max_nodes 2 -> 1"
+    assert story.said("settings_changed") == [changed]
+    differ = (Difference("min_nodes", "2", "1"), Difference("max_nodes", "2", "1"))
+    assert story.told("a").replaced == differ
+
+
+def test_the_job_goes_on_otherwise() -> None:
+    story = running("a", "b", max_restarts=3)
+    story.failed("b")
+    story.joins("a", "b")
+    story.started("a", "b")
+    assert story.group.restarts == 1
+    for node_id in ("a", "b"):
+        story.leave(node_id)
+    again(story, "b", min_nodes=2, lease_s=9.0)
+    again(story, "a", min_nodes=2, lease_s=9.0)
+    story.wait(1)
+    start = story.told("a").start
+    assert start is not None
+    assert (story.told("a").round, story.group.job, start.restart_count) == (3, 1, 1)
+    assert story.order == ["a", "b"], "the seats are kept"
+    assert story.group.spec.lease_s == 9.0
+    assert story.group.spec.max_restarts == 3, "what is not given stays"
+    assert len(story.said("settings_changed")) == 1, "the second one agrees with the first"
+
+
+def test_the_same_settings_change_nothing() -> None:
+    story = left_behind("a", "b")
+    before = story.group.round
+    again(story, "a", min_nodes=2, max_nodes=2)
+    assert story.group.round is before
+    assert story.said("settings_changed") == []
+    assert story.told("a").replaced == ()
+
+
+def test_fewer_restarts_than_were_used_leave_none() -> None:
+    story = running("a", max_restarts=3)
+    for _ in range(2):
+        story.failed("a")
+        story.join("a")
+    story.leave("a")
+    again(story, "a", max_restarts=1)
+    story.wait(1)
+    assert (story.group.restarts, story.group.spec.max_restarts) == (1, 1)
+    story.failed("a")
+    story.join("a", inc="a-2")
+    assert story.group.state == "failed"
+
+
+def test_one_node_that_is_left_holds_the_group_to_its_settings() -> None:
+    story = running("a", "b", max_nodes=2)
+    story.leave("b")
+    before = story.group
+    with pytest.raises(SpecConflict) as refused:
+        again(story, "b", min_nodes=1, max_nodes=1)
+    assert story.group is before
+    error = refused.value
+    assert "group 'g' has min_nodes=2, max_nodes=2, and min_nodes=1, max_nodes=1 were given" in str(error)
+    assert "which a joined" in str(error)
+    assert str(error).endswith("hetctl cancel g, then hetctl delete g")
+    assert error.nodes == ("a",)
+    assert error.retry_for_s is None
+    assert error.lost_in_s == pytest.approx(LEASE_S, abs=1.1)
+
+
+def test_nodes_that_are_overdue_are_not_left() -> None:
+    story = running("a", "b")
+    story.now += LEASE_S
+    with pytest.raises(SpecConflict) as refused:
+        story.join("c", spec={"min_nodes": 1})
+    assert refused.value.lost_in_s == pytest.approx(0.0, abs=0.01)
+    story.now += 0.01  # no tick has come yet
+    story.join("c", spec={"min_nodes": 1})
+    assert story.group.spec.min_nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("leaving", "cut", "retry_for_s"), [("a", "b", 35.0), (None, "ab", 1.0), ("a", "", None)]
+)
+def test_nodes_on_their_way_out_are_worth_a_wait(
+    leaving: str | None, cut: str, retry_for_s: float | None
+) -> None:
+    story = running("a", "b")
+    if leaving is not None:
+        story.leaving(leaving)
+    for node_id in cut:
+        story.cut(node_id)
+    with pytest.raises(SpecConflict) as refused:
+        story.join("c", spec={"min_nodes": 1})
+    assert refused.value.retry_for_s == (None if retry_for_s is None else pytest.approx(retry_for_s))
+
+
+def test_a_group_made_on_purpose_keeps_its_settings() -> None:
+    story = Story()
+    story.put(min_nodes=2)
+    with pytest.raises(
+        SpecConflict, match=r"created with that \(hetctl create, PUT\).*: hetctl delete g$"
+    ) as refused:
+        again(story, "a", min_nodes=1)
+    assert refused.value.by_put
+    with pytest.raises(SpecConflict, match=r": hetctl delete g$"):
+        story.put(min_nodes=1)
+
+
+def test_a_person_may_name_other_settings_too_once_nobody_is_left() -> None:
+    story = left_behind("a", "b")
+    story.put(min_nodes=1, max_nodes=1)
+    assert (story.group.spec.min_nodes, story.group.by_put, story.group.job) == (1, True, 1)
+    assert story.said("settings_changed")[0].startswith("a person changed the settings")
+
+
+def test_bounds_that_contradict_what_is_left_are_refused() -> None:
+    story = left_behind("a", "b")
+    with pytest.raises(InvalidSpec, match="max_nodes is 1, below min_nodes, which is 2"):
+        again(story, "a", max_nodes=1)
+
+
+def test_a_job_that_fails_with_its_last_node_is_followed_by_a_new_one() -> None:
+    story = running("a", max_restarts=0)
+    story.failed("a")
+    story.now += LEASE_S + 0.01  # it is lost, and its failure is judged when the next one joins
+    again(story, "a", max_restarts=5)
+    assert story.group.spec.max_restarts == 5
+    assert story.group.state == "waiting"
+
+
+def test_who_was_lost_and_comes_back_finds_the_new_settings() -> None:
+    story = running("a", "b")
+    story.lose("a")
+    story.lose("b")
+    again(story, "b", min_nodes=1, max_nodes=3)
+    story.wait(1)
+    assert story.order == ["b"]
+    assert story.join("a", after=1).kind == "wait"
+    story.wait(2)
+    assert story.ended == "joined"
+
+
+def test_a_cancelled_group_says_so_to_who_comes_later() -> None:
+    from hetrdzv.core.commands import Cancel
+
+    story = running("a")
+    story.do(Cancel("an admin at 10.0.0.9", "2026-11-22T20:00:00+00:00"))
+    assert story.told("a").why == "the job was cancelled by an admin at 10.0.0.9"
+    story.leave("a")
+    story.wait(60)
+    told = story.join("a", inc="a-2")
+    assert (told.kind, told.exit_code) == ("exit", 3)
+    assert told.why == (
+        "the earlier job of group 'g' was cancelled by an admin at 10.0.0.9 at 2026-11-22T20:00:00+00:00, before this "
+        "node joined; to begin anew: hetctl restart g, or hetctl delete g for other settings"
+    )
+    assert told.cancellation == story.group.cancellation
+    story.leave("a")
+    story.restart()
+    assert story.group.cancellation is None

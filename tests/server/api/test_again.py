@@ -1,0 +1,70 @@
+"""Trying again, over HTTP: what a refusal says in fields, and what a node hears that comes after a cancel."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from hetrdzv.auth.tokens import Grant, Role, Tokens
+from hetrdzv.core.commands import Leave
+from tests.support.served import api, serving, two_nodes
+
+ADMIN, TEAM, AGENT = "the-token-of-an-admin", "the-token-of-a-team's-admin", "the-token-of-an-agent"
+TOKENS = Tokens({ADMIN: Grant(Role.ADMIN), TEAM: Grant(Role.ADMIN, "g*"), AGENT: Grant(Role.AGENT)})
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def join(client: httpx.AsyncClient, incarnation: str, token: str = AGENT, **spec: object) -> Any:
+    body = {"incarnation": incarnation, "slots": 1, "address": "10.0.0.1", "port": 1, "spec": spec}
+    return (await client.put("/v1/groups/g/nodes/c", json=body, headers=bearer(token))).json()
+
+
+async def test_a_conflict_has_fields() -> None:
+    async with serving() as (service, _), api(service, tokens=TOKENS) as client:
+        await two_nodes(service)
+        problem = await join(client, "1", max_nodes=5, min_nodes=2)
+        assert problem["code"] == "spec_conflict"
+        found = problem["conflict"]
+        assert found.pop("lost_in_s") == pytest.approx(5.0, abs=1.0)
+        assert found == {
+            "differences": [{"name": "max_nodes", "group": "2", "given": "5"}],
+            "nodes": ["a", "b"],
+            "by_put": False,
+        }
+        for node_id in ("a", "b"):
+            await service.execute("g", Leave(node_id=node_id, incarnation="1"))
+        assert (await join(client, "1", max_nodes=5))["replaced"] == [
+            {"name": "max_nodes", "group": "2", "given": "5"}
+        ]
+        spec = (await client.get("/v1/groups/g", headers=bearer(AGENT))).json()["spec"]
+        assert (spec["min_nodes"], spec["max_nodes"]) == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("access", "who"),
+    [
+        ({"tokens": TOKENS, "token_sent": ADMIN}, "an admin at 127.0.0.1"),
+        ({"tokens": TOKENS, "token_sent": TEAM}, "an admin of g* at 127.0.0.1"),
+        ({"token_sent": ""}, "someone at 127.0.0.1"),
+    ],
+)
+async def test_who_comes_after_a_cancel_hears_who_it_was(access: dict[str, Any], who: str) -> None:
+    headers = bearer(access.pop("token_sent"))
+    async with serving() as (service, _), api(service, **access) as client:
+        await two_nodes(service)
+        cancelled = (await client.post("/v1/groups/g/cancel", headers=headers)).json()
+        assert cancelled["why"] == f"the job was cancelled by {who}"
+        told = await join(client, "1")
+        assert (told["kind"], told["outcome"], told["exit_code"]) == ("exit", "cancelled", 3)
+        assert told["cancelled"]["by"] == who
+        assert 0 <= told["cancelled"]["ago_s"] < 60
+        assert f"was cancelled by {who} at {told['cancelled']['at']}, before this node joined" in told["why"]
+        assert told["why"].endswith("hetctl restart g, or hetctl delete g for other settings")
+        texts = [
+            one["text"] for one in (await client.get("/v1/groups/g/events", headers=headers)).json()["events"]
+        ]
+        assert f"the job was cancelled by {who}" in texts
+        assert not any(token in text for text in texts for token in (ADMIN, TEAM, AGENT))

@@ -134,7 +134,7 @@ def test_a_placeholder_that_nothing_fills_in_is_noticed() -> None:
         ("-g {gpus} -nr {node_rank}", {"slots": 3, "world_size": 6}, False),  # even
         ("-g {gpus} -nr {node_rank}", {"slots": 2, "world_size": 4}, True),  # 1 + 2 + 1: the offset is wrong
         ("-g {gpus} -nr {node_rank} --offset {rank_offset}", {}, False),
-        ("-g {gpus} -nr {node_rank} -w {world_size}", {}, False),
+        ("-g {gpus} -nr {node_rank} -w {world_size}", {}, True),
         ("-nr {node_rank}", {}, False),
         ("-g {gpus}", {}, False),
     ],

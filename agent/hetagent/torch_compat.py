@@ -1,18 +1,20 @@
 """All that hetagent uses of torch's private parts, and every difference between the releases of torch.
 
-One branch per difference, which asks what the installed torch has rather than which number it bears. docs/torch.md
-says what to do about a new release.
+One branch per difference, which asks what the installed torch has rather than which number it bears, if that can be
+seen. docs/torch.md says what to do about a new release.
 """
 
 import contextlib
 import dataclasses
 import inspect
 import os
+import re
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from string import Template
 from subprocess import Popen
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed.run
+from torch.distributed import TCPStore
 from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server import api as server_api
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec
@@ -41,6 +44,8 @@ except ImportError:  # before 2.9
     numa = None  # type: ignore[assignment]
 
 VERSION = str(torch.__version__)
+
+RELEASE = tuple(int(number) for number in re.findall(r"\d+", VERSION)[:2])
 
 # -- flags that torch has to support ---------------------------------------------------------------------------
 
@@ -182,6 +187,25 @@ _VALIDATE, _ADD, _MAGIC = 0, 4, 0x3C85F7CE
 """Of the protocol of TCPStore: two kinds of query, and the word that comes after the first."""
 
 _ANSWER_S = 2.0
+
+
+def hosted_store(
+    host: str, listener: socket.socket, timeout: timedelta, release: tuple[int, ...] = RELEASE
+) -> TCPStore:
+    """A store that listens on a socket which is open already; takes the socket.
+
+    Only the number tells whether torch's newer kind of store can do that (since 2.8, pytorch#150215): it says so when
+    it is asked to, but on the console too. The older kind does the same work with more threads.
+    """
+    return TCPStore(
+        host_name=host,
+        port=listener.getsockname()[1],
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        use_libuv=release >= (2, 8),
+        master_listen_fd=listener.detach(),
+    )
 
 
 def workers_in(store: tuple[str, int]) -> int | None:

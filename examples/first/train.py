@@ -118,7 +118,8 @@ def main() -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
     since = f", from {args.checkpoint}" if done else ""
-    say(f"{world_size} workers (rank 0 is process {os.getpid()}): step {done} of {last}{since}")
+    workers = "1 worker" if world_size == 1 else f"{world_size} workers"
+    say(f"{workers} (rank 0 is process {os.getpid()}): step {done} of {last}{since}")
     if done >= last:
         say(f"nothing left to train: remove {args.checkpoint} to start again, or ask for more --epochs")
 

@@ -4,13 +4,16 @@ import ast
 import dataclasses
 import os
 import signal
+import socket
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from tests.support.servers import ROOT
+from torch.distributed import TCPStore
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing import Std as TorchsStd
@@ -124,6 +127,23 @@ def test_the_cpus_near_each_gpu(
     monkeypatch.setattr(torch_compat, "numa", numa)
     torch_compat.find_cpus("node", 3)
     assert asked == [0, 1, 2]
+
+
+# -- the store of a round ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("release", [(2, 6), torch_compat.RELEASE], ids=["2.7 and before", "installed"])
+def test_a_store_on_a_socket_that_was_held_open(
+    release: tuple[int, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    place = listener.getsockname()
+    store = torch_compat.hosted_store("127.0.0.1", listener, timedelta(seconds=30), release)
+    visitor = TCPStore(*place, world_size=1, is_master=False, timeout=timedelta(seconds=30))
+    visitor.set("a", "b")
+    assert store.get("a") == b"b"
+    assert torch_compat.workers_in(place) == 1
+    assert capfd.readouterr().err == ""
 
 
 # -- processes and their output ------------------------------------------------------------------------------

@@ -193,3 +193,42 @@ def test_an_agent_that_gave_up_but_never_goes_is_not_waited_for() -> None:
     story.renew("a")
     story.wait(6.1)
     assert_failed_with(story, FIRST, "a", "b")
+
+
+# -- failures that a restart would repeat --------------------------------------------------------------------------
+
+
+def test_a_hopeless_script_fails_the_group_at_once() -> None:
+    story = running("a", "b", max_restarts=3)
+    story.failed("b", permanent=True, rank=1, exit_code=2)
+    story.joins("a", "b")
+    message = "rank 1 (local rank 0) on b exited with code 2; no restart, since it would end the same way"
+    assert_failed_with(story, message, "a", "b")
+    assert story.group.restarts == 0
+    assert story.told("a").exit_code == 1, "as torchrun's"
+
+
+def test_it_is_the_root_cause_even_if_another_failure_was_seen_earlier() -> None:
+    story = running("a", "b", max_restarts=3)
+    story.failed("a", age_s=0.5)
+    story.failed("b", permanent=True, rank=1)
+    story.joins("a", "b")
+    assert story.group.state == "failed"
+    assert story.group.root_cause is not None
+    assert story.group.root_cause.node_id == "b"
+
+
+def test_a_restart_says_what_it_is_for() -> None:
+    story = running("a", "b", max_restarts=3)
+    assert story.told("a").start is not None
+    story.failed("b", rank=1)
+    story.joins("a", "b")
+    for node_id in ("a", "b"):
+        start = story.told(node_id).start
+        assert start is not None
+        assert start.restarted_by == "rank 1 (local rank 0) on b exited with code 1: Traceback: boom"
+    story.restart()
+    story.joins("a", "b")
+    start = story.told("a").start
+    assert start is not None
+    assert start.restarted_by == "", "a person's wish costs no restart"

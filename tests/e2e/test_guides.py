@@ -15,7 +15,7 @@ from tests.support.pages import ROOT, Desk, commands, desk
 from tests.support.servers import free_port
 
 EXAMPLE = ROOT / "examples" / "first" / "train.py"
-FIRST = r"(\d) workers \(rank 0 is process (\d+)\): step (\d+) of (\d+)"
+FIRST = r"(\d) workers? \(rank 0 is process (\d+)\): step (\d+) of (\d+)"
 """The example's first line."""
 
 

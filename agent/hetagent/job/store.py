@@ -8,7 +8,7 @@ from torch.distributed import HashStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from hetagent.node.network import WILDCARDS
-from hetagent.torch_compat import workers_in
+from hetagent.torch_compat import hosted_store, workers_in
 from hetrdzv.protocol.wire import StartReply
 
 STORE_TIMEOUT = timedelta(seconds=60)
@@ -71,14 +71,7 @@ class HetRendezvousHandler(RendezvousHandler):
         # Where it listens, not where peers find it: a router in between may not lead back to this host.
         host = listener.getsockname()[0]
         self._place = (LOOPBACK if host in WILDCARDS.values() else host, start.master.port)
-        return TCPStore(
-            host_name=self._place[0],
-            port=start.master.port,
-            is_master=True,
-            timeout=STORE_TIMEOUT,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        return hosted_store(self._place[0], listener, STORE_TIMEOUT)
 
     def workers(self) -> int | None:
         """How many workers have come to the store of the last round; None if this node does not host it."""

@@ -257,3 +257,42 @@ def test_it_starts_no_slower(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text("import sys; print(*sorted(sys.modules))")
     plain, ran = both("s.py", cwd=tmp_path)
     assert set(ran.stdout.split()) - set(plain.stdout.split()) == {"faulthandler"}
+
+
+@pytest.mark.parametrize(
+    ("script", "permanent"),
+    [
+        ("x = (\n", True),
+        ('"""Doc."""\nimport os\nos.environ["X"] = "1"\nsys = 3\nimport no_such_module\n', True),
+        ("import sys\nsys.path.insert(0, sys.argv[0])\nfrom os import (\n  path,\n  nothing,\n)\n", True),
+        ("from os import nothing\n", True),
+        ("import broken\n", True),
+        ("import halfway\n", True),
+        ("import os\nprint(1)\nimport no_such_module\n", False),
+        ("def f():\n  import no_such_module\nf()\n", False),
+        ("try:\n  import no_such_module\nexcept ImportError:\n  raise\n", False),
+        ("x = open(__file__)\nimport no_such_module\n", False),
+        ("import os\nraise ImportError('mine')\n", False),
+        ("import os\neval('(')\n", False),
+        ("import raises\n", False),
+        ("raise SystemExit('text')\n", False),
+    ],
+)
+def test_a_script_that_ends_before_it_did_anything_is_hopeless(
+    tmp_path: Path, script: str, permanent: bool
+) -> None:
+    (tmp_path / "script.py").write_text(script)
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    (tmp_path / "halfway.py").write_text("print(1)\nimport no_such_module\n")
+    (tmp_path / "raises.py").write_text("raise ValueError\n")
+    for words in (["script.py"], ["-m", "script"]):
+        record = tmp_path / f"error{len(words)}.json"
+        assert run(*words, runner=True, cwd=tmp_path, error_file=record).returncode == 1
+        assert json.loads(record.read_text()).get("permanent", False) is permanent, words
+
+
+@pytest.mark.parametrize(("words", "status"), [(["nowhere.py"], 2), (["-m", "nowhere"], 1)])
+def test_a_script_that_is_not_there_is_hopeless(tmp_path: Path, words: list[str], status: int) -> None:
+    record = tmp_path / "error.json"
+    assert run(*words, runner=True, cwd=tmp_path, error_file=record).returncode == status
+    assert json.loads(record.read_text())["permanent"] is True

@@ -1,0 +1,63 @@
+"""Workers that end well but never met: the group says so, and fails where that was asked for."""
+
+from tests.core.driver import Story, running
+
+NEVER = "ranks 0, 1, 2 never met: each may have trained alone, "
+NEVER += "unless they meet in another way than init_process_group with env://"
+
+
+def three() -> Story:
+    return running("a", "b", "c", max_restarts=3)
+
+
+def test_nobody_met() -> None:
+    story = three()
+    story.report("a", "started", met=0)
+    assert story.why == f"round 1 runs on 3 nodes, world size 3; so far {NEVER}"
+    story.report("a", "succeeded", met=0)
+    story.succeeded("b", "c")
+    assert story.group.state == "succeeded"
+    assert story.said("never_met") == [NEVER]
+    assert story.said("group_succeeded") == [f"the job succeeded in round 1, but {NEVER}"]
+    assert story.told("c").why == f"the job succeeded, but {NEVER}"
+
+
+def test_some_met() -> None:
+    story = three()
+    story.report("a", "succeeded", met=2)
+    story.succeeded("b", "c")
+    assert story.why.startswith(
+        "the job succeeded, but only 2 of 3 workers met: the others may have trained alone, "
+    )
+
+
+def test_late_is_no_harm() -> None:
+    story = three()
+    story.report("a", "started", met=0)
+    story.report("a", "succeeded", met=3)
+    story.succeeded("b", "c")
+    assert story.why == "the job succeeded"
+
+
+def test_only_the_master_can_tell() -> None:
+    story = three()
+    story.report("b", "succeeded", met=0, must_meet=True)
+    story.succeeded("a", "c")
+    assert story.why == "the job succeeded"
+
+
+def test_where_it_is_required_it_is_a_failure() -> None:
+    story = three()
+    story.report("a", "succeeded", met=0, must_meet=True)
+    assert story.group.state == "failed"
+    assert story.group.restarts == 0
+    for node_id in ("a", "b", "c"):
+        told = story.told(node_id)
+        assert (told.kind, told.why, told.exit_code) == ("exit", f"the job failed: {NEVER}", 1)
+
+
+def test_where_it_is_required_and_so_it_is_well() -> None:
+    story = three()
+    story.report("a", "succeeded", met=3, must_meet=True)
+    story.succeeded("b", "c")
+    assert story.why == "the job succeeded"

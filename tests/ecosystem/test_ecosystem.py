@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         os.environ.get("HET_TEST_ALL") != "1" or not (VENV / ".installed").exists(),
-        reason="takes minutes, and needs Lightning Fabric, Accelerate and Transformers: make test-ecosystem",
+        reason="takes minutes, and needs Lightning, Accelerate, Transformers and DeepSpeed: make test-ecosystem",
     ),
 ]
 
@@ -66,9 +66,11 @@ class Program:
 
 PROGRAMS = {
     "lightning fabric": Program("fabric_train.py", "TorchElasticEnvironment", ("a", 1)),
+    "lightning trainer": Program("lightning_train.py", "TorchElasticEnvironment", ("b", 0)),
     "accelerate": Program("accelerate_train.py", "MULTI_CPU", ("b", 0)),
     "transformers": Program("trainer_train.py", "MULTI_CPU", ("a", 0)),
-    "torch fsdp": Program("fsdp_train.py", "torch", ("b", 0)),
+    "deepspeed zero-1": Program("deepspeed_train.py", "ZeRO-1", ("a", 1)),
+    "torch fsdp2 and dcp": Program("fsdp_train.py", "torch", ("b", 0)),
 }
 
 
@@ -170,6 +172,28 @@ def test_a_framework_finds_its_ranks_and_trains_on_after_a_kill(
         f"{program.script} --preload {preload}: slots {NODES}, (rank, local rank) {RANKS}, sums right; "
         f"{program.victim} killed, again right; {restart_s:.2f} s until all ranks said who they are"
     )
+
+
+@pytest.mark.parametrize("required", [False, True], ids=["said", "required"])
+@pytest.mark.parametrize("script", ["accelerate_train.py", "lightning_train.py"])
+def test_processes_of_a_framework_that_run_alone_are_noticed(
+    script: str, required: bool, tmp_path: Path
+) -> None:
+    """`Accelerator()` without cpu=True and a plain `Trainer()`, on CPUs: each process is its own rank 0 of 1."""
+    flags = ["--nnodes", str(len(NODES)), "--preload", "none", *(["--require-rendezvous"] * required)]
+    words = ["--save-dir", str(tmp_path / "saved"), "--epochs", "1", "--plain"]
+    with cluster(tmp_path, *flags) as job:
+        for name, slots in NODES.items():
+            job.agent(name, slots, script=str(HERE / script), args=words)
+        statuses = {name: agent.wait(START_S) for name, agent in job.agents.items()}
+        for name, agent in job.agents.items():
+            worlds = [(line["rank"], line["world_size"]) for line in said(agent.stderr, "world_size")]
+            assert worlds == [(0, 1)] * NODES[name], job.report()
+            outcome = "the job failed: " if required else "the job succeeded, but "
+            assert f"{outcome}ranks 0, 1, 2 never met: each may have trained alone" in agent.stderr, (
+                job.report()
+            )
+        assert set(statuses.values()) == {int(required)}, job.report()
 
 
 def test_a_framework_under_torchrun_with_our_rendezvous(tmp_path: Path) -> None:

@@ -346,6 +346,10 @@ def test_events_and_metrics_are_torchruns(
     ours: Callable[..., Ours], tmp_path: Path, log: Log, measured: Metrics, how: str
 ) -> None:
     """What launch_agent() does around torch's agent is done here by hand."""
+    if "one fails" in how and not hasattr(SubprocessContext, "_capture_process_failures"):
+        pytest.skip(
+            "before 2.10, torch says TERMINATED of workers that it has stopped after a failure; we say FAILED"
+        )
     more = {"event_log_handler": "test"}
     command = ENDS[how]
     theirs = LocalElasticAgent(spec(TorchsHandler(), command, **more), DefaultLogsSpecs(str(tmp_path / "t")))

@@ -37,7 +37,7 @@ LONGEST_PAUSE_S = 1.5
 LAST_LINE_S = 0.3
 """How long after the last line the recording ends."""
 PORT = 29400
-LEFT_OUT = re.compile(r"\[rank\d+\]: (Traceback|  )|\[rank\d+\]: *\^*$|hetserver: this process may open")
+LEFT_OUT = re.compile(r"\[rank\d+\]: (Traceback|  )|\[rank\d+\]: *\^*$|.*hetserver: this process may open")
 """Lines of tracebacks before the last, and a remark about this machine's limits."""
 WORKERS_ERROR = re.compile(r"\[rank\d+\]: \w")
 

@@ -278,6 +278,8 @@ def full() -> Group:
             restart_count=1,
             formed_at=80.0,
             finished=frozenset({"gpu1"}),
+            met=3,
+            restarted_by="rank 0 (local rank 0) on gpu0 exited with code 1",
             end=end,
         ),
         nodes={"gpu0": node},

@@ -1,7 +1,7 @@
 """Train with Lightning's Trainer, as its documentation starts a script under torchrun, but for the list of devices.
 
-The Trainer multiplies its devices by its nodes, and refuses a world of another size; so unlike nodes are told
-to it as one node with a device for every rank. Of this list a rank takes the device that its LOCAL_RANK names.
+The Trainer multiplies its devices by its nodes, and refuses a world of another size; so nodes that are not alike are
+told to it as one node with a device for every rank. Of this list a rank takes the device that its LOCAL_RANK names.
 """
 
 import argparse

@@ -174,26 +174,32 @@ def test_a_framework_finds_its_ranks_and_trains_on_after_a_kill(
     )
 
 
-@pytest.mark.parametrize("required", [False, True], ids=["said", "required"])
-@pytest.mark.parametrize("script", ["accelerate_train.py", "lightning_train.py"])
-def test_processes_of_a_framework_that_run_alone_are_noticed(
-    script: str, required: bool, tmp_path: Path
+ALONE = {
+    "said": ("lightning_train.py", (), "the job succeeded, but ", 0),
+    "required": ("lightning_train.py", ("--require-rendezvous",), "the job failed: ", 1),
+    # it calls init_process_group, then takes itself for the only process all the same
+    "met, and yet alone": ("accelerate_train.py", ("--require-rendezvous",), None, 0),
+}
+"""A script, flags of hetagent, what the outcome begins with if processes that never met are noticed, and its status."""
+
+
+@pytest.mark.parametrize(("script", "flags", "outcome", "status"), ALONE.values(), ids=ALONE.keys())
+def test_processes_of_a_framework_that_run_alone(
+    script: str, flags: tuple[str, ...], outcome: str | None, status: int, tmp_path: Path
 ) -> None:
-    """`Accelerator()` without cpu=True and a plain `Trainer()`, on CPUs: each process is its own rank 0 of 1."""
-    flags = ["--nnodes", str(len(NODES)), "--preload", "none", *(["--require-rendezvous"] * required)]
+    """A plain `Trainer()` on CPUs, and `Accelerator()` without cpu=True: each process is its own rank 0 of 1."""
     words = ["--save-dir", str(tmp_path / "saved"), "--epochs", "1", "--plain"]
-    with cluster(tmp_path, *flags) as job:
+    with cluster(tmp_path, "--nnodes", str(len(NODES)), "--preload", "none", *flags) as job:
         for name, slots in NODES.items():
             job.agent(name, slots, script=str(HERE / script), args=words)
         statuses = {name: agent.wait(START_S) for name, agent in job.agents.items()}
+        assert set(statuses.values()) == {status}, job.report()
+        never_met = f"{outcome}ranks 0, 1, 2 never met: each may have trained alone"
         for name, agent in job.agents.items():
             worlds = [(line["rank"], line["world_size"]) for line in said(agent.stderr, "world_size")]
             assert worlds == [(0, 1)] * NODES[name], job.report()
-            outcome = "the job failed: " if required else "the job succeeded, but "
-            assert f"{outcome}ranks 0, 1, 2 never met: each may have trained alone" in agent.stderr, (
-                job.report()
-            )
-        assert set(statuses.values()) == {int(required)}, job.report()
+            assert (never_met in agent.stderr) == (outcome is not None), job.report()
+        assert job.group()["current_round"]["met"] == (WORLD if outcome is None else 0)
 
 
 def test_a_framework_under_torchrun_with_our_rendezvous(tmp_path: Path) -> None:

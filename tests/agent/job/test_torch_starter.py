@@ -206,7 +206,7 @@ def test_a_watchdog_kills_a_worker_whose_timer_has_expired(
 
     def kill(watchdog: FileTimerServer, pid: int, signum: int) -> bool:
         killed.append(pid)
-        if pid != os.getpid():  # torch's watchdog ends torch's agent as well, which would be this process
+        if pid != os.getpid():  # newer ones end torch's agent as well, which would be this process
             os.kill(pid, signum)
         return True
 
@@ -222,7 +222,7 @@ def test_a_watchdog_kills_a_worker_whose_timer_has_expired(
     assert end is not None
     assert end.si_status == signal.SIGKILL
     assert os.waitid(os.P_PID, started.pids[1], os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
-    soon(lambda: killed == [started.pids[0], os.getpid()], "both kills")
+    soon(lambda: started.pids[0] in killed, "the kill")
     started.close(None)
     assert not pipe.exists(), "each round has a watchdog of its own"
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hetrdzv.core.commands import Cancel
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import InvalidSpec, SpecConflict
 from tests.core.driver import LEASE_S, Story, running
@@ -166,8 +167,6 @@ def test_who_was_lost_and_comes_back_finds_the_new_settings() -> None:
 
 
 def test_a_cancelled_group_says_so_to_who_comes_later() -> None:
-    from hetrdzv.core.commands import Cancel
-
     story = running("a")
     story.do(Cancel("an admin at 10.0.0.9", "2026-11-22T20:00:00+00:00"))
     assert story.told("a").why == "the job was cancelled by an admin at 10.0.0.9"
@@ -183,3 +182,45 @@ def test_a_cancelled_group_says_so_to_who_comes_later() -> None:
     story.leave("a")
     story.restart()
     assert story.group.cancellation is None
+
+
+def test_a_cancelled_group_keeps_its_settings() -> None:
+    story = left_behind("a", "b")
+    story.cancel()
+    before = story.group
+    with pytest.raises(SpecConflict, match=r"which was cancelled; .*: hetctl delete g$"):
+        story.put(min_nodes=1, max_nodes=1)
+    assert story.group is before
+
+
+def test_a_node_that_is_drained_changes_no_settings() -> None:
+    story = left_behind("a", "b")
+    story.drain("a")
+    story.join("a", inc="a-2", spec={"min_nodes": 1, "max_nodes": 1})
+    assert (story.told("a").kind, story.told("a").reason) == ("exit", "drained")
+    assert story.group.spec.min_nodes == 2
+    again(story, "b", min_nodes=1, max_nodes=3)
+    assert story.group.spec.max_nodes == 3, "nor does it hold the group to them"
+
+
+def test_nodes_of_an_earlier_job_hold_nobody_to_settings() -> None:
+    story = running("a")
+    story.do(Cancel())
+    story.leave("a")
+    story.now += 1
+    story.join("late", spec={"lease_s": 60.0})
+    story.restart()
+    assert story.told("late").kind == "exit"
+    story.join("a", inc="a-2", spec={"min_nodes": 1, "max_nodes": 1})
+    assert story.group.spec.max_nodes == 1
+
+
+def test_a_long_command_is_not_repeated_in_full() -> None:
+    story = Story(command=["train.py", *("word" for _ in range(1000))])
+    story.join("a")
+    story.leave("a")
+    again(story, "a", command=["train.py", *("other" for _ in range(1000))])
+    assert story.group.spec.command is not None
+    assert len(story.group.spec.command) == 1001
+    assert len(story.said("settings_changed")[0]) < 600
+    assert all(len(one.group) + len(one.given) < 500 for one in story.told("a").replaced)

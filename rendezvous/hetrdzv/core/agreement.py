@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hetrdzv.core.model import Group
-from hetrdzv.core.phrasing import names
+from hetrdzv.core.model import Group, Node
+from hetrdzv.core.phrasing import ended, names
 from hetrdzv.core.settle import settle
 from hetrdzv.core.spec import SETTINGS, GroupSpec, differences, news_in
 from hetrdzv.core.timers import STOP_GRACE_S
-from hetrdzv.core.transitions import Work, begin_job, begins_anew
+from hetrdzv.core.transitions import Work, begin_job, begins_anew, expire
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import SpecConflict
 
@@ -39,12 +39,15 @@ def agree(
     news = news_in(group.spec, given)
     replaced = differences(group.spec, news, SETTINGS.keys() if group.spec_fixed else group.given)
     if replaced:
-        settle(work)  # nodes that are overdue are gone, and the last round is judged
+        expire(work)
+        if holders := _holders(work.group):
+            raise _conflict(work, replaced, holders)
+        settle(work)  # the last round is judged
         if begins_anew(work.group):
             begin_job(work, GroupSpec(), spec_fixed=False)
             return agree(work, given, final=final, node_id=node_id)
-        if work.group.by_put or work.group.live:
-            raise _conflict(work, replaced)
+        if work.group.by_put or work.group.state.terminal:
+            raise _conflict(work, replaced, [])
         _replace(work, replace(group.spec, **news), replaced, node_id)
     elif news:
         work.change(spec=replace(group.spec, **news))
@@ -62,32 +65,45 @@ def _replace(work: Work, spec: GroupSpec, replaced: Sequence[Difference], node_i
     work.say("settings_changed", f"{who} changed the settings, no other node being left: {changes}", node_id)
 
 
-def _conflict(work: Work, found: Sequence[Difference]) -> SpecConflict:
-    group, live = work.group, work.group.live
+def _holders(group: Group) -> list[Node]:
+    """The live nodes that count on the group's settings: not those that came only to be told to exit."""
+    return [
+        node
+        for node in group.live
+        if node.job == group.job and not (node.stopped and node.node_id in group.drained)
+    ]
+
+
+def _conflict(work: Work, found: Sequence[Difference], holders: Sequence[Node]) -> SpecConflict:
+    group = work.group
     has = ", ".join(f"{one.name}={one.group}" for one in found)
     given = ", ".join(f"{one.name}={one.given}" for one in found)
-    who = names(node.node_id for node in live)
-    whose = "which was created with that (hetctl create, PUT)" if group.by_put else f"which {who} joined"
+    if group.by_put:
+        whose = "which was created with that (hetctl create, PUT)"
+    elif holders:
+        whose = f"which {names(node.node_id for node in holders)} joined"
+    else:
+        whose = f"which {ended(group.state)}"
     end = f"hetctl delete {group.group_id}"
-    lost_in_s = max((work.leases.ends_at(group, node) - work.now for node in live), default=None)
+    lost_in_s = max((work.leases.ends_at(group, node) - work.now for node in holders), default=None)
     return SpecConflict(
         f"group '{group.group_id}' has {has}, and {given} {'were' if len(found) > 1 else 'was'} given: leave it out to "
         f"join the group, {whose}; use another group; or remove this one first: "
-        f"{f'hetctl cancel {group.group_id}, then {end}' if live else end}",
+        f"{f'hetctl cancel {group.group_id}, then {end}' if holders and not group.state.terminal else end}",
         differences=found,
-        nodes=[node.node_id for node in live[:NODES_NAMED]],
+        nodes=[node.node_id for node in holders[:NODES_NAMED]],
         by_put=group.by_put,
         lost_in_s=None if lost_in_s is None else max(0.0, lost_in_s),
-        retry_for_s=_retry_for_s(group, lost_in_s),
+        retry_for_s=_retry_for_s(group, holders, lost_in_s),
     )
 
 
-def _retry_for_s(group: Group, lost_in_s: float | None) -> float | None:
-    """How long it can take until the live nodes, all of which are on their way out, are gone (seconds)."""
+def _retry_for_s(group: Group, holders: Sequence[Node], lost_in_s: float | None) -> float | None:
+    """How long it can take until these nodes, all of which are on their way out, are gone (seconds)."""
     if group.by_put or lost_in_s is None:
         return None
-    if all(node.cut_at is not None for node in group.live):
+    if all(node.cut_at is not None for node in holders):
         return lost_in_s
-    if all(node.cut_at is not None or node.leaving is not None for node in group.live):
+    if all(node.cut_at is not None or node.leaving is not None for node in holders):
         return max(lost_in_s, group.spec.stop_timeout_s + STOP_GRACE_S)
     return None

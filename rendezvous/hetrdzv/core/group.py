@@ -150,7 +150,7 @@ def _join(work: Work, command: Join) -> None:
     if begins_anew(group) and command.node_id not in group.drained:
         begin_job(work, GroupSpec(), spec_fixed=False)
     replaced: tuple[Difference, ...] = ()
-    if not work.group.state.terminal:
+    if not work.group.state.terminal and command.node_id not in group.drained:  # else it is told to exit
         replaced = agree(work, command.spec, final=not command.wants_command, node_id=command.node_id)
     group = work.group
     _take_over_rounds(work, command)

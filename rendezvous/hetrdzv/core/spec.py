@@ -182,6 +182,10 @@ def differences(spec: GroupSpec, news: Mapping[str, Any], fixed: AbstractSet[str
     )
 
 
+MOST_OF_COMMAND = 200
+"""How much of a command a text quotes (characters)."""
+
+
 def _value(name: str, value: object) -> object:
     if name not in SETTINGS:
         raise InvalidSpec(f"a group has no field '{name}'; its fields are {', '.join(SETTINGS)}")
@@ -201,7 +205,8 @@ def _shown(value: object) -> str:
         case None:
             return NO_VALUE
         case tuple():
-            return repr(" ".join(str(word) for word in value))
+            text = " ".join(str(word) for word in value)
+            return repr(text if len(text) <= MOST_OF_COMMAND else f"{text[: MOST_OF_COMMAND - 1]}…")
         case float():
             return f"{value:g}"
         case _:

@@ -32,6 +32,7 @@ from hetagent.node.guardian import Guardian
 from hetagent.node.place import find_place
 from hetagent.node.standalone import GROUP_PREFIX, OwnServer
 from hetagent.options.model import Options, UsageError
+from hetagent.options.torchrun import typed
 from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session import Session
@@ -274,14 +275,14 @@ def _logs_specs(options: Options) -> LogsSpecs:
         "local_ranks_filter": ranks,
     }
     if flags.log_dir is not None and os.path.isfile(flags.log_dir):
-        raise UsageError(f"--log-dir {flags.log_dir} is a file: name a folder")
+        raise UsageError(f"{typed('--log-dir', flags.log_dir)} is a file: name a folder")
     try:
         if flags.logs_specs is not None:
             specs: LogsSpecs = torch_compat.logs_specs_class(flags.logs_specs)(**common)
             return specs
         return RoundLogsSpecs(**common)
     except OSError as error:
-        where = f"--log-dir {flags.log_dir}" if flags.log_dir else "no --log-dir, so a temporary one"
+        where = typed("--log-dir", flags.log_dir) if flags.log_dir else "no --log-dir, so a temporary one"
         raise UsageError(f"{where}: {error.strerror or error}") from None
     except ValueError as error:
         raise UsageError(f"--logs-specs: {error}") from None

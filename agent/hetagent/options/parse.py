@@ -10,7 +10,7 @@ from hetagent.node.standalone import fresh_group
 from hetagent.options import slurm
 from hetagent.options.flags import SPEC_FLAGS, parser
 from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
-from hetagent.options.torchrun import REFUSED, TORCHRUNS_SIGNALS, dest, variable
+from hetagent.options.torchrun import REFUSED, TORCHRUNS_SIGNALS, dest, typed, variable
 from hetagent.options.values import nodes, seconds, streams
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.ids import checked_id
@@ -113,11 +113,11 @@ def _ignored(environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _id(typed: str, value: str) -> str:
+def _id(name: str, value: str) -> str:
     try:
         return checked_id(value)
     except ValueError as error:
-        raise UsageError(f"{typed} {error}") from None
+        raise UsageError(f"{name} {error}") from None
 
 
 # -- who and where -------------------------------------------------------------------------------------------
@@ -228,23 +228,23 @@ def _nnodes(args: Namespace) -> tuple[int, int] | None:
         fewest, most = nodes(args.nnodes)
     except ValueError:
         raise UsageError(
-            f"{_typed('--nnodes', args.nnodes)} must be N or MIN:MAX, for example 2 or 2:4"
+            f"{typed('--nnodes', args.nnodes)} must be N or MIN:MAX, for example 2 or 2:4"
         ) from None
     if not 0 < fewest <= most:
-        raise UsageError(f"{_typed('--nnodes', args.nnodes)}: MIN must be at least 1, and MAX not below MIN")
+        raise UsageError(f"{typed('--nnodes', args.nnodes)}: MIN must be at least 1, and MAX not below MIN")
     return fewest, most
 
 
 def _signals(names: str) -> tuple[signal.Signals, ...]:
     found = []
-    typed = _typed("--signals-to-handle", names)
+    said = typed("--signals-to-handle", names)
     for name in filter(None, (part.strip() for part in names.split(","))):
         try:
             found.append(signal.Signals[name])
         except KeyError:
-            raise UsageError(f"{typed}: there is no signal {name!r}") from None
+            raise UsageError(f"{said}: there is no signal {name!r}") from None
         if found[-1] in slurm.UNHANDLED:
-            raise UsageError(f"{typed}: no program can handle {name}")
+            raise UsageError(f"{said}: no program can handle {name}")
     return tuple(found)
 
 
@@ -252,7 +252,7 @@ def _streams(flag: str, text: str) -> Streams:
     try:
         return streams(text)
     except ValueError as error:
-        raise UsageError(f"{_typed(flag, text)} does not name streams: {error}") from None
+        raise UsageError(f"{typed(flag, text)} does not name streams: {error}") from None
 
 
 def _ranks(text: str) -> frozenset[int] | None:
@@ -262,7 +262,7 @@ def _ranks(text: str) -> frozenset[int] | None:
         return frozenset(int(rank) for rank in text.split(","))
     except ValueError:
         raise UsageError(
-            f"{_typed('--local-ranks-filter', text)} must be local ranks, for example 0,1"
+            f"{typed('--local-ranks-filter', text)} must be local ranks, for example 0,1"
         ) from None
 
 
@@ -275,9 +275,3 @@ def _shutdown_timeout_s(args: Namespace, environ: Mapping[str, str]) -> float | 
         return None if given is None else seconds(given)
     except ArgumentTypeError as error:
         raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={given}: {error}") from None
-
-
-def _typed(flag: str, value: str) -> str:
-    """A flag of torchrun with its value as it was typed: on the command line, or in its variable."""
-    given_by = variable(flag)
-    return f"{given_by}={value}" if os.environ.get(given_by) == value else f"{flag} {value}"

@@ -3,6 +3,7 @@
 tests/agent/options/test_torchrun.py compares it with the parser of the torch that is installed.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -149,3 +150,9 @@ def spellings(flag: str) -> tuple[str, ...]:
 def variable(flag: str) -> str:
     """The environment variable of a flag's default: `PET_NNODES` for `--nnodes`."""
     return f"PET_{dest(flag).upper()}"
+
+
+def typed(flag: str, value: str) -> str:
+    """A flag with its value as it was typed: on the command line, or in its variable."""
+    name = variable(flag)
+    return f"{name}={value}" if os.environ.get(name) == value else f"{flag} {value}"

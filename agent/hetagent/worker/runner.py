@@ -227,6 +227,8 @@ def _record(error: BaseException, *, permanent: bool) -> None:
         import traceback
 
         stack = "".join(traceback.format_exception(error))
+        if permanent and isinstance(error, SystemExit):
+            stack = str(error)  # of runpy's own; its frames are not the script's
         _write_record(f"{type(error).__name__}: {error}", stack, permanent=permanent)
     except Exception:
         pass  # an exception that cannot even be formatted; the interpreter says so on stderr

@@ -392,6 +392,10 @@ def test_a_client_says_which_file_is_wrong(
     with pytest.raises(TlsError) as error:
         ClientTls.of({name: Path(odd[file]) for name, file in files.items()}, {})
     assert says.format(**odd) in str(error.value)
+    with pytest.raises(TlsError) as error:
+        ClientTls.of({}, {f"HET_{name.upper()}": odd[file] for name, file in files.items()})
+    named = says.replace("--ca-cert {", "HET_CA_CERT {")
+    assert named.format(**odd) in str(error.value)
     words = [word for name, file in files.items() for word in (f"--{name.replace('_', '-')}", odd[file])]
     assert hetctl.run(["status", "--server", "https://h:1", *words]) == 1
 

@@ -46,15 +46,21 @@ class ClientTls:
             TlsError: a file cannot be used.
         """
 
-        def path(flag: str, variable: str) -> Path | None:
-            given = flags.get(flag) or environ.get(variable)
+        def path(flag: str) -> Path | None:
+            given = flags.get(flag) or environ.get(_variable(flag))
             return Path(given).absolute() if given else None
 
-        ca_cert = path("ca_cert", "HET_CA_CERT")
-        found = cls(ca_cert, path("client_cert", "HET_CLIENT_CERT"), path("client_key", "HET_CLIENT_KEY"))
-        if found.key is not None and found.cert is None:
-            raise TlsError("--client-key is the key of a certificate: give --client-cert too")
-        found.context()
+        found = cls(path("ca_cert"), path("client_cert"), path("client_key"))
+        try:
+            if found.key is not None and found.cert is None:
+                raise TlsError("--client-key is the key of a certificate: give --client-cert too")
+            found.context()
+        except TlsError as error:
+            text = str(error)
+            for flag in ("ca_cert", "client_cert", "client_key"):
+                if not flags.get(flag) and environ.get(_variable(flag)):
+                    text = text.replace(f"--{flag.replace('_', '-')} ", f"{_variable(flag)} ")
+            raise TlsError(text) from None
         return found
 
     def context(self) -> ssl.SSLContext | bool:
@@ -214,3 +220,7 @@ def _load(context: ssl.SSLContext, cert: Path, key: Path | None, cert_flag: str,
         raise TlsError(
             f"{where}: not a certificate with its key in PEM ({error.reason or error}){hint}"
         ) from None
+
+
+def _variable(flag: str) -> str:
+    return f"HET_{flag.upper()}"

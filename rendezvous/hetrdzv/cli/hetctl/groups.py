@@ -1,5 +1,6 @@
 """Subcommands about whole groups: create, status, restart, cancel, delete."""
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -28,7 +29,8 @@ def flag_type(setting: Setting) -> click.ParamType[Any]:
     """What the flag of a setting takes."""
     if setting.choices:
         return click.Choice(setting.choices)
-    return click.INT if setting.kind is int else Seconds()
+    least, most = setting.least or 0, setting.most or math.inf
+    return click.IntRange(int(least), int(most)) if setting.kind is int else Seconds(least, most)
 
 
 @command("Create a group.", ScriptLast)
@@ -37,7 +39,7 @@ def flag_type(setting: Setting) -> click.ParamType[Any]:
 @click.option("--nnodes", type=Nnodes(), help="How many nodes the job wants.")
 @click.option(
     "--max-restarts",
-    type=int,
+    type=flag_type(SETTINGS["max_restarts"]),
     metavar="N",
     help=f"Restarts of the whole group (default: {SETTINGS['max_restarts'].shown_default}).",
 )

@@ -65,9 +65,12 @@ class _Servers(click.ParamType[Any]):
 
 
 class Seconds(click.ParamType[Any]):
-    """A finite number of seconds; the server checks the range."""
+    """A number of seconds within bounds."""
 
     name = "S"
+
+    def __init__(self, least: float, most: float) -> None:
+        self._least, self._most = least, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
@@ -76,6 +79,8 @@ class Seconds(click.ParamType[Any]):
             seconds = math.nan
         if not math.isfinite(seconds):
             self.fail(f"{value!r} is not a number of seconds, such as 5 or 0.5, without a unit", param, ctx)
+        if not self._least <= seconds <= self._most:
+            self.fail(f"{value} is not between {self._least} and {self._most}", param, ctx)
         return seconds
 
 
@@ -92,8 +97,10 @@ class Nnodes(click.ParamType[Any]):
         found = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", value)
         if found is None:
             self.fail(f"{value!r} must be N or MIN:MAX, for example 2 or 2:4", param, ctx)
-        low, high = found.groups()
-        return int(low), int(high or low)
+        least, most = int(found[1]), int(found[2] or found[1])
+        if not 0 < least <= most:
+            self.fail(f"{value}: MIN must be at least 1, and MAX not below MIN", param, ctx)
+        return least, most
 
 
 GROUP = click.argument("group", type=Id())

@@ -41,7 +41,7 @@ define install
 	@echo 'installing $(2) into $(VENV): one to ten minutes, for torch most of all (200 MB for CPUs, some GB with CUDA)'
 	@$(BIN)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt -e '.[$(1)]' | sed -unE \
 	  -e 's/^ *(Downloading|Using cached) (.*\/)?([^ /]+ \([0-9]{2,}[.0-9]* MB\)|[^ /]+ \([.0-9]+ GB\)).*/  \3/p' \
-	  -e 's/^Processing .*\/([^/]+\.whl)( .*)?$$/  \1/p' \
+	  -e 's/^Processing .*\/(torch-[^/]+\.whl)( .*)?$$/  \1/p' \
 	  -e 's/^Installing collected packages: .*/  unpacking/p'
 	@touch $@
 endef

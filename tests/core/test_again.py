@@ -2,10 +2,15 @@
 
 import pytest
 
-from hetrdzv.core.commands import Cancel
+from hetrdzv.core.commands import Cancel, Join
+from hetrdzv.core.group import empty, step
+from hetrdzv.core.model import Group, Node
+from hetrdzv.core.timers import OwnLeases
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import InvalidSpec, SpecConflict
 from tests.core.driver import LEASE_S, Story, running
+
+MANY = {"min_nodes": 1_000}
 
 
 def left_behind(*node_ids: str, **spec: object) -> Story:
@@ -224,3 +229,24 @@ def test_a_long_command_is_not_repeated_in_full() -> None:
     assert len(story.group.spec.command) == 1001
     assert len(story.said("settings_changed")[0]) < 600
     assert all(len(one.group) + len(one.given) < 500 for one in story.told("a").replaced)
+
+
+def test_a_refusal_costs_little_in_a_large_group() -> None:
+    class Counting(OwnLeases):
+        asked = 0
+
+        def lapsed(self, group: Group, now: float) -> list[tuple[Node, float]]:
+            return []  # a server has a table for that
+
+        def ends_at(self, group: Group, node: Node) -> float:
+            self.asked += 1
+            return super().ends_at(group, node)
+
+    group, leases = empty("g", 1.0), Counting()
+    for number in range(500):
+        join = Join(node_id=f"n{number}", incarnation="1", slots=1, address="10.0.0.1", port=1, spec=MANY)
+        group = step(group, join, 1.0, leases, settles=False).group
+    other = Join(node_id="x", incarnation="1", slots=1, address="10.0.0.1", port=1, spec={"min_nodes": 2})
+    with pytest.raises(SpecConflict, match="which n0, n1, n2, n3, n4 and 495 more joined"):
+        step(group, other, 2.0, leases)
+    assert leases.asked < 100

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.phrasing import ended, names
 from hetrdzv.core.settle import settle
@@ -14,6 +15,9 @@ from hetrdzv.protocol.errors import SpecConflict
 
 NODES_NAMED = 8
 """How many of the nodes that hold a group to its settings an error lists."""
+
+LEASES_COUNTED = 64
+"""Of how many of them a refusal says when the last one is lost: their leases are about the same."""
 
 
 def agree(
@@ -65,6 +69,7 @@ def _replace(work: Work, spec: GroupSpec, replaced: Sequence[Difference], node_i
     work.say("settings_changed", f"{who} changed the settings, no other node being left: {changes}", node_id)
 
 
+@kept
 def _holders(group: Group) -> list[Node]:
     """The live nodes that count on the group's settings: not those that came only to be told to exit."""
     return [
@@ -74,6 +79,11 @@ def _holders(group: Group) -> list[Node]:
     ]
 
 
+@kept
+def _holders_named(group: Group) -> str:
+    return names(node.node_id for node in _holders(group))
+
+
 def _conflict(work: Work, found: Sequence[Difference], holders: Sequence[Node]) -> SpecConflict:
     group = work.group
     has = ", ".join(f"{one.name}={one.group}" for one in found)
@@ -81,11 +91,13 @@ def _conflict(work: Work, found: Sequence[Difference], holders: Sequence[Node]) 
     if group.by_put:
         whose = "which was created with that (hetctl create, PUT)"
     elif holders:
-        whose = f"which {names(node.node_id for node in holders)} joined"
+        whose = f"which {_holders_named(group)} joined"
     else:
         whose = f"which {ended(group.state)}"
     end = f"hetctl delete {group.group_id}"
-    lost_in_s = max((work.leases.ends_at(group, node) - work.now for node in holders), default=None)
+    going = all(node.cut_at is not None or node.leaving is not None for node in holders)
+    counted = holders if going else holders[:LEASES_COUNTED]
+    lost_in_s = max((work.leases.ends_at(group, node) - work.now for node in counted), default=None)
     return SpecConflict(
         f"group '{group.group_id}' has {has}, and {given} {'were' if len(found) > 1 else 'was'} given: leave it out to "
         f"join the group, {whose}; use another group; or remove this one first: "
@@ -94,16 +106,14 @@ def _conflict(work: Work, found: Sequence[Difference], holders: Sequence[Node]) 
         nodes=[node.node_id for node in holders[:NODES_NAMED]],
         by_put=group.by_put,
         lost_in_s=None if lost_in_s is None else max(0.0, lost_in_s),
-        retry_for_s=_retry_for_s(group, holders, lost_in_s),
+        retry_for_s=_retry_for_s(group, holders, lost_in_s) if going else None,
     )
 
 
-def _retry_for_s(group: Group, holders: Sequence[Node], lost_in_s: float | None) -> float | None:
+def _retry_for_s(group: Group, going: Sequence[Node], lost_in_s: float | None) -> float | None:
     """How long it can take until these nodes, all of which are on their way out, are gone (seconds)."""
     if group.by_put or lost_in_s is None:
         return None
-    if all(node.cut_at is not None for node in holders):
+    if all(node.cut_at is not None for node in going):
         return lost_in_s
-    if all(node.cut_at is not None or node.leaving is not None for node in holders):
-        return max(lost_in_s, group.spec.stop_timeout_s + STOP_GRACE_S)
-    return None
+    return max(lost_in_s, group.spec.stop_timeout_s + STOP_GRACE_S)

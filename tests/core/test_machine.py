@@ -82,10 +82,12 @@ class Agent:
             wants_daemon=self.slots % 2 == 0,
         )
 
-    def report(self, kind: ReportKind, age_s: float = 0.0, *, final: bool = False) -> Report:
+    def report(
+        self, kind: ReportKind, age_s: float = 0.0, *, final: bool = False, permanent: bool = False
+    ) -> Report:
         failure = None
         if kind is ReportKind.FAILED:
-            failure = Failure(local_rank=0, rank=0, exit_code=1, final=final)
+            failure = Failure(local_rank=0, rank=0, exit_code=1, final=final, permanent=permanent)
         return Report(
             node_id=self.node_id,
             incarnation=self.incarnation,
@@ -110,6 +112,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.cut: frozenset[tuple[str, str]] = frozenset()  # (node, master) pairs without a way
         self.failures: dict[tuple[str, str, int], float] = {}  # when each first failed, as it was reported
         self.gave_up: set[tuple[str, int]] = set()  # (incarnation, round)
+        self.hopeless: set[tuple[str, int]] = set()  # (incarnation, round) whose failure is permanent
 
     # -- the world -------------------------------------------------------------------------------------------
 
@@ -133,6 +136,8 @@ class GroupMachine(RuleBasedStateMachine):
                 self.failures.setdefault(key, self.now - command.age_s)
                 if command.failure is not None and command.failure.final:
                     self.gave_up.add(key[1:])
+                if command.failure is not None and command.failure.permanent:
+                    self.hopeless.add(key[1:])
         self.check_move(before, after)
         if not isinstance(command, Renew):  # which is cheap, and leaves what is due to the tick
             self.check_time(after)
@@ -389,6 +394,30 @@ class GroupMachine(RuleBasedStateMachine):
             self.send(agent, agent.report(ReportKind.FAILED, final=True))
             (self.agent_leaves if left else self.agent_is_killed)(node_id)
 
+    @rule(node_id=NODES, age_s=st.sampled_from([0.0, 3.0]))
+    def a_script_is_hopeless(self, node_id: str, age_s: float) -> None:
+        """Its workers failed in a way that no restart mends."""
+        agent = self.agents.get(node_id)
+        if agent is not None and not agent.exited and agent.at_work:
+            self.send(agent, agent.report(ReportKind.FAILED, age_s, permanent=True))
+
+    @rule(
+        met=st.none() | st.integers(0, 9),
+        must_meet=st.booleans(),
+        kind=st.sampled_from(["started", "succeeded"]),
+    )
+    def agents_count_who_met(self, met: int | None, must_meet: bool, kind: str) -> None:
+        """Every agent says how many workers have met; only the master's word counts, and only in its round."""
+        for agent in self.living():
+            if agent.at_work:
+                before = self.group.round
+                report = replace(agent.report(ReportKind(kind)), met=met, must_meet=must_meet)
+                allowed = self.send(agent, report)
+                after = self.group.round
+                is_master = before is not None and before.master.incarnation == agent.incarnation
+                if not (allowed and is_master) and before is not None and after is not None:
+                    assert after.number != before.number or after.met == before.met
+
     @rule()
     def all_succeed(self) -> None:
         for agent in self.living():
@@ -500,13 +529,33 @@ class GroupMachine(RuleBasedStateMachine):
                 assert directive(self.group, node, self.now).kind is not DirectiveKind.START
 
     @invariant()
+    def a_hopeless_script_is_not_restarted(self) -> None:
+        current = self.group.round
+        if (
+            current is not None
+            and self.group.state == "waiting"
+            and current.end is not None
+            and current.end.judged
+        ):
+            failed = [
+                node for node in self.group.nodes.values() if self.group.in_round(node) and node.failure
+            ]
+            assert not any(node.failure.permanent for node in failed if node.failure is not None)
+
+    @invariant()
     def a_failed_group_has_a_cause(self) -> None:
         cause = self.group.root_cause
+        if self.group.state == "failed" and cause is not None and cause.kind == "never_met":
+            assert self.group.round is not None
+            assert self.group.round.apart, "workers that met are said not to have"
         if self.group.state != "failed" or cause is None or cause.kind != "worker_failed":
             return
         given_up = any(number == cause.round for _, number in self.gave_up)
-        assert given_up or self.group.restarts == self.group.spec.max_restarts
         assert cause.failure is not None
+        assert given_up or cause.failure.permanent or self.group.restarts == self.group.spec.max_restarts
+        if cause.failure.permanent:
+            assert any(number == cause.round for _, number in self.hopeless)
+            return  # another worker may have failed before, in another way
         of_round = [at for (_, _, number), at in self.failures.items() if number == cause.round]
         assert cause.failure.at == min(of_round), "the root cause is not the earliest failure"
 

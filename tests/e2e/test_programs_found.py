@@ -199,5 +199,7 @@ def test_hetseq_begins_anew_where_it_cannot_resume(restored: bool, tmp_path: Pat
             assert (job.folder / "saved" / "checkpoint_last.pt").exists()
         else:
             assert set(said.values()) == {1}, job.report()
-            assert "KeyError: 'train_iterator'" in str(job.group()["root_cause"]), job.report()
+            assert "KeyError: 'train_iterator'" in job.group()["root_cause"]["failure"]["message"], (
+                job.report()
+            )
             assert len(lives) == WORLD, "nothing was trained after the restart"

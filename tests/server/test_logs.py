@@ -7,13 +7,15 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hetrdzv.api.refused import EVERY_S, RefusalLog
+from hetrdzv.api.refused import EVERY_S, SOURCES_KEPT, RefusalLog
+from hetrdzv.cli import logs
 from hetrdzv.cli.logs import JsonFormatter, TextFormatter
 from hetrdzv.core.commands import Cancel, Leave
 from hetrdzv.protocol.errors import StaleRound, Unauthorized
@@ -106,6 +108,21 @@ def test_what_is_refused_again_and_again_is_counted(caplog: pytest.LogCaptureFix
     assert said(caplog)[2:] == ["refused GET /v1/groups from 10.0.0.1: no (3 more since the last such line)"]
 
 
+def test_a_crowd_of_refused_clients_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hetrdzv")
+    now = [0.0]
+    log = RefusalLog(lambda: now[0])
+    for _ in range(5):  # each of 3,000 agents tries again and again
+        for number in range(3 * SOURCES_KEPT):
+            log.note(Unauthorized("no"), f"10.0.{number >> 8}.{number & 255}", "GET", "/v1/groups")
+        now[0] += 1
+    assert len(said(caplog)) == SOURCES_KEPT + 1
+    assert said(caplog)[-1] == "refused so many clients that not each is logged (1 not logged)"
+    now[0] += EVERY_S
+    log.note(Unauthorized("no"), "10.9.9.9", "GET", "/v1/groups")
+    assert said(caplog)[-1] == "refused GET /v1/groups from 10.9.9.9: no"
+
+
 # -- the lines -----------------------------------------------------------------------------------------------
 
 
@@ -118,6 +135,42 @@ def test_what_a_client_has_sent_stays_on_its_line() -> None:
     assert "\n" not in line
     assert "\x1b" not in line
     assert len(TextFormatter().format(record("x" * 10_000))) < 2_100
+
+
+def test_a_traceback_cannot_be_taken_for_lines_of_the_log() -> None:
+    try:
+        raise ValueError("x\n2026-01-01 00:00:00.000 ERROR hetserver: forged\x1b[0m")
+    except ValueError:
+        text = TextFormatter().format(record("a bug", exc_info=sys.exc_info()))
+    first, *trace = text.split("\n")
+    assert LINE.fullmatch(first)
+    assert trace[-1].endswith("forged\\x1b[0m")
+    assert all(line.startswith("    ") for line in trace)
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_dropped_lines_are_counted_in_a_line_like_others(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader stalls at the first line, while more come than are kept."""
+    written: list[str] = []
+    stalled, go_on = threading.Event(), threading.Event()
+
+    def write(text: str) -> None:
+        written.append(text)
+        stalled.set()
+        assert go_on.wait(30)
+
+    monkeypatch.setattr(logs, "LINES_KEPT", 2)
+    monkeypatch.setattr(logs, "_write", write)
+    with logs.logging_to_stderr("info", style):
+        log = logging.getLogger("hetrdzv.x")
+        log.info("one")
+        assert stalled.wait(30)
+        for number in range(5):
+            log.info("more %d", number)
+        go_on.set()
+    lines = "".join(written).splitlines()
+    messages = [json.loads(line)["message"] if style == "json" else LINE.fullmatch(line)[2] for line in lines]  # type: ignore[index]
+    assert messages == ["one", "3 lines of the log were dropped, since nobody read them", "more 0", "more 1"]
 
 
 def test_a_line_of_json_has_the_facts() -> None:

@@ -107,6 +107,8 @@ failures = st.builds(
     exit_code=st.none() | st.integers(0, 255),
     signal=st.none() | st.just("SIGKILL"),
     message=texts,
+    final=st.booleans(),
+    permanent=st.booleans(),
 )
 specs: st.SearchStrategy[Mapping[str, object]] = st.fixed_dictionaries(
     {},
@@ -143,6 +145,8 @@ reports = st.builds(
     kind=st.sampled_from(ReportKind),
     age_s=st.floats(0, 10),
     failure=st.none() | failures,
+    met=st.none() | st.integers(0, 20),
+    must_meet=st.booleans(),
     message=texts,
 )
 daemons = st.builds(
@@ -165,7 +169,7 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Undrain, node_ids),
     st.builds(Put, specs),
     st.just(Restart()),
-    st.just(Cancel()),
+    st.builds(Cancel, by=texts, at=texts),
     st.just(Tick()),
     daemons,
 )
@@ -278,6 +282,8 @@ def full() -> Group:
             restart_count=1,
             formed_at=80.0,
             finished=frozenset({"gpu1"}),
+            met=3,
+            restarted_by="rank 5 (local rank 1) on gpu1 was killed by SIGSEGV",
             end=end,
         ),
         nodes={"gpu0": node},

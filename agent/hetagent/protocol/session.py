@@ -394,7 +394,8 @@ class Session:
                 if not self._told.is_late(request.number):
                     self._forgotten(error, now)
             case Report(), "invalid_request" | "body_too_large":
-                self._give_up(f"the server rejects a report of this agent: {error}", gone=False)
+                self._hear(request, now)
+                self._rejected(error)
             case Join(), "spec_conflict":
                 self._hear(request, now)
                 self._conflict(error, now)
@@ -440,6 +441,14 @@ class Session:
         if news is not None:
             running = self.workers_may_run and not self._told.stop_told
             self._notices.append(f"{news}; {'workers continue, ' if running else ''}trying again")
+
+    def _rejected(self, error: HetError) -> None:
+        """The server does not understand a report: it may be of 0.1, and refuse what it does not know."""
+        report = self._reports.simplify()
+        if report is None:
+            self._give_up(f"the server rejects a report of this agent: {error}", gone=False)
+        elif report.must_meet:
+            self._notices.append("the server is older than this agent: --require-rendezvous has no effect")
 
     def _forgotten(self, error: HetError, now: float) -> None:
         """The server no longer has this node, nor the round that it may be in."""

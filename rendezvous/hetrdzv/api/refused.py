@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from starlette.types import Scope
 
@@ -15,7 +16,7 @@ EVERY_S = 60.0
 """The same refusal of the same client is logged once in this time; then with how often it came since (seconds)."""
 
 SOURCES_KEPT = 1_000
-"""How many refusals are remembered at once; when there are more, the oldest are forgotten."""
+"""How many refusals are remembered at once. When more come within `EVERY_S`, the others are only counted."""
 
 ACCESS = frozenset({"unauthorized", "forbidden", "certificate_required", "foreign_host", "version_mismatch"})
 """Refusals that say that a client may not speak to this server: warnings. The others are information."""
@@ -46,6 +47,8 @@ class RefusalLog:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._known: dict[tuple[str, str], _Entry] = {}
+        self._unsaid = 0
+        self._unsaid_told_at = -inf
 
     def note(self, error: HetError, client: str, method: str, path: str) -> None:
         """Log a refusal, unless the same one was logged lately.
@@ -59,15 +62,20 @@ class RefusalLog:
         if not logger.isEnabledFor(level):
             return
         now, key = self._monotonic(), (client, error.code)
-        entry = self._known.pop(key, None)
+        entry = self._known.get(key)
         if entry is not None and now - entry.said_at < EVERY_S:
             entry.since += 1
-            self._known[key] = entry
             return
-        again = f" ({entry.since} more since the last such line)" if entry is not None and entry.since else ""
+        if entry is not None:
+            del self._known[key]
+        elif len(self._known) >= SOURCES_KEPT:
+            oldest = next(iter(self._known))  # they are in the order in which they were logged
+            if now - self._known[oldest].said_at < EVERY_S:
+                self._count_unsaid(now)
+                return
+            del self._known[oldest]
         self._known[key] = _Entry(now)
-        if len(self._known) > SOURCES_KEPT:
-            del self._known[next(iter(self._known))]
+        again = f" ({entry.since} more since the last such line)" if entry is not None and entry.since else ""
         logger.log(
             level,
             "refused %s %s from %s: %s%s",
@@ -78,3 +86,10 @@ class RefusalLog:
             again,
             extra={"facts": {"client": client, "code": error.code, "status": error.status}},
         )
+
+    def _count_unsaid(self, now: float) -> None:
+        """Count a refusal of a client that there is no room to remember, and say now and then how many there were."""
+        self._unsaid += 1
+        if now - self._unsaid_told_at >= EVERY_S:
+            logger.warning("refused so many clients that not each is logged (%d not logged)", self._unsaid)
+            self._unsaid, self._unsaid_told_at = 0, now

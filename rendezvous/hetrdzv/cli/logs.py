@@ -49,13 +49,16 @@ def logging_to_stderr(level: str, style: str) -> Iterator[None]:
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-11-22 14:03:10.123 INFO hetserver: group 'g': a joined ...`; a traceback follows on lines of its own."""
+    """`2026-11-22 14:03:10.123 INFO hetserver: group 'g': a joined ...`; a traceback follows on indented lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record."""
         at = _at(record).isoformat(" ", "milliseconds")[:23]
         line = f"{at} {record.levelname} hetserver: {message_of(record)}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        if not record.exc_info:
+            return line
+        trace = (f"    {_printable(one)}" for one in self.formatException(record.exc_info).splitlines())
+        return "\n".join([line, *trace])
 
 
 class JsonFormatter(logging.Formatter):
@@ -79,6 +82,10 @@ def message_of(record: logging.LogRecord) -> str:
     """The message of a record as one line of bounded length: what a client has sent must not look like another line."""
     text = record.getMessage()
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return _printable(text)
+
+
+def _printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -117,8 +124,15 @@ class _Handler(logging.Handler):
         while (line := self._lines.get()) is not None:
             dropped, self._dropped = self._dropped, 0
             if dropped:
-                line = f"hetserver: {dropped} lines of the log were dropped, since nobody read them\n{line}"
+                line = f"{self.format(_dropped(dropped))}\n{line}"
             _write(f"{line}\n")
+
+
+def _dropped(count: int) -> logging.LogRecord:
+    about = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
+    return logging.makeLogRecord(
+        {**about, "msg": f"{count} lines of the log were dropped, since nobody read them"}
+    )
 
 
 def _write(text: str) -> None:

@@ -542,6 +542,18 @@ def test_two_agents_on_one_host_need_no_names(hetagent: Start, tmp_path: Path) -
     assert note not in (tmp_path / "err1").read_text()
 
 
+def test_closed_streams_are_opened_before_files_get_their_numbers() -> None:
+    words = ("hetagent", *STANDALONE, "--preload", "none", "--no-python")
+    looks = "readlink /proc/$HET_AGENT_PID/fd/0 /proc/$HET_AGENT_PID/fd/2; echo to nobody >&2"
+    agent = subprocess.run(
+        ["sh", "-c", 'exec "$@" 0>&- 2>&-', "sh", *words, "sh", "-c", looks],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (agent.returncode, agent.stdout) == (0, "/dev/null\n/dev/null\n")
+
+
 def test_an_own_server_ends_with_its_block() -> None:
     with own_server() as mine:
         (server,) = soon(  # a process shows no command line while it is being replaced

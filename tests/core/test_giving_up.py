@@ -218,6 +218,33 @@ def test_it_is_the_root_cause_even_if_another_failure_was_seen_earlier() -> None
     assert story.group.root_cause.node_id == "b"
 
 
+def test_a_job_that_has_run_does_not_end_with_a_joiner_that_cannot() -> None:
+    story = running("a", "b", max_restarts=3, min_nodes=2, max_nodes=None)
+    story.join("c")
+    story.wait(10.1)
+    story.joins("a", "b")
+    story.started("a", "b", "c")
+    assert story.group.round is not None
+    assert story.group.round.number == 2
+    story.failed("c", permanent=True, rank=2)
+    story.joins("a", "b", "c")
+    assert not story.group.state.terminal
+    assert story.group.restarts == 1
+
+
+def test_a_first_round_without_workers_does_not_count() -> None:
+    story = Story(min_nodes=2)
+    story.joins("a", "b")
+    story.wait(10.1)
+    story.started("a")
+    story.unreachable("b")
+    story.joins("a", "b")
+    story.started("a", "b")
+    story.failed("b", permanent=True)
+    story.joins("a", "b")
+    assert story.group.state == "failed"
+
+
 def test_a_restart_says_what_it_is_for() -> None:
     story = running("a", "b", max_restarts=3)
     assert story.told("a").start is not None

@@ -67,6 +67,7 @@ class LocalRound:
         self._end: End | None = None  # not reported yet
         self._stopping: _Stopping | None = None
         self._meet_at: float | None = None  # when to look whether the workers have met (monotonic seconds)
+        self._met_told: int | None = None  # how many had at the last look; None: all, or nobody looked
         self._deaths: Deaths | None = None  # of what the node's one program has started
         self._stop_later: _Stopping | None = None  # once the program has had time to end by itself
         self._look_at: float | None = None  # when the launch looks at its processes (monotonic seconds)
@@ -168,12 +169,29 @@ class LocalRound:
         return None if met is None else min(met, self.assignment.start.world_size)
 
     def late(self) -> int | None:
-        """How many workers have met, if that is not all of them some time after their start; asked once."""
+        """How many workers have met, if that is not all of them some time after their start, and when it changes."""
         if self._meet_at is None or time.monotonic() < self._meet_at:
             return None
-        self._meet_at = None
-        met = self.met()
-        return met if met is not None and met < self.assignment.start.world_size else None
+        met, self._meet_at = self.met(), None
+        if met is not None and met < self.assignment.start.world_size:
+            self._meet_at = time.monotonic() + MEET_AFTER_S  # they may only have been loading
+        elif self._met_told is None:
+            return None
+        if met == self._met_told:
+            return None
+        self._met_told = met
+        return met
+
+    def meeting(self, met: int) -> str:
+        """What to say of so many workers that have met."""
+        world, where = self.assignment.start.world_size, "init_process_group with env://"
+        if met == world:
+            return f"all {world} workers have met by now"
+        so_far = f"only {met} of {world}" if met else f"none of {world}"
+        return (
+            f"{MEET_AFTER_S:g} s or more after their start {so_far} workers have met; unless they are still loading, "
+            f"or meet in another way than {where}, they train alone or wait for each other"
+        )
 
     # -- end -------------------------------------------------------------------------------------------------
 

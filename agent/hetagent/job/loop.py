@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hetagent.job import failures
 from hetagent.job.leftovers import Leftovers
-from hetagent.job.local_round import MEET_AFTER_S, LocalRound
+from hetagent.job.local_round import LocalRound
 from hetagent.job.ports import Ports
 from hetagent.job.starter import Starter
 from hetagent.launch.base import Assignment, Launch
@@ -289,12 +289,7 @@ class Agent:
         if (warning := self._local.look()) is not None:
             self._tell(warning)
         if (met := self._local.late()) is not None:
-            world, where = self._local.assignment.start.world_size, "init_process_group with env://"
-            so_far = f"only {met} of {world}" if met else f"none of {world}"
-            self._tell(
-                f"round {self._round}: {MEET_AFTER_S:g} s after their start {so_far} workers have met; unless they are "
-                f"still loading, or meet in another way than {where}, they train alone or wait for each other"
-            )
+            self._tell(f"round {self._round}: {self._local.meeting(met)}")
             self._line.started(self._round, met)
         end = self._local.end()
         if end is None:

@@ -232,6 +232,7 @@ class Round:
     Attributes:
         restart_count: restarts that the job had used when the round formed.
         finished: members that are gone after all their workers succeeded: they still count as succeeded.
+        first: no workers of this job were started before it, so a script that cannot run has never run.
         met: how many workers have found each other in the round's store, as its master last said; None: unknown.
         restarted_by: the failure that a restart was spent on to form this round, in a line; empty if none was.
         end: how it ended; None while it runs, and for the round in which a job succeeded.
@@ -242,6 +243,7 @@ class Round:
     restart_count: int
     formed_at: float
     finished: frozenset[str] = frozenset()
+    first: bool = False
     met: int | None = None
     restarted_by: str = ""
     end: End | None = None

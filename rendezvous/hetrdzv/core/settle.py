@@ -95,7 +95,8 @@ def _judge(work: Work) -> None:
         end = replace(end, node_id=failures[0].node_id, why=failures[0].line)
     work.change(round=replace(ended, end=end))
     left = _prospects(work.group)
-    if hopeless := [failed for failed in failures if failed.failure.permanent]:
+    # Later, a joiner that lacks a module, or a file server that is away, must not end a job that has worked.
+    if ended.first and (hopeless := [failed for failed in failures if failed.failure.permanent]):
         _finish_permanent(work, ended, hopeless[0])
         return
     given_up = {failed.node_id for failed in failures if failed.failure.final} - {
@@ -256,6 +257,7 @@ def _start_round(work: Work, selection: Selection) -> None:
         members=placement.members,
         restart_count=group.restarts,
         formed_at=work.now,
+        first=former is None or (former.first and _started_nothing(former)),
         restarted_by=_restarted_by(former) if former is not None else "",
     )
     first = former is None
@@ -281,6 +283,11 @@ def _start_round(work: Work, selection: Selection) -> None:
         nodes_now = count(len(new.members), "node")
         text = f"started with {nodes_now}, since no --nnodes was given; nodes that join later {later}"
         work.say("started_unbounded", text)
+
+
+def _started_nothing(former: Round) -> bool:
+    """Whether a round ended before its workers could be started."""
+    return former.end is not None and former.end.kind is EndKind.MASTER_UNREACHABLE
 
 
 def _restarted_by(former: Round) -> str:

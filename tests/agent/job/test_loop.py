@@ -5,7 +5,9 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,11 @@ from tests.agent.job.rig import SIGNALS, Make, soon
 from tests.support.servers import free_port
 from torch.distributed.elastic.multiprocessing import Std
 
+from hetagent.job import local_round
 from hetagent.job.logs import RoundLogsSpecs
 from hetagent.job.loop import AgentError
 from hetagent.job.torch_starter import TorchStarter
-from hetagent.launch.base import Assignment
+from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.node import guardian
 from hetagent.node.guardian import GuardianError
@@ -427,3 +430,34 @@ def test_no_error_file_is_written_for_a_job_that_did_not_fail(
     monkeypatch.setenv("WELL", "1" if well else "")
     assert made.run(made.appears("up"), *([] if well else [made.asks("cancel")])) == (0 if well else 3)
     assert not (tmp_path / "error.json").exists()
+
+
+# -- workers that meet late -------------------------------------------------------------------------------------
+
+
+def test_workers_that_meet_late_are_not_said_to_be_apart_for_ever(
+    rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_round, "MEET_AFTER_S", 0.2)
+    monkeypatch.setattr(Launch, "meets_in_store", True)
+    (tmp_path / "meet.py").write_text(
+        "import os; from torch.distributed import TCPStore\n"
+        "TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), 2, False)\n"
+    )
+    loads = "until [ -e loaded ]; do sleep 0.05; done"
+    trains = "until [ -e trained ]; do sleep 0.05; done"
+    made = rig(f"{loads}; {sys.executable} meet.py; {trains}", slots=2)
+
+    def why(text: str) -> Callable[[], None]:
+        return lambda: soon(lambda: text in made.group()["why"], text)
+
+    status = made.run(
+        made.says("none of 2 workers have met"),
+        why("so far ranks 0, 1 never met"),
+        (tmp_path / "loaded").touch,
+        made.says("all 2 workers have met by now"),
+        lambda: soon(lambda: "met" not in made.group()["why"], "no word of it any more"),
+        (tmp_path / "trained").touch,
+    )
+    assert status == 0
+    assert sum("none of 2 workers" in line for line in made.said) == 1

@@ -182,7 +182,9 @@ loader = subprocess.Popen(["sleep", "60"])
 while not (agent_watches(loader.pid) and agent_watches(os.getpid())):
     time.sleep(0.05)
 loader.kill()
-loader.wait()
+os.waitid(os.P_PID, loader.pid, os.WEXITED | os.WNOWAIT)  # as torch's handler of SIGCHLD does
+while agent_watches(loader.pid):
+    time.sleep(0.05)
 sys.exit("DataLoader worker is killed by signal: Killed")
 '''
 

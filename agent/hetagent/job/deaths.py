@@ -21,14 +21,17 @@ RECENT_S = 30.0
 class Deaths:
     """Watches what a program has started, in a thread of its own.
 
+    A death counts if it was seen to be a bad one. Whoever waits for a child may be faster than we are, and then nobody
+    can tell: the death of a worker, which is the program's own child, counts; that of what workers start does not.
+
     Args:
-        sid: the program's session.
+        sid: the program's session, which is its pid.
     """
 
     def __init__(self, sid: int) -> None:
         self._sid = sid
         self._found: list[float] = []
-        self._watched: dict[int, int] = {}  # pids by pidfd
+        self._watched: dict[int, processes.Process] = {}  # by pidfd
         self._woken, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._run, name="deaths", daemon=True)
         self._thread.start()
@@ -58,16 +61,17 @@ class Deaths:
             if self._woken in ready:
                 return
             for descriptor in ready:
-                pid = self._watched.pop(descriptor)
+                process = self._watched.pop(descriptor)
+                badly = processes.ended_badly(process.pid)
                 os.close(descriptor)
-                if processes.ended_badly(pid):
+                if badly or (badly is None and process.parent == self._sid):
                     self._found.append(time.monotonic())
 
     def _look(self) -> None:
-        known = set(self._watched.values())
-        for pid in processes.session_members([self._sid]):
-            if pid != self._sid and pid not in known:
+        known = {process.pid for process in self._watched.values()}
+        for pid, process in processes.living().items():
+            if process.session == self._sid and pid != self._sid and pid not in known:
                 try:
-                    self._watched[os.pidfd_open(pid)] = pid
+                    self._watched[os.pidfd_open(pid)] = process
                 except OSError:  # it has ended, or there are too many
                     continue

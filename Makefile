@@ -96,7 +96,7 @@ $(ECOSYSTEM)/.installed: pyproject.toml constraints.txt | $(STAMP)
 	$(ECOSYSTEM)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[agent,ecosystem]'
 	@touch $@
 
-test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning Fabric, Accelerate, Transformers and FSDP on uneven nodes (ten minutes)
+test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning, Accelerate, Transformers, DeepSpeed and FSDP on uneven nodes (ten minutes)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/ecosystem
 
 test-launch: $(HOROVOD)  ## run every command of docs/launch.md, and the tests of examples and torchrun that make test skips (six minutes; needs test-mpi)

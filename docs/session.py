@@ -37,7 +37,7 @@ LONGEST_PAUSE_S = 1.5
 LAST_LINE_S = 0.3
 """How long after the last line the recording ends."""
 PORT = 29400
-LEFT_OUT = re.compile(r"\[rank\d+\]: (Traceback|  )|\[rank\d+\]: *\^*$|hetserver: this process may open")
+LEFT_OUT = re.compile(r"\[rank\d+\]: (Traceback|  )|\[rank\d+\]: *\^*$|.*hetserver: this process may open")
 """Lines of tracebacks before the last, and a remark about this machine's limits."""
 WORKERS_ERROR = re.compile(r"\[rank\d+\]: \w")
 
@@ -115,7 +115,7 @@ class Shell:
         """Wait until the terminal shows a pattern."""
         found = re.compile(pattern)
         try:
-            wait_for(lambda: len(found.findall(self.text)) >= times, f"{self.name}: {pattern}", 90)
+            wait_for(lambda: len(found.findall(self.text)) >= times, f"{self.name}: {pattern}")
         except SystemExit:
             print(self.text)
             raise
@@ -130,7 +130,7 @@ class Shell:
         self.process.wait()
 
 
-def wait_for(found: Callable[[], object], what: str, timeout_s: float = 180) -> None:
+def wait_for(found: Callable[[], object], what: str, timeout_s: float = 300) -> None:
     """Wait until something is found.
 
     Raises:
@@ -173,7 +173,7 @@ def record(folder: Path) -> list[Shell]:
     try:
         head.type(f"hetserver{port}")
         head.says("listening on")
-        command = f"hetagent {server} --nnodes 2 --device cpu --gpus %d --node-id %s train.py --pause 0.2"
+        command = f"hetagent {server} --nnodes 2 --device cpu --gpus %d --node-id %s train.py --pause 0.15"
         big.type(command % (2, "gpu1"))
         big.says("joining")
         small.type(command % (1, "gpu2"))

@@ -166,7 +166,7 @@ def test_where_output_goes(tmp_path: Path) -> None:
 )
 def test_output_that_cannot_be_written(argv: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        assembly._logs_specs(options(*argv), None)
+        assembly._logs_specs(options(*argv))
 
 
 # -- commands ------------------------------------------------------------------------------------------------

@@ -143,3 +143,58 @@ def test_one_worker_cannot_be_alone(tmp_path: Path) -> None:
         agent = made.agent("a", 1, "--require-rendezvous", script=str(tmp_path / "a.py"))
         assert agent.wait() == 0
         assert never_met({"a": agent}) == {"the job succeeded"}
+
+
+# -- a program per node --------------------------------------------------------------------------------------------
+
+PROGRAM = '''
+import os, signal, socket, subprocess, sys, time
+address, port, first = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "0"
+
+def agent_watches(pid):
+    """Whether the agent has a descriptor of a process."""
+    folder = f"/proc/{os.environ['HET_AGENT_PID']}/fdinfo"
+    for name in os.listdir(folder):
+        try:
+            if f"Pid:\\t{pid}\\n" in open(f"{folder}/{name}").read():
+                return True
+        except OSError:
+            pass
+
+if len(sys.argv) == 4:  # the program: starts a rank, and ends after it
+    status = subprocess.run([sys.executable, *sys.argv, "rank"]).returncode
+    if first and status:  # it has to stop its other ranks before that
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+        time.sleep(1)
+    sys.exit(status and "the rank failed")
+if not first:
+    while True:
+        try:
+            peer = socket.create_connection((address, port))
+            break
+        except OSError:
+            time.sleep(0.05)
+    peer.recv(1)
+    sys.exit("Connection closed by peer")
+with socket.create_server((address, port)) as server:
+    peer, _ = server.accept()
+loader = subprocess.Popen(["sleep", "60"])
+while not (agent_watches(loader.pid) and agent_watches(os.getpid())):
+    time.sleep(0.05)
+loader.kill()
+loader.wait()
+sys.exit("DataLoader worker is killed by signal: Killed")
+'''
+
+
+def test_the_first_process_to_die_counts_not_the_first_program_to_end(tmp_path: Path) -> None:
+    with cluster(tmp_path, "--nnodes", "2", "--launch", "node", "--max-restarts", "0") as made:
+        (tmp_path / "program.py").write_text(PROGRAM)
+        for name in "ab":
+            args = ["{master_addr}", "{master_port}", "{node_rank}"]
+            made.agent(name, 1, script=str(tmp_path / "program.py"), args=args)
+        for agent in made.agents.values():
+            assert agent.wait() == 1
+        for cause in causes(made.agents):
+            assert cause.startswith("the program of a exited with code 1\n"), made.report()
+            assert "the rank failed" in cause

@@ -146,14 +146,22 @@ def test_the_documented_command_of_fairseq(version: str, how: tuple[str, str], t
     show(f"fairseq {version}, slots {GPUS}: $ hetagent ... {shlex.join(command)}")
 
 
-def test_isolated_gpus_leave_each_process_of_the_newest_fairseq_alone(tmp_path: Path) -> None:
-    command = ["--isolate-gpus", *PER_GPU, "DATA"]
-    with cluster(tmp_path, "--max-restarts", "0") as job:
+@pytest.mark.parametrize("required", [False, True], ids=["said", "required"])
+def test_isolated_gpus_leave_each_process_of_the_newest_fairseq_alone(required: bool, tmp_path: Path) -> None:
+    if required:
+        needs_set_up("launch")
+    command = [*(["--require-rendezvous"] * required), "--isolate-gpus", *PER_GPU, "DATA"]
+    with cluster(tmp_path) as job:
         start(job, command, PER_GPU[1], [str(PROGRAMS / "fairseq.py"), "head"], "--max-epoch", "1")
-        assert statuses(job) == {"a": 0, "b": 0}, job.report()
+        assert set(statuses(job).values()) == {int(required)}, job.report()
         assert [line[:2] for line in seen(output(job))] == [(0, 1)] * WORLD, (
             "each takes itself for rank 0 of 1"
         )
+        outcome = "the job failed: " if required else "the job succeeded, but "
+        for agent in job.agents.values():
+            assert f"{outcome}ranks 0, 1, 2 never met: each may have trained alone" in agent.stderr, (
+                job.report()
+            )
 
 
 def test_isolated_gpus_are_not_there_for_fairseq_0_12_2(tmp_path: Path) -> None:
@@ -191,5 +199,7 @@ def test_hetseq_begins_anew_where_it_cannot_resume(restored: bool, tmp_path: Pat
             assert (job.folder / "saved" / "checkpoint_last.pt").exists()
         else:
             assert set(said.values()) == {1}, job.report()
-            assert "KeyError: 'train_iterator'" in job.group()["root_cause"]["error"], job.report()
+            assert "KeyError: 'train_iterator'" in job.group()["root_cause"]["failure"]["message"], (
+                job.report()
+            )
             assert len(lives) == WORLD, "nothing was trained after the restart"

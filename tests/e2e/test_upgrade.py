@@ -96,11 +96,9 @@ def test_a_server_can_be_put_back_on_what_a_newer_one_stored(tmp_path: Path, old
         assert version(server) == RELEASE
         found = http.get(group).json()
         for name in ("state", "job", "round", "spec", "current_round", "counts"):
-            assert (
-                {**stored[name], **found[name]} == stored[name]
-                if name == "spec"
-                else found[name] == stored[name]
-            )
+            # An older server shows what it knows.
+            shown = {**stored[name], **found[name]} if isinstance(found[name], dict) else found[name]
+            assert shown == stored[name]
         assert http.get(f"{group}/events").json()["events"][: len(history["events"])] == history["events"]
         reply = http.post(f"{group}/nodes/b/report", json={"incarnation": "1", "round": 1, "kind": "started"})
         assert reply.json()["kind"] == "start"

@@ -202,7 +202,8 @@ def test_a_script_that_cannot_be_run(hetagent: Run, tmp_path: Path, argv: list[s
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(mode)
     said = hetagent("--standalone", *CPU, *argv)
-    assert said == Said(USAGE, f"hetagent: {text.format(folder=tmp_path)}\n")
+    status = USAGE if argv[0] == "-m" else FAILED  # of what is not there, torchrun's
+    assert said == Said(status, f"hetagent: {text.format(folder=tmp_path)}\n")
 
 
 @pytest.mark.parametrize(
@@ -422,9 +423,8 @@ def test_a_spec_that_differs(hetagent: Run, server: Hetserver) -> None:
     said = hetagent("--server", server.url, "--group", "spec", "--max-restarts", "2", *CPU, "train.py")
     assert said.status == FAILED
     assert "refused  " in said.text
-    assert "max_restarts" in said.text
-    assert "5" in said.text
-    assert "2" in said.text
+    assert "--max-restarts 2 here, 5 there" in said.text
+    assert "hetctl delete spec" in said.text
 
 
 def test_a_loopback_address_among_nodes_of_other_hosts(hetagent: Run, server: Hetserver) -> None:

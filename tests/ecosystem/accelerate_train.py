@@ -21,10 +21,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--save-dir", type=Path, required=True)
     parser.add_argument("--hold", type=Path, help="after epoch 2, wait while there is this file")
+    parser.add_argument("--plain", action="store_true", help="do not tell it that there is no GPU")
     args = parser.parse_args()
+    if args.plain:
+        args.save_dir = args.save_dir / os.environ["RANK"]
 
     # Without GPUs it has to be told so; else each process takes itself for the only one.
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    accelerator = Accelerator() if args.plain else Accelerator(cpu=not torch.cuda.is_available())
     set_seed(0)
     x = torch.randn(EXAMPLES, 8)
     data = TensorDataset(x, x.sum(1, keepdim=True), torch.arange(EXAMPLES))

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         os.environ.get("HET_TEST_ALL") != "1" or not (VENV / ".installed").exists(),
-        reason="takes minutes, and needs Lightning Fabric, Accelerate and Transformers: make test-ecosystem",
+        reason="takes minutes, and needs Lightning, Accelerate, Transformers and DeepSpeed: make test-ecosystem",
     ),
 ]
 
@@ -66,9 +66,11 @@ class Program:
 
 PROGRAMS = {
     "lightning fabric": Program("fabric_train.py", "TorchElasticEnvironment", ("a", 1)),
+    "lightning trainer": Program("lightning_train.py", "TorchElasticEnvironment", ("b", 0)),
     "accelerate": Program("accelerate_train.py", "MULTI_CPU", ("b", 0)),
     "transformers": Program("trainer_train.py", "MULTI_CPU", ("a", 0)),
-    "torch fsdp": Program("fsdp_train.py", "torch", ("b", 0)),
+    "deepspeed zero-1": Program("deepspeed_train.py", "ZeRO-1", ("a", 1)),
+    "torch fsdp2 and dcp": Program("fsdp_train.py", "torch", ("b", 0)),
 }
 
 
@@ -170,6 +172,34 @@ def test_a_framework_finds_its_ranks_and_trains_on_after_a_kill(
         f"{program.script} --preload {preload}: slots {NODES}, (rank, local rank) {RANKS}, sums right; "
         f"{program.victim} killed, again right; {restart_s:.2f} s until all ranks said who they are"
     )
+
+
+ALONE = {
+    "said": ("lightning_train.py", (), "the job succeeded, but ", 0),
+    "required": ("lightning_train.py", ("--require-rendezvous",), "the job failed: ", 1),
+    # it calls init_process_group, then takes itself for the only process all the same
+    "met, and yet alone": ("accelerate_train.py", ("--require-rendezvous",), None, 0),
+}
+"""A script, flags of hetagent, what the outcome begins with if processes that never met are noticed, and its status."""
+
+
+@pytest.mark.parametrize(("script", "flags", "outcome", "status"), ALONE.values(), ids=ALONE.keys())
+def test_processes_of_a_framework_that_run_alone(
+    script: str, flags: tuple[str, ...], outcome: str | None, status: int, tmp_path: Path
+) -> None:
+    """A plain `Trainer()` on CPUs, and `Accelerator()` without cpu=True: each process is its own rank 0 of 1."""
+    words = ["--save-dir", str(tmp_path / "saved"), "--epochs", "1", "--plain"]
+    with cluster(tmp_path, "--nnodes", str(len(NODES)), "--preload", "none", *flags) as job:
+        for name, slots in NODES.items():
+            job.agent(name, slots, script=str(HERE / script), args=words)
+        statuses = {name: agent.wait(START_S) for name, agent in job.agents.items()}
+        assert set(statuses.values()) == {status}, job.report()
+        never_met = f"{outcome}ranks 0, 1, 2 never met: each may have trained alone"
+        for name, agent in job.agents.items():
+            worlds = [(line["rank"], line["world_size"]) for line in said(agent.stderr, "world_size")]
+            assert worlds == [(0, 1)] * NODES[name], job.report()
+            assert (never_met in agent.stderr) == (outcome is not None), job.report()
+        assert job.group()["current_round"]["met"] == (WORLD if outcome is None else 0)
 
 
 def test_a_framework_under_torchrun_with_our_rendezvous(tmp_path: Path) -> None:

@@ -406,10 +406,16 @@ def test_no_server(ctl: Callable[..., str]) -> None:
     assert said == f"hetctl: no server answers {refused}\n"
 
 
-def test_tokens(ctl: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens(
+    ctl: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     right, wrong = tmp_path / "right", tmp_path / "wrong"
-    right.write_text("sesame\n")
-    wrong.write_text("simsalabim\n")
+    for path, token in ((right, "sesame"), (wrong, "simsalabim")):
+        path.write_text(f"{token}\n")
+        path.chmod(0o600)
     with Hetserver(token_file=right) as server:
         monkeypatch.setenv("HET_SERVER", server.url)
         assert "set HET_TOKEN or give --token-file" in ctl("status", status=1)
@@ -421,6 +427,12 @@ def test_tokens(ctl: Callable[..., str], tmp_path: Path, monkeypatch: pytest.Mon
         said = ctl("status", status=1)
         assert "HET_TOKEN must hold one token" in said
         assert "ses" not in said.replace("sesame", "ses")
+        right.chmod(0o644)
+        assert hetctl.run(["status", "--token-file", str(right)]) == 0
+        warning = (
+            f"hetctl: token file {right} can be read by other users of this machine: chmod 600 {right}\n"
+        )
+        assert capsys.readouterr().err == warning
     assert "cannot be read: No such file" in ctl("status", "--token-file", str(tmp_path / "none"), status=1)
 
 

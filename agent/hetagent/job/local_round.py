@@ -3,14 +3,18 @@
 import signal
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hetagent.job.deaths import Deaths
 from hetagent.job.failures import Left, failure_message, is_permanent
 from hetagent.job.starter import Exit, Starter
 from hetagent.job.workers import Cleared, Workers
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
 from hetrdzv.protocol.wire import FailureFields
+
+FAILING_S = 5.0
+"""How long a program may take to end after one of its processes has died (seconds); it stops the others first."""
 
 MEET_AFTER_S = 60.0
 """When to look whether the workers have met (seconds after their start); they import, and read their data, before."""
@@ -63,6 +67,8 @@ class LocalRound:
         self._end: End | None = None  # not reported yet
         self._stopping: _Stopping | None = None
         self._meet_at: float | None = None  # when to look whether the workers have met (monotonic seconds)
+        self._deaths: Deaths | None = None  # of what the node's one program has started
+        self._stop_later: _Stopping | None = None  # once the program has had time to end by itself
         self._look_at: float | None = None  # when the launch looks at its processes (monotonic seconds)
 
     @property
@@ -108,7 +114,8 @@ class LocalRound:
             return None
         if self._stopping is not None:
             return self._stopping.kill_at
-        moments = [self._look_at, self._meet_at, self._end.due_at if self._end is not None else None]
+        later = self._stop_later.kill_at if self._stop_later is not None else None
+        moments = [later, self._look_at, self._meet_at, self._end.due_at if self._end is not None else None]
         return min((at for at in moments if at is not None), default=None)
 
     # -- start -----------------------------------------------------------------------------------------------
@@ -136,6 +143,8 @@ class LocalRound:
         self._workers = Workers(started, self._incarnation)
         if self._launch.meets_in_store and self.assignment.is_master and self.assignment.start.world_size > 1:
             self._meet_at = time.monotonic() + MEET_AFTER_S
+        if self._launch.watches_deaths:
+            self._deaths = Deaths(started.pids[0])
         if self._launch.look_after_s is not None:
             self._look_at = time.monotonic() + self._launch.look_after_s
         return True
@@ -178,12 +187,33 @@ class LocalRound:
         failed = [one for one in ended if not one.succeeded]
         if self._end is None and (failed or not self._workers.running):
             patience_s = self._launch.patience_s(self.assignment, failed=bool(failed))
-            self._end = End(self._workers.first(failed) if failed else None, time.monotonic() + patience_s)
+            first = self._workers.first(failed) if failed else None
+            self._end = End(self._dated(first), time.monotonic() + patience_s)
         if self._end is None or time.monotonic() < self._end.due_at:
             return None
         self._failed_here = self._end.failure is not None
         self._workers.catch_up()
         return self._end
+
+    def _dated(self, failure: Exit | None) -> Exit | None:
+        """A failure, seen when the first process died that the program had started."""
+        died_at = self._deaths.first_at() if self._deaths is not None else None
+        if failure is None or died_at is None:
+            return failure
+        return replace(failure, seen_at=min(failure.seen_at, died_at))
+
+    def stop_for_others(self, signum: int, grace_s: float) -> None:
+        """Stop the workers, since the round is over elsewhere.
+
+        If a process of this node's program has died, the program may be about to fail, and what happened elsewhere may
+        follow from that: it gets some time to end by itself.
+        """
+        if self._workers is None or self._stopping is not None or self._stop_later is not None:
+            return
+        if self._workers.running and self._deaths is not None and self._deaths.first_at() is not None:
+            self._stop_later = _Stopping(signum, grace_s, time.monotonic() + FAILING_S)
+        else:
+            self.stop(signum, grace_s)
 
     def describe(self, failure: Exit, secrets: Collection[str] = ()) -> tuple[FailureFields, str]:
         """A worker's failure, for the server and in a few words for the terminal.
@@ -217,6 +247,7 @@ class LocalRound:
         """Ask the workers to end; they are killed after the grace. A second call can only shorten it."""
         if self._workers is None:
             return
+        self._stop_later = None
         stopping = _Stopping(signum, grace_s, time.monotonic() + grace_s)
         if self._stopping is None:
             self._stopping = stopping
@@ -226,6 +257,8 @@ class LocalRound:
 
     def stopped(self) -> bool:
         """Whether the workers have ended since `stop`, or their grace is over."""
+        if self._stop_later is not None and time.monotonic() >= self._stop_later.kill_at:
+            self.stop(self._stop_later.signum, self._stop_later.grace_s)
         if self._workers is None or self._stopping is None:
             return False
         self._workers.collect()
@@ -241,8 +274,11 @@ class LocalRound:
     def clear(self, *, spare_detached: bool = False, until: float | None = None) -> Cleared:
         """Kill and take away what is left of the processes; see `Workers.clear`."""
         assert self._workers is not None
+        if self._deaths is not None:
+            self._deaths.close()
+            self._deaths = None
         # If this fails, they are still ours to clear.
         cleared = self._workers.clear(spare_detached=spare_detached, until=until)
         self._exits, self._workers = list(self._workers.exits), None
-        self._stopping = self._end = self._look_at = self._meet_at = None
+        self._stopping = self._stop_later = self._end = self._look_at = self._meet_at = None
         return cleared

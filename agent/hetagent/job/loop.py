@@ -328,7 +328,8 @@ class Agent:
                 self._tell(f"round {directive.round} is over: {directive.why}")
                 self._round = max(self._round, directive.round)
                 self._ready_after_stop = True
-                self._stop(signal.SIGTERM, self._grace_s())
+                if self._local is not None:
+                    self._local.stop_for_others(signal.SIGTERM, self._grace_s())
             case DirectiveKind.EXIT:
                 self.outcome = directive
                 self._stop(signal.SIGTERM, self._grace_s())

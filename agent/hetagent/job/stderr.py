@@ -6,6 +6,7 @@ the console: a worker that writes faster than the console takes it is slowed dow
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -31,6 +32,9 @@ STALL_S = 5.0
 
 LOOK_S = 0.05
 """How often to look for progress (seconds)."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Why a file takes nothing for the moment: it may again once somebody has made room."""
 
 CONSOLE = 2
 
@@ -179,7 +183,14 @@ class Copier:
             if thread is None or not thread.is_alive():
                 with contextlib.suppress(OSError):  # no `cat`: it gets SIGPIPE, as behind any pipe
                     stdout = CONSOLE if source.shown else subprocess.DEVNULL
-                    subprocess.Popen(["cat"], stdin=source.reader, stdout=stdout, start_new_session=True)
+                    # a terminal ends with EIO, of which nobody needs to hear
+                    subprocess.Popen(
+                        ["cat"],
+                        stdin=source.reader,
+                        stdout=stdout,
+                        stderr=subprocess.DEVNULL,
+                        start_new_session=True,
+                    )
 
     # -- the thread --------------------------------------------------------------------------------------------
 
@@ -190,13 +201,11 @@ class Copier:
             poller = select.poll()
             for descriptor in (self._woken, *sources):
                 poller.register(descriptor, select.POLLIN)
-            ready = {descriptor for descriptor, _ in poller.poll()}
+            awaited = [descriptor for descriptor, source in sources.items() if not source.caught_up]
+            # after the look at who is awaited: what is not ready then, has nothing left
+            ready = {descriptor for descriptor, _ in poller.poll(0 if awaited else None)}
             if self._woken in ready:
                 os.read(self._woken, 4096)
-            awaited = [descriptor for descriptor, source in sources.items() if not source.caught_up]
-            if awaited:  # that may have begun after the look, so look again
-                poller.unregister(self._woken)
-                ready = {descriptor for descriptor, _ in poller.poll(0)}
             for descriptor, source in sources.items():
                 if descriptor in ready:
                     self._copy(descriptor, source)
@@ -220,15 +229,16 @@ class Copier:
         source.wrote(len(data))
 
     def _show(self, data: bytes) -> None:
-        """Write to the console; once nobody can read it, what comes is dropped, as `console.say` does."""
+        """Write to the console; what it does not take is dropped, and all that comes once nobody can read it."""
         rest = memoryview(data)
         while rest and not self._lost:
             try:
                 rest = rest[os.write(CONSOLE, rest) :]
             except BlockingIOError:  # somebody has made it non-blocking
                 select.select([], [CONSOLE], [])
-            except OSError:
-                self._lost = True
+            except OSError as error:
+                self._lost = error.errno not in FULL
+                return
 
     def _nudge(self) -> None:
         with contextlib.suppress(BlockingIOError):

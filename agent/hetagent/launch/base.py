@@ -84,6 +84,7 @@ class Launch:
         wants_members: rounds have to list all their members (`start.members`).
         wants_daemon: the master of a round may have this node run its launcher's daemon (`start.daemon`).
         meets_in_store: scripts find each other in the round's store (`init_process_group` with env://).
+        watches_deaths: whether the death of a process that the first one has started counts as the first failure.
         look_after_s: when to call `look`, counted from the start (seconds); None: never.
     """
 
@@ -92,6 +93,7 @@ class Launch:
     wants_members = False
     wants_daemon = False
     meets_in_store = False
+    watches_deaths = False
     look_after_s: float | None = None
 
     def __init__(self, command: WorkerCommand | None) -> None:

@@ -22,6 +22,9 @@ HOST_NAME_TIMEOUT_S = 2.0
 DEFAULT_PORTS = {"bare": DEFAULT_PORT, "http": 80, "https": 443}
 MAX_PORT = 65_535
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+LISTEN = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
+
 WILDCARDS = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 """What a socket on all addresses of a family is bound to."""
 
@@ -307,3 +310,19 @@ def _ip(text: str) -> IPAddress | None:
         return ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return None
+
+
+def listens(port: int) -> bool:
+    """Whether any process of this network namespace accepts TCP connections on a port; True if that cannot be told."""
+    local = f":{port:04X}"
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table) as rows:
+                next(rows)
+                if any(row[1].endswith(local) and row[3] == LISTEN for row in map(str.split, rows)):
+                    return True
+        except FileNotFoundError:  # no IPv6
+            continue
+        except OSError:
+            return True
+    return False

@@ -118,6 +118,15 @@ def leaves_with(library: str, root: int) -> int:
     return len(having - {alive[pid].parent for pid in having if pid in alive})
 
 
+def ended_badly(pid: int) -> bool:
+    """Whether a process that has just ended did so by a signal or with a status other than 0.
+
+    False also if its parent has already asked how it ended, so that nobody else can.
+    """
+    fields = _stat_fields(pid)
+    return fields is not None and fields[0] == b"Z" and fields[-1] != b"0"
+
+
 def kill_all(find: Callable[[], Collection[int]], timeout_s: float = KILL_TIMEOUT_S) -> list[int]:
     """Kill whatever `find` returns until two scans in a row find nothing, so that no fork escapes.
 

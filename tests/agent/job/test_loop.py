@@ -14,10 +14,10 @@ import pytest
 from tests.agent.job.rig import SIGNALS, Make, soon
 from tests.support.servers import free_port
 from torch.distributed.elastic.multiprocessing import Std
-from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from hetagent.job.logs import RoundLogsSpecs
 from hetagent.job.loop import AgentError
+from hetagent.job.torch_starter import TorchStarter
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node import guardian
@@ -77,16 +77,16 @@ def test_a_launch_hears_of_a_stop_that_came_with_its_start(
 def failing_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second process of the first round cannot be started."""
     calls = []
-    popen = SubprocessHandler._popen
+    take = TorchStarter._take
 
-    def limited(self: SubprocessHandler, args: Any, env: Any) -> Any:
+    def limited(self: TorchStarter, *args: Any) -> Any:
         calls.append(args)
         if len(calls) == 2:
             soon((Path(os.environ["FOLDER"]) / "up.0.0").exists)
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        return popen(self, args, env)
+        return take(self, *args)
 
-    monkeypatch.setattr(SubprocessHandler, "_popen", limited)
+    monkeypatch.setattr(TorchStarter, "_take", limited)
 
 
 def test_a_start_that_half_succeeds_leaves_nothing_and_is_tried_again(
@@ -122,7 +122,8 @@ def test_a_command_that_this_node_cannot_run_is_the_rounds_failure(rig: Make) ->
     assert made.run() == 1
     cause = made.group()["root_cause"]
     assert cause["message"] == (
-        f"a could not start its workers: script 'nowhere.py' does not exist (looked from {os.getcwd()})"
+        f"a could not start its workers: script 'nowhere.py' does not exist (looked from {os.getcwd()}); "
+        "no restart, since it would end the same way"
     )
 
 

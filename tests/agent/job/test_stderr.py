@@ -1,8 +1,10 @@
 """The end of the workers' stderr is kept, and the console shows what it would show without that."""
 
+import contextlib
 import fcntl
 import os
 import pty
+import resource
 import signal
 import struct
 import subprocess
@@ -104,9 +106,21 @@ def test_one_that_writes_on_holds_nobody_up(capfd: pytest.CaptureFixture[str]) -
         finally:
             process.kill()
             process.wait()
+            copier.catch_up([source])  # or the next test would see the rest
             os.dup2(console, 2)
             os.close(nowhere)
             os.close(console)
+
+
+def test_one_that_runs_on_in_silence_holds_nobody_up(capfd: pytest.CaptureFixture[str]) -> None:
+    copier = Copier()
+    source = copier.open()
+    assert source is not None
+    for _ in range(20):
+        os.write(source.writer, b"y" * 4000)
+        assert copier.catch_up([source])
+        assert capfd.readouterr().err == "y" * 4000
+    source.close_writer()
 
 
 def test_a_console_that_nobody_reads_holds_up_the_worker_and_not_the_agent(
@@ -142,6 +156,48 @@ def test_one_that_stays_behind_writes_on_when_the_agent_has_ended(tmp_path: Path
     wait_for(lambda: (tmp_path / "err").read_text() == "late\n", "what it wrote")
     os.close(ours)
     os.close(theirs)
+
+
+def test_what_stays_behind_at_a_terminal_ends_without_a_word() -> None:
+    code = (
+        "import subprocess; from hetagent.job.stderr import Copier; c = Copier(); s = c.open();"
+        "subprocess.Popen(['sh', '-c', 'read line; echo late >&2'], stdin=0, stderr=s.writer, start_new_session=True);"
+        "c.hand_over()"
+    )
+    ours, theirs = os.pipe()
+    person, terminal = pty.openpty()
+    subprocess.run([sys.executable, "-c", code], stdin=ours, stderr=terminal, check=True)
+    os.close(ours)
+    os.close(terminal)
+    os.write(theirs, b"go\n")
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # EIO: nobody has the terminal any more
+        while data := os.read(person, 65_536):
+            seen += data
+    os.close(person)
+    assert seen == b"late\r\n"
+
+
+def test_a_disk_that_was_full_for_a_while_gets_what_comes_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with (tmp_path / "err").open("ab", buffering=0) as file:
+        monkeypatch.setattr(stderr, "CONSOLE", file.fileno())
+        copier = Copier()
+        source = copier.open()
+        assert source is not None
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # Python ignores SIGXFSZ
+        try:
+            os.write(source.writer, b"x" * 4000)
+            assert copier.catch_up([source])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        os.write(source.writer, b"later")
+        assert copier.catch_up([source])
+        source.close_writer()
+    assert (tmp_path / "err").read_bytes() == b"x" * 1000 + b"later"
 
 
 def test_a_worker_is_reported_with_the_end_of_its_stderr(

@@ -206,7 +206,7 @@ def test_a_watchdog_kills_a_worker_whose_timer_has_expired(
 
     def kill(watchdog: FileTimerServer, pid: int, signum: int) -> bool:
         killed.append(pid)
-        if pid != os.getpid():  # torch's watchdog ends torch's agent as well, which would be this process
+        if pid != os.getpid():  # newer ones end torch's agent as well, which would be this process
             os.kill(pid, signum)
         return True
 
@@ -222,7 +222,7 @@ def test_a_watchdog_kills_a_worker_whose_timer_has_expired(
     assert end is not None
     assert end.si_status == signal.SIGKILL
     assert os.waitid(os.P_PID, started.pids[1], os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
-    soon(lambda: killed == [started.pids[0], os.getpid()], "both kills")
+    soon(lambda: started.pids[0] in killed, "the kill")
     started.close(None)
     assert not pipe.exists(), "each round has a watchdog of its own"
 
@@ -346,6 +346,10 @@ def test_events_and_metrics_are_torchruns(
     ours: Callable[..., Ours], tmp_path: Path, log: Log, measured: Metrics, how: str
 ) -> None:
     """What launch_agent() does around torch's agent is done here by hand."""
+    if "one fails" in how and not hasattr(SubprocessContext, "_capture_process_failures"):
+        pytest.skip(
+            "before 2.10, torch says TERMINATED of workers that it has stopped after a failure; we say FAILED"
+        )
     more = {"event_log_handler": "test"}
     command = ENDS[how]
     theirs = LocalElasticAgent(spec(TorchsHandler(), command, **more), DefaultLogsSpecs(str(tmp_path / "t")))

@@ -25,6 +25,9 @@ LEAVE_S = 4.0
 PREFLIGHT_S = 3.0
 """Those of loop.py and preflight.py."""
 
+HOPELESS = 0.03
+"""Chance that no restart mends a failure."""
+
 
 class Agent:
     """One agent process.
@@ -44,6 +47,7 @@ class Agent:
         self.workers: Workers | None = None
         self.round = 0
         self._rng = random.Random(f"{world.seed}.agent.{incarnation}")
+        self._script = random.Random(f"{world.seed}.script.{incarnation}")
         offer = Offer(slots=machine.slots, address=machine.address, spec=world.scenario.spec)
         self.session = Session(
             GROUP,
@@ -253,6 +257,9 @@ class Agent:
         if workers is not self.workers or self._stopping:
             return
         failure = FailureFields(local_rank=0, rank=0, exit_code=1, message="Traceback: boom")
+        if self._script.random() < HOPELESS:
+            self.world.note("script is hopeless")
+            failure = failure.model_copy(update={"permanent": True})
         self.session.failed(workers.round, failure, self.world.timeline.now)
         self._stop(self.world.stop_timeout_s)
 
@@ -262,7 +269,9 @@ class Agent:
 
     def _see_success(self, workers: Workers) -> None:
         if workers is self.workers and not self._stopping:
-            self.session.succeeded(workers.round, self.world.timeline.now)
+            met = self._script.choice((None, None, 0, 1, 1000))
+            must_meet = self._script.random() < 0.1
+            self.session.succeeded(workers.round, self.world.timeline.now, met, must_meet=must_meet)
             self._workers_gone()
 
     # -- stopping --------------------------------------------------------------------------------------------

@@ -165,6 +165,12 @@ class Checks:
         cause = new.root_cause
         if new.state is GroupState.FAILED and (cause is None or cause.kind != "worker_failed"):
             return
+        if cause is not None and cause.failure is not None and cause.failure.permanent:
+            if cause.round not in self._failed:
+                self.violate(
+                    "failures are true", f"the group failed by round {cause.round}, where no worker did"
+                )
+            return
         assert old.round is not None
         assert new.round is not None
         ended = (

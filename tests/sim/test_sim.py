@@ -71,6 +71,7 @@ FAULTS = (
     "request lost",
     "server crashed before commit",
     "server crashed between commit and reply",
+    "script is hopeless",
     "server crashes",
     "server stands still",
     "server stops",

@@ -282,6 +282,7 @@ def full() -> Group:
             restart_count=1,
             formed_at=80.0,
             finished=frozenset({"gpu1"}),
+            first=True,
             met=3,
             restarted_by="rank 5 (local rank 1) on gpu1 was killed by SIGSEGV",
             end=end,

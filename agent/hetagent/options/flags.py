@@ -112,7 +112,8 @@ class Parser(ArgumentParser):
         super().__init__(
             prog="hetagent",
             usage="hetagent [--gpus N] (--server URL | --standalone) [flags] [script [its arguments]]",
-            description="Start this node's workers for a job whose ranks a hetserver assigns. torchrun's flags apply.",
+            description="Start this node's workers for a job whose ranks a hetserver assigns. torchrun's flags apply, "
+            "with dashes or underscores.",
             allow_abbrev=False,
         )
 
@@ -176,7 +177,7 @@ def parser() -> Parser:
             dest=name,
             type=partial(setting, setting_),
             choices=setting_.choices or None,
-            help=f"{setting_.help} (default: {setting_.shown_default})",
+            help=f"{setting_.help.removesuffix('.')} (default: {setting_.shown_default}).",
             metavar=None if setting_.choices else "S",
         )
     ours.add_argument("--version", action="version", version=f"hetagent {__version__}")
@@ -193,13 +194,21 @@ def _add(to: ArgumentParser, flag: str, one: TorchrunFlag) -> None:
     given = os.environ.get(variable(flag)) if one.variable else None
     if not one.switch:
         default = one.default if given is None else _from_variable(flag, one, given)
-        to.add_argument(*spellings(flag), type=one.type, choices=one.choices, default=default, help=one.help)
+        _add_spellings(to, flag, one, type=one.type, choices=one.choices, default=default)
         return
     try:
         on = None if given is None else bool(int(given))
     except ValueError:
         raise UsageError(f"{variable(flag)} must be 0 or 1, which {given!r} is not") from None
-    to.add_argument(*spellings(flag), action="store_true", default=on, help=one.help)
+    _add_spellings(to, flag, one, action="store_true", default=on)
+
+
+def _add_spellings(to: ArgumentParser, flag: str, one: TorchrunFlag, **settings: Any) -> None:
+    """Add a flag in all its spellings; `--help` shows those with dashes."""
+    hidden = [spelling for spelling in spellings(flag) if "_" in spelling]
+    to.add_argument(*(shown for shown in spellings(flag) if shown not in hidden), help=one.help, **settings)
+    for spelling in hidden:
+        to.add_argument(spelling, help=SUPPRESS, **settings)
 
 
 def _from_variable(flag: str, one: TorchrunFlag, given: str) -> object:

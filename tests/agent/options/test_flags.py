@@ -355,7 +355,7 @@ def test_contradictions(argv: list[str], message: str) -> None:
         (["--connect-timeout-s", "-1"], "--connect-timeout-s: '-1' is not a number of seconds"),
         (["--on-join", "dance"], "--on-join: invalid choice: 'dance'"),
         (["--max-restarts", "often"], "--max-restarts: 'often' is not a whole number"),
-        (["--max_restarts", "-1"], "--max-restarts: -1 is not between 0 and 1000000"),
+        (["--max_restarts", "-1"], "--max_restarts: -1 is not between 0 and 1000000"),
     ],
 )
 def test_malformed_values(argv: list[str], message: str) -> None:

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from math import ceil
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from hetrdzv.protocol.differences import Difference, as_flags
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.wire import ConflictReply, DifferenceReply, DirectiveReply, SpecFields
+from hetrdzv.protocol.wire import ConflictReply, DifferenceReply, DirectiveReply, Reply, SpecFields
+
+_R = TypeVar("_R", bound=Reply)
 
 STRANGERS = frozenset(
     {"not_hetserver", "version_mismatch", "unauthorized", "forbidden", "certificate_required", "foreign_host"}
@@ -31,12 +34,7 @@ def is_answer(error: HetError) -> bool:
 
 def conflict_of(error: HetError) -> ConflictReply | None:
     """What is in the way of other settings, if the server is new enough to say."""
-    if not isinstance(error, Problem) or "conflict" not in error.body:
-        return None
-    try:
-        return ConflictReply.model_validate(error.body["conflict"])
-    except ValidationError:
-        return None
+    return _part(error, "conflict", ConflictReply)
 
 
 def conflict_text(group: str, conflict: ConflictReply, spec: SpecFields) -> str:
@@ -81,9 +79,14 @@ def _flags(found: Sequence[DifferenceReply], spec: SpecFields) -> list[tuple[str
 
 def directive_of(error: HetError) -> DirectiveReply | None:
     """The directive that came with the refusal of a stale report, if it can be read."""
-    if not isinstance(error, Problem) or "directive" not in error.body:
+    return _part(error, "directive", DirectiveReply)
+
+
+def _part(error: HetError, name: str, model: type[_R]) -> _R | None:
+    """A field of a server's refusal, if it is there and can be read."""
+    if not isinstance(error, Problem) or name not in error.body:
         return None
     try:
-        return DirectiveReply.model_validate(error.body["directive"])
+        return model.model_validate(error.body[name])
     except ValidationError:
         return None

@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from hetrdzv.cli import hetctl
@@ -434,6 +435,14 @@ def test_tokens(
         )
         assert capsys.readouterr().err == warning
     assert "cannot be read: No such file" in ctl("status", "--token-file", str(tmp_path / "none"), status=1)
+
+
+def test_what_a_group_waits_for_has_a_clock_time(ctl: Callable[..., str]) -> None:
+    with Hetserver() as server, httpx.Client(trust_env=False, base_url=server.url) as http:
+        offer = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 1, "spec": {"min_nodes": 2}}
+        http.put("/v1/groups/clock/nodes/a", json=offer).raise_for_status()
+        shown = " ".join(ctl("--server", server.url, "status", "clock").split())
+        assert re.search(r"waiting for 1 more \(until \d\d:\d\d:\d\d, \d+ s from now\)", shown)
 
 
 @pytest.mark.parametrize("command", ["status", "events", "restart", "cancel", "delete"])

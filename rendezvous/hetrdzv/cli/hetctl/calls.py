@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
+from datetime import datetime
 from typing import Any, TypeVar
 
 import click
@@ -13,6 +14,7 @@ from hetrdzv.auth.tls import ClientTls
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.options import shared
 from hetrdzv.client import Client
+from hetrdzv.protocol.clock_times import with_clock_times
 from hetrdzv.protocol.wire import GroupReply
 
 _T = TypeVar("_T")
@@ -51,7 +53,7 @@ def tell(reply: GroupReply, text: str) -> None:
 
 def standing(group: GroupReply) -> str:
     """A group's state and the reason for it."""
-    return f"{group.state}: {group.why}"
+    return f"{group.state}: {with_clock_times(group.why, datetime.now().astimezone())}"
 
 
 def print_json(reply: BaseModel) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrdzv.core.phrasing import count, spent_of
+from hetrdzv.protocol.clock_times import with_clock_times
 from hetrdzv.protocol.wire import (
     EventReply,
     FailureReply,
@@ -142,7 +143,7 @@ def _heading(group: GroupReply) -> Table:
     grid.add_column(overflow="fold", min_width=20)
     grid.add_row("group", group.group_id)
     grid.add_row("state", _state(group.state))
-    grid.add_row("why", one_line(group.why))
+    grid.add_row("why", one_line(with_clock_times(group.why, datetime.now().astimezone())))
     grid.add_row("job", str(group.job))
     grid.add_row("round", _round(group.current_round))
     grid.add_row("restarts", spent_of(group.restarts, group.max_restarts))

@@ -543,7 +543,7 @@ def test_two_agents_on_one_host_need_no_names(hetagent: Start, tmp_path: Path) -
 
 
 def test_closed_streams_are_opened_before_files_get_their_numbers() -> None:
-    words = ("hetagent", *STANDALONE, "--preload", "none", "--no-python")
+    words = (sys.executable, "-m", "hetagent", *STANDALONE, "--preload", "none", "--no-python")
     looks = "readlink /proc/$HET_AGENT_PID/fd/0 /proc/$HET_AGENT_PID/fd/2; echo to nobody >&2"
     agent = subprocess.run(
         ["sh", "-c", 'exec "$@" 0>&- 2>&-', "sh", *words, "sh", "-c", looks],

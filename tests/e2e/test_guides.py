@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.support.cluster import PAIR, cluster
+from tests.support.needs import needs_set_up
 from tests.support.pages import ROOT, Desk, commands, desk
 from tests.support.servers import free_port
 
@@ -79,6 +80,7 @@ def test_readmes_two_nodes_on_one_machine(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_readmes_three_nodes(tmp_path: Path) -> None:
+    needs_set_up("launch")
     server, agent, where, status, of_group, events, drain, cancel = commands("README.md", "Three nodes")
     port = free_port()
     script = "examples/first/train.py --epochs 1000 --pause 0.1"
@@ -110,6 +112,7 @@ def test_readmes_three_nodes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_commands_of_the_page_on_resuming(tmp_path: Path) -> None:
+    needs_set_up("launch")
     _, slowly, again, remove, kill = commands("docs/resume.md")
     with desk(tmp_path) as here:
         agent = here.type(slowly)
@@ -133,6 +136,7 @@ def test_the_commands_of_the_page_on_resuming(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_does_not_depend_on_restarts_or_on_who_trained_it(tmp_path: Path) -> None:
+    needs_set_up("launch")
     """On 2 + 1 workers, with one killed, as on one."""
     with cluster(tmp_path, "--nnodes", "2") as job:
         args = ["--checkpoint", str(tmp_path / "first.pt"), "--pause", "0.02"]

@@ -179,8 +179,7 @@ HETSEQ = ("--launch node", "hetseq/train.py")
 @pytest.mark.parametrize("restored", [True, False], ids=["as documented", "without --restore-file"])
 def test_hetseq_begins_anew_where_it_cannot_resume(restored: bool, tmp_path: Path) -> None:
     """Without `--restore-file none.pt` every restart ends in KeyError."""
-    if not restored:
-        needs_set_up("launch")
+    needs_set_up("launch")
     command = documented(*HETSEQ)
     command[command.index(HETSEQ[1]) : command.index(HETSEQ[1])] = ["--no-python"]
     at = command.index("--restore-file")

@@ -131,7 +131,8 @@ def test_a_console_that_nobody_reads_holds_up_the_worker_and_not_the_agent(
     monkeypatch.setattr(stderr, "CONSOLE", writer)
     copier = Copier()
     process, source = start(copier, "os.write(2, b'x' * 1_000_000); os.write(2, b'end')")
-    wait_for(source.end, "what it writes")
+    held = fcntl.fcntl(reader, fcntl.F_GETPIPE_SZ)
+    wait_for(lambda: len(source.end()) > held, "more than the console holds")
     assert not copier.catch_up([source])
     assert process.poll() is None
     seen = b""

@@ -61,11 +61,14 @@ def test_readmes_first_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_readmes_two_nodes_on_one_machine(tmp_path: Path) -> None:
+    needs_set_up("launch")
     _, _, server, two, one, status, of_group, restart, events = commands("README.md", "First run")
     port = free_port()
     with desk(tmp_path, {"127.0.0.1:29400": f"127.0.0.1:{port}"}) as here:
         here.type(on_port(server, port)).says("listening|http://")
-        big, small = here.type(two), here.type(one)
+        big = here.type(two)
+        big.says("joining group")  # the first of two on a host has the host's name, and so rank 0
+        small = here.type(one)
         big.says(r"3 workers .* step 0 of 2000")
         big.says(r"epoch +1 of 100")
         where = f"export HET_SERVER=http://127.0.0.1:{port}"
@@ -194,6 +197,7 @@ def test_the_code_in_the_page_on_resuming_is_the_examples() -> None:
 
 
 def test_the_commands_of_the_page_on_upgrades(tmp_path: Path) -> None:
+    needs_set_up("launch")
     """With one version; tests/e2e/test_upgrade.py has two, under a running job."""
     (where,) = commands("docs/upgrade.md", "Upgrade a running site")
     health, status, copy, copy_in_python, venv, install = commands("docs/upgrade.md", "Before")

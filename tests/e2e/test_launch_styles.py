@@ -191,8 +191,8 @@ def check_output(said: str, style: Style, node: str, lives: int) -> None:
         assert len(of_rank) >= EPOCHS, said
 
 
-ALWAYS = {"hetseq over tcp", "hetseq over a file", "mp.spawn on uneven nodes"}
-"""One for each way in which processes find each other; the rest run in `make test-launch`."""
+ALWAYS = {"hetseq over tcp"}
+"""Programs that start their own workers; the rest run in `make test-launch`."""
 
 
 @pytest.mark.parametrize("style", STYLES.values(), ids=STYLES.keys())

@@ -148,8 +148,7 @@ def test_the_documented_command_of_fairseq(version: str, how: tuple[str, str], t
 
 @pytest.mark.parametrize("required", [False, True], ids=["said", "required"])
 def test_isolated_gpus_leave_each_process_of_the_newest_fairseq_alone(required: bool, tmp_path: Path) -> None:
-    if required:
-        needs_set_up("launch")
+    needs_set_up("launch")
     command = [*(["--require-rendezvous"] * required), "--isolate-gpus", *PER_GPU, "DATA"]
     with cluster(tmp_path) as job:
         start(job, command, PER_GPU[1], [str(PROGRAMS / "fairseq.py"), "head"], "--max-epoch", "1")

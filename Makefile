@@ -96,14 +96,14 @@ $(ECOSYSTEM)/.installed: pyproject.toml constraints.txt | $(STAMP)
 	$(ECOSYSTEM)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[agent,ecosystem]'
 	@touch $@
 
-test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning, Accelerate, Transformers, DeepSpeed and FSDP on uneven nodes (ten minutes)
+test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning, Accelerate, Transformers, DeepSpeed and FSDP on uneven nodes (more than ten minutes)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/ecosystem
 
-test-launch: $(HOROVOD)  ## run every command of docs/launch.md, and the tests of examples, guides and torchrun that make test skips (a quarter of an hour; needs test-mpi)
+test-launch: $(HOROVOD)  ## run every command of docs/launch.md, and the tests of examples, guides and torchrun that make test skips (needs test-mpi)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/e2e/test_launch_docs.py tests/e2e/test_launch_styles.py tests/e2e/test_torchrun.py \
 	  tests/e2e/test_guides.py tests/e2e/test_programs_found.py
 
-test-torch: $(STAMP)  ## test the agent with the oldest torch, the newest and two in between, each in .cache/torch or in TORCHES (two hours; docs/torch.md)
+test-torch: $(STAMP)  ## test the agent with the oldest torch, the newest and two in between, each in .cache/torch or in TORCHES (hours; docs/torch.md)
 	$(BIN)/python -m tests.torches
 
 test-all: $(STAMP) tools  ## run .ci/run and all tests that take minutes to set up, and write docs/test-all.md (half an hour)

@@ -9,8 +9,33 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 STALL_S = 5.0
 """After this long without progress, nobody is assumed to read the console (seconds)."""
 
-LOOK_S = 0.25
-"""How often to look for progress (seconds)."""
+SHORT_LOOK_S, LOOK_S = 0.0005, 0.05
+"""How soon to look for progress at first, and how often in the end (seconds)."""
+
+
+def shown(done: Callable[[], bool], progress: Callable[[], object], until: float | None = None) -> bool:
+    """Wait until output has been copied to the console, for as long as somebody reads it.
+
+    Args:
+        done: whether it has.
+        progress: how far that is; changes while somebody reads.
+        until: when to stop waiting in any case (monotonic seconds).
+
+    Returns:
+        False if nobody reads the console (a pager, a stalled pipe).
+    """
+    seen, progress_at = progress(), time.monotonic()
+    pause_s = SHORT_LOOK_S
+    while not done():
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LOOK_S)
+        now, before = time.monotonic(), seen
+        seen = progress()
+        if seen != before:
+            progress_at = now
+        if not done() and (now >= progress_at + STALL_S or (until is not None and now >= until)):
+            return False
+    return True
 
 
 def drained(stops: Sequence[Callable[[], None]], files: Collection[str], until: float | None = None) -> bool:
@@ -22,22 +47,12 @@ def drained(stops: Sequence[Callable[[], None]], files: Collection[str], until: 
         until: when to stop waiting in any case (monotonic seconds).
 
     Returns:
-        False if nobody reads the console (a pager, a stalled pipe). Then threads stay behind that would copy the rest.
+        False if nobody reads the console. Then threads stay behind that would copy the rest.
     """
     threads = [threading.Thread(target=stop, daemon=True) for stop in stops]
     for thread in threads:
         thread.start()
-    seen, progress_at = _read_up_to(files), time.monotonic()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(LOOK_S)
-            now, before = time.monotonic(), seen
-            seen = _read_up_to(files)
-            if seen != before:
-                progress_at = now
-            if thread.is_alive() and (now >= progress_at + STALL_S or (until is not None and now >= until)):
-                return False
-    return True
+    return shown(lambda: not any(map(threading.Thread.is_alive, threads)), lambda: _read_up_to(files), until)
 
 
 def _read_up_to(files: Collection[str]) -> Mapping[str, int]:

@@ -14,9 +14,10 @@ import signal
 import subprocess
 import termios
 import threading
-import time
 from collections.abc import Collection
 from types import FrameType
+
+from hetagent.job.output import shown
 
 KEPT = 64 << 10
 """How much of the end of a worker's stderr is kept, in memory (bytes)."""
@@ -27,11 +28,8 @@ CHUNK = 64 << 10
 IN_FLIGHT = 1 << 20
 """A worker that goes on writing is caught up with once so much was copied (bytes): the most that a pipe holds."""
 
-STALL_S = 5.0
-"""After this long without progress, nobody is assumed to read the console (seconds)."""
-
-LOOK_S = 0.05
-"""How often to look for progress (seconds)."""
+END_S = 0.05
+"""How long the end of the agent waits for the thread that copies (seconds)."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Why a file takes nothing for the moment: it may again once somebody has made room."""
@@ -158,17 +156,11 @@ class Copier:
         for source in sources:
             source.await_all()
         self._nudge()
-        seen, progress_at = -1, time.monotonic()
-        pause = 0.0005
-        while not all(source.caught_up for source in sources):
-            time.sleep(pause)
-            pause = min(2 * pause, LOOK_S)
-            now, copied = time.monotonic(), sum(source.copied for source in sources)
-            if copied != seen:
-                seen, progress_at = copied, now
-            if now >= progress_at + STALL_S or (until is not None and now >= until):
-                return False
-        return True
+        return shown(
+            lambda: all(source.caught_up for source in sources),
+            lambda: sum(source.copied for source in sources),
+            until,
+        )
 
     def hand_over(self) -> None:
         """This process ends: what workers have left behind and still runs writes on, through processes of their own."""
@@ -177,7 +169,7 @@ class Copier:
             thread, self._thread = self._thread, None
         self._nudge()
         if thread is not None:
-            thread.join(LOOK_S)
+            thread.join(END_S)
         for source in list(self._sources.values()):
             source.close_writer()
             if thread is None or not thread.is_alive():

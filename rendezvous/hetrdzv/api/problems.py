@@ -87,18 +87,14 @@ class Answer:
 
 def answer(error: HetError, *, field: str | None = None, directive: DirectiveReply | None = None) -> Answer:
     """The answer to a request that an error ended."""
-    return _answer(
-        _problem(error.status, error.code, str(error), field, directive, _conflict_of(error)),
-        _HEADERS.get(type(error), {}),
-    )
+    return _answer(_problem_of(error, field, directive), _HEADERS.get(type(error), {}))
 
 
 def problem_body(
     error: HetError, *, field: str | None = None, directive: DirectiveReply | None = None
 ) -> dict[str, Any]:
     """The problem details of an error."""
-    problem = _problem(error.status, error.code, str(error), field, directive, _conflict_of(error))
-    return problem.model_dump(mode="json", exclude_none=True)
+    return _problem_of(error, field, directive).model_dump(mode="json", exclude_none=True)
 
 
 def bug_report() -> HetError:
@@ -125,8 +121,9 @@ def _problem(
     )
 
 
-def _conflict_of(error: HetError) -> ConflictReply | None:
-    return ConflictReply.model_validate(error) if isinstance(error, SpecConflict) else None
+def _problem_of(error: HetError, field: str | None, directive: DirectiveReply | None) -> ProblemReply:
+    conflict = ConflictReply.model_validate(error) if isinstance(error, SpecConflict) else None
+    return _problem(error.status, error.code, str(error), field, directive, conflict)
 
 
 def _answer(problem: ProblemReply, headers: Mapping[str, str]) -> Answer:

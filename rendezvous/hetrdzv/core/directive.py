@@ -212,11 +212,9 @@ def _exit_code(outcome: GroupState, root_cause: RootCause | None) -> int:
             return EXIT_CANCELLED
         case _:
             failure = root_cause.failure if root_cause is not None else None
-            if (
-                failure is not None and failure.permanent
-            ):  # as torchrun, where Python says 2 for a missing script
+            if failure is None or failure.permanent:  # as torchrun, where Python says 2 for a missing script
                 return EXIT_FAILED
-            return failure.exit_code if failure is not None and failure.exit_code else EXIT_FAILED
+            return failure.exit_code or EXIT_FAILED
 
 
 def _start(group: Group, current: Round, node: Node) -> Start | None:

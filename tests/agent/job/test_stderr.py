@@ -17,7 +17,7 @@ import pytest
 from tests.agent.job.conftest import Make
 from tests.support.cluster import wait_for
 
-from hetagent.job import stderr
+from hetagent.job import output, stderr
 from hetagent.job.stderr import IN_FLIGHT, KEPT, Copier
 
 SAYS = "import os, sys; e = sys.stderr; "
@@ -126,7 +126,7 @@ def test_one_that_runs_on_in_silence_holds_nobody_up(capfd: pytest.CaptureFixtur
 def test_a_console_that_nobody_reads_holds_up_the_worker_and_not_the_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stderr, "STALL_S", 0.2)
+    monkeypatch.setattr(output, "STALL_S", 0.2)
     reader, writer = os.pipe()
     monkeypatch.setattr(stderr, "CONSOLE", writer)
     copier = Copier()

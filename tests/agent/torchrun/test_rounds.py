@@ -216,6 +216,7 @@ def test_who_was_told_to_exit_keeps_no_newcomer_waiting(job: Job) -> None:
 def test_who_has_succeeded_keeps_no_newcomer_waiting(job: Job) -> None:
     handler = job.node("a")
     succeeds(handler, handler.next_rendezvous())
+    job.ends("succeeded")
     newcomer = job.node("c")
     assert job.enters(newcomer).result(20).world_size == 1
     assert job.group()["job"] == 2

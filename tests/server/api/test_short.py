@@ -9,7 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from hetrdzv.api.routes import short
 from hetrdzv.api.routes.short import ShortRoutes
-from tests.support.served import api, join, serving, two_nodes
+from tests.support.served import HandClock, api, join, serving, two_nodes
 
 PATH = "/v1/groups/g/nodes/a/directive"
 JSON = [(b"content-type", b"application/json")]
@@ -135,7 +135,7 @@ async def both_ways(
     replies = []
     for pattern in (short._PATH, re.compile("none")):
         monkeypatch.setattr(short, "_PATH", pattern)
-        async with serving() as (service, _), api(service) as client:
+        async with serving(clock=HandClock()) as (service, _), api(service) as client:
             await two_nodes(service)
             await service.execute("waiting", join("a", min_nodes=2))
             reply = await client.request(method, f"/v1/groups/{path}", json=body)

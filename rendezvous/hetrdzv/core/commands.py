@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from hetrdzv.core.model import Failure, Offer
+from hetrdzv.core.model import Failure, Offer, Stall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,19 @@ class Report:
     met: int | None = None
     must_meet: bool = False
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NoteStall:
+    """The server's own observation: who is waited for in a round has changed.
+
+    Attributes:
+        round: whose workers; nothing happens if it is over.
+        stall: None: nobody is any more.
+    """
+
+    round: int
+    stall: Stall | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,5 +156,5 @@ class Tick:
 
 
 Command = (
-    Join | Renew | Disconnect | Report | StartDaemon | Leave | Drain | Undrain | Restart | Cancel | Put | Tick
+    Join | Renew | Disconnect | Report | NoteStall | StartDaemon | Leave | Drain | Undrain | Restart | Cancel | Put | Tick
 )

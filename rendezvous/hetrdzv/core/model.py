@@ -225,6 +225,29 @@ class End:
     departed: Mapping[str, Failure] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """Workers of a round wait for others, or their collectives do not complete.
+
+    Attributes:
+        kind: as in `wire.StallReply`.
+        ranks: the first few workers that are waited for; empty if nobody is behind.
+        node_id: the node of the first of them, or None.
+        text: all of it but the time, in a clause (`ranks 0 to 2 wait for rank 3 (gpu2), which is at ...`).
+        since: when that began, on the server's clock (seconds).
+        stack: the Python stack of the first of `ranks`, once its agent has sent it.
+        told: whether it has lasted long enough for an event and the state to say it.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    node_id: str | None
+    text: str
+    since: float
+    stack: str = ""
+    told: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """One agreed membership. The master is the member with group rank 0.
@@ -235,6 +258,7 @@ class Round:
         first: no workers of this job were started before it, so a script that cannot run has never run.
         met: how many workers have found each other in the round's store, as its master last said; None: unknown.
         restarted_by: the failure that a restart was spent on to form this round, in a line; empty if none was.
+        stall: who is waited for, as the service last saw it; None: nobody.
         end: how it ended; None while it runs, and for the round in which a job succeeded.
     """
 
@@ -246,6 +270,7 @@ class Round:
     first: bool = False
     met: int | None = None
     restarted_by: str = ""
+    stall: Stall | None = None
     end: End | None = None
 
     @property

@@ -140,6 +140,85 @@ class ReportRequest(Wire):
     message: Text = ""
 
 
+class CollectivesFields(Wire):
+    """How far one worker has come in one of torch's process groups; the ranks that name a group are its members.
+
+    Attributes:
+        name: torch's name of the group, the same on all its members.
+        size: how many members it has.
+        enqueued, started, completed: the number of the last collective that the worker has asked for, that its device
+            has begun, and that is done (0: none). A backend that cannot say what has begun reports 0.
+        op: the last one asked for: its operation and the sizes of its input (`all_reduce [[10]]`).
+    """
+
+    name: ShortText
+    size: Annotated[Whole, Field(ge=1)]
+    enqueued: Annotated[Whole, Field(ge=0)] = 0
+    started: Annotated[Whole, Field(ge=0)] = 0
+    completed: Annotated[Whole, Field(ge=0)] = 0
+    op: ShortText = ""
+
+
+class WorkerFields(Wire):
+    """How far one worker has come.
+
+    Attributes:
+        rank: its global rank.
+        state: `runs`; `silent` (its process does not answer), `stopped` (by a signal), `blocked` (in the kernel,
+            uninterruptibly), `ended`, or `unknown` (nothing can be seen: no torch, an old torch, no Python).
+        idle_s: how long nothing of what follows has changed (seconds).
+        long_s: for how long from now the script has announced that nothing need change (seconds).
+        step: what the script says itself, with `progress(step)` or in `HET_PROGRESS_FILE`; None: nothing.
+        collectives: by process group.
+    """
+
+    rank: Annotated[Whole, Field(ge=0)]
+    state: ShortText = "runs"
+    idle_s: Annotated[Seconds, Field(ge=0)] = 0.0
+    long_s: Annotated[Seconds, Field(ge=0)] = 0.0
+    step: Whole | None = None
+    collectives: Annotated[list[CollectivesFields], Field(max_length=32)] = []
+
+
+class ProgressFields(Wire):
+    """How far the workers of a node have come in a round, as its agent saw it `age_s` seconds ago."""
+
+    round: Annotated[Whole, Field(ge=1)]
+    age_s: Annotated[Seconds, Field(ge=0)] = 0.0
+    workers: Annotated[list[WorkerFields], Field(max_length=MAX_SLOTS)]
+
+
+class PollRequest(Wire):
+    """`POST /v1/groups/{g}/nodes/{n}/directive`: a poll that also says how far the node's workers have come.
+
+    Attributes:
+        after, wait_s: as the parameters `after` and `wait` of the `GET`.
+        not_ready: why the node does not join the next round yet; empty: it does, or nothing is wrong.
+    """
+
+    incarnation: Id
+    after: ShortText | None = None
+    wait_s: Annotated[Seconds, Field(ge=0, le=3600)] = 0.0
+    progress: ProgressFields | None = None
+    not_ready: Text = ""
+
+
+class StackFields(Wire):
+    """The Python stack of a worker's threads; without `text`, `why` there is none."""
+
+    rank: Annotated[Whole, Field(ge=0)]
+    text: Text = ""
+    why: ShortText = ""
+
+
+class StacksRequest(Wire):
+    """`POST /v1/groups/{g}/nodes/{n}/stacks`: an agent's answer to what `StacksAsked` asks."""
+
+    incarnation: Id
+    number: Whole
+    stacks: Annotated[list[StackFields], Field(max_length=MAX_SLOTS)]
+
+
 class DaemonRequest(Wire):
     """`POST /v1/groups/{g}/nodes/{n}/daemon`: what the round's master wants node `n` to run.
 
@@ -236,6 +315,20 @@ class CancelledReply(Reply):
     ago_s: float | None = None
 
 
+class StacksAsked(Reply):
+    """Somebody wants to see the stacks of a node's workers; the agent answers with `StacksRequest`.
+
+    Attributes:
+        number: of the question.
+        round: whose workers.
+        ranks: which ones (global ranks); None: all of the node.
+    """
+
+    number: int
+    round: int
+    ranks: list[int] | None = None
+
+
 class DirectiveReply(Reply):
     """What a node has to do now.
 
@@ -248,6 +341,9 @@ class DirectiveReply(Reply):
         restarts: how many restarts the job has used.
         replaced: the settings of the group that this node's join replaced, as they were and as it gave them.
         cancelled: with `exit` of a node that joined after the job was cancelled.
+        hang_timeout_s: see core/spec.py.
+        stacks: in reply to a `POST` only.
+        warnings: with `start`: what differs between the nodes and matters.
     """
 
     kind: DirectiveKind
@@ -268,6 +364,67 @@ class DirectiveReply(Reply):
     root_cause: RootCauseReply | None = None
     replaced: list[DifferenceReply] | None = None
     cancelled: CancelledReply | None = None
+    hang_timeout_s: float | None = None
+    stacks: StacksAsked | None = None
+    warnings: list[str] | None = None
+
+
+class StallReply(Reply):
+    """Workers of a round wait for others.
+
+    Attributes:
+        kind: `behind` (some are behind the others), `no_answer` (their processes do not answer), `deadlock` (they wait
+            for each other), `mismatch` (they asked for different collectives), `nothing_completes` (nobody is behind).
+        text: all of it in a sentence.
+        ranks: the first few that are waited for; for `nothing_completes`, none.
+        node_id: the node of the first of them.
+        since_s: for how long (seconds).
+    """
+
+    kind: str
+    text: str
+    ranks: list[int] = []
+    node_id: str | None = None
+    since_s: float = 0.0
+
+
+class WorkerReply(Reply):
+    """How far a worker has come in the newest round, where its agent can see that.
+
+    Attributes:
+        rank, node_id: of the worker.
+        state: as in `WorkerFields`.
+        idle_s: how long nothing has changed (seconds).
+        collectives, per_s: how many collectives it has asked for in all its process groups, and how many a second.
+        step, steps_per_s: what the script says itself; None: nothing.
+        waited_for: of the moments in which somebody waited, the share in which it was for this one (0 to 1).
+    """
+
+    rank: int
+    node_id: str
+    state: str
+    idle_s: float
+    collectives: int | None = None
+    per_s: float | None = None
+    step: int | None = None
+    steps_per_s: float | None = None
+    waited_for: float | None = None
+
+
+class StackReply(Reply):
+    """The Python stack of a worker's threads; without `text`, `why` there is none."""
+
+    rank: int
+    node_id: str
+    text: str = ""
+    why: str = ""
+
+
+class StacksReply(Reply):
+    """`POST /v1/groups/{g}/stacks`: in the order of ranks."""
+
+    round: int
+    stacks: list[StackReply]
 
 
 class RoundReply(Reply):
@@ -276,6 +433,8 @@ class RoundReply(Reply):
     Attributes:
         ended: why it is over; None while it runs.
         met: how many workers have found each other in the round's store; None: unknown.
+        stall: who is waited for; None: nobody, as far as can be seen.
+        workers: how far each worker has come; empty where nothing can be seen.
     """
 
     number: int
@@ -285,6 +444,8 @@ class RoundReply(Reply):
     members: list[MemberReply]
     ended: str | None = None
     met: int | None = None
+    stall: StallReply | None = None
+    workers: list[WorkerReply] = []
 
 
 NodeState = Literal[

@@ -13,7 +13,9 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from hetrdzv.core.directive import Directive, Start
+from hetrdzv.core.drift import drift
 from hetrdzv.core.explain import explain
+from hetrdzv.core.memo import kept
 from hetrdzv.core.model import (
     DRAINED,
     Cancellation,
@@ -133,6 +135,7 @@ def directive_reply(group: Group, directive: Directive, pace: Pace) -> wire.Dire
         restarts=group.restarts,
         job=directive.job,
         start=_start(directive.start) if directive.start is not None else None,
+        warnings=list(directive.start.warnings) or None if directive.start is not None else None,
         outcome=directive.outcome,
         exit_code=directive.exit_code,
         root_cause=_root_cause(directive.root_cause),
@@ -248,8 +251,15 @@ def group_reply(
             wire.UnreachableReply(node_id=node_id, master=master)
             for master, node_id in sorted((master, node_id) for node_id, master in group.unreachable)
         ],
+        warnings=list(_warnings(group)),
         root_cause=_root_cause(group.root_cause),
     )
+
+
+@kept
+def _warnings(group: Group) -> tuple[str, ...]:
+    """What differs between the nodes that are here and matters."""
+    return drift(node for node in group.live if node.job == group.job)
 
 
 def _only(members: Iterable[Member], node_ids: AbstractSet[str]) -> Sequence[Member]:
@@ -312,7 +322,7 @@ def _node(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         role=node.role,
         labels=dict(node.labels),
         device=dict(node.device),
-        why=node.gone_why or node.leaving or "",
+        why=node.gone_why or node.leaving or node.not_ready,
         failure=_failure(node.failure),
     )
 
@@ -329,6 +339,8 @@ def node_state(group: Group, node: Node) -> wire.NodeState:
     if node.leaving is not None or (group.in_round(node) and not node.stopped and group.active_round is None):
         return "stopping"
     match node.phase:
+        case NodePhase.READY if node.not_ready:
+            return "not_ready"
         case NodePhase.READY:
             return "spare" if group.active_round is not None else "ready"
         case NodePhase.STARTING:

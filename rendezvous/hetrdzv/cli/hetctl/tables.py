@@ -37,6 +37,7 @@ _STYLES = {
     "starting": "cyan",
     "ready": "cyan",
     "spare": "cyan",
+    "not_ready": "yellow",
     "waiting": "yellow",
     "stopping": "yellow",
     "suspect": "yellow",
@@ -168,6 +169,8 @@ def _heading(group: GroupReply) -> Table:
         grid.add_row("drained", ", ".join(group.drained))
     if group.unreachable:
         grid.add_row("unreachable", _unreachable(group))
+    for warning in group.warnings:
+        grid.add_row("warning", one_line(warning))
     return grid
 
 

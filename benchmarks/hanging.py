@@ -2,8 +2,8 @@
 
     hetagent ... benchmarks/hanging.py KIND FOLDER
 
-All-reduces every few milliseconds. After a while the victim of the round, another one each time, does KIND, and says so first in
-FOLDER/hangs: round, rank, and when (wall-clock seconds).
+All-reduces every few milliseconds. After a while the victim of the round, another one each time, does KIND. It says
+so first in FOLDER/hangs: round, rank, and when (wall-clock seconds).
 """
 
 import ctypes

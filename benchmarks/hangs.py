@@ -2,8 +2,9 @@
 
     python -m benchmarks.hangs [--tries 20] [--timeout-s 5] [--kind sleeps ...]
 
-Three workers on two nodes, with standbys; each round hangs (benchmarks/hanging.py), is ended by `--hang-timeout-s`, and the next one hangs. Seconds run
-from the moment at which the victim does it. A worker that is only slow must not end its round.
+Three workers on two nodes, with standbys; each round hangs (benchmarks/hanging.py), is ended by `--hang-timeout-s`, and
+the next one hangs. Seconds run from the moment at which the victim does it. A worker that is only slow must not end
+its round.
 """
 
 import argparse

@@ -41,7 +41,7 @@ class Start:
         members: all members in rank order, for a node that asked for them: only then does the size of a
             `start` grow with the round.
         daemon: what the master has this node run, if anything yet.
-        restarted_by: see `Round`.
+        restarted_by, warnings: see `Round`.
     """
 
     member: Member
@@ -54,6 +54,7 @@ class Start:
     members: tuple[Member, ...] | None
     daemon: tuple[str, ...] | None
     restarted_by: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +130,14 @@ def heading(group: Group, node: Node) -> Heading:
         if group.round.end is not None:
             return tell(DirectiveKind.STOP, "round_ended", group.round.number)
         if group.round.member(node.node_id) is not None:
-            return tell(DirectiveKind.START, "daemon" if node.daemon else "round_formed", group.round.number)
+            stall = group.round.stall
+            news = (
+                "daemon" if node.daemon else "stalled" if stall is not None and stall.told else "round_formed"
+            )
+            return tell(DirectiveKind.START, news, group.round.number)
     if not node.stopped:
         return tell(DirectiveKind.STOP, "round_over", node.member_of)
-    return tell(DirectiveKind.WAIT, "waiting")
+    return tell(DirectiveKind.WAIT, "not_ready" if node.not_ready else "waiting")
 
 
 def directive(group: Group, node: Node, now: float) -> Directive:
@@ -179,8 +184,10 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
             return {"why": f"the server considers {node.node_id} lost: {node.gone_why}"}
         case "round_ended" if group.round is not None and group.round.end is not None:
             return {"why": group.round.end.why}
-        case "round_formed" | "daemon" if group.round is not None:
+        case "round_formed" | "daemon" | "stalled" if group.round is not None:
             start, why = _start(group, group.round, node), f"round {head.round} formed"
+            if head.reason == "stalled":
+                why = explain(group, now)
             if start is not None and node.daemon:
                 program = node.daemon[0].rpartition("/")[2]
                 why = f"{start.master.node_id}, the master, has this node run {program}"
@@ -232,4 +239,5 @@ def _start(group: Group, current: Round, node: Node) -> Start | None:
         members=current.members if node.wants_members else None,
         daemon=node.daemon or None,
         restarted_by=current.restarted_by,
+        warnings=current.warnings,
     )

@@ -120,7 +120,7 @@ def describe_failure(node_id: str | None, failure: Failure) -> str:
 
 
 MOST_OF_LINE = 200
-"""How much of a worker's last line a sentence quotes (characters)."""
+"""How much of somebody else's line a sentence quotes (characters)."""
 
 
 def with_last_line(text: str, failure: Failure) -> str:
@@ -131,4 +131,9 @@ def with_last_line(text: str, failure: Failure) -> str:
     last = failure.message.rstrip().rpartition("\n")[2].strip()
     if failure.exit_code is None or not last or last == f"exit code {failure.exit_code}":
         return text
-    return f"{text}: {last if len(last) <= MOST_OF_LINE else last[: MOST_OF_LINE - 1] + '…'}"
+    return f"{text}: {clipped(last)}"
+
+
+def clipped(line: str) -> str:
+    """A line of somebody else's words, no longer than a sentence can quote."""
+    return line if len(line) <= MOST_OF_LINE else line[: MOST_OF_LINE - 1] + "…"

@@ -47,6 +47,7 @@ def test_what_readme_installs_exists() -> None:
 
 @pytest.mark.slow
 def test_readmes_first_run(tmp_path: Path) -> None:
+    needs_set_up("launch")
     first, again, *_ = commands("README.md", "First run")
     with desk(tmp_path) as here:
         said = here.run(first)

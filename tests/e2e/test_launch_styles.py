@@ -191,16 +191,9 @@ def check_output(said: str, style: Style, node: str, lives: int) -> None:
         assert len(of_rank) >= EPOCHS, said
 
 
-ALWAYS = {"hetseq over tcp"}
-"""Programs that start their own workers; the rest run in `make test-launch`."""
-
-
 @pytest.mark.parametrize("style", STYLES.values(), ids=STYLES.keys())
-def test_a_program_of_this_style_gets_its_ranks_and_survives_a_kill(
-    style: Style, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    if request.node.callspec.id not in ALWAYS:
-        needs_set_up("launch")
+def test_a_program_of_this_style_gets_its_ranks_and_survives_a_kill(style: Style, tmp_path: Path) -> None:
+    needs_set_up("launch")
     flags = [flag.format(folder=tmp_path) for flag in style.flags]
     with cluster(tmp_path, "--nnodes", str(len(style.nodes)), "--stop-timeout-s", "5", *flags) as job:
         start(job, style)

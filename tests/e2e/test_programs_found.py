@@ -134,8 +134,7 @@ PER_NODE = ("--launch node --no-python", "fairseq-train")
 @pytest.mark.parametrize("version", fairseq.VERSIONS)
 @pytest.mark.parametrize("how", [PER_GPU, PER_NODE], ids=["per GPU", "per node"])
 def test_the_documented_command_of_fairseq(version: str, how: tuple[str, str], tmp_path: Path) -> None:
-    if (version, how) != ("head", PER_GPU):
-        needs_set_up("launch")
+    needs_set_up("launch")
     command = documented(*how)
     with cluster(tmp_path) as job:
         start(job, command, how[1], [str(PROGRAMS / "fairseq.py"), version], "--max-epoch", str(EPOCHS))

@@ -167,6 +167,10 @@ class WorkerFields(Wire):
         state: `runs`; `silent` (its process does not answer), `stopped` (by a signal), `blocked` (in the kernel,
             uninterruptibly), `ended`, or `unknown` (nothing can be seen: no torch, an old torch, no Python).
         idle_s: how long nothing of what follows has changed (seconds).
+        still: the worker has not moved for unusually long; its agent says at once when it moves again. A worker that is
+            not `still` counts as moving, whatever `idle_s` was when its agent looked.
+        waiting: of this round's looks at the worker, the share at which it had asked for a collective that was not
+            done (0 to 1); None: nobody can say.
         long_s: for how long from now the script has announced that nothing need change (seconds).
         step: what the script says itself, with `progress(step)` or in `HET_PROGRESS_FILE`; None: nothing.
         collectives: by process group.
@@ -175,6 +179,8 @@ class WorkerFields(Wire):
     rank: Annotated[Whole, Field(ge=0)]
     state: ShortText = "runs"
     idle_s: Annotated[Seconds, Field(ge=0)] = 0.0
+    still: Flag = False
+    waiting: Annotated[Seconds, Field(ge=0, le=1)] | None = None
     long_s: Annotated[Seconds, Field(ge=0)] = 0.0
     step: Whole | None = None
     collectives: Annotated[list[CollectivesFields], Field(max_length=32)] = []
@@ -397,7 +403,7 @@ class WorkerReply(Reply):
         idle_s: how long nothing has changed (seconds).
         collectives, per_s: how many collectives it has asked for in all its process groups, and how many a second.
         step, steps_per_s: what the script says itself; None: nothing.
-        waited_for: of the moments in which somebody waited, the share in which it was for this one (0 to 1).
+        waiting: the share of this round in which it waited for others (0 to 1). The slowest worker waits least.
     """
 
     rank: int
@@ -408,7 +414,7 @@ class WorkerReply(Reply):
     per_s: float | None = None
     step: int | None = None
     steps_per_s: float | None = None
-    waited_for: float | None = None
+    waiting: float | None = None
 
 
 class StackReply(Reply):

@@ -81,9 +81,13 @@ class Line:
 
     # -- what the agent says ---------------------------------------------------------------------------------
 
-    def ready(self, after_round: int, port: int, script_port: int) -> None:
-        """Join, or ready for the next round: all workers of `after_round` are gone."""
-        self._say(lambda now: self._session.ready(after_round, port, script_port, now))
+    def ready(self, after_round: int, port: int, script_port: int, not_ready: str = "") -> None:
+        """Join, or ready for the next round: all workers of `after_round` are gone; see `Session.ready`."""
+        self._say(lambda now: self._session.ready(after_round, port, script_port, now, not_ready))
+
+    def change_readiness(self, not_ready: str) -> None:
+        """Whether this node can take part has changed since `ready`; see `Session.change_readiness`."""
+        self._say(lambda now: self._session.change_readiness(not_ready, now))
 
     def started(self, round_number: int, met: int | None = None) -> None:
         """All local workers were started; see `Session.started`."""

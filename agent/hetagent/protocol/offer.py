@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hetrdzv.protocol.wire import JoinRequest, SpecFields
 
@@ -18,18 +19,24 @@ class Offer:
     wants_command: bool = False
     wants_members: bool = False
     wants_daemon: bool = False
+    ready_within_s: float = 0.0
     spec: SpecFields = field(default_factory=SpecFields)
 
-    def request(self, incarnation: str, ports: tuple[int, int], after_round: int) -> JoinRequest:
+    def request(
+        self, incarnation: str, ports: tuple[int, int], after_round: int, not_ready: str = ""
+    ) -> JoinRequest:
         """The join of a node that makes this offer.
 
         Args:
             ports: of the agent's store and of a store that the script opens itself.
             after_round: the newest round whose workers are gone.
+            not_ready: why the node takes part in no round yet; empty: it is ready.
 
         Raises:
             pydantic.ValidationError: no server could accept it.
         """
+        # Servers that know no such fields refuse them, so they are sent only where they say something.
+        news: dict[str, Any] = {"ready_within_s": self.ready_within_s, "not_ready": not_ready}
         return JoinRequest(
             incarnation=incarnation,
             slots=self.slots,
@@ -44,4 +51,5 @@ class Offer:
             wants_members=self.wants_members,
             wants_daemon=self.wants_daemon,
             spec=self.spec,
+            **{name: value for name, value in news.items() if value},
         )

@@ -8,6 +8,7 @@ for `requests`, then for `directives` and `notices`.
 import random
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil, inf
 
 from pydantic import ValidationError
@@ -29,6 +30,7 @@ from hetagent.protocol.requests import Answer, Head, Join, Leave, Poll, Report, 
 from hetrdzv.protocol.errors import HetError, Unavailable
 from hetrdzv.protocol.wire import (
     DaemonRequest,
+    DirectiveKind,
     DirectiveReply,
     FailureFields,
     JoinRequest,
@@ -48,6 +50,10 @@ REJOIN_PACE_S = 0.3
 IN_USE_RETRY_S = 0.5
 IN_USE_MARGIN_S = 2.0
 """A node id in use is tried for a lease and this much longer: the agent that uses it may be dead (seconds)."""
+
+CONTRADICTED_S = 5.0
+"""How long after a join another is sent if the server does not know whether this node is ready (seconds): a message
+was late, or the server is older and does not care."""
 
 LEAVE_PATIENCE_S = 3.0
 """How long a goodbye is attempted (seconds)."""
@@ -89,9 +95,11 @@ class Session:
         self._talk_sent_at = 0.0
         self._poll_at = 0.0
         self._ports = (0, 0)
+        self._not_ready = ""  # why this node takes part in no round
         self._join_due: JoinRequest | None = None
         self._join_at = 0.0
         self._joined_at = -inf  # when the last join was sent
+        self._join_number = 0  # that of its request
         self._leaving = False
         self._goodbye: str | None = None
         self._goodbye_until = inf
@@ -104,19 +112,35 @@ class Session:
         self._conflict_until: float | None = None
         self._replaced_told = False
         self._finishing_told = False
+        self._is_older = False  # the server knows of no nodes that are not ready
 
     # -- inputs: what the agent says -----------------------------------------------------------------------
 
-    def ready(self, after_round: int, port: int, script_port: int, now: float) -> None:
+    def ready(self, after_round: int, port: int, script_port: int, now: float, not_ready: str = "") -> None:
         """Join, or ready for the next round: all workers of `after_round` and before are gone.
+
+        Args:
+            not_ready: why this node takes part in no round yet all the same; see `change_readiness`.
 
         Raises:
             pydantic.ValidationError: no server could accept the offer or a port.
         """
-        self._ports = (port, script_port)
+        self._ports, self._not_ready = (port, script_port), not_ready
         self._told.ready(after_round)
         self._contact.begin(now)
         self._join(now)
+
+    def change_readiness(self, not_ready: str, now: float) -> None:
+        """Since `ready` it has turned out that this node takes part in no round, or that it can after all.
+
+        If a round has begun with it meanwhile, nothing changes.
+
+        Args:
+            not_ready: why it takes part in none; empty: it can.
+        """
+        if not self.workers_may_run and not_ready != self._not_ready:
+            self._not_ready = not_ready
+            self._join(now)
 
     def started(self, round_number: int, now: float, met: int | None = None) -> None:
         """All local workers of the round were started.
@@ -275,7 +299,7 @@ class Session:
         if self._goodbye is not None:
             return Leave(**self._head(), incarnation=self.incarnation, reason=self._goodbye)
         assert self._join_due is not None
-        self._joined_at = now
+        self._joined_at, self._join_number = now, self._next_number
         self._maybe_known = True
         return Join(**self._head(), body=self._join_due)
 
@@ -333,8 +357,14 @@ class Session:
 
     def _join(self, at: float) -> None:
         """Have a join sent, unless this node is about to leave."""
-        body = self.offer.request(self.incarnation, self._ports, self._told.over_round)
-        if not self._leaving and not self._told.exit_told:
+        offer = replace(self.offer, ready_within_s=0.0) if self._is_older else self.offer
+        body = offer.request(self.incarnation, self._ports, self._told.over_round, self._not_ready)
+        if self._is_older and self._not_ready:
+            self._join_due = None
+            self._notices.append(
+                "the server is older than this agent: it is not told that this node is not ready"
+            )
+        elif not self._leaving and not self._told.exit_told:
             self._join_due, self._join_at = body, at
 
     def _rejoin(self, now: float) -> None:
@@ -356,6 +386,15 @@ class Session:
             self._join_due = None
         if need is Need.ACKNOWLEDGE or (need is Need.JOIN and self._join_due is None):
             self._rejoin(now)
+        elif self._is_contradicted(number, directive):
+            self._join(max(now, self._joined_at + CONTRADICTED_S))
+
+    def _is_contradicted(self, number: int, directive: DirectiveReply) -> bool:
+        """Whether the server, which has had our last join, takes this node for ready, and it is not; or the reverse."""
+        if directive.kind is not DirectiveKind.WAIT or self.workers_may_run or self._is_older:
+            return False
+        is_news = number >= self._join_number and self._join_due is None and not isinstance(self._talk, Join)
+        return is_news and (directive.reason == "not_ready") != bool(self._not_ready)
 
     def _give_up(self, why: str, reason: str = "refused", *, gone: bool = True) -> None:
         """This agent cannot continue: it has to stop its workers and exit with 1.
@@ -408,6 +447,9 @@ class Session:
                 if not self._finishing_told:
                     self._finishing_told = True
                     self._notices.append(f"{error}; waiting for that to happen")
+            case Join(), "invalid_request" if request.body.not_ready or request.body.ready_within_s:
+                self._hear(request, now)
+                self._join_older(now)
             case Join(), _ if self._is_final(error):
                 self._give_up(str(error))
             case _:
@@ -449,6 +491,11 @@ class Session:
             self._give_up(f"the server rejects a report of this agent: {error}", gone=False)
         elif report.must_meet:
             self._notices.append("the server is older than this agent: --require-rendezvous has no effect")
+
+    def _join_older(self, now: float) -> None:
+        """The server may be of 0.1, and refuse what it does not know: it only hears of a node that is ready."""
+        self._is_older = True
+        self._join(now)
 
     def _forgotten(self, error: HetError, now: float) -> None:
         """The server no longer has this node, nor the round that it may be in."""

@@ -156,5 +156,17 @@ class Tick:
 
 
 Command = (
-    Join | Renew | Disconnect | Report | NoteStall | StartDaemon | Leave | Drain | Undrain | Restart | Cancel | Put | Tick
+    Join
+    | Renew
+    | Disconnect
+    | Report
+    | NoteStall
+    | StartDaemon
+    | Leave
+    | Drain
+    | Undrain
+    | Restart
+    | Cancel
+    | Put
+    | Tick
 )

@@ -41,7 +41,7 @@ class Start:
         members: all members in rank order, for a node that asked for them: only then does the size of a
             `start` grow with the round.
         daemon: what the master has this node run, if anything yet.
-        restarted_by: see `Round`.
+        restarted_by, warnings: see `Round`.
     """
 
     member: Member
@@ -54,6 +54,7 @@ class Start:
     members: tuple[Member, ...] | None
     daemon: tuple[str, ...] | None
     restarted_by: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,7 @@ def heading(group: Group, node: Node) -> Heading:
             return tell(DirectiveKind.START, "daemon" if node.daemon else "round_formed", group.round.number)
     if not node.stopped:
         return tell(DirectiveKind.STOP, "round_over", node.member_of)
-    return tell(DirectiveKind.WAIT, "waiting")
+    return tell(DirectiveKind.WAIT, "not_ready" if node.not_ready else "waiting")
 
 
 def directive(group: Group, node: Node, now: float) -> Directive:
@@ -232,4 +233,5 @@ def _start(group: Group, current: Round, node: Node) -> Start | None:
         members=current.members if node.wants_members else None,
         daemon=node.daemon or None,
         restarted_by=current.restarted_by,
+        warnings=current.warnings,
     )

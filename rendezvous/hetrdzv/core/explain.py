@@ -2,7 +2,8 @@
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round
-from hetrdzv.core.phrasing import count, names, never_met, unreached
+from hetrdzv.core.order import natural_key
+from hetrdzv.core.phrasing import clipped, count, names, never_met, unreached
 from hetrdzv.core.selection import (
     Lack,
     Selection,
@@ -10,6 +11,7 @@ from hetrdzv.core.selection import (
     Spare,
     growth,
     next_round,
+    not_ready_nodes,
     ready_nodes,
     spare_reason,
 )
@@ -68,6 +70,8 @@ def explain_wait(group: Group, node: Node, now: float) -> str:
     active = group.active_round
     if active is None:
         return explain(group, now)
+    if node.not_ready:
+        return f"round {active.number} runs without {node.node_id}, which is not ready: {clipped(node.not_ready)}"
     larger = growth(group)
     if node.node_id in larger.node_ids:
         admits = _left(admits_at(group, larger), now)
@@ -114,13 +118,31 @@ def _explain_waiting(group: Group, now: float) -> str:
     prefix = f"round {ended.number} ended ({ended.end.why}); "
     if ended.end.judged:
         return prefix + _explain_missing(group, now)
-    late = [node.node_id for node in unresolved(group, now)]
+    open_ = unresolved(group, now)
+    late = [node.node_id for node in open_]
+    check = " and be ready again" if any(node.ready_within_s for node in open_) else ""
     left = _left(resolved_at(group, ended.end), now)
-    return f"{prefix}waiting for {names(late)} to stop {_its(late)} workers ({left})"
+    return f"{prefix}waiting for {names(late)} to stop {_its(late)} workers{check} ({left})"
 
 
 def _explain_missing(group: Group, now: float) -> str:
-    """What a group waits for that has no round, or whose round was judged."""
+    """What a group waits for that has no round, or whose round was judged; and which of its nodes are not ready."""
+    return f"{_explain_wait_for_nodes(group, now)}{not_ready_clause(group)}"
+
+
+def not_ready_clause(group: Group) -> str:
+    """Which nodes are here but not ready, and why the first of them is not, to be put after a sentence; else empty."""
+    found = not_ready_nodes(group)
+    if not found:
+        return ""
+    first = min(found, key=lambda node: natural_key(node.node_id))
+    if len(found) == 1:
+        return f"; {first.node_id} is not ready: {clipped(first.not_ready)}"
+    who = names(node.node_id for node in found)
+    return f"; {who} are not ready; {first.node_id}: {clipped(first.not_ready)}"
+
+
+def _explain_wait_for_nodes(group: Group, now: float) -> str:
     ready = ready_nodes(group)
     have = f"{len(ready)} of {count(group.spec.min_nodes, 'node')} ready" if ready else "no node is ready"
     if ready:

@@ -36,7 +36,7 @@ from hetrdzv.core.model import (
     RootCause,
     Round,
 )
-from hetrdzv.core.phrasing import count, describe_failure, names, never_met
+from hetrdzv.core.phrasing import clipped, count, describe_failure, names, never_met
 from hetrdzv.core.settle import settle
 from hetrdzv.core.spec import GroupSpec
 from hetrdzv.core.timers import OWN_LEASES, Leases
@@ -173,6 +173,8 @@ def _join(work: Work, command: Join) -> None:
     )
     slots = count(command.slots, "slot")
     text = f"{command.node_id} joined with {slots} at {command.address}"
+    if command.not_ready:
+        text += f", not ready yet: {clipped(command.not_ready)}"
     work.say("node_joined", text, command.node_id)
 
 
@@ -212,7 +214,7 @@ def _take_place(work: Work, node: Node, incarnation: str) -> tuple[str, ...]:
 
 
 def _ready_again(work: Work, node: Node, command: Join) -> None:
-    """A known incarnation joins: it acknowledges `stop`, returns after a loss, or repeats its request."""
+    """A known incarnation joins: it acknowledges `stop`, returns, is ready or no longer, or repeats itself."""
     if node.phase is NodePhase.LEFT and node.rejected is None:
         raise StaleIncarnation(f"node '{node.node_id}' has left the group; to rejoin, restart its agent")
     node = heard(work, node)
@@ -223,12 +225,13 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         return  # sent before its round formed: a retry that changes nothing
     returns = node.phase is NodePhase.LOST
     if node.phase is NodePhase.READY and command.after_round <= node.acked_round:
+        _note_readiness(work, node, command.not_ready)
         return
     if group.active_round is not None and not returns:
         why = f"{node.node_id} stopped its workers on its own"
         withdraw(work, node, EndKind.LEFT, why, done=group.part_done(node))
     _take_over_rounds(work, command)
-    work.change_node(
+    node = work.change_node(
         node,
         phase=NodePhase.READY,
         acked_round=max(node.acked_round, command.after_round),
@@ -241,6 +244,18 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
     )
     if returns:
         work.say("node_returned", f"{node.node_id} is back", node.node_id)
+    _note_readiness(work, node, command.not_ready)
+
+
+def _note_readiness(work: Work, node: Node, why: str) -> None:
+    """Keep why a node takes part in no round, or that it can again; reasons that follow each other are one event."""
+    if why == node.not_ready:
+        return
+    work.change_node(node, not_ready=why)
+    if not why:
+        work.say("node_ready", f"{node.node_id} is ready", node.node_id)
+    elif not node.not_ready:
+        work.say("node_not_ready", f"{node.node_id} is not ready: {clipped(why)}", node.node_id)
 
 
 def _renew(work: Work, command: Renew) -> bool:

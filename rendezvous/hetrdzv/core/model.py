@@ -117,6 +117,9 @@ class Offer:
         wants_command: the agent was started without a script and runs the group's command.
         wants_members: its `start` lists all members of the round.
         wants_daemon: it runs the launcher's daemon that the master of its round hands it.
+        ready_within_s: how long it may take from the end of its workers until it is ready (seconds): its agent checks
+            the node first. The others wait that much longer for it.
+        not_ready: why it cannot take part in a round, though its workers are gone; empty: it can.
     """
 
     slots: int
@@ -129,6 +132,8 @@ class Offer:
     wants_command: bool = False
     wants_members: bool = False
     wants_daemon: bool = False
+    ready_within_s: float = 0.0
+    not_ready: str = ""
 
 
 OFFERED: tuple[str, ...] = tuple(one.name for one in fields(Offer))
@@ -258,6 +263,7 @@ class Round:
         first: no workers of this job were started before it, so a script that cannot run has never run.
         met: how many workers have found each other in the round's store, as its master last said; None: unknown.
         restarted_by: the failure that a restart was spent on to form this round, in a line; empty if none was.
+        warnings: what differs between its nodes and matters (drift.py).
         stall: who is waited for, as the service last saw it; None: nobody.
         end: how it ended; None while it runs, and for the round in which a job succeeded.
     """
@@ -270,6 +276,7 @@ class Round:
     first: bool = False
     met: int | None = None
     restarted_by: str = ""
+    warnings: tuple[str, ...] = ()
     stall: Stall | None = None
     end: End | None = None
 

@@ -42,6 +42,33 @@ def ranks(member: Member) -> str:
     return f"rank {last}" if member.slots == 1 else f"ranks {member.rank_offset} to {last}"
 
 
+MOST_RANGES = 5
+"""How many ranges of ranks a text names; the other ranks are counted."""
+
+
+def rank_list(numbers: Iterable[int]) -> str:
+    """Ranks in order, in ranges: `3`, `0 to 2 and 4`, `0, 2, 4, 6, 8 and 37 more`."""
+    ranges: list[list[int]] = []
+    for rank in sorted(numbers):
+        if ranges and rank == ranges[-1][1] + 1:
+            ranges[-1][1] = rank
+        else:
+            ranges.append([rank, rank])
+    parts: list[str] = []
+    for first, last in ranges[:MOST_RANGES]:
+        parts += [f"{first} to {last}"] if last > first + 1 else sorted({str(first), str(last)}, key=int)
+    more = sum(last - first + 1 for first, last in ranges[MOST_RANGES:])
+    if more:
+        parts.append(f"{more} more")
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
+
+
+def ranked(numbers: Iterable[int]) -> str:
+    """`rank 3`, or `ranks 0 to 2 and 4`."""
+    known = list(numbers)
+    return f"{'rank' if len(known) == 1 else 'ranks'} {rank_list(known)}"
+
+
 def never_met(current: Round) -> str:
     """What it means that the workers of a round have not met."""
     met, world = current.met or 0, current.world_size
@@ -78,7 +105,7 @@ def describe_failure(node_id: str, failure: Failure) -> str:
 
 
 MOST_OF_LINE = 200
-"""How much of a worker's last line a sentence quotes (characters)."""
+"""How much of somebody else's line a sentence quotes (characters)."""
 
 
 def with_last_line(text: str, failure: Failure) -> str:
@@ -89,4 +116,9 @@ def with_last_line(text: str, failure: Failure) -> str:
     last = failure.message.rstrip().rpartition("\n")[2].strip()
     if failure.exit_code is None or not last or last == f"exit code {failure.exit_code}":
         return text
-    return f"{text}: {last if len(last) <= MOST_OF_LINE else last[: MOST_OF_LINE - 1] + '…'}"
+    return f"{text}: {clipped(last)}"
+
+
+def clipped(line: str) -> str:
+    """A line of somebody else's words, no longer than a sentence can quote."""
+    return line if len(line) <= MOST_OF_LINE else line[: MOST_OF_LINE - 1] + "…"

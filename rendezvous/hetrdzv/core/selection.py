@@ -161,8 +161,19 @@ def ready_nodes(group: Group) -> Sequence[Node]:
         and node.job == job
         and node.leaving is None
         and node.rejected is None
+        and not node.not_ready
         and not (no_command and node.wants_command)
         and node.node_id not in drained
+    ]
+
+
+@kept
+def not_ready_nodes(group: Group) -> Sequence[Node]:
+    """The nodes that are here, but have said that they cannot take part in a round."""
+    return [
+        node
+        for node in group.nodes.values()
+        if node.not_ready and node.phase is NodePhase.READY and node.job == group.job and node.leaving is None
     ]
 
 

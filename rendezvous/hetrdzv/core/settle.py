@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from hetrdzv.core.drift import drift
+from hetrdzv.core.explain import not_ready_clause
 from hetrdzv.core.model import End, EndKind, Failure, Group, GroupState, Node, NodePhase, RootCause, Round
 from hetrdzv.core.order import place
 from hetrdzv.core.phrasing import (
@@ -26,6 +28,7 @@ from hetrdzv.core.selection import (
     Shortfall,
     growth,
     next_round,
+    not_ready_nodes,
     out_of_reach,
     ready_nodes,
     stranded,
@@ -224,7 +227,7 @@ def _track_waiting(work: Work, ready: Sequence[Node], answer: Selection | Shortf
     """Record since when the group has been waiting with a node, and since when its bounds have held."""
     group, now = work.group, work.now
     bounds_hold = isinstance(answer, Selection) or answer.final
-    waits = bool(ready) or group.still_stopping
+    waits = bool(ready) or bool(not_ready_nodes(group)) or group.still_stopping
     work.change(
         waiting_since=(now if group.waiting_since is None else group.waiting_since) if waits else None,
         bounds_since=(now if group.bounds_since is None else group.bounds_since) if bounds_hold else None,
@@ -259,6 +262,7 @@ def _start_round(work: Work, selection: Selection) -> None:
         formed_at=work.now,
         first=former is None or (former.first and _started_nothing(former)),
         restarted_by=_restarted_by(former) if former is not None else "",
+        warnings=drift(selection.nodes),
     )
     first = former is None
     work.change(
@@ -318,7 +322,7 @@ def _finish_incomplete(work: Work, ready: Sequence[Node]) -> None:
     who = f" ({names(node.node_id for node in ready)})" if ready else ""
     message = (
         f"not enough nodes joined within {spec.join_timeout_s:g} s: "
-        f"{len(ready)} of {count(spec.min_nodes, 'node')} ready{who}"
+        f"{len(ready)} of {count(spec.min_nodes, 'node')} ready{who}{not_ready_clause(work.group)}"
     )
     cause = RootCause(kind="join_timeout", message=message)
     finish(work, GroupState.FAILED, f"the job failed: {message}", cause)

@@ -88,7 +88,7 @@ def overdue_at(group: Group, node: Node) -> float:
     """
     if node.stop_told_at is None:
         return inf
-    return node.stop_told_at + group.spec.stop_timeout_s + STOP_GRACE_S
+    return node.stop_told_at + group.spec.stop_timeout_s + STOP_GRACE_S + node.ready_within_s
 
 
 def resolved_at(group: Group, end: End) -> float:

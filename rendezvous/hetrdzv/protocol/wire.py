@@ -98,7 +98,13 @@ class SpecFields(create_model("SpecFields", __base__=Wire, **_SPEC_FIELDS)):  # 
 
 
 class JoinRequest(Wire):
-    """`PUT /v1/groups/{g}/nodes/{n}`: join, or declare the node ready for the next round."""
+    """`PUT /v1/groups/{g}/nodes/{n}`: join, or declare the node ready for the next round.
+
+    Attributes:
+        ready_within_s: how long the node may take from the end of its workers until it is ready, since its agent checks
+            it first (seconds); the others wait that much longer for it.
+        not_ready: why the node takes part in no round yet, though its workers are gone; empty: it is ready.
+    """
 
     incarnation: Id
     slots: Annotated[Whole, Field(ge=1, le=MAX_SLOTS)]
@@ -112,6 +118,8 @@ class JoinRequest(Wire):
     wants_command: Flag = False
     wants_members: Flag = False
     wants_daemon: Flag = False
+    ready_within_s: Annotated[Seconds, Field(ge=0, le=86_400)] = 0.0
+    not_ready: Annotated[str, StringConstraints(max_length=2_000)] = ""
     spec: SpecFields = SpecFields()
 
 
@@ -199,14 +207,12 @@ class PollRequest(Wire):
 
     Attributes:
         after, wait_s: as the parameters `after` and `wait` of the `GET`.
-        not_ready: why the node does not join the next round yet; empty: it does, or nothing is wrong.
     """
 
     incarnation: Id
     after: ShortText | None = None
     wait_s: Annotated[Seconds, Field(ge=0, le=3600)] = 0.0
     progress: ProgressFields | None = None
-    not_ready: Text = ""
 
 
 class StackFields(Wire):
@@ -456,6 +462,7 @@ class RoundReply(Reply):
 
 NodeState = Literal[
     "ready",
+    "not_ready",
     "spare",
     "starting",
     "running",
@@ -519,13 +526,18 @@ class UnreachableReply(Reply):
 
 
 class GroupReply(GroupSummary):
-    """`GET /v1/groups/{g}`: everything about a group."""
+    """`GET /v1/groups/{g}`: everything about a group.
+
+    Attributes:
+        warnings: what differs between its nodes and matters.
+    """
 
     spec: dict[str, Any]
     current_round: RoundReply | None
     nodes: list[NodeReply]
     drained: list[str]
     unreachable: list[UnreachableReply] = []
+    warnings: list[str] = []
     root_cause: RootCauseReply | None = None
 
 

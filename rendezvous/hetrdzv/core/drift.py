@@ -1,0 +1,71 @@
+"""What differs between the nodes of a group and matters: versions of torch, NCCL, CUDA, Python and the driver.
+
+GPUs of different types are what a group is for, so they are no difference here. A node that does not say what it has
+is left out.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from hetrdzv.core.model import Node
+from hetrdzv.core.order import natural_key
+from hetrdzv.core.phrasing import names
+
+PARTS: Mapping[str, tuple[str, int]] = {
+    "torch": ("torch", 3),
+    "cuda": ("CUDA", 3),
+    "rocm": ("ROCm", 3),
+    "nccl": ("NCCL", 3),
+    "python": ("Python", 2),
+    "driver": ("GPU driver", 1),
+}
+"""The facts (keys of `Offer.device`) that should be the same, each with its name and how much of a version counts:
+1 is the major number, 2 the minor one as well, 3 the patch level too."""
+
+MOST_VALUES = 3
+"""How many versions beside the usual one a sentence names; the others are counted."""
+
+MOST_CHARACTERS = 400
+"""The longest sentence."""
+
+
+def drift(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """A sentence for each difference that matters: `gpu3 has torch 2.12.1, the others 2.13.0`.
+
+    However many nodes there are, there is at most one sentence of `MOST_CHARACTERS` for each of `PARTS`.
+    """
+    having: dict[str, dict[str, list[str]]] = {name: {} for name in PARTS}
+    for node in nodes:
+        for name, (_, parts) in PARTS.items():
+            if version := _version(node.device.get(name, ""), parts):
+                having[name].setdefault(version, []).append(node.node_id)
+    return tuple(_sentence(PARTS[name][0], by) for name, by in having.items() if len(by) > 1)
+
+
+def _version(text: str, parts: int) -> str:
+    """The first numbers of a version, without what follows them (`2.13.0+cu130`); empty if it has none."""
+    found = re.match(r"\d+(?:\.\d+)*", text)
+    return ".".join(found[0][:64].split(".")[:parts]) if found is not None else ""
+
+
+def _sentence(what: str, having: Mapping[str, Sequence[str]]) -> str:
+    """Which nodes have another version than most; where no version has a majority, all are named."""
+    versions = sorted(
+        having, key=lambda version: (len(having[version]), min(map(natural_key, having[version])))
+    )
+    *odd, usual = versions
+    shown = [
+        f"{names(having[version])} {_have(having[version])} {what} {version}" for version in odd[:MOST_VALUES]
+    ]
+    shown = [shown[0], *(text.replace(f" {what}", "", 1) for text in shown[1:])]
+    if len(odd) > MOST_VALUES:
+        shown.append(f"{len(odd) - MOST_VALUES} more versions on other nodes")
+    rest = having[usual]
+    is_clear = len(rest) > max(len(having[version]) for version in odd)
+    shown.append(f"the others {usual}" if is_clear else f"{names(rest)} {_have(rest)} {usual}")
+    text = ", ".join(shown)
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
+
+
+def _have(node_ids: Sequence[str]) -> str:
+    return "has" if len(node_ids) == 1 else "have"

@@ -1,0 +1,155 @@
+"""A node that is not ready says so, and when it is: once, in any order of messages, to servers of any age."""
+
+from dataclasses import replace
+
+import pytest
+from tests.agent.protocol.session.driver import Bench, problem
+
+from hetagent.protocol.requests import Answer, Join, Request
+from hetrdzv.core import commands
+from hetrdzv.core.model import GroupState, NodePhase
+from hetrdzv.protocol.wire import SpecFields
+
+WHY = "node check failed (exit status 1): no InfiniBand"
+TWO = SpecFields(min_nodes=2, max_nodes=2, lease_s=600.0, max_disconnect_s=60.0)
+
+
+def joins(bench: Bench) -> list[str]:
+    """Why the node was not ready, by each of its joins."""
+    return [one.body.not_ready for one in bench.sent if isinstance(one, Join)]
+
+
+def ready(bench: Bench, why: str = "", after_round: int = 0) -> None:
+    bench.session.ready(after_round, 1234, 5678, bench.now, why)
+    bench.pump()
+
+
+def change(bench: Bench, why: str) -> None:
+    bench.session.change_readiness(why, bench.now)
+    bench.pump()
+    bench.collect()
+
+
+def another(bench: Bench, incarnation: str = "b1", after_round: int = 0) -> None:
+    offer = {"slots": 1, "address": "10.0.0.2", "port": 1}
+    bench.do(commands.Join(node_id="b", incarnation=incarnation, after_round=after_round, **offer))  # type: ignore[arg-type]
+
+
+def test_it_is_known_with_its_reason_and_starts_once_it_is_ready(bench: Bench) -> None:
+    ready(bench, WHY)
+    assert bench.group.nodes["a"].not_ready == WHY
+    bench.run(3)
+    assert (bench.group.state, bench.kinds) == (GroupState.WAITING, [("wait", 0)])
+    change(bench, "")
+    assert bench.kinds == [("wait", 0), ("start", 1)]
+    assert joins(bench) == [WHY, ""]
+
+
+def test_one_that_waits_is_taken_back_and_offered_again() -> None:
+    bench = Bench(spec=TWO)
+    ready(bench)
+    change(bench, WHY)
+    another(bench)
+    assert bench.group.state is GroupState.WAITING
+    change(bench, WHY)
+    assert joins(bench) == ["", WHY], "the same again is no news"
+    change(bench, "")
+    assert bench.last.kind == "start"
+    assert joins(bench) == ["", WHY, ""]
+
+
+def test_once_a_round_has_begun_with_it_a_verdict_changes_nothing(bench: Bench) -> None:
+    ready(bench)
+    assert bench.last.kind == "start"
+    change(bench, WHY)
+    bench.run(3)
+    assert bench.group.nodes["a"].phase is NodePhase.STARTING
+    assert joins(bench) == [""]
+
+
+def test_a_survivor_that_is_not_ready_has_acknowledged_the_stop() -> None:
+    bench = Bench(spec=TWO)
+    ready(bench)
+    another(bench)
+    assert bench.last.kind == "start"
+    bench.do(commands.Leave(node_id="b", incarnation="b1"))
+    assert bench.last.kind == "stop"
+    ready(bench, WHY, after_round=1)
+    assert (bench.group.nodes["a"].acked_round, bench.group.nodes["a"].not_ready) == (1, WHY)
+    another(bench, "b2", after_round=1)
+    change(bench, "")
+    assert (bench.last.kind, bench.last.round) == ("start", 2)
+
+
+@pytest.mark.parametrize("late", [WHY, ""])
+def test_a_late_message_that_says_the_reverse_is_corrected(late: str) -> None:
+    bench = Bench(spec=TWO)
+    ready(bench, late)
+    first = next(one for one in bench.sent if isinstance(one, Join))
+    wanted = "" if late else WHY
+    change(bench, wanted)
+    bench.execute(replace(first))
+    assert bench.group.nodes["a"].not_ready == late
+    bench.run(6)
+    assert bench.group.nodes["a"].not_ready == wanted
+    bench.run(60)
+    assert len(joins(bench)) == 3
+
+
+def test_a_server_that_does_not_care_is_told_now_and_then() -> None:
+    """One that is older leaves out what it does not know, and takes the node for ready."""
+
+    class Older(Bench):
+        def execute(self, request: Request) -> Answer:
+            if isinstance(request, Join):
+                request = replace(request, body=request.body.model_copy(update={"not_ready": ""}))
+            return super().execute(request)
+
+    bench = Older(spec=TWO)
+    ready(bench, WHY)
+    bench.run(60)
+    assert 2 < len(joins(bench)) <= 13
+
+
+class Of01(Bench):
+    """With a server of 0.1, which refuses what it does not know."""
+
+    def execute(self, request: Request) -> Answer:
+        if isinstance(request, Join) and {"not_ready", "ready_within_s"} & request.body.model_fields_set:
+            return problem(422, "invalid_request")
+        return super().execute(request)
+
+
+def test_a_server_of_0_1_hears_of_it_once_it_is_ready() -> None:
+    bench = Of01()
+    bench.session.offer = replace(bench.session.offer, ready_within_s=60.0)
+    ready(bench, WHY)
+    bench.run(60)
+    assert bench.told == []
+    assert bench.notices == [
+        "the server is older than this agent: it is not told that this node is not ready"
+    ]
+    change(bench, "")
+    assert bench.last.kind == "start"
+    assert len(joins(bench)) == 2
+
+
+def test_a_server_of_0_1_is_not_told_how_long_a_check_takes() -> None:
+    bench = Of01()
+    bench.session.offer = replace(bench.session.offer, ready_within_s=60.0)
+    ready(bench)
+    assert (bench.last.kind, bench.notices) == ("start", [])
+
+
+def test_of_what_is_new_only_what_says_something_is_sent(bench: Bench) -> None:
+    ready(bench)
+    join = next(one for one in bench.sent if isinstance(one, Join))
+    assert not {"not_ready", "ready_within_s"} & join.body.model_fields_set
+
+
+def test_a_server_that_forgot_a_node_is_told_again_that_it_is_not_ready() -> None:
+    bench = Bench(spec=TWO)
+    ready(bench, WHY)
+    bench.server.groups.clear()
+    bench.run(3)
+    assert bench.group.nodes["a"].not_ready == WHY

@@ -1,0 +1,133 @@
+"""A node that is here but not ready: shown with its reason, in no round, and waited for no longer than it has said."""
+
+import pytest
+
+from hetrdzv.core.model import GroupState, NodePhase
+from tests.core.driver import Story
+
+WHY = "node check failed (exit status 1): GPU 2: Xid 79"
+
+
+def kinds(story: Story) -> list[str]:
+    return [event.kind for event in story.events]
+
+
+def test_a_node_that_is_not_ready_is_shown_and_takes_part_once_it_is() -> None:
+    story = Story(min_nodes=2, max_nodes=2)
+    story.join("a")
+    assert story.join("b", not_ready=WHY).reason == "not_ready"
+    assert story.events[-1].text == f"b joined with 1 slot at 10.0.0.1, not ready yet: {WHY}"
+    assert story.why == (
+        f"1 of 2 nodes ready (a); waiting for 1 more (at most 600 s more); b is not ready: {WHY}"
+    )
+    assert story.told("a").why == story.why
+    assert story.join("b").kind == "start"
+    assert story.events[-2].text == "b is ready"
+    assert story.order == ["a", "b"]
+
+
+def test_without_it_the_others_begin_and_it_is_taken_in_later() -> None:
+    story = Story(last_call_s=10.0)
+    story.join("a")
+    story.join("b", not_ready=WHY)
+    story.wait(10.1)
+    story.started("a")
+    assert story.order == ["a"]
+    assert story.told("b").why == f"round 1 runs without b, which is not ready: {WHY}"
+    story.join("b")
+    assert "will restart to include b" in story.told("b").why
+    story.wait(10.1)
+    assert story.told("a").kind == "stop"
+
+
+def test_a_spare_that_is_no_longer_ready_restarts_nobody_and_fills_no_gap() -> None:
+    story = Story(max_nodes=2)
+    story.joins("a", "b")
+    story.started("a", "b")
+    story.join("c")
+    assert story.join("c", not_ready=WHY).reason == "not_ready"
+    assert story.events[-1].text == f"c is not ready: {WHY}"
+    story.leave("b")
+    story.join("a")
+    assert story.order == ["a"]
+
+
+def test_who_joins_as_ready_is_withdrawn_before_a_round_forms_not_after() -> None:
+    story = Story(min_nodes=2, max_nodes=2)
+    story.join("a")
+    story.join("a", not_ready=WHY)
+    story.join("b")
+    assert story.group.state is GroupState.WAITING
+    story.join("a")
+    assert story.group.state is GroupState.STARTING
+    assert story.join("a", after=0, not_ready=WHY).kind == "start", "the round had formed before it was sent"
+    assert story.group.nodes["a"].not_ready == ""
+    assert story.group.nodes["a"].phase is NodePhase.STARTING
+
+
+def test_a_survivor_that_is_not_ready_has_stopped_all_the_same() -> None:
+    story = Story(min_nodes=1)
+    story.joins("a", "b")
+    story.wait(10.1)
+    story.started("a", "b")
+    story.failed("b")
+    story.join("b", not_ready=WHY)
+    assert story.group.restarts == 0, "a has not stopped yet"
+    story.join("a")
+    assert (story.group.restarts, story.order) == (1, ["a"])
+
+
+def test_a_survivor_that_is_being_checked_is_waited_for_as_long_as_it_has_said() -> None:
+    story = Story(min_nodes=1, stop_timeout_s=30.0, lease_s=3600.0)
+    story.join("a")
+    story.join("b", ready_within_s=60.0)
+    story.wait(10.1)
+    story.started("a", "b")
+    story.failed("a")
+    story.renew("a", "b")
+    story.join("a")
+    story.wait(94.9)
+    assert story.group.state is GroupState.WAITING
+    assert "waiting for b to stop its workers and be ready again (at most 0 s more)" in story.why
+    story.wait(0.2)
+    assert story.order == ["a"]
+
+
+def test_nodes_that_never_become_ready_end_the_job_in_time() -> None:
+    story = Story(min_nodes=1, join_timeout_s=600.0, lease_s=3600.0)
+    story.join("a", not_ready=WHY)
+    story.pass_by(600.1)
+    assert story.group.state is GroupState.FAILED
+    assert story.why == (
+        f"the job failed: not enough nodes joined within 600 s: 0 of 1 node ready; a is not ready: {WHY}"
+    )
+
+
+def test_of_many_reasons_the_first_is_said() -> None:
+    story = Story(min_nodes=9)
+    for number in range(1, 8):
+        story.join(f"gpu{number}", not_ready=f"reason {number} " + 300 * "x")
+    assert story.why == (
+        "no node is ready; waiting for 9 more (at most 600 s more); gpu1, gpu2, gpu3, gpu4, gpu5 and 2 more are not "
+        f"ready; gpu1: reason 1 {190 * 'x'}…"
+    )
+
+
+def test_reasons_that_follow_each_other_are_one_event() -> None:
+    story = Story(min_nodes=2)
+    story.join("a", not_ready="no")
+    for why in ("no", "still no", "", "no", ""):
+        story.join("a", not_ready=why)
+    assert kinds(story) == ["node_joined", "node_ready", "node_not_ready", "node_ready"]
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_who_comes_back_says_anew_whether_it_is_ready(gone: bool) -> None:
+    story = Story(min_nodes=2, lease_s=5.0)
+    story.join("a", not_ready=WHY)
+    if gone:
+        story.pass_by(5.1)
+        assert story.group.nodes["a"].phase is NodePhase.LOST
+        assert "not ready" not in story.why
+    story.join("a")
+    assert "1 of 2 nodes ready (a)" in story.why

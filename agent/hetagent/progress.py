@@ -23,7 +23,7 @@ FILE = "HET_PROGRESS_FILE"
 """Variable of a worker: the file for its progress. What this module writes is in another one beside it."""
 
 SUFFIX = ".map"
-"""What the name of that other file ends with: whoever writes a text truncates, which a map of the file would not survive."""
+"""What the name of that other file ends with: who writes a text truncates, and a map would not survive that."""
 
 LAYOUT = struct.Struct("=qd")
 """The step plus 1 (0: none yet), and until when nothing need change (CLOCK_MONOTONIC, seconds)."""
@@ -32,7 +32,7 @@ _UNTIL = struct.Struct("=d")
 _UNTIL_AT = 8
 
 _pack = struct.Struct("=q").pack_into
-_map: mmap.mmap | bytearray | None = None
+_maps: list[mmap.mmap | bytearray] = []  # one, once it is opened
 
 
 def progress(step: int) -> None:
@@ -42,7 +42,7 @@ def progress(step: int) -> None:
         step: at least 0.
     """
     try:
-        _pack(_map, 0, step + 1)  # type: ignore[arg-type]  # None until it is opened
+        _pack(_maps[0], 0, step + 1)
     except Exception:
         with contextlib.suppress(Exception):  # it must not be what ends a training
             _pack(_opened(), 0, int(step) + 1)
@@ -68,15 +68,15 @@ def long(seconds: float) -> Iterator[None]:
 
 def _opened() -> mmap.mmap | bytearray:
     """What is written to, opened at the first call: a process may import this module before its round is known."""
-    global _map
-    if _map is None:
-        _map = bytearray(LAYOUT.size)
+    if not _maps:
+        opened: mmap.mmap | bytearray = bytearray(LAYOUT.size)
         if path := os.environ.get(FILE):
             with contextlib.suppress(OSError, ValueError):
                 descriptor = os.open(path + SUFFIX, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
                     os.truncate(descriptor, LAYOUT.size)
-                    _map = mmap.mmap(descriptor, LAYOUT.size)
+                    opened = mmap.mmap(descriptor, LAYOUT.size)
                 finally:
                     os.close(descriptor)
-    return _map
+        _maps.append(opened)
+    return _maps[0]

@@ -82,13 +82,13 @@ def _listen(path: str) -> None:
     def serve() -> None:
         try:
             _beside("watched").serve(path)
-        except Exception:
+        except Exception:  # noqa: SIM105  # contextlib would be one module more for the script to see
             pass
 
     if "torch.distributed" in sys.modules:
         serve()
     else:
-        sys.meta_path.insert(0, _Awaiting("torch.distributed", serve))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Awaiting("torch.distributed", serve))
 
 
 class _Awaiting:
@@ -109,7 +109,7 @@ class _Awaiting:
         if name != self._module:
             return None
         if self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
         for finder in sys.meta_path:
             spec = finder.find_spec(name, path, target)
             if spec is not None:

@@ -41,7 +41,7 @@ def serve(path: str) -> None:
     Raises:
         Exception: it cannot: this torch has none, or no thread can be started.
     """
-    from torch._C._distributed_c10d import _WorkerServer as Server  # type: ignore[attr-defined]
+    from torch._C._distributed_c10d import _WorkerServer as Server
 
     opened = _thread.allocate_lock()
     opened.acquire()

@@ -17,7 +17,7 @@ STILL_GAPS = 2.0
 """Else it is, once it has not moved for so many times the longest pause that it has made in this round."""
 
 BLOCKED_S = 2.0
-"""How long a process hangs in the kernel until that is its state (seconds); whoever reads files does so all the time."""
+"""How long a process hangs in the kernel until that is its state (seconds); whoever reads files often does."""
 
 ENDED_S = 2.0
 """How long after the end of a worker the server is told, unless the round is over by then (seconds)."""
@@ -223,7 +223,8 @@ class Tracks:
         Args:
             hang_timeout_s: the group's setting (seconds), or None.
         """
-        return any([track.judge(at, hang_timeout_s) for track in self.workers.values()])
+        judged = [track.judge(at, hang_timeout_s) for track in self.workers.values()]
+        return any(judged)
 
     def told(self, at: float) -> None:
         """The server is told."""

@@ -17,7 +17,15 @@ from hetagent.protocol.session import Session
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.clock_times import with_clock_times
 from hetrdzv.protocol.errors import HetError, Unreachable
-from hetrdzv.protocol.wire import DEFAULTS, DirectiveKind, DirectiveReply, FailureFields
+from hetrdzv.protocol.wire import (
+    DEFAULTS,
+    DirectiveKind,
+    DirectiveReply,
+    FailureFields,
+    ProgressFields,
+    StackFields,
+    StacksAsked,
+)
 
 WAIT_NEWS_S = 5.0
 """While a node waits, changes of what it waits for are shown at most this often (seconds)."""
@@ -53,6 +61,7 @@ class Line:
         self._hopeless = False  # no server will hear our goodbye
         self._abandoned = False  # nobody takes directives any more
         self._error: Exception | None = None  # what broke the thread, or is about to
+        self._show_stacks: Callable[[StacksAsked], None] = lambda asked: None
         self._daemons: dict[tuple[int, str], Future[str | None]] = {}
         self._told_wait = ("", 0.0)
         self._told_stall = ""  # what was shown of the stall, but its numbers
@@ -120,6 +129,34 @@ class Line:
         if not self._say(say):
             answer.cancel()
         return answer
+
+    def watch(
+        self, sample: Callable[[], ProgressFields | None], show_stacks: Callable[[StacksAsked], None]
+    ) -> None:
+        """From now on, tell the server how far the workers have come; see `Session.watch`.
+
+        Args:
+            sample: called in the line's thread.
+            show_stacks: called there with each question about stacks, which `stacks` answers; must not wait.
+        """
+
+        def say(now: float) -> None:
+            self._session.watch(sample)
+            self._show_stacks = show_stacks
+
+        self._say(say)
+
+    def tell_progress(self) -> None:
+        """The server has to know at once how far the workers have come."""
+        self._say(lambda now: self._session.tell())
+
+    def stacks(self, number: int, stacks: Sequence[StackFields]) -> None:
+        """The answer to a question about stacks."""
+        self._say(lambda now: self._session.show_stacks(number, stacks))
+
+    def hang_timeout_s(self) -> float | None:
+        """The group's setting, as last heard (seconds), or None."""
+        return self._session.hang_timeout_s
 
     def leaving(self, why: str) -> None:
         """This node is about to leave; its workers may still be running."""
@@ -259,6 +296,8 @@ class Line:
         self._tell_notices()
         for directive in self._session.directives():
             self._delivery.add(directive)
+        for asked in self._session.stacks_asked():
+            self._show_stacks(asked)
         for answer in self._session.daemon_answers():
             self._daemons.pop((answer.round, answer.node_id)).set_result(answer.refusal)
 

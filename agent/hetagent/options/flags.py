@@ -20,6 +20,8 @@ from hetrdzv.protocol.wire import SETTINGS, Setting
 SPEC_FLAGS: Mapping[str, Setting] = {name: one for name, one in SETTINGS.items() if one.has_flag}
 """Settings of the group with a flag of their own name; --nnodes and --max-restarts are torchrun's."""
 
+_METAVARS: Mapping[type, str] = {float: "S", int: "N", tuple: "N[,N...]"}
+
 OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--gpus": {
         "metavar": "N|auto|LIST",
@@ -178,7 +180,7 @@ def parser() -> Parser:
             type=partial(setting, setting_),
             choices=setting_.choices or None,
             help=f"{setting_.help.removesuffix('.')} (default: {setting_.shown_default}).",
-            metavar=None if setting_.choices else "S",
+            metavar=None if setting_.choices else _METAVARS[setting_.kind],
         )
     ours.add_argument("--version", action="version", version=f"hetagent {__version__}")
     made.add_argument(

@@ -3,7 +3,7 @@
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round, Stall
 from hetrdzv.core.order import natural_key
-from hetrdzv.core.phrasing import clipped, count, lasting, names, never_met, unreached
+from hetrdzv.core.phrasing import clipped, count, lasting, names, never_met, spent_of, unreached
 from hetrdzv.core.selection import (
     Lack,
     Selection,
@@ -168,6 +168,10 @@ def _explain_wait_for_nodes(group: Group, now: float) -> str:
 
 
 def _explain_last_wait(group: Group, answer: Selection | Shortfall, now: float) -> str:
+    rests_until = group.rests_until
+    if rests_until is not None and now < rests_until == forms_at(group, answer):
+        which = spent_of(group.restarts, group.spec.max_restarts)
+        return f"restart {which} waits {rests_until - now:.0f} s more, since {group.quick} came in quick succession"
     what = "last call" if group.last_call else "waiting for a replacement"
     most = f", or as soon as {group.spec.max_nodes} are ready" if group.spec.max_nodes is not None else ""
     return f"{what}: starts in {max(0.0, forms_at(group, answer) - now):.0f} s{most}"

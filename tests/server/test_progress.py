@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 
+from hetrdzv.core.commands import Tick
 from hetrdzv.service.service import Service
 from tests.support.served import HandClock, api, join, serving, settled, two_nodes
 
@@ -97,6 +98,7 @@ async def test_who_is_waited_for_is_noticed_and_said_once_it_lasts() -> None:
         await hang(client, service)
         assert (await group(client))["current_round"]["stall"] is None, "two seconds are nothing to speak of"
         clock.pass_by(service, 40)
+        await service.execute("g", Tick())
         shown = await group(client)
         stall = shown["current_round"]["stall"]
         assert (stall["kind"], stall["ranks"], stall["node_id"]) == ("behind", [1], "b")

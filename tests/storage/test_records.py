@@ -30,6 +30,7 @@ from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import (
     Cancellation,
+    Conduct,
     End,
     EndKind,
     Event,
@@ -318,6 +319,7 @@ def full() -> Group:
         rests_until=101.0,
         collectives=70,
         step=12,
+        conduct={"gpu0": Conduct(departures=3, free_at=190.0, aside=True, blamed=2)},
         root_cause=RootCause(kind="worker_failed", message="boom", round=4, node_id="gpu0", failure=failure),
         previous_outcome=GroupState.CANCELLED,
         cancellation=Cancellation("an admin at 10.0.0.9", "2026-11-22T20:00:00+00:00"),

@@ -1,7 +1,7 @@
 """Why a group stands where it stands, and why a node waits, in one sentence each (docs/design.md, rule 9)."""
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round, Stall
+from hetrdzv.core.model import Conduct, Group, GroupState, Node, NodePhase, Round, Stall
 from hetrdzv.core.order import natural_key
 from hetrdzv.core.phrasing import clipped, count, lasting, names, never_met, spent_of, unreached
 from hetrdzv.core.selection import (
@@ -76,9 +76,16 @@ def explain_wait(group: Group, node: Node, now: float) -> str:
     if node.node_id in larger.node_ids:
         admits = _left(admits_at(group, larger), now)
         return f"round {active.number} runs, and will restart to include {node.node_id} ({admits})"
+    conduct = group.conduct.get(node.node_id, Conduct())
     why = _SPARE_REASONS[spare_reason(group, node, active)]
     text = why.format(
-        max_nodes=group.spec.max_nodes, master=active.master.node_id, address=active.master.address
+        max_nodes=group.spec.max_nodes,
+        master=active.master.node_id,
+        address=active.master.address,
+        lift=f"hetctl undrain {group.group_id} {node.node_id}",
+        times=conduct.departures,
+        left=f"{max(0.0, conduct.free_at - now):.0f}",
+        blamed=conduct.blamed,
     )
     return f"round {active.number} runs without {node.node_id}, which is kept as a spare{text}"
 
@@ -96,6 +103,13 @@ _SPARE_REASONS = {
         "with --local-addr or --interface)"
     ),
     Spare.NOT_LARGER: "",
+    Spare.SET_ASIDE: (
+        " (it has come and gone {times} times: for {left} s more, unless it is needed; to lift that: {lift})"
+    ),
+    Spare.TAKEN_LAST: (
+        " (the last {blamed} failures of rounds that it was in were of its workers: others are taken before it; "
+        "to lift that: {lift})"
+    ),
 }
 
 

@@ -105,6 +105,23 @@ class RootCause:
     failure: Failure | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conduct:
+    """How a node has behaved in this job, over all its incarnations (conduct.py).
+
+    Attributes:
+        departures: how many rounds it has ended by going, each soon after it was free to join.
+        free_at: when it last went, or, if it was set aside for that, until when (seconds).
+        aside: whether it is set aside until then.
+        blamed: of how many failures in a row, of rounds that it was in, its workers were the root cause.
+    """
+
+    departures: int = 0
+    free_at: float = 0.0
+    aside: bool = False
+    blamed: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Cancellation:
     """Who cancelled a job and when (ISO 8601, UTC), for people; empty where nobody knows."""
@@ -341,6 +358,7 @@ class Group:
         rests_until: until when the next restart waits, since the last ones came in quick succession, or None (seconds).
         collectives: how many the last round that failed had asked for; None: unknown, or none has failed.
         step: the highest step that a script has told, as far as failures say; None: none has.
+        conduct: nodes that did not stay, or whose workers failed, by node id.
         root_cause: why the group failed.
         previous_outcome: how the previous job ended, for nodes of it that are still here.
         cancellation: who cancelled this job; None: nobody, or an older server noted it.
@@ -370,6 +388,7 @@ class Group:
     rests_until: float | None = None
     collectives: int | None = None
     step: int | None = None
+    conduct: Mapping[str, Conduct] = field(default_factory=dict)
     root_cause: RootCause | None = None
     previous_outcome: GroupState | None = None
     cancellation: Cancellation | None = None

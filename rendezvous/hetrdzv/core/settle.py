@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from hetrdzv.core.conduct import BLAMED, with_blame, without_past
 from hetrdzv.core.crashes import count_failed_round, is_crash_loop, restart_wait_s
 from hetrdzv.core.drift import drift
 from hetrdzv.core.explain import not_ready_clause
@@ -56,9 +57,11 @@ def settle(work: Work) -> None:
     if work.group.state.terminal:
         pass
     elif work.group.active_round is None:
+        work.change(conduct=without_past(work.group.conduct, work.now))
         _judge(work)
         _form(work)
     else:
+        work.change(conduct=without_past(work.group.conduct, work.now))
         _progress(work)
         settle_stall(work)
     if work.group.active_round is not None and not work.group.state.terminal:
@@ -112,7 +115,18 @@ def _judge(work: Work) -> None:
         _finish_given_up(work, end, failures[0].cause(ended.number), given_up, len(left))
     elif end.kind is EndKind.FAILED:
         count_failed_round(work, replace(ended, end=end), [failed.failure for failed in failures])
+        if failures[0].node_id is not None:
+            _note_blame(work, ended, failures[0].node_id)
         _charge(work, ended, failures[0])
+
+
+def _note_blame(work: Work, ended: Round, node_id: str) -> None:
+    """Count a failure against its node; one that had the last few in a row is taken last from now on."""
+    work.change(conduct=with_blame(work.group.conduct, ended, node_id))
+    times = work.group.conduct[node_id].blamed
+    if times == BLAMED:
+        text = f"the last {times} failures were of workers on {node_id}: other nodes are taken before it"
+        work.say("node_set_aside", text, node_id)
 
 
 class _Failed(NamedTuple):

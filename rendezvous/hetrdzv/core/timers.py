@@ -177,6 +177,7 @@ def deadline(group: Group, *, own_leases: bool = True) -> float | None:
 def _timers(group: Group) -> Iterator[float]:
     if group.state.terminal:
         return
+    yield from (one.free_at for one in group.conduct.values() if one.aside)
     if group.active_round is not None:
         yield from _joiners_timer(group)
         yield from _stall_timers(group)

@@ -80,9 +80,9 @@ def _listen(path: str) -> None:
     """
 
     def serve() -> None:
-        try:
+        try:  # noqa: SIM105  # contextlib would be one module more for the script to see
             _beside("watched").serve(path)
-        except Exception:  # noqa: SIM105  # contextlib would be one module more for the script to see
+        except Exception:
             pass
 
     if "torch.distributed" in sys.modules:

@@ -4,17 +4,19 @@ import contextlib
 import os
 import selectors
 import socket
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from hetagent.job.progress import stacks
 from hetagent.job.progress.tracks import Track, Tracks
 from hetagent.job.progress.worker import TICK_S, Looker
 from hetagent.node import scratch
 from hetagent.progress import FILE
-from hetrdzv.protocol.wire import ProgressFields
+from hetrdzv.protocol.wire import ProgressFields, StackFields
 
 SOCKET = "HET_PROGRESS_SOCKET"
 """Where a worker is to open torch's server; see worker/watched.py."""
@@ -38,6 +40,7 @@ class Watch:
         hang_timeout_s: the group's setting (seconds), or None.
         cpu: the workers have no GPUs.
         knows_groups: whether a worker in which torch is seen without any process group has none.
+        python: the workers' interpreter.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Watch:
         hang_timeout_s: Callable[[], float | None] = lambda: None,
         cpu: bool = False,
         knows_groups: bool = True,
+        python: str = sys.executable,
     ) -> None:
         self._number = number
         self._world_size = world_size
@@ -56,10 +60,13 @@ class Watch:
         self._hang_timeout_s = hang_timeout_s
         self._cpu = cpu
         self._knows_groups = knows_groups
+        self._python = python
         self._folder = _folder()
         self._lock = threading.Lock()
         self._tracks: Tracks | None = None
         self._lookers: dict[int, Looker] = {}  # by global rank
+        self._targets: dict[int, stacks.Target] = {}
+        self._taking = threading.Lock()
         self._woken, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
@@ -92,6 +99,8 @@ class Watch:
                 socket=names.get(SOCKET),
                 cpu=self._cpu,
             )
+            rank = rank_offset + local_rank
+            self._targets[rank] = stacks.Target(rank, pid, names.get(SOCKET))
         tracks = {rank: looker.track for rank, looker in self._lookers.items()}
         self._tracks = Tracks(self._number, tracks, self._knows_groups)
         self._thread.start()
@@ -100,6 +109,20 @@ class Watch:
         """How far the workers have come; None: nothing is known yet. From any thread."""
         with self._lock:
             return self._tracks.fields(time.monotonic()) if self._tracks is not None else None
+
+    def stacks(self, ranks: Collection[int] | None, timeout_s: float) -> list[StackFields]:
+        """The Python stacks of workers; from any thread.
+
+        Args:
+            ranks: whose; None: of all workers here. Those that are not here are left out.
+            timeout_s: how long it may take, about (seconds); longer if somebody else asks at the same time.
+        """
+        with self._taking:
+            return stacks.take([self._targets[rank] for rank in self.ranks(ranks)], timeout_s, self._python)
+
+    def ranks(self, wanted: Collection[int] | None) -> list[int]:
+        """Those of some workers that are here; None: all that are."""
+        return [rank for rank in self._targets if wanted is None or rank in wanted]
 
     def close(self) -> None:
         """Look no more; the workers are gone."""

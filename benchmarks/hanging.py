@@ -2,8 +2,8 @@
 
     hetagent ... benchmarks/hanging.py KIND FOLDER
 
-All-reduces every few milliseconds. After a while the victim of the round, another one each time, does KIND, and says so first in
-FOLDER/hangs: round, rank, and when (wall-clock seconds).
+All-reduces every few milliseconds. After a while the victim of the round, another one each time, does KIND. It says
+so first in FOLDER/hangs: round, rank, and when (wall-clock seconds).
 """
 
 import ctypes
@@ -32,7 +32,9 @@ def hold_the_gil() -> None:
 def block_in_the_kernel() -> None:
     """Wait uninterruptibly, as the parent in vfork(2) does until its child ends: state D."""
     libc = ctypes.CDLL(None)
-    if libc.syscall(58) == 0:  # vfork on x86-64; the child shares the stack of the parent, so it must not return
+    if (
+        libc.syscall(58) == 0
+    ):  # vfork on x86-64; the child shares the stack of the parent, so it must not return
         libc.syscall(34)  # pause(2)
 
 

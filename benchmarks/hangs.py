@@ -2,8 +2,9 @@
 
     python -m benchmarks.hangs [--tries 20] [--timeout-s 5] [--kind sleeps ...]
 
-Three workers on two nodes, with standbys; each round hangs (benchmarks/hanging.py), is ended by `--hang-timeout-s`, and the next one hangs. Seconds run
-from the moment at which the victim does it. A worker that is only slow must not end its round.
+Three workers on two nodes, with standbys; each round hangs (benchmarks/hanging.py), is ended by `--hang-timeout-s`, and
+the next one hangs. Seconds run from the moment at which the victim does it. A worker that is only slow must not end
+its round.
 """
 
 import argparse
@@ -17,8 +18,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import Table, median
 from tests.support.cluster import Cluster
+
+from benchmarks.tables import Table, median
 
 NODES = {"a": 2, "b": 1}
 
@@ -67,7 +69,9 @@ class Job:
 
 def main() -> None:
     """Run every kind, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tries", type=int, default=20, help="of each kind (default: 20)")
     parser.add_argument("--timeout-s", type=float, default=5.0, help="--hang-timeout-s (default: 5)")
     parser.add_argument("--kind", action="append", choices=KINDS, help="only this one; may be repeated")

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrdzv.core.stall import judge, lasting
+from hetrdzv.core.phrasing import lasting
+from hetrdzv.core.stall import judge
 from hetrdzv.core.waits import Collectives, Worker
 
 

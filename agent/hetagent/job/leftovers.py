@@ -1,6 +1,7 @@
 """Processes that outlive their round: those that do not die, and those that may keep running for now."""
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 
 from hetagent.node import processes
 
@@ -16,22 +17,26 @@ class Leftovers:
     def __init__(self, incarnation: str, tell: Callable[[str], None]) -> None:
         self._incarnation = incarnation
         self._tell = tell
-        self._stuck: set[processes.Process] = set()
+        self._stuck: dict[processes.Process, str] = {}  # and since when, by the clock
         self._spared = False
 
     def note_stuck(self, pids: Sequence[int]) -> None:
         """Remember processes that have survived SIGKILL, and say so."""
         if pids:
-            alive = processes.living()
-            self._stuck |= {alive[pid] for pid in pids if pid in alive}
+            alive, now = processes.living(), f"{datetime.now().astimezone():%H:%M:%S}"
+            self._stuck |= {alive[pid]: now for pid in pids if pid in alive and alive[pid] not in self._stuck}
             self._tell(f"processes do not die: {processes.describe_stuck(pids)}")
 
     def stuck(self) -> str:
-        """Which of them are still alive and why; empty if none is."""
+        """Which of them are still alive, why and since when; empty if none is."""
         alive = processes.living()
         # Another process may have the pid of one that has died after all; a living one may have lost its parent.
-        same = [one.pid for one in self._stuck if one.pid in alive and alive[one.pid].started == one.started]
-        return processes.describe_stuck(same) if same else ""
+        same = {
+            one.pid: since
+            for one, since in self._stuck.items()
+            if one.pid in alive and alive[one.pid].started == one.started
+        }
+        return f"{processes.describe_stuck(same)} since {min(same.values())}" if same else ""
 
     def spare(self) -> None:
         """The workers have succeeded here: what they detached may keep running until the job's outcome is known."""

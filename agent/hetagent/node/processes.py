@@ -218,7 +218,7 @@ def kill_orphans(node_id: str, group: str, timeout_s: float = KILL_TIMEOUT_S) ->
 
 
 def describe_stuck(pids: Collection[int], most: int = 5) -> str:
-    """Why processes survived SIGKILL: `12 (state D: hangs in the kernel), 13 (another user's)`."""
+    """Why processes survived SIGKILL: `12 (state D: hangs in the kernel, in fuse_lookup), 13 (another user's)`."""
     shown = ", ".join(f"{pid} ({_why_alive(pid)})" for pid in sorted(pids)[:most])
     return shown + (f" and {len(pids) - most} more" if len(pids) > most else "")
 
@@ -232,7 +232,20 @@ def _why_alive(pid: int) -> str:
         return "gone by now"
     fields = _stat_fields(pid)
     state = fields[0].decode() if fields else "?"
-    return "state D: hangs in the kernel" if state == "D" else f"state {state}"
+    if state != "D":
+        return f"state {state}"
+    where = _waits_in(pid)
+    return f"state D: hangs in the kernel{f', in {where}' if where else ''}"
+
+
+def _waits_in(pid: int) -> str:
+    """The kernel's function that a process waits in; empty where that is not known, or not for us to know."""
+    try:
+        with open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:
+            found = file.read(64).strip()
+    except OSError:
+        return ""
+    return "" if found == "0" else found
 
 
 def _closure(found: set[int], sessions: set[int], alive: dict[int, Process]) -> set[int]:

@@ -64,6 +64,7 @@ class Line:
         self._show_stacks: Callable[[StacksAsked], None] = lambda asked: None
         self._daemons: dict[tuple[int, str], Future[str | None]] = {}
         self._told_wait = ("", 0.0)
+        self._told_stall = ""  # what was shown of the stall, but its numbers
         self._stop_timeout_s = DEFAULTS.stop_timeout_s
 
     def start(self) -> None:
@@ -284,6 +285,7 @@ class Line:
             self._stop_timeout_s = answer.stop_timeout_s
             self._tell_notices()
             self._tell_wait(answer)
+            self._tell_stall(answer)
         self._kick.set()
 
     def _tell_notices(self) -> None:
@@ -308,6 +310,18 @@ class Line:
         if gist != self._told_wait[0] and now - self._told_wait[1] >= WAIT_NEWS_S:
             self._told_wait = (gist, now)
             self._tell(with_clock_times(f"waiting: {answer.why}", datetime.now().astimezone()))
+
+    def _tell_stall(self, answer: DirectiveReply) -> None:
+        """Show who is waited for in the round that runs, and that it goes on."""
+        if answer.kind != "start":
+            self._told_stall = ""
+        elif answer.reason != "stalled":
+            if self._told_stall:
+                self._tell(f"round {answer.round} goes on")
+            self._told_stall = ""
+        elif (gist := re.sub(r"\d[\d,]*", "", answer.why)) != self._told_stall:
+            self._told_stall = gist
+            self._tell(answer.why)
 
     def _handed_over(self, directive: DirectiveReply) -> None:
         """The agent has been handed a directive; a hook for subclasses."""

@@ -92,8 +92,23 @@ def unreached(pairs: AbstractSet[tuple[str, str]], among: AbstractSet[str]) -> s
     return "; ".join(parts)
 
 
-def describe_failure(node_id: str, failure: Failure) -> str:
+def lasting(text: str, for_s: float) -> str:
+    """The text of a verdict with its time: `ranks 0 to 2 have waited 40 s for rank 3 (gpu2), which is at ...`."""
+    for present, perfect in ((" wait for ", "have"), (" waits for ", "has")):
+        if present in text:
+            return text.replace(present, f" {perfect} waited {for_s:.0f} s for ", 1)
+    return f"{text} ({for_s:.0f} s)"
+
+
+def describe_hang(failure: Failure) -> str:
+    """A hang in one sentence; see `Failure.hang`."""
+    return f"{'a worker hangs' if failure.rank >= 0 else 'the workers hang'}: {failure.hang}"
+
+
+def describe_failure(node_id: str | None, failure: Failure) -> str:
     """A worker's failure in one sentence: which worker, on which node, and how it ended."""
+    if failure.hang:
+        return describe_hang(failure)
     who = f"the program of {node_id}"
     if failure.rank >= 0:
         who = f"rank {failure.rank} (local rank {failure.local_rank}) on {node_id}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hetrdzv.core.phrasing import ranked
 from hetrdzv.core.waits import NO_ANSWER, Blame, Collectives, Lane, Place, Waits, Worker, who_waits
 
-__all__ = ["Collectives", "Verdict", "Worker", "judge", "lasting"]
+__all__ = ["Collectives", "Verdict", "Worker", "judge"]
 
 NOTED_S = 1.0
 """Whoever has moved within this time does not wait (seconds)."""
@@ -54,14 +54,6 @@ class Verdict:
     node_id: str | None
     text: str
     for_s: float
-
-
-def lasting(text: str, for_s: float) -> str:
-    """The text of a verdict with its time: `ranks 0 to 2 have waited 40 s for rank 3 (gpu2), which is at ...`."""
-    for present, perfect in ((" wait for ", "have"), (" waits for ", "has")):
-        if present in text:
-            return text.replace(present, f" {perfect} waited {for_s:.0f} s for ", 1)
-    return f"{text} ({for_s:.0f} s)"
 
 
 def judge(
@@ -192,7 +184,7 @@ def _mismatch(waits: Waits) -> Verdict | None:
         asked: dict[str, list[Worker]] = {}
         for place in lane.places:
             if (
-                place.open
+                place.pending
                 and place.at is not None
                 and place.at.enqueued == top
                 and (op := _alike(place.at.op))

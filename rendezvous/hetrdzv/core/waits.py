@@ -69,14 +69,14 @@ class Place:
     Attributes:
         at: its collectives there; None: none yet.
         level: what members are compared by: a wait is for those of a lower level.
-        open: whether its last collective there is not complete, and the worker does not move.
+        pending: whether its last collective there is not complete, and the worker does not move.
         waits: whether it waits, for members behind it or because nothing completes.
     """
 
     worker: Worker
     at: Collectives | None
     level: tuple[int, int, bool]
-    open: bool
+    pending: bool
     waits: bool = False
 
 
@@ -117,9 +117,11 @@ class Lane:
         places = self.places
         places.sort(key=attrgetter("level"))
         lowest = places[0].level
-        self.stuck = lowest == places[-1].level and not self.missing and all(place.open for place in places)
+        self.stuck = (
+            lowest == places[-1].level and not self.missing and all(place.pending for place in places)
+        )
         for place in places:
-            place.waits = place.open and (self.stuck or place.level > lowest or self.missing > 0)
+            place.waits = place.pending and (self.stuck or place.level > lowest or self.missing > 0)
 
 
 @dataclass(slots=True)

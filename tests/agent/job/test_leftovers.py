@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.agent.job.rig import Make, OtherNode, Rig, is_alive, soon, tails
+from tests.support.fuse import DeadFiles
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
@@ -135,9 +137,9 @@ def test_a_node_whose_processes_do_not_die_leaves_instead_of_failing_the_next_ro
         assert made.run(made.appears("up"), made.asks("restart")) is None
     monkeypatch.undo()
     os.kill(theirs(), signal.SIGKILL)
-    why = f"its processes do not die: {theirs()} (another user's)"
+    why = made.agent.ended_by
+    assert re.fullmatch(rf"its processes do not die: {theirs()} \(another user's\) since \d\d:\d\d:\d\d", why)
     assert made.said[-1] == f"leaving, since {why}; check the node before you use it again"
-    assert made.agent.ended_by == why
     [node] = made.group()["nodes"]
     assert (node["state"], node["why"]) == ("left", why)
     assert made.group()["restarts"] == 0
@@ -205,3 +207,21 @@ def test_a_process_that_got_the_pid_of_one_that_did_not_die_is_not_taken_for_it(
     monkeypatch.setattr(processes, "living", lambda: {found.pid: replace(found, started=found.started + 1)})
     assert left.stuck() == ""
     assert len(said) == 1
+
+
+def test_a_worker_that_hangs_in_the_kernel_takes_its_node_out_of_the_job(
+    rig: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kill_all = processes.kill_all
+    monkeypatch.setattr(processes, "kill_all", lambda find, timeout_s=0.2: kill_all(find, 0.2))
+    with DeadFiles(tmp_path / "dead") as files:
+        made = rig("echo $$ > pid; exec stat dead/file", stop_timeout_s=0.1)
+        with monkeypatch.context() as patch:
+            patch.setattr(made, "identity", replace(made.identity, incarnation="none"))  # it does leave one
+            made.run(lambda: soon(files.asked.is_set, "a look"), made.asks("restart"))
+        pid = int((made.folder / "pid").read_text())
+        why = rf"its processes do not die: {pid} \(state D: hangs in the kernel, in request_wait_answer\) since .*"
+        assert re.fullmatch(why, made.agent.ended_by)
+        [node] = made.group()["nodes"]
+        assert (node["state"], node["why"]) == ("left", made.agent.ended_by)
+    soon(lambda: not is_alive(pid), "its end")

@@ -5,6 +5,7 @@ import re
 import selectors
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,9 @@ MAX_WHY = 250
 QUESTION = "dump_traceback"
 
 INSTALL = "pip install py-spy on its node shows it"
+
+HURRY_S = 0.1
+"""How often whoever waits for stacks looks whether somebody is in a hurry (seconds)."""
 
 HANGS = re.compile(r"\bhangs?: ")
 
@@ -47,19 +51,22 @@ class Target:
     asked: Asked | None = field(default=None)
 
 
-def take(targets: Sequence[Target], timeout_s: float, python: str) -> list[StackFields]:
+def take(
+    targets: Sequence[Target], timeout_s: float, python: str, hurried: threading.Event
+) -> list[StackFields]:
     """The stacks of workers, taken at the same time.
 
     Args:
         timeout_s: how long it may take, about (seconds).
         python: the workers' interpreter; py-spy is looked for beside it, too.
+        hurried: once it is set, what has not come is not waited for.
     """
     found = {target.rank: stack for target in targets if (stack := _frozen(target)) is not None}
     rest = [target for target in targets if target.rank not in found]
     spy = _py_spy(python)
-    found |= _answers(rest, time.monotonic() + (timeout_s / 2 if spy else timeout_s))
+    found |= _answers(rest, time.monotonic() + (timeout_s / 2 if spy else timeout_s), hurried)
     rest = [target for target in rest if target.rank not in found]
-    if spy is not None:
+    if spy is not None and not hurried.is_set():
         found |= _spied(rest, spy, time.monotonic() + timeout_s / 2)
     for target in rest:
         if target.rank not in found:
@@ -84,7 +91,7 @@ def _frozen(target: Target) -> StackFields | None:
     return None
 
 
-def _answers(targets: Sequence[Target], until: float) -> dict[int, StackFields]:
+def _answers(targets: Sequence[Target], until: float, hurried: threading.Event) -> dict[int, StackFields]:
     """What the workers' own servers answer in time."""
     found: dict[int, StackFields] = {}
     with selectors.DefaultSelector() as selector:
@@ -94,8 +101,8 @@ def _answers(targets: Sequence[Target], until: float) -> dict[int, StackFields]:
                     target.asked = Asked(target.socket, QUESTION)
             if target.asked is not None:
                 selector.register(target.asked, selectors.EVENT_READ, target)
-        while selector.get_map() and (left_s := until - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
+        while selector.get_map() and (left_s := until - time.monotonic()) > 0 and not hurried.is_set():
+            for key, _ in selector.select(min(left_s, HURRY_S)):
                 target = key.data
                 try:
                     answer = target.asked.read()

@@ -67,6 +67,7 @@ class Watch:
         self._lookers: dict[int, Looker] = {}  # by global rank
         self._targets: dict[int, stacks.Target] = {}
         self._taking = threading.Lock()
+        self._hurried = threading.Event()
         self._woken, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
@@ -110,15 +111,23 @@ class Watch:
         with self._lock:
             return self._tracks.fields(time.monotonic()) if self._tracks is not None else None
 
-    def stacks(self, ranks: Collection[int] | None, timeout_s: float) -> list[StackFields]:
+    def stacks(
+        self, ranks: Collection[int] | None, timeout_s: float, *, first: bool = False
+    ) -> list[StackFields]:
         """The Python stacks of workers; from any thread.
 
         Args:
             ranks: whose; None: of all workers here. Those that are not here are left out.
             timeout_s: how long it may take, about (seconds); longer if somebody else asks at the same time.
+            first: whoever asks at the same time has to do with what he has got.
         """
+        if first:
+            self._hurried.set()
         with self._taking:
-            return stacks.take([self._targets[rank] for rank in self.ranks(ranks)], timeout_s, self._python)
+            if first:
+                self._hurried.clear()
+            wanted = [self._targets[rank] for rank in self.ranks(ranks)]
+            return stacks.take(wanted, timeout_s, self._python, self._hurried)
 
     def ranks(self, wanted: Collection[int] | None) -> list[int]:
         """Those of some workers that are here; None: all that are."""

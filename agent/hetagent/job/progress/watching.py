@@ -18,6 +18,9 @@ STACKS_S = 5.0
 LAST_STACKS_S = 2.0
 """For how long the stop of a round that hangs is put off for its stacks (seconds)."""
 
+LATE_S = 0.5
+"""By how much the stacks of a round that hangs are taken sooner, so that they are written by then (seconds)."""
+
 OFF = "this node shows no stacks (--report-stacks off)"
 
 BUFFER, BUFFER_BEFORE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
@@ -101,7 +104,7 @@ class Watching:
 
         def keep() -> None:
             with suppress(OSError):
-                stacks.write(watch.stacks(None, LAST_STACKS_S), self._folders)
+                stacks.write(watch.stacks(None, LAST_STACKS_S - LATE_S, first=True), self._folders)
 
         thread = threading.Thread(target=keep, name="stacks", daemon=True)
         thread.start()

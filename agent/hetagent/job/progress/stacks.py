@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hetagent.job.progress.asking import Asked, NoAnswer
 from hetagent.node import processes
@@ -48,7 +48,13 @@ class Target:
     rank: int
     pid: int
     socket: str | None
-    asked: Asked | None = field(default=None)
+    asked: Asked | None = None
+
+    def close(self) -> None:
+        """Give up waiting for an answer, or take note that it has come."""
+        if self.asked is not None:
+            self.asked.close()
+            self.asked = None
 
 
 def take(
@@ -114,8 +120,7 @@ def _answers(targets: Sequence[Target], until: float, hurried: threading.Event) 
                 except NoAnswer:
                     pass
                 selector.unregister(target.asked)
-                target.asked.close()
-                target.asked = None
+                target.close()
     return found
 
 

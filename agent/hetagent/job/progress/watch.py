@@ -26,6 +26,9 @@ PREFIX = "hetp_"
 MAX_FOLDER = 90
 """The longest name of a folder for sockets (bytes): the kernel takes 107 for a socket's."""
 
+CLOSE_S = 0.5
+"""How long to wait for whoever takes stacks at the end of a round (seconds)."""
+
 SUSPENDED_S = 2.0
 """Whoever wakes up so much too late was suspended, perhaps together with the workers (seconds)."""
 
@@ -140,6 +143,11 @@ class Watch:
             self._thread.join()
         else:
             self._woken.close()
+        self._hurried.set()
+        if self._taking.acquire(timeout=CLOSE_S):
+            for target in self._targets.values():
+                target.close()
+            self._taking.release()
         if self._folder is not None:
             self._folder.close()
 

@@ -20,6 +20,7 @@ def entry(
         "profiling_name": what,
         "input_sizes": [[10]],
         "is_p2p": False,
+        "retired": False,
         "time_created_ns": 1_000_000_000 * operation,
         **more,
     }
@@ -76,6 +77,19 @@ def test_what_was_sent_to_single_members_is_no_collective() -> None:
     """gloo counts them: 12 operations, 11 of them collectives, of which one is not done."""
     (group,) = Trace(2).read(answer(entry(0, "0", 11, 12), g0=(12, -1, 11))).groups
     assert (group.enqueued, group.completed) == (11, 10)
+
+
+def test_an_operation_is_done_once_its_entry_says_so() -> None:
+    """The counts say that 6 of 7 are done, since the sixth was done after the seventh."""
+    done = [entry(0, "0", number, number, retired=True) for number in (6, 7)]
+    (group,) = Trace(2).read(answer(*done, g0=(7, -1, 6))).groups
+    assert (group.enqueued, group.completed) == (7, 7)
+    (group,) = Trace(2).read(answer(*done, g0=(8, -1, 6))).groups  # the entry of the eighth is not there yet
+    assert (group.enqueued, group.completed) == (8, 7)
+    (group,) = Trace(2).read(answer(*done, entry(0, "0", 8, 8), g0=(8, -1, 5))).groups
+    assert (group.enqueued, group.completed) == (8, 7)
+    (group,) = Trace(2).read(answer(entry(0, "0", 6, 6), done[1], g0=(7, -1, 5))).groups
+    assert (group.enqueued, group.completed) == (7, 5)
 
 
 def test_nccl_counts_collectives_and_says_who_the_members_are() -> None:

@@ -50,6 +50,11 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "choices": ("on", "off"),
         "help": "Report the end of a failed worker's stderr to the server (or HET_REPORT_STDERR; default on).",
     },
+    "--report-stacks": {
+        "choices": ("on", "off"),
+        "help": "Show the workers' Python stacks to the server if asked, or if they hang (or HET_REPORT_STACKS; "
+        "default on).",
+    },
     "--require-rendezvous": {
         "action": "store_true",
         "help": "Fail a job whose workers end well but never met (init_process_group); give it on every node.",

@@ -56,6 +56,7 @@ class Options:
         preload: the modules that standbys import, as given.
         require_rendezvous: whether it is a failure if workers end well but have not met.
         report_stderr: whether failures are reported with the end of stderr: on or off.
+        report_stacks: whether the server is shown the Python stacks of workers: on or off.
         gpus, nproc_per_node: as given; at most one of them.
         spec: the given settings of the group, by name.
         signals: the agent stops its workers and leaves on these.
@@ -89,6 +90,7 @@ class Options:
     isolate_gpus: bool
     preload: str | None
     report_stderr: str | None
+    report_stacks: str | None
     require_rendezvous: bool
     shutdown_timeout_s: float | None
     script: str | None

@@ -116,9 +116,11 @@ class Looker:
                 return
             if self._sources is None:
                 self._sources = self._found(answer)
-            else:
-                self._take(self._sources[self._turn].trace.read(answer), now)
-                self._costs.append(now - self.asked.at)
+                self.close()
+                self._ask(now)
+                return
+            self._take(self._sources[self._turn].trace.read(answer), now)
+            self._costs.append(now - self.asked.at)
         except (NoAnswer, ValueError):
             if self._sources:
                 del self._sources[self._turn]

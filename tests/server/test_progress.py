@@ -5,8 +5,9 @@ from typing import Any
 
 import httpx
 
+from hetrdzv.core.commands import Tick
 from hetrdzv.service.service import Service
-from tests.support.served import HandClock, api, join, serving, settled, two_nodes
+from tests.support.served import HandClock, api, join, serving, settled, started, two_nodes
 
 GROUP = "/v1/groups/g"
 
@@ -93,10 +94,14 @@ async def test_what_is_said_of_another_round_or_of_others_workers_is_nothing() -
 async def test_who_is_waited_for_is_noticed_and_said_once_it_lasts() -> None:
     clock = HandClock()
     async with serving(clock=clock) as (service, _), api(service) as client:
-        await two_nodes(service)
+        await service.execute("g", join("a", min_nodes=2, max_nodes=2, lease_s=600.0))
+        await service.execute("g", join("b"))
+        await service.execute("g", started("a"))
+        await service.execute("g", started("b"))
         await hang(client, service)
         assert (await group(client))["current_round"]["stall"] is None, "two seconds are nothing to speak of"
         clock.pass_by(service, 40)
+        await service.execute("g", Tick())
         shown = await group(client)
         stall = shown["current_round"]["stall"]
         assert (stall["kind"], stall["ranks"], stall["node_id"]) == ("behind", [1], "b")

@@ -80,7 +80,7 @@ def _listen(path: str) -> None:
     """
 
     def serve() -> None:
-        try:  # noqa: SIM105  # contextlib would be one module more for the script to see
+        try:  # noqa: SIM105 - contextlib would be one module more for the script to see
             _beside("watched").serve(path)
         except Exception:
             pass

@@ -110,7 +110,7 @@ async def get_stacks(
     service = service_of(request)
     group = service.group(group_id)
     active = group.active_round
-    if active is None:
+    if active is None or group.state.terminal:
         raise NoRound(f"group '{group_id}' has no workers now: {explain(group, service.now())}")
     unknown = [one for one in rank or () if not 0 <= one < active.world_size]
     if unknown:

@@ -200,7 +200,7 @@ def _offer(
     launch: Launch,
     *,
     wants_command: bool,
-    ready_within_s: float,
+    ready_within_s: float = 0.0,
 ) -> Offer:
     """What this node offers to the group.
 

@@ -50,6 +50,7 @@ class NodeCheck:
         self._timeout_s = timeout_s
         self._secrets = secrets
         self._stuck: list[processes.Process] = []
+        self._last: subprocess.Popen[bytes] | None = None
 
     @property
     def within_s(self) -> float:
@@ -58,8 +59,12 @@ class NodeCheck:
 
     def ask(self, cancelled: threading.Event) -> Verdict:
         """Run it once; if that is no longer wanted, kill it."""
+        if self._last is not None:
+            self._last.poll()  # it may have died after all
         alive = processes.living()
-        self._stuck = [one for one in self._stuck if alive.get(one.pid) == one]
+        self._stuck = [
+            one for one in self._stuck if one.pid in alive and alive[one.pid].started == one.started
+        ]
         if self._stuck:
             return Verdict(f"node check: an earlier one does not die: {self._describe_stuck()}")
         try:
@@ -73,6 +78,7 @@ class NodeCheck:
             )
         except (OSError, ValueError) as error:
             return Verdict(f"node check cannot be started: {error}")
+        self._last = process
         assert process.stdout is not None
         with process.stdout as output:
             said = self._follow(process, output.fileno(), cancelled)

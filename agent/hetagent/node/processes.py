@@ -130,6 +130,12 @@ def ended_badly(pid: int) -> bool | None:
     return fields[-1] != b"0" if fields is not None and fields[0] == b"Z" else None
 
 
+def state(pid: int) -> str | None:
+    """The state of a process's first thread, as ps shows it (`R`, `S`, `D`, `T`, `Z`, ...); None if it is gone."""
+    fields = _stat_fields(pid)
+    return fields[0].decode() if fields is not None else None
+
+
 def kill_all(find: Callable[[], Collection[int]], timeout_s: float = KILL_TIMEOUT_S) -> list[int]:
     """Kill whatever `find` returns until two scans in a row find nothing, so that no fork escapes.
 

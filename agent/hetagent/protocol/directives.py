@@ -37,7 +37,8 @@ class Directives:
         stop_told: whether the agent was told to stop the newest round's workers.
         exit_told: whether it was told to exit: the last directive of all.
         version: of the directive that counted last; what a poll waits for is another one.
-        poll_s, lease_s, stop_timeout_s, max_disconnect_s: the group's, as in `DirectiveReply` (seconds).
+        poll_s, lease_s, stop_timeout_s, max_disconnect_s, hang_timeout_s: the group's, as in `DirectiveReply`
+            (seconds).
     """
 
     def __init__(self, spec: SpecFields) -> None:
@@ -51,6 +52,7 @@ class Directives:
         self.lease_s: float = given.get("lease_s", DEFAULTS.lease_s)
         self.stop_timeout_s: float = given.get("stop_timeout_s", DEFAULTS.stop_timeout_s)
         self.max_disconnect_s: float = given.get("max_disconnect_s", DEFAULTS.max_disconnect_s)
+        self.hang_timeout_s: float | None = None
         self._counts_from = 1  # replies to requests with smaller numbers are late
         self._doubted_since: float | None = None
         self._delivered = ""  # version of the newest directive handed out
@@ -158,6 +160,7 @@ class Directives:
         self.version = directive.version
         self.poll_s, self.lease_s = directive.poll_s, directive.lease_s
         self.stop_timeout_s, self.max_disconnect_s = directive.stop_timeout_s, directive.max_disconnect_s
+        self.hang_timeout_s = directive.hang_timeout_s
         if not doubtful:
             self._doubted_since = None
 

@@ -17,7 +17,15 @@ from hetagent.protocol.session import Session
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.clock_times import with_clock_times
 from hetrdzv.protocol.errors import HetError, Unreachable
-from hetrdzv.protocol.wire import DEFAULTS, DirectiveKind, DirectiveReply, FailureFields
+from hetrdzv.protocol.wire import (
+    DEFAULTS,
+    DirectiveKind,
+    DirectiveReply,
+    FailureFields,
+    ProgressFields,
+    StackFields,
+    StacksAsked,
+)
 
 WAIT_NEWS_S = 5.0
 """While a node waits, changes of what it waits for are shown at most this often (seconds)."""
@@ -53,8 +61,10 @@ class Line:
         self._hopeless = False  # no server will hear our goodbye
         self._abandoned = False  # nobody takes directives any more
         self._error: Exception | None = None  # what broke the thread, or is about to
+        self._show_stacks: Callable[[StacksAsked], None] = lambda asked: None
         self._daemons: dict[tuple[int, str], Future[str | None]] = {}
         self._told_wait = ("", 0.0)
+        self._told_stall = ""  # what was shown of the stall, but its numbers
         self._stop_timeout_s = DEFAULTS.stop_timeout_s
 
     def start(self) -> None:
@@ -119,6 +129,34 @@ class Line:
         if not self._say(say):
             answer.cancel()
         return answer
+
+    def watch(
+        self, sample: Callable[[], ProgressFields | None], show_stacks: Callable[[StacksAsked], None]
+    ) -> None:
+        """From now on, tell the server how far the workers have come; see `Session.watch`.
+
+        Args:
+            sample: called in the line's thread.
+            show_stacks: called there with each question about stacks, which `stacks` answers; must not wait.
+        """
+
+        def say(now: float) -> None:
+            self._session.watch(sample)
+            self._show_stacks = show_stacks
+
+        self._say(say)
+
+    def tell_progress(self) -> None:
+        """The server has to know at once how far the workers have come."""
+        self._say(lambda now: self._session.tell())
+
+    def stacks(self, number: int, stacks: Sequence[StackFields]) -> None:
+        """The answer to a question about stacks."""
+        self._say(lambda now: self._session.show_stacks(number, stacks))
+
+    def hang_timeout_s(self) -> float | None:
+        """The group's setting, as last heard (seconds), or None."""
+        return self._session.hang_timeout_s
 
     def leaving(self, why: str) -> None:
         """This node is about to leave; its workers may still be running."""
@@ -247,6 +285,7 @@ class Line:
             self._stop_timeout_s = answer.stop_timeout_s
             self._tell_notices()
             self._tell_wait(answer)
+            self._tell_stall(answer)
         self._kick.set()
 
     def _tell_notices(self) -> None:
@@ -257,6 +296,8 @@ class Line:
         self._tell_notices()
         for directive in self._session.directives():
             self._delivery.add(directive)
+        for asked in self._session.stacks_asked():
+            self._show_stacks(asked)
         for answer in self._session.daemon_answers():
             self._daemons.pop((answer.round, answer.node_id)).set_result(answer.refusal)
 
@@ -269,6 +310,18 @@ class Line:
         if gist != self._told_wait[0] and now - self._told_wait[1] >= WAIT_NEWS_S:
             self._told_wait = (gist, now)
             self._tell(with_clock_times(f"waiting: {answer.why}", datetime.now().astimezone()))
+
+    def _tell_stall(self, answer: DirectiveReply) -> None:
+        """Show who is waited for in the round that runs, and that it goes on."""
+        if answer.kind != "start":
+            self._told_stall = ""
+        elif answer.reason != "stalled":
+            if self._told_stall:
+                self._tell(f"round {answer.round} goes on")
+            self._told_stall = ""
+        elif (gist := re.sub(r"\d[\d,]*", "", answer.why)) != self._told_stall:
+            self._told_stall = gist
+            self._tell(answer.why)
 
     def _handed_over(self, directive: DirectiveReply) -> None:
         """The agent has been handed a directive; a hook for subclasses."""

@@ -4,7 +4,15 @@ from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.wire import DaemonRequest, DirectiveReply, JoinRequest, ReportRequest
+from hetrdzv.protocol.wire import (
+    DaemonRequest,
+    DirectiveReply,
+    JoinRequest,
+    PollRequest,
+    ProgressFields,
+    ReportRequest,
+    StacksRequest,
+)
 
 
 class Server(Protocol):
@@ -18,6 +26,12 @@ class Server(Protocol):
     ) -> DirectiveReply:
         """Long poll for the directive."""
 
+    async def poll(self, group: str, node: str, request: PollRequest) -> DirectiveReply:
+        """The same, and how far the node's workers have come."""
+
+    async def stacks(self, group: str, node: str, request: StacksRequest) -> None:
+        """Send the stacks that a reply to `poll` asks for."""
+
     async def report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
         """Report on a round's workers."""
 
@@ -29,7 +43,7 @@ class Server(Protocol):
 
 
 Answer = DirectiveReply | HetError | None
-"""What became of a request; the server answers a `Leave` with None."""
+"""What became of a request; the server answers `Leave` and `Stacks` with None."""
 
 
 class Head(TypedDict):
@@ -67,15 +81,50 @@ class Join(BaseRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poll(BaseRequest):
-    """Wait for a directive whose version differs from `after`, for `wait_s` seconds at most."""
+    """Wait for a directive whose version differs from `after`, for `wait_s` seconds at most.
+
+    Attributes:
+        progress: how far the node's workers have come, with `posts`.
+        posts: the server takes progress, or may do so.
+    """
 
     incarnation: str
     after: str | None
     wait_s: float
+    progress: ProgressFields | None = None
+    posts: bool = False
 
     async def send(self, server: Server) -> Answer:
         """Send this request to a server."""
-        return await server.directive(self.group, self.node_id, self.incarnation, self.after, self.wait_s)
+        if not self.posts:
+            return await server.directive(self.group, self.node_id, self.incarnation, self.after, self.wait_s)
+        body = PollRequest(
+            incarnation=self.incarnation, after=self.after, wait_s=self.wait_s, progress=self.progress
+        )
+        return await server.poll(self.group, self.node_id, body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell(BaseRequest):
+    """How far the node's workers have come, at once: a poll that does not wait."""
+
+    body: PollRequest
+
+    async def send(self, server: Server) -> Answer:
+        """Send this request to a server."""
+        return await server.poll(self.group, self.node_id, self.body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks(BaseRequest):
+    """The stacks that somebody wants to see."""
+
+    body: StacksRequest
+
+    async def send(self, server: Server) -> Answer:
+        """Send this request to a server."""
+        await server.stacks(self.group, self.node_id, self.body)
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,4 +163,4 @@ class Leave(BaseRequest):
         return None
 
 
-Request = Join | Poll | Report | StartDaemon | Leave
+Request = Join | Poll | Tell | Stacks | Report | StartDaemon | Leave

@@ -7,12 +7,13 @@ for `requests`, then for `directives` and `notices`.
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil, inf
 
 from pydantic import ValidationError
 
+from hetagent.protocol.asides import Asides
 from hetagent.protocol.contact import CONNECT_TIMEOUT_S, Contact
 from hetagent.protocol.directives import Directives, Need
 from hetagent.protocol.offer import Offer
@@ -26,7 +27,18 @@ from hetagent.protocol.refusals import (
     replaced_text,
 )
 from hetagent.protocol.reports import DaemonAnswer, Reports
-from hetagent.protocol.requests import Answer, Head, Join, Leave, Poll, Report, Request, StartDaemon
+from hetagent.protocol.requests import (
+    Answer,
+    Head,
+    Join,
+    Leave,
+    Poll,
+    Report,
+    Request,
+    Stacks,
+    StartDaemon,
+    Tell,
+)
 from hetrdzv.protocol.errors import HetError, Unavailable
 from hetrdzv.protocol.wire import (
     DaemonRequest,
@@ -34,8 +46,11 @@ from hetrdzv.protocol.wire import (
     DirectiveReply,
     FailureFields,
     JoinRequest,
+    ProgressFields,
     ReportKind,
     ReportRequest,
+    StackFields,
+    StacksAsked,
 )
 
 PACE_S = 0.1
@@ -87,10 +102,11 @@ class Session:
         self._reports = Reports()
         self._notices: deque[str] = deque()
         self._told = Directives(offer.spec)
+        self._asides = Asides(incarnation)
         # requests
         self._next_number = 1
         self._poll: Poll | None = None
-        self._poll_sent_at = 0.0
+        self._poll_sent_at = self._aside_sent_at = 0.0
         self._talk: Join | Report | StartDaemon | Leave | None = None
         self._talk_sent_at = 0.0
         self._poll_at = 0.0
@@ -184,6 +200,22 @@ class Session:
         else:
             self._reports.add_daemon(body, node_id, now)
 
+    def watch(self, sample: Callable[[], ProgressFields | None]) -> None:
+        """From now on, tell the server how far the workers have come.
+
+        Args:
+            sample: says how far; None: nobody knows, or there are none.
+        """
+        self._asides.sample = sample
+
+    def tell(self) -> None:
+        """The server has to know at once how far the workers have come."""
+        self._asides.tell()
+
+    def show_stacks(self, number: int, stacks: Sequence[StackFields]) -> None:
+        """The answer to a question of `stacks_asked`."""
+        self._asides.answer(number, stacks)
+
     def leaving(self, why: str, now: float) -> None:
         """This node is about to leave and will not join again; its workers may still be running."""
         self._leaving, self._join_due = True, None
@@ -204,12 +236,15 @@ class Session:
             self._poll = None
         elif request == self._talk:
             self._talk = None
-        else:
+        elif not self._asides.settle(request):
             return
         if self._finished:
             return
         if isinstance(answer, HetError):
-            self._refused(request, answer, now)
+            if self._asides.is_older(request, answer):
+                self._hear(request, now)
+            elif not isinstance(request, Tell | Stacks):  # the next poll tells more
+                self._refused(request, answer, now)
             return
         self._hear(request, now)
         match request:
@@ -223,6 +258,8 @@ class Session:
             case Leave():
                 self._finished = True
         if answer is not None:
+            if isinstance(request, Tell) or (isinstance(request, Poll) and request.posts):
+                self._asides.accepted(answer.stacks)
             if answer.replaced and not self._replaced_told:
                 self._replaced_told = True
                 self._notices.append(replaced_text(self.group, answer.replaced, self.offer.spec))
@@ -244,16 +281,18 @@ class Session:
         poll_at = self._next_poll_at()
         if poll_at is not None and now >= poll_at:
             wait_s = 0.0 if self._contact.away else min(self._told.poll_s, self._told.max_disconnect_s / 2)
-            self._poll = Poll(
-                **self._head(), incarnation=self.incarnation, after=self._told.version, wait_s=wait_s
-            )
+            self._poll = self._asides.poll(self._head(), self._told.version, wait_s)
             self._poll_sent_at = now
             due.append(self._poll)
+        aside_at = self._next_aside_at()
+        if aside_at is not None and now >= aside_at:
+            self._aside_sent_at = now
+            due += self._asides.requests(self._head)
         return due
 
     def wakeup(self) -> float | None:
         """When to ask for `requests` again if nothing happens before; None: no need."""
-        moments = [self._talk_at(), self._next_poll_at(), self._disconnects_at()]
+        moments = [self._talk_at(), self._next_poll_at(), self._next_aside_at(), self._disconnects_at()]
         if self._goodbye is not None and not self._finished:
             moments.append(self._goodbye_until)
         return min((moment for moment in moments if moment is not None), default=None)
@@ -267,9 +306,18 @@ class Session:
         taken, self._notices = list(self._notices), deque()
         return taken
 
+    def stacks_asked(self) -> list[StacksAsked]:
+        """Whose stacks the server wants to see, since the last call; see `show_stacks`."""
+        return self._asides.asked()
+
     def daemon_answers(self) -> list[DaemonAnswer]:
         """What became of the daemons that this master asked for, since the last call; each is answered once."""
         return self._reports.take_answers()
+
+    @property
+    def hang_timeout_s(self) -> float | None:
+        """The group's setting, as last heard (seconds); None: there is none, or the server knows none."""
+        return self._told.hang_timeout_s
 
     @property
     def finished(self) -> bool:
@@ -310,6 +358,12 @@ class Session:
         if self._join_due is not None or isinstance(self._talk, Join):
             return None
         return max(self._poll_at, self._contact.retry_at)
+
+    def _next_aside_at(self) -> float | None:
+        """When to send what goes beside polls and reports."""
+        if not self._asides.due or not self._known or self._goodbye is not None or self._finished:
+            return None
+        return self._contact.retry_at
 
     def _disconnects_at(self) -> float | None:
         """When workers are to be stopped because no server answers (rule 8)."""
@@ -463,7 +517,13 @@ class Session:
 
     def _hear(self, request: Request, now: float) -> None:
         """A server answered."""
-        sent_at = self._poll_sent_at if isinstance(request, Poll) else self._talk_sent_at
+        match request:
+            case Poll():
+                sent_at = self._poll_sent_at
+            case Tell() | Stacks():
+                sent_at = self._aside_sent_at
+            case _:
+                sent_at = self._talk_sent_at
         if self._contact.heard(sent_at, self._next_number, self._told.max_disconnect_s, now):
             self._notices.append("the server is back")
 

@@ -38,9 +38,11 @@ def main() -> None:
         faulthandler.enable(all_threads=True)
     run = _prepared()
     if "HET_STANDBY_FD" in os.environ:
-        _standby().wait()
+        _beside("standby").wait()
     if "HET_IMPORTS_FILE" in os.environ:
-        _standby().note_imports(os.environ.pop("HET_IMPORTS_FILE"))
+        _beside("standby").note_imports(os.environ.pop("HET_IMPORTS_FILE"))
+    if "HET_PROGRESS_SOCKET" in os.environ:
+        _listen(os.environ.pop("HET_PROGRESS_SOCKET"))
     _recorded(run)
 
 
@@ -59,18 +61,80 @@ def _prepared() -> "Callable[[], None]":
     return lambda: _run_file(path, fresh)
 
 
-def _standby() -> "Any":
-    """The module beside this file, loaded without a trace in `sys.path` or `sys.modules`."""
+def _beside(name: str) -> "Any":
+    """A module beside this file, loaded without a trace in `sys.path` or `sys.modules`."""
     import importlib.util
 
-    spec = importlib.util.spec_from_file_location(
-        "standby", os.path.join(os.path.dirname(__file__), "standby.py")
-    )
+    spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _listen(path: str) -> None:
+    """Have the agent see this process at `path`, now or once the script has imported torch: see watched.py.
+
+    Whatever fails, fails silently: the agent then sees no progress.
+    """
+
+    def serve() -> None:
+        try:  # noqa: SIM105 - contextlib would be one module more for the script to see
+            _beside("watched").serve(path)
+        except Exception:
+            pass
+
+    if "torch.distributed" in sys.modules:
+        serve()
+    else:
+        sys.meta_path.insert(0, _Awaiting("torch.distributed", serve))
+
+
+class _Awaiting:
+    """A finder that waits for one module, and goes away once that is imported.
+
+    Args:
+        module: its name.
+        then: what to do after its import.
+    """
+
+    def __init__(self, module: str, then: "Callable[[], None]") -> None:
+        self._module = module
+        self._then = then
+        self._pid = os.getpid()
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        """Find what the others find."""
+        if name != self._module:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None and os.getpid() == self._pid:
+                    spec.loader = _Loading(spec.loader, self._then)  # type: ignore[assignment]
+                return spec
+        return None
+
+
+class _Loading:
+    """Loads a module as its own loader does, which is all that the module ever sees, and then does something."""
+
+    def __init__(self, loader: "Any", then: "Callable[[], None]") -> None:
+        self._loader = loader
+        self._then = then
+
+    def create_module(self, spec: "Any") -> "Any":
+        """As the module's own loader."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: "Any") -> None:
+        """As the module's own loader, and then what is to be done."""
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._then()
 
 
 def _fresh_main() -> dict[str, object]:

@@ -1,10 +1,14 @@
-"""Converts requests to commands of the core; views.py is the way back."""
+"""Converts requests to commands of the core and words of the service; views.py is the way back."""
 
 from hetrdzv.core.commands import Join, Report, ReportKind, StartDaemon
 from hetrdzv.core.model import OFFERED, Failure
+from hetrdzv.core.waits import Collectives
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.daemon import refusal
 from hetrdzv.protocol.errors import DaemonRefused
+from hetrdzv.service.progress.progress import Said
+from hetrdzv.service.progress.questions import Stack
+from hetrdzv.service.progress.table import Sample
 
 
 def join_command(node_id: str, body: wire.JoinRequest) -> Join:
@@ -33,6 +37,26 @@ def report_command(node_id: str, body: wire.ReportRequest) -> Report | None:
         must_meet=body.must_meet,
         message=body.message,
     )
+
+
+def said(body: wire.PollRequest) -> Said:
+    """What a poll says of workers."""
+    found = body.progress
+    if found is None:
+        return Said()
+    samples = [
+        Sample(
+            collectives=tuple(Collectives(**vars(one)) for one in worker.collectives),
+            **{name: value for name, value in vars(worker).items() if name != "collectives"},
+        )
+        for worker in found.workers
+    ]
+    return Said(found.round, tuple(samples), found.age_s)
+
+
+def stacks(node_id: str, body: wire.StacksRequest) -> list[Stack]:
+    """The stacks that a node sends."""
+    return [Stack(one.rank, node_id, one.text, one.why) for one in body.stacks]
 
 
 def daemon_command(node_id: str, body: wire.DaemonRequest) -> StartDaemon:

@@ -1,11 +1,12 @@
 """Converts values of the core to replies of the API."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from types import MappingProxyType
 
 from fastapi.responses import Response
 from pydantic import BaseModel
@@ -25,9 +26,12 @@ from hetrdzv.core.model import (
     NodePhase,
     RootCause,
     Round,
+    Stall,
 )
 from hetrdzv.protocol import wire
+from hetrdzv.service.directives import Told
 from hetrdzv.service.liveness.leases import Pace
+from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
 
@@ -79,6 +83,19 @@ def directive_response(group: Group, directive: Directive, pace: Pace) -> Respon
     return Response(directive_json(group, directive, pace), media_type="application/json")
 
 
+def asking_json(service: Service, node_id: str, told: Told) -> bytes:
+    """The directive of a node that may be asked something, as JSON, with the question if there is one."""
+    group, directive, pace = told
+    question = service.progress.question(group.group_id, node_id)
+    if question is None:
+        return directive_json(group, directive, pace)
+    question.handed_at = service.now()
+    ranks = list(question.ranks) if question.ranks is not None else None
+    asked = wire.StacksAsked(number=question.number, round=question.round, ranks=ranks)
+    reply = directive_reply(group, directive, pace).model_copy(update={"stacks": asked})
+    return reply.model_dump_json(exclude_none=True).encode()
+
+
 LARGE = 300
 """Replies about more nodes than this are made in a thread, so that polls are answered meanwhile."""
 
@@ -87,7 +104,13 @@ async def group_response(service: Service, group: Group, page: Page = ALL) -> Re
     """Everything about a group, or a page of it, as a response."""
     return await made(
         len(group.nodes),
-        lambda: group_reply(group, service.now(), partial(service.silence.heard_at, group), page),
+        lambda: group_reply(
+            group,
+            service.now(),
+            partial(service.silence.heard_at, group),
+            page,
+            dict(service.progress.workers(group)),
+        ),
     )
 
 
@@ -190,9 +213,17 @@ def _counts(group: Group) -> wire.CountsReply:
 
 
 def group_reply(
-    group: Group, now: float, heard_at: Callable[[Node], float], page: Page = ALL
+    group: Group,
+    now: float,
+    heard_at: Callable[[Node], float],
+    page: Page = ALL,
+    seen: Mapping[int, Seen] = MappingProxyType({}),
 ) -> wire.GroupReply:
-    """Everything about a group; first nodes in rank order, then those without a rank, then those that are gone."""
+    """Everything about a group; first nodes in rank order, then those without a rank, then those that are gone.
+
+    Args:
+        seen: how far the workers of its newest round have come, by global rank.
+    """
     current = group.round
     members = {member.node_id: member for member in current.members} if current is not None else {}
     nodes = sorted(
@@ -213,7 +244,7 @@ def group_reply(
     return wire.GroupReply(
         **dict(group_summary(group, now)),
         spec=spec,
-        current_round=_round(current, on_page) if current is not None else None,
+        current_round=_round(current, on_page, seen, now) if current is not None else None,
         nodes=[_node(group, node, now - heard_at(node)) for node in nodes],
         drained=sorted(group.drained),
         unreachable=[
@@ -236,7 +267,8 @@ def _only(members: Iterable[Member], node_ids: AbstractSet[str]) -> Sequence[Mem
     return [member for member in members if member.node_id in node_ids]
 
 
-def _round(current: Round, shown: Sequence[Member]) -> wire.RoundReply:
+def _round(current: Round, shown: Sequence[Member], seen: Mapping[int, Seen], now: float) -> wire.RoundReply:
+    on_page = {member.node_id for member in shown}
     return wire.RoundReply(
         number=current.number,
         world_size=current.world_size,
@@ -245,6 +277,33 @@ def _round(current: Round, shown: Sequence[Member]) -> wire.RoundReply:
         members=_members(shown),
         ended=current.end.why if current.end is not None else None,
         met=current.met,
+        stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
+        workers=[_worker(one, now) for _, one in sorted(seen.items()) if one.node_id in on_page],
+    )
+
+
+def _stall(stall: Stall, now: float) -> wire.StallReply:
+    return wire.StallReply(
+        kind=stall.kind,
+        text=stall.text,
+        ranks=list(stall.ranks),
+        node_id=stall.node_id,
+        since_s=max(0.0, now - stall.since),
+    )
+
+
+def _worker(seen: Seen, now: float) -> wire.WorkerReply:
+    sample = seen.sample
+    return wire.WorkerReply(
+        rank=sample.rank,
+        node_id=seen.node_id,
+        state=sample.state,
+        idle_s=round(seen.worker(now).idle_s, 3),
+        collectives=sample.count,
+        per_s=seen.collectives.per_s,
+        step=sample.step,
+        steps_per_s=seen.steps.per_s,
+        waiting=sample.waiting,
     )
 
 

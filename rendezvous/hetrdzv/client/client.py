@@ -31,8 +31,11 @@ from hetrdzv.protocol.wire import (
     GroupReply,
     GroupsReply,
     JoinRequest,
+    PollRequest,
     ReportRequest,
     SpecFields,
+    StacksReply,
+    StacksRequest,
 )
 
 KEEP_ALIVE_S = 2.0
@@ -45,6 +48,9 @@ POLL_LATE_S = 1.0
 When the network was cut for a moment, the answer is lost and TCP does not notice for minutes. A poll sent again this
 soon still renews the lease in time.
 """
+
+STACKS_WAIT_S = 10.0
+"""How long a server waits for agents to send stacks (seconds)."""
 
 _R = TypeVar("_R", bound=BaseModel)
 
@@ -138,6 +144,21 @@ class Client:
         self._watch(response, reply.keepalive_s)
         return reply
 
+    async def poll(self, group: str, node: str, request: PollRequest) -> DirectiveReply:
+        """What the node has to do, as `directive` asks; also tells how far its workers have come."""
+        wait_s = request.wait_s
+        late_s = min(self._timeout_s, max(POLL_LATE_S, wait_s / 2)) if wait_s > 0 else None
+        headers = {SOCKET_HEADER: self._polls_from} if self._polls_from is not None else {}
+        path = f"{_node(group, node)}/directive"
+        response = await self._send("POST", path, body=request, headers=headers, wait_s=wait_s, late_s=late_s)
+        reply = self._parsed(DirectiveReply, response)
+        self._watch(response, reply.keepalive_s)
+        return reply
+
+    async def stacks(self, group: str, node: str, request: StacksRequest) -> None:
+        """Send the stacks that a reply to a poll asked for."""
+        await self._send("POST", f"{_node(group, node)}/stacks", body=request)
+
     async def report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
         """Report what happened to a round's workers on a node."""
         return await self._ask(DirectiveReply, "POST", f"{_node(group, node)}/report", body=request)
@@ -181,6 +202,13 @@ class Client:
         """End the job."""
         return await self._ask(GroupReply, "POST", f"{_group(group)}/cancel")
 
+    async def stacks_of(self, group: str, ranks: Sequence[int] = ()) -> StacksReply:
+        """The Python stacks of the running round's workers, from their agents; of some global ranks, or of all."""
+        query = {"rank": ranks} if ranks else {}
+        return await self._ask(
+            StacksReply, "POST", f"{_group(group)}/stacks", query=query, wait_s=STACKS_WAIT_S
+        )
+
     async def delete(self, group: str) -> None:
         """Forget a group."""
         await self._send("DELETE", _group(group))
@@ -216,7 +244,7 @@ class Client:
         method: str,
         path: str,
         *,
-        query: Mapping[str, str] | None = None,
+        query: Mapping[str, str | Sequence[int]] | None = None,
         body: BaseModel | None = None,
         wait_s: float = 0.0,
         late_s: float | None = None,
@@ -247,7 +275,7 @@ class Client:
         method: str,
         path: str,
         *,
-        query: Mapping[str, str] | None = None,
+        query: Mapping[str, str | Sequence[int]] | None = None,
         headers: Mapping[str, str] | None = None,
         body: BaseModel | None = None,
         wait_s: float = 0.0,

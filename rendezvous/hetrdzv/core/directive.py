@@ -130,7 +130,11 @@ def heading(group: Group, node: Node) -> Heading:
         if group.round.end is not None:
             return tell(DirectiveKind.STOP, "round_ended", group.round.number)
         if group.round.member(node.node_id) is not None:
-            return tell(DirectiveKind.START, "daemon" if node.daemon else "round_formed", group.round.number)
+            stall = group.round.stall
+            news = (
+                "daemon" if node.daemon else "stalled" if stall is not None and stall.told else "round_formed"
+            )
+            return tell(DirectiveKind.START, news, group.round.number)
     if not node.stopped:
         return tell(DirectiveKind.STOP, "round_over", node.member_of)
     return tell(DirectiveKind.WAIT, "not_ready" if node.not_ready else "waiting")
@@ -180,8 +184,10 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
             return {"why": f"the server considers {node.node_id} lost: {node.gone_why}"}
         case "round_ended" if group.round is not None and group.round.end is not None:
             return {"why": group.round.end.why}
-        case "round_formed" | "daemon" if group.round is not None:
+        case "round_formed" | "daemon" | "stalled" if group.round is not None:
             start, why = _start(group, group.round, node), f"round {head.round} formed"
+            if head.reason == "stalled":
+                why = explain(group, now)
             if start is not None and node.daemon:
                 program = node.daemon[0].rpartition("/")[2]
                 why = f"{start.master.node_id}, the master, has this node run {program}"

@@ -1,9 +1,9 @@
 """Why a group stands where it stands, and why a node waits, in one sentence each (docs/design.md, rule 9)."""
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round
+from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round, Stall
 from hetrdzv.core.order import natural_key
-from hetrdzv.core.phrasing import clipped, count, names, never_met, unreached
+from hetrdzv.core.phrasing import clipped, count, lasting, names, never_met, unreached
 from hetrdzv.core.selection import (
     Lack,
     Selection,
@@ -15,7 +15,7 @@ from hetrdzv.core.selection import (
     ready_nodes,
     spare_reason,
 )
-from hetrdzv.core.timers import admits_at, forms_at, gives_up_at, resolved_at, unresolved
+from hetrdzv.core.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
 
 
 def explain(group: Group, now: float) -> str:
@@ -51,7 +51,7 @@ def _explain(group: Group, now: float) -> str:
         case GroupState.FAILED:
             return f"the job failed: {group.root_cause.message if group.root_cause else 'unknown cause'}"
         case GroupState.STARTING | GroupState.RUNNING:
-            return _explain_round(group)
+            return _explain_round(group, now)
         case GroupState.WAITING:
             return _explain_waiting(group, now)
 
@@ -99,7 +99,7 @@ _SPARE_REASONS = {
 }
 
 
-def _explain_round(group: Group) -> str:
+def _explain_round(group: Group, now: float) -> str:
     current = group.round
     if current is None:
         return "no round"
@@ -107,8 +107,15 @@ def _explain_round(group: Group) -> str:
         late = [m.node_id for m in current.members if group.phase_of(m) is NodePhase.STARTING]
         return f"round {current.number} is starting: waiting for {names(late)} to start {_its(late)} workers"
     nodes = count(len(current.members), "node")
+    if current.stall is not None and current.stall.told:
+        return f"round {current.number} runs, but {_explain_stall(group, current.stall, now)}"
     apart = f"; so far {never_met(current)}" if current.apart else ""
     return f"round {current.number} runs on {nodes}, world size {current.world_size}{apart}"
+
+
+def _explain_stall(group: Group, stall: Stall, now: float) -> str:
+    text, end_at = lasting(stall.text, now - stall.since), hangs_at(group, stall)
+    return text if end_at is None else f"{text}; the round ends for it in {max(0.0, end_at - now):.0f} s"
 
 
 def _explain_waiting(group: Group, now: float) -> str:

@@ -13,6 +13,7 @@ from hetrdzv.core.commands import (
     Drain,
     Join,
     Leave,
+    NoteStall,
     Put,
     Renew,
     Report,
@@ -22,6 +23,7 @@ from hetrdzv.core.commands import (
     Tick,
     Undrain,
 )
+from hetrdzv.core.hangs import note_stall
 from hetrdzv.core.model import (
     DRAINED,
     OFFERED,
@@ -109,6 +111,8 @@ def step(
             _disconnect(work, command)
         case Report():
             _report(work, command)
+        case NoteStall():
+            note_stall(work, command)
         case StartDaemon():
             _start_daemon(work, command)
         case Leave():

@@ -75,6 +75,8 @@ class Failure:
         at: when the exit was seen, on the server's clock (seconds): `now - age_s`.
         final: the node's agent gives up with it, so that this node takes part in no further round.
         permanent: a restart would end the same way (the script has a syntax error), so none is spent.
+        hang: nothing has exited, but the worker (rank -1: nobody in particular) kept others waiting for too long: who
+            waited for whom, in a clause. Then `message` is its Python stack, and `at` when the wait began.
     """
 
     local_rank: int
@@ -85,6 +87,7 @@ class Failure:
     at: float = 0.0
     final: bool = False
     permanent: bool = False
+    hang: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +223,7 @@ class End:
         at: when its members were told to stop (seconds).
         judged: whether it has been decided if this end costs a restart.
         departed: failures of members that gave up and were about to leave, or have left since; by node id.
+        hang: the failure that ended it, where no member reported one: workers waited for too long.
     """
 
     kind: EndKind
@@ -228,6 +232,7 @@ class End:
     at: float
     judged: bool = False
     departed: Mapping[str, Failure] = field(default_factory=dict)
+    hang: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +269,7 @@ class Round:
         met: how many workers have found each other in the round's store, as its master last said; None: unknown.
         restarted_by: the failure that a restart was spent on to form this round, in a line; empty if none was.
         warnings: what differs between its nodes and matters (drift.py).
-        stall: who is waited for, as the service last saw it; None: nobody.
+        stall: who is waited for, as the service last saw it; None: nobody (memory only).
         end: how it ended; None while it runs, and for the round in which a job succeeded.
     """
 

@@ -42,6 +42,33 @@ def ranks(member: Member) -> str:
     return f"rank {last}" if member.slots == 1 else f"ranks {member.rank_offset} to {last}"
 
 
+MOST_RANGES = 5
+"""How many ranges of ranks a text names; the other ranks are counted."""
+
+
+def rank_list(numbers: Iterable[int]) -> str:
+    """Ranks in order, in ranges: `3`, `0 to 2 and 4`, `0, 2, 4, 6, 8 and 37 more`."""
+    ranges: list[list[int]] = []
+    for rank in sorted(numbers):
+        if ranges and rank == ranges[-1][1] + 1:
+            ranges[-1][1] = rank
+        else:
+            ranges.append([rank, rank])
+    parts: list[str] = []
+    for first, last in ranges[:MOST_RANGES]:
+        parts += [f"{first} to {last}"] if last > first + 1 else sorted({str(first), str(last)}, key=int)
+    more = sum(last - first + 1 for first, last in ranges[MOST_RANGES:])
+    if more:
+        parts.append(f"{more} more")
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
+
+
+def ranked(numbers: Iterable[int]) -> str:
+    """`rank 3`, or `ranks 0 to 2 and 4`."""
+    known = list(numbers)
+    return f"{'rank' if len(known) == 1 else 'ranks'} {rank_list(known)}"
+
+
 def never_met(current: Round) -> str:
     """What it means that the workers of a round have not met."""
     met, world = current.met or 0, current.world_size
@@ -65,8 +92,23 @@ def unreached(pairs: AbstractSet[tuple[str, str]], among: AbstractSet[str]) -> s
     return "; ".join(parts)
 
 
-def describe_failure(node_id: str, failure: Failure) -> str:
+def lasting(text: str, for_s: float) -> str:
+    """The text of a verdict with its time: `ranks 0 to 2 have waited 40 s for rank 3 (gpu2), which is at ...`."""
+    for present, perfect in ((" wait for ", "have"), (" waits for ", "has")):
+        if present in text:
+            return text.replace(present, f" {perfect} waited {for_s:.0f} s for ", 1)
+    return f"{text} ({for_s:.0f} s)"
+
+
+def describe_hang(failure: Failure) -> str:
+    """A hang in one sentence; see `Failure.hang`."""
+    return f"{'a worker hangs' if failure.rank >= 0 else 'the workers hang'}: {failure.hang}"
+
+
+def describe_failure(node_id: str | None, failure: Failure) -> str:
     """A worker's failure in one sentence: which worker, on which node, and how it ended."""
+    if failure.hang:
+        return describe_hang(failure)
     who = f"the program of {node_id}"
     if failure.rank >= 0:
         who = f"rank {failure.rank} (local rank {failure.local_rank}) on {node_id}"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from hetrdzv.core.drift import drift
 from hetrdzv.core.explain import not_ready_clause
+from hetrdzv.core.hangs import settle_stall
 from hetrdzv.core.model import End, EndKind, Failure, Group, GroupState, Node, NodePhase, RootCause, Round
 from hetrdzv.core.order import place
 from hetrdzv.core.phrasing import (
@@ -58,6 +59,7 @@ def settle(work: Work) -> None:
         _form(work)
     else:
         _progress(work)
+        settle_stall(work)
     if work.group.active_round is not None and not work.group.state.terminal:
         _admit_joiners(work)
     if work.events and len(work.group.nodes) > GONE_NODES_KEPT:
@@ -102,7 +104,7 @@ def _judge(work: Work) -> None:
     if ended.first and (hopeless := [failed for failed in failures if failed.failure.permanent]):
         _finish_permanent(work, ended, hopeless[0])
         return
-    given_up = {failed.node_id for failed in failures if failed.failure.final} - {
+    given_up = {failed.node_id for failed in failures if failed.node_id and failed.failure.final} - {
         node.node_id for node in left
     }
     if given_up and len(left) < work.group.spec.min_nodes:
@@ -112,10 +114,9 @@ def _judge(work: Work) -> None:
 
 
 class _Failed(NamedTuple):
-    """A failure of a round; the earliest sorts first."""
+    """A failure of a round, on a node (None: on none)."""
 
-    at: float
-    node_id: str
+    node_id: str | None
     failure: Failure
 
     @property
@@ -128,11 +129,11 @@ class _Failed(NamedTuple):
 
     def cause(self, number: int) -> RootCause:
         return RootCause(
-            kind="worker_failed",
+            kind="hang" if self.failure.hang else "worker_failed",
             message=self.text,
             round=number,
             node_id=self.node_id,
-            failure=self.failure,
+            failure=self.failure if self.node_id is not None else None,
         )
 
 
@@ -142,9 +143,10 @@ def _failures(group: Group, ended: Round, end: End) -> list[_Failed]:
     for member in ended.members:
         if (node := group.speaker(member)) is not None and node.failure is not None:
             found[node.node_id] = node.failure
-    return sorted(
-        (_Failed(failure.at, node_id, failure) for node_id, failure in found.items()), key=lambda f: f[:2]
-    )
+    earliest = sorted(found.items(), key=lambda item: (item[1].at, item[0]))
+    failures = [_Failed(node_id, failure) for node_id, failure in earliest]
+    # What is reported after a hang comes of being stopped.
+    return failures if end.hang is None else [_Failed(end.node_id, end.hang), *failures]
 
 
 def _prospects(group: Group) -> list[Node]:

@@ -54,7 +54,9 @@ class Setting:
 
     @property
     def shown_default(self) -> str:
-        """The default as a flag takes it."""
+        """The default as a flag takes it, or `none`."""
+        if self.default is None:
+            return "none"
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
     def check(self, value: Any) -> None:
@@ -127,6 +129,14 @@ class GroupSpec:
         0.5,
         30 * DAY_S,
         help="Seconds without any server after which an agent stops its workers.",
+    )
+    hang_timeout_s: float | None = _setting(
+        float,
+        None,
+        1,
+        30 * DAY_S,
+        optional=True,
+        help="Seconds for which workers may wait for another one before that ends the round as a failure.",
     )
     on_join: OnJoin = _setting(
         OnJoin,

@@ -6,11 +6,14 @@ from math import inf
 from typing import Protocol
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import End, Group, Node
+from hetrdzv.core.model import End, Group, Node, Stall
 from hetrdzv.core.selection import Growth, Selection, Shortfall, growth, next_round
 
 SUSPECT_GRACE_S = 1.0
 """How long a node whose poll was cut has to send another request (seconds)."""
+
+STALL_TOLD_S = 15.0
+"""How long a wait must last for an event and the state to tell of it (seconds), or `hang_timeout_s` if that is less."""
 
 STOP_GRACE_S = 5.0
 """How long after `stop_timeout_s` a member may take to report that its workers are gone (seconds)."""
@@ -128,6 +131,31 @@ def admits_at(group: Group, larger: Growth) -> float:
     return since if larger.full else since + group.spec.last_call_s
 
 
+# -- a stall -------------------------------------------------------------------------------------------------
+
+
+def told_at(group: Group, stall: Stall) -> float:
+    """When a stall is told if it lasts (seconds)."""
+    return stall.since + min(STALL_TOLD_S, group.spec.hang_timeout_s or STALL_TOLD_S)
+
+
+def hangs_at(group: Group, stall: Stall) -> float | None:
+    """When a stall ends its round if it lasts, or None if it never does (seconds)."""
+    timeout_s = group.spec.hang_timeout_s
+    return None if timeout_s is None else stall.since + timeout_s
+
+
+def stall_rests(group: Group) -> bool:
+    """Whether a member of the running round is a suspect: it may be lost, which would explain the stall."""
+    active = group.active_round
+    if active is None:
+        return False
+    return any(
+        node.cut_at is not None and node.member_of == active.number and not node.gone
+        for node in group.nodes.values()
+    )
+
+
 # -- all of them ---------------------------------------------------------------------------------------------
 
 
@@ -151,6 +179,7 @@ def _timers(group: Group) -> Iterator[float]:
         return
     if group.active_round is not None:
         yield from _joiners_timer(group)
+        yield from _stall_timers(group)
         return
     if group.round is not None and group.round.end is not None and not group.round.end.judged:
         judged_at = max((overdue_at(group, node) for node in _open(group)), default=group.round.end.at)
@@ -171,3 +200,13 @@ def _joiners_timer(group: Group) -> Iterator[float]:
         larger = growth(group)
         if not larger.has_suspects:
             yield admits_at(group, larger)
+
+
+def _stall_timers(group: Group) -> Iterator[float]:
+    stall = group.active_round.stall if group.active_round is not None else None
+    if stall is None or stall_rests(group):
+        return
+    if not stall.told:
+        yield told_at(group, stall)
+    if (at := hangs_at(group, stall)) is not None:
+        yield at

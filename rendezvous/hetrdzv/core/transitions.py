@@ -8,6 +8,7 @@ from hetrdzv.core.model import (
     End,
     EndKind,
     Event,
+    Failure,
     Group,
     GroupState,
     Node,
@@ -161,14 +162,17 @@ def remembered(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) 
 # -- rounds and jobs end and begin ---------------------------------------------------------------------------
 
 
-def end_round(work: Work, kind: EndKind, node_id: str | None, why: str) -> None:
+def end_round(
+    work: Work, kind: EndKind, node_id: str | None, why: str, *, hang: Failure | None = None
+) -> None:
     """End the active round, or record a loss as the cause of the failure that ended it (rule 5)."""
     current = work.group.round
     if current is None:
         return
     if current.end is None:
-        end = End(kind=kind, node_id=node_id, why=why, at=work.now)
-        work.change(state=GroupState.WAITING, round=replace(current, end=end), joiners_since=None)
+        end = End(kind=kind, node_id=node_id, why=why, at=work.now, hang=hang)
+        ended = replace(current, end=end, stall=None)
+        work.change(state=GroupState.WAITING, round=ended, joiners_since=None)
         work.say("round_ended", f"round {current.number} ended: {why}", node_id)
     elif kind in LOSSES and current.end.kind is EndKind.FAILED and not current.end.judged:
         _blame(work, current, replace(current.end, kind=kind, node_id=node_id, why=why))

@@ -121,6 +121,19 @@ class UnknownNode(Refused):
     status = 404
 
 
+class NoRound(Refused):
+    """There are no workers now."""
+
+    code = "no_round"
+
+
+class UnknownRank(Refused):
+    """The round has no such rank."""
+
+    code = "unknown_rank"
+    status = 404
+
+
 class TooManyGroups(Refused):
     """The server has reached its limit of groups."""
 

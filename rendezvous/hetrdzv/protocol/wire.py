@@ -153,14 +153,14 @@ class CollectivesFields(Wire):
 
     Attributes:
         name: torch's name of the group, the same on all its members.
-        size: how many members it has.
+        size: how many members it has; 0: unknown.
         enqueued, started, completed: the number of the last collective that the worker has asked for, that its device
             has begun, and that is done (0: none). A backend that cannot say what has begun reports 0.
         op: the last one asked for: its operation and the sizes of its input (`all_reduce [[10]]`).
     """
 
     name: ShortText
-    size: Annotated[Whole, Field(ge=1)]
+    size: Annotated[Whole, Field(ge=0)]
     enqueued: Annotated[Whole, Field(ge=0)] = 0
     started: Annotated[Whole, Field(ge=0)] = 0
     completed: Annotated[Whole, Field(ge=0)] = 0

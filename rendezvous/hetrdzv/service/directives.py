@@ -53,11 +53,13 @@ async def watch(
     *,
     direct: bool = False,
     caller: Caller | None = None,
+    asks: bool = False,
 ) -> Told | None:
     """A node's directive as soon as its version differs from the given one, or after `wait_s` seconds.
 
     Args:
         caller: who waits for it.
+        asks: whether it is also to return as soon as there is a question to the node.
 
     Returns:
         None as soon as the caller is gone.
@@ -70,7 +72,8 @@ async def watch(
     while caller is None or not caller.gone:
         left_s = until - loop.time()
         now_version = heading_of(service, group_id, node_id, incarnation).version
-        if now_version != version or left_s <= 0 or service.stopping:
+        asked = asks and service.progress.question(group_id, node_id) is not None
+        if now_version != version or asked or left_s <= 0 or service.stopping:
             return tell(service, group_id, node_id, incarnation, direct=direct)
         await service.wait(group_id, node_id, left_s, caller)
     return None

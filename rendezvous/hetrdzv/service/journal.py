@@ -16,6 +16,7 @@ WARNINGS = frozenset(
     {
         "worker_failed",
         "restart_spent",
+        "stalled",
         "node_lost",
         "node_rejected",
         "node_left_out",

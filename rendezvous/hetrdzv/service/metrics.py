@@ -18,6 +18,8 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 """Buckets for commits (seconds)."""
 
+STALL_KINDS = ("behind", "no_answer", "deadlock", "mismatch", "nothing_completes")
+
 _AT_WORK = (GroupState.STARTING, GroupState.RUNNING, GroupState.WAITING)
 
 
@@ -45,6 +47,15 @@ class Metrics:
         for state in GroupState:
             if state.terminal:  # starts at 0, or the first outcome would not be an increase
                 self._finished.labels(state.value)
+        self._stalled = Gauge(
+            "hetrdzv_stalled_groups",
+            "Groups whose workers have waited for others for long, by kind.",
+            ["kind"],
+            registry=self._registry,
+        )
+        self._stalls = Counter(
+            "hetrdzv_stalls", "How often workers began to wait for long.", registry=self._registry
+        )
         self._rendezvous = Histogram(
             "hetrdzv_rendezvous_seconds",
             "Time from the first waiting node to the round.",
@@ -147,6 +158,8 @@ class Metrics:
                     self._recovery.labels(self._cause.get(group_id, "first")).observe(now - ended_at)
             case "restart_spent":
                 self._restarts.inc()
+            case "stalled":
+                self._stalls.inc()
 
     def _count_slots(self, group: Group, now: float) -> None:
         since = self._counted_at.get(group.group_id)
@@ -157,12 +170,15 @@ class Metrics:
         """All metrics in Prometheus' text format (`CONTENT_TYPE`)."""
         states: Tally[str] = Tally({state.value: 0 for state in GroupState})
         phases: Tally[str] = Tally({phase.value: 0 for phase in NodePhase})
+        stalls: Tally[str] = Tally(dict.fromkeys(STALL_KINDS, 0))
         for group in groups:
             states[group.state.value] += 1
             phases.update(node.phase.value for node in group.nodes.values())
+            if (active := group.active_round) is not None and active.stall is not None and active.stall.told:
+                stalls[active.stall.kind] += 1
             self._count_slots(group, now)
             self._counted_at[group.group_id] = now
-        for gauge, tally in ((self._groups, states), (self._nodes, phases)):
+        for gauge, tally in ((self._groups, states), (self._nodes, phases), (self._stalled, stalls)):
             for label, number in tally.items():
                 gauge.labels(label).set(number)
         self._polls.set(open_polls)

@@ -12,6 +12,7 @@ from hetrdzv.core.commands import Join, Renew
 from hetrdzv.core.directive import DirectiveKind
 from hetrdzv.service.directives import Told, heading_of, tell, watch
 from hetrdzv.service.liveness.caller import Caller
+from hetrdzv.service.progress.progress import Said
 from hetrdzv.service.service import Service
 
 Speaker = tuple[str, str, str]
@@ -41,6 +42,7 @@ class Polls:
         wait_s: float,
         *,
         direct: bool = False,
+        said: Said | None = None,
     ) -> Told | None:
         """Apply a command, then answer with the directive, at the latest after `wait_s` seconds.
 
@@ -48,6 +50,7 @@ class Polls:
 
         Args:
             direct: whether the connection breaks when the client's host does: no proxy is in between.
+            said: what the poll says of workers; None: its agent cannot say anything, nor be asked.
 
         Returns:
             None if the client hung up before.
@@ -58,12 +61,16 @@ class Polls:
             group = await self.service.execute(group_id, command)
             direct = direct and caller.watch(group.spec.lease_s)
             granted = self.service.silence.promise(group, *speaker[1:], direct=direct)
+            if said is not None:
+                self.service.progress.note(*speaker, said)
             head = heading_of(self.service, *speaker)
             if isinstance(command, Join):
                 after = head.version if head.kind is DirectiveKind.WAIT else None
             wait_s = min(wait_s, granted.poll_s)
             if head.version == after and wait_s > 0:
-                told = await watch(self.service, *speaker, after, wait_s, direct=direct, caller=caller)
+                told = await watch(
+                    self.service, *speaker, after, wait_s, direct=direct, caller=caller, asks=said is not None
+                )
                 if told is None:
                     if self._open[speaker] == 1:  # this was the agent's only poll
                         await self.service.cut(*speaker)

@@ -31,6 +31,7 @@ from hetrdzv.service.liveness.clock import ServedClock
 from hetrdzv.service.liveness.leases import is_heartbeat, is_one_of_many, speaker_of
 from hetrdzv.service.liveness.silence import Silence
 from hetrdzv.service.metrics import Metrics
+from hetrdzv.service.progress.progress import Progress
 from hetrdzv.service.retention import Retention, require_places, require_room
 from hetrdzv.service.timers import Timers
 from hetrdzv.service.watchers import FOLLOWERS, Watchers
@@ -56,6 +57,7 @@ class Service:
 
     Attributes:
         silence: when nodes were heard, and which leases they have.
+        progress: how far workers have come, and who is waited for.
         stopping: whether a stop has begun.
     """
 
@@ -75,6 +77,9 @@ class Service:
         self._watchers = Watchers()
         self._timers = Timers(self._judge)
         self.silence = Silence(self._clock, lambda: self._ledger.groups, self._spawn, self._judge)
+        self.progress = Progress(
+            lambda: self._ledger.groups, self.now, self.execute, self._watchers.wake, self._spawn
+        )
         self._retention = Retention(limits)
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopping = False
@@ -285,6 +290,7 @@ class Service:
         else:
             self._set_timer(change.new)
             self._retention.changed(change.group_id, now)
+        self.progress.published(change.group_id, change.new)
         self._watchers.wake_nodes(change.group_id, change.old, change.new)
         if change.new is None or change.events:
             self._watchers.wake(change.group_id, [FOLLOWERS])
@@ -307,6 +313,7 @@ class Service:
         self.silence.restore(self._ledger.groups.values())
         self._timers.clear()
         self._retention.clear()
+        self.progress.clear()
         self._metrics.forget()
         for group in self._ledger.groups.values():
             self._set_timer(group, ticks_after_s)

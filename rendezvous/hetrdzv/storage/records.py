@@ -2,7 +2,7 @@
 
     groups/{g}/group                the group without its nodes and its round
     groups/{g}/nodes/{n}            one node, without its memory-only fields
-    groups/{g}/round                the newest round of the job, its members inside
+    groups/{g}/round                the newest round of the job, its members inside, without its stall
     groups/{g}/events/{number}      one line of the history
 
 Every record carries `"v"`. Adding a field with a default needs no new version: older records get the default.
@@ -26,6 +26,7 @@ from hetrdzv.protocol.errors import InvalidSpec, StorageError
 VERSION = 1
 
 _MEMORY_ONLY = {"heard_at", "cut_at", "stop_told_at"}
+_MEMORY_ONLY_OF_ROUND = {"stall"}
 _STORED_APART = {"nodes", "round"}
 
 _FORMER_NAMES = {b'"vain_masters":': b'"failed_masters":'}
@@ -125,8 +126,8 @@ def changes(old: Group | None, new: Group | None) -> tuple[dict[str, bytes], set
     group_id = new.group_id
     if old is None or old != replace(new, nodes=old.nodes, round=old.round):
         puts[_group_key(group_id)] = _record(_GROUP, new, _STORED_APART)
-    if new.round is not None and (old is None or old.round != new.round):
-        puts[_round_key(group_id)] = _record(_ROUND, new.round)
+    if new.round is not None and (old is None or _without_stall(old.round) != _without_stall(new.round)):
+        puts[_round_key(group_id)] = _record(_ROUND, new.round, _MEMORY_ONLY_OF_ROUND)
     known = old.nodes if old is not None else {}
     for node_id, node in new.nodes.items():
         before = known.get(node_id)
@@ -153,6 +154,10 @@ def _vanished(old: Group, new: Group) -> set[str]:
     if old.round is not None and new.round is None:
         keys.add(_round_key(old.group_id))
     return keys
+
+
+def _without_stall(one: Round | None) -> Round | None:
+    return one if one is None or one.stall is None else replace(one, stall=None)
 
 
 def _differs(before: Node, node: Node) -> bool:

@@ -12,7 +12,9 @@ from hetrdzv.api.dispatch import service_of
 from hetrdzv.api.lenient import LenientRoute
 from hetrdzv.auth.policy import Permit, permit_of
 from hetrdzv.core.commands import Cancel, Put, Restart
+from hetrdzv.core.explain import explain
 from hetrdzv.protocol import wire
+from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.service.history import PLACE_PATTERN, Place, follow
 from hetrdzv.service.service import Service
 
@@ -94,6 +96,33 @@ async def cancel_group(request: Request, group_id: wire.Id, nodes: NodesShown = 
     host = request.client.host if request.client is not None else ""
     command = Cancel(by=permit.bearer(host), at=datetime.now(UTC).isoformat(timespec="seconds"))
     return await views.group_response(service, await service.execute(group_id, command), views.PAGES[nodes])
+
+
+@router.post("/{group_id}/stacks", response_model=wire.StacksReply)
+async def get_stacks(
+    request: Request,
+    group_id: wire.Id,
+    rank: Annotated[
+        list[int] | None, Query(description="Whose stack (global rank), may be repeated; default: all.")
+    ] = None,
+) -> Response:
+    """The Python stacks of the workers of the running round, now, from their agents. Changes nothing."""
+    service = service_of(request)
+    group = service.group(group_id)
+    active = group.active_round
+    if active is None or group.state.terminal:
+        raise NoRound(f"group '{group_id}' has no workers now: {explain(group, service.now())}")
+    unknown = [one for one in rank or () if not 0 <= one < active.world_size]
+    if unknown:
+        last = active.world_size - 1
+        raise UnknownRank(
+            f"round {active.number} of group '{group_id}' has ranks 0 to {last}, not {unknown[0]}"
+        )
+    found = await service.progress.stacks(group, active, rank)
+    reply = wire.StacksReply(
+        round=active.number, stacks=[wire.StackReply.model_validate(one) for one in found]
+    )
+    return await views.made(len(found), lambda: reply)
 
 
 @router.get(

@@ -6,13 +6,14 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from hetrdzv.api import problems, views
-from hetrdzv.api.commands import daemon_command, join_command, report_command
+from hetrdzv.api.commands import daemon_command, join_command, report_command, said, stacks
 from hetrdzv.api.dispatch import polls_of, service_of
 from hetrdzv.api.http.calling import calling
 from hetrdzv.api.lenient import LenientRoute, ignored
 from hetrdzv.api.routes.groups import NodesShown
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, ReportKind, StartDaemon, Undrain
+from hetrdzv.core.transitions import require_speaker
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.versions import is_newer
@@ -63,6 +64,35 @@ async def get_directive(
     Ordinary polls never get here: short.py answers them.
     """
     return await _answer_poll(request, group_id, Renew(node_id, incarnation), after, wait)
+
+
+@router.post("/directive", response_model=wire.DirectiveReply)
+async def poll(request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.PollRequest) -> Response:
+    """The same poll, which also says how far the node's workers have come. May be answered with a question.
+
+    Ordinary polls never get here: short.py answers them.
+    """
+    command = Renew(node_id, body.incarnation)
+    with calling(request.scope, request.receive) as caller:
+        found = await polls_of(request).answer(
+            caller, group_id, command, body.after, body.wait_s, said=said(body)
+        )
+    if found is None:
+        return Response(status_code=204)  # nobody reads it
+    return Response(
+        views.asking_json(polls_of(request).service, node_id, found), media_type="application/json"
+    )
+
+
+@router.post("/stacks", status_code=204)
+async def send_stacks(
+    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.StacksRequest
+) -> Response:
+    """The agent's answer to the question for stacks in the reply to one of its polls."""
+    service = service_of(request)
+    require_speaker(service.group(group_id), node_id, body.incarnation)
+    service.progress.answered(group_id, node_id, body.number, stacks(node_id, body))
+    return Response(status_code=204)
 
 
 @router.post("/report", response_model=wire.DirectiveReply)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrdzv.api import views
-from hetrdzv.api.commands import join_command, report_command
+from hetrdzv.api.commands import join_command, report_command, said
 from hetrdzv.api.dispatch import polls_in
 from hetrdzv.api.http.calling import calling
 from hetrdzv.core.commands import Renew
@@ -58,10 +58,9 @@ class ShortRoutes:
                     if (poll := _plain_poll(place, scope)) is not None:
                         await _answer_poll(scope, receive, send, *poll)
                         return
-                case ("PUT", None) | ("POST", "/report") if _has_json(scope):
+                case ("PUT", None) | ("POST", "/report") | ("POST", "/directive") if _has_json(scope):
                     message = await receive()
-                    answer = _join if place[3] is None else _report
-                    if await answer(scope, receive, send, place, message.get("body", b"")):
+                    if await _ANSWERS[place[3]](scope, receive, send, place, message.get("body", b"")):
                         return
                     await self._app(scope, _again(message, receive), send)
                     return
@@ -98,7 +97,7 @@ async def _answer_poll(
             caller, group_id, command, after, wait_s, direct=_is_direct(scope)
         )
     if found is not None:
-        await _send(send, found)
+        await _send(send, _reply(found))
 
 
 def _is_direct(scope: Scope) -> bool:
@@ -125,7 +124,7 @@ async def _join(scope: Scope, receive: Receive, send: Send, place: re.Match[str]
     except Refused:  # it changed nothing
         return False
     if found is not None:
-        await _send(send, found)
+        await _send(send, _reply(found))
     return True
 
 
@@ -140,10 +139,40 @@ async def _report(scope: Scope, receive: Receive, send: Send, place: re.Match[st
             if caller.gone:
                 return True
         await service.execute(place[1], command)
-        await _send(send, tell(service, place[1], place[2], body.incarnation))
+        await _send(send, _reply(tell(service, place[1], place[2], body.incarnation)))
     except Refused:
         return False
     return True
+
+
+async def _poll(scope: Scope, receive: Receive, send: Send, place: re.Match[str], data: bytes) -> bool:
+    body = _parsed(wire.PollRequest, data)
+    if scope["query_string"] or body is None:
+        return False
+    polls = polls_in(scope)
+    try:
+        with calling(scope, receive) as caller:
+            if caller.gone:
+                return True
+            found = await polls.answer(
+                caller,
+                place[1],
+                Renew(place[2], body.incarnation),
+                body.after,
+                body.wait_s,
+                direct=_is_direct(scope),
+                said=said(body),
+            )
+    except Refused:
+        return False
+    if found is not None:
+        asked = polls.service.progress.question(place[1], place[2]) is not None
+        await _send(send, views.asking_json(polls.service, place[2], found) if asked else _reply(found))
+    return True
+
+
+_ANSWERS = {None: _join, "/report": _report, "/directive": _poll}
+"""What answers a request with a body, by the end of its path."""
 
 
 def _parsed(model: type[Body], data: bytes) -> Body | None:
@@ -193,8 +222,7 @@ def _wait_s(given: Mapping[str, str]) -> float | None:
     return float(wait) if _SECONDS.fullmatch(wait) and float(wait) <= MAX_WAIT_S else None
 
 
-async def _send(send: Send, told: Told) -> None:
-    body = _reply(told)
+async def _send(send: Send, body: bytes) -> None:
     headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})

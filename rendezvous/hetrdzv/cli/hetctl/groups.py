@@ -60,14 +60,17 @@ def create(group: str, command: tuple[str, ...], nnodes: tuple[int, int] | None,
 
 @command("Show all groups, or one with its nodes.")
 @click.argument("group", type=Id(), required=False)
-def status(group: str | None) -> None:
+@click.option("--ranks", is_flag=True, help="Also show how far each worker has come.")
+def status(group: str | None, ranks: bool) -> None:
     """Show all groups, or GROUP with its nodes."""
+    if ranks and group is None:
+        raise click.UsageError("--ranks needs a group")
     if group is not None:
         reply = call(lambda client: client.group(group))
         if shared().as_json:
             print_json(reply)
         else:
-            tables.show(*tables.group_view(reply))
+            tables.show(*tables.group_view(reply, ranks=ranks))
         return
     groups = call(lambda client: client.groups())
     if shared().as_json:

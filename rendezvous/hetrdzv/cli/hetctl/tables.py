@@ -22,6 +22,7 @@ from hetrdzv.protocol.wire import (
     NodeReply,
     RootCauseReply,
     RoundReply,
+    WorkerReply,
 )
 
 TRACEBACK_LINES = 20
@@ -98,14 +99,22 @@ def groups_table(groups: Iterable[GroupSummary]) -> Table:
     return table
 
 
-def group_view(group: GroupReply) -> Iterator[RenderableType]:
-    """One group: a heading, its nodes in rank order, nodes that are gone, the root cause of a failure."""
+def group_view(group: GroupReply, *, ranks: bool = False) -> Iterator[RenderableType]:
+    """One group: a heading, its nodes in rank order, nodes that are gone, the root cause of a failure.
+
+    Args:
+        ranks: show how far each worker has come as well.
+    """
     yield _heading(group)
     live = [node for node in group.nodes if node.heard_s_ago is not None]
     live.sort(key=lambda node: (node.group_rank is None, node.group_rank or 0))
     if live:
         yield ""
         yield _live_table(live)
+    if ranks:
+        yield ""
+        workers = group.current_round.workers if group.current_round is not None else []
+        yield _workers_table(workers) if workers else Text("nobody knows how far the workers have come")
     gone = [node for node in group.nodes if node.heard_s_ago is None]
     if gone:
         yield ""
@@ -147,6 +156,8 @@ def _heading(group: GroupReply) -> Table:
     grid.add_row("why", one_line(with_clock_times(group.why, datetime.now().astimezone())))
     grid.add_row("job", str(group.job))
     grid.add_row("round", _round(group.current_round))
+    if group.current_round is not None and (progress := _progress(group.current_round)):
+        grid.add_row("progress", progress)
     grid.add_row("restarts", spent_of(group.restarts, group.max_restarts))
     if group.current_round is not None and group.current_round.ended is None:
         master = group.current_round.master
@@ -215,6 +226,51 @@ def _live_table(nodes: list[NodeReply]) -> Table:
         ]
         table.add_row(*cells, *([why] if any(whys) else []))
     return table
+
+
+def _workers_table(workers: list[WorkerReply]) -> Table:
+    table = _table()
+    table.add_column("RANK", no_wrap=True, justify="right")
+    table.add_column("NODE", overflow="fold", min_width=10)
+    table.add_column("STATE", no_wrap=True)
+    for name in ("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING"):
+        table.add_column(name, no_wrap=True, justify="right")
+    for one in workers:
+        table.add_row(
+            str(one.rank),
+            one.node_id,
+            one.state,
+            _ago(one.idle_s) if one.idle_s else "-",
+            _number(one.collectives),
+            _number(one.per_s),
+            _number(one.step),
+            _number(one.steps_per_s),
+            "-" if one.waiting is None else f"{one.waiting:.0%}",
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def _progress(current: RoundReply) -> str:
+    """How fast a round goes: the slowest worker counts, since the others wait for it."""
+    workers = current.workers
+    steps = [one for one in workers if one.step is not None]
+    parts = []
+    if steps:
+        per_s = [one.steps_per_s for one in steps if one.steps_per_s is not None]
+        speed = f" ({_number(min(per_s))} a second)" if per_s else ""
+        parts.append(f"step {_number(min(one.step or 0 for one in steps))}{speed}")
+    known = [one.collectives for one in workers if one.collectives is not None]
+    if known:
+        per_s = [one.per_s for one in workers if one.per_s is not None]
+        speed = f" ({_number(min(per_s))} a second)" if per_s else ""
+        parts.append(f"{_number(min(known))} collectives{speed}")
+    return ", ".join(parts)
 
 
 def _gone_table(nodes: list[NodeReply]) -> Table:

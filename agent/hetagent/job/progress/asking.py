@@ -1,0 +1,72 @@
+"""Asks a worker's own server over its UNIX socket, without waiting for the answer."""
+
+import contextlib
+import re
+import socket
+import time
+
+MAX_ANSWER = 16 << 20
+"""The longest answer that is read (bytes); torch's recorder of 2,000 operations sends 1 MB."""
+
+
+class NoAnswer(Exception):
+    """There is no server, or it does not say what was asked for."""
+
+
+class Asked:
+    """One question, on a connection of its own.
+
+    Args:
+        path: of the socket.
+        what: the handler to ask, with its parameters; empty: which handlers there are.
+
+    Attributes:
+        at: when it was asked (monotonic seconds).
+
+    Raises:
+        OSError: nobody listens there.
+    """
+
+    def __init__(self, path: str, what: str) -> None:
+        self.at = time.monotonic()
+        self._received = bytearray()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            self._socket.connect(path)
+            method = "POST" if what else "GET"
+            self._socket.sendall(
+                f"{method} /handler/{what} HTTP/1.1\r\nHost: worker\r\nContent-Length: 0\r\n"
+                "Connection: close\r\n\r\n".encode()
+            )
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        """Readable when something of the answer has come."""
+        return self._socket.fileno()
+
+    def read(self) -> bytes | None:
+        """The body of the answer; None: not all of it has come.
+
+        Raises:
+            NoAnswer: there will be none.
+        """
+        try:
+            while data := self._socket.recv(1 << 18):
+                self._received += data
+                if len(self._received) > MAX_ANSWER:
+                    raise NoAnswer("its answer is too long")
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise NoAnswer(str(error)) from None
+        head, found, body = bytes(self._received).partition(b"\r\n\r\n")
+        if not found or not re.match(rb"HTTP/1\.\d 200 ", head):
+            raise NoAnswer(head.partition(b"\r\n")[0].decode(errors="replace") or "it hung up")
+        return body
+
+    def close(self) -> None:
+        """Give up waiting."""
+        with contextlib.suppress(OSError):
+            self._socket.close()

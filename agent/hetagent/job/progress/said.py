@@ -1,0 +1,43 @@
+"""Reads what a script says about itself: the file of HET_PROGRESS_FILE, and the one that hetagent.progress writes."""
+
+import contextlib
+import re
+
+from hetagent.job.progress.tracks import Said
+from hetagent.progress import LAYOUT, SUFFIX
+
+MAX_STEP = 2**53
+"""The largest number that the server takes."""
+
+
+def read(path: str) -> Said:
+    """What is said now; what the module has written counts, if a program uses both.
+
+    Args:
+        path: the value of HET_PROGRESS_FILE.
+    """
+    step, until = _mapped(path)
+    return Said(step if step is not None else _written(path), until)
+
+
+def _mapped(path: str) -> tuple[int | None, float]:
+    content = _content(path + SUFFIX)
+    if len(content) < LAYOUT.size:
+        return None, 0.0
+    step, until = LAYOUT.unpack_from(content)
+    return _step(step - 1) if step > 0 else None, until if 0.0 < until < 1e15 else 0.0
+
+
+def _written(path: str) -> int | None:
+    number = re.match(rb"\s*(\d{1,18})", _content(path))
+    return _step(int(number[1])) if number is not None else None
+
+
+def _step(step: int) -> int:
+    return min(step, MAX_STEP)
+
+
+def _content(path: str) -> bytes:
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+        return file.read(64) or b""
+    return b""

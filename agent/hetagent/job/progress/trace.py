@@ -1,0 +1,139 @@
+"""Reads what torch's flight recorder says about a worker's collectives. Pure.
+
+An answer names process groups in two ways. `pg_status` has the counts by a number that torch gives to a process's own
+groups, in the order in which it made them: it differs from worker to worker. The `entries`, which are the last few
+operations, have that number and the name of the group, which is the same on all its members. So names are remembered.
+
+With gloo the counts include what was sent to and received from single members, which others know nothing of; an entry
+says how many of its group's operations were collectives. NCCL counts collectives only, and has members in `pg_config`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+OP_LENGTH = 120
+"""How much is told of an operation (characters)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """How far a worker has come in one process group; the fields are those of `CollectivesFields`."""
+
+    name: str
+    size: int
+    enqueued: int
+    started: int
+    completed: int
+    op: str = ""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a collective was asked for that is not done."""
+        return self.enqueued > self.completed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What one answer says.
+
+    Attributes:
+        counts: all counts; if they are the same in two answers, nothing has happened in between.
+        groups: of the groups whose name is known.
+        newest_at: when the last operation was asked for (seconds of the wall clock); None: unknown.
+        nameless: whether there are groups whose name is not known.
+    """
+
+    counts: Mapping[str, tuple[int, int, int]]
+    groups: Sequence[Collectives]
+    newest_at: float | None
+    nameless: bool
+
+
+@dataclass(slots=True)
+class _Group:
+    name: str
+    apart: int = 0  # how many of the operations counted so far were no collectives
+    op: str = ""
+
+
+@dataclass(slots=True)
+class Trace:
+    """The answers of one worker about one of torch's backends.
+
+    Attributes:
+        world_size: of the round: how many members the default group has.
+        suffix: what is added to the names of groups: two backends may have groups of the same name.
+    """
+
+    world_size: int
+    suffix: str = ""
+    _groups: dict[str, _Group] = field(default_factory=dict)
+
+    def read(self, answer: bytes) -> Seen:
+        """Read an answer.
+
+        Raises:
+            ValueError: it is none.
+        """
+        try:
+            found = json.loads(answer)
+            newest_ns = self._read_entries(found.get("entries", ()))
+            sizes = {str(one["name"]): _members(one) for one in found.get("pg_config", {}).values()}
+            counts = {str(number): _counts(one) for number, one in found.get("pg_status", {}).items()}
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"not an answer of torch's flight recorder: {error}") from error
+        groups = [
+            self._collectives(self._groups[number], sizes, *one)
+            for number, one in counts.items()
+            if number in self._groups
+        ]
+        return Seen(
+            counts=counts,
+            groups=groups,
+            newest_at=newest_ns / 1e9 if newest_ns else None,
+            nameless=len(groups) < len(counts),
+        )
+
+    def _read_entries(self, entries: Sequence[Any]) -> int:
+        """Remember what the entries say about their groups; when the newest was asked for (nanoseconds, 0: never)."""
+        newest_ns = 0
+        for entry in entries:  # in the order of time
+            newest_ns = max(newest_ns, int(entry["time_created_ns"]))
+            if entry.get("is_p2p"):
+                continue
+            group = self._groups.setdefault(str(entry["pg_id"]), _Group(str(entry["process_group"][0])))
+            if not self.suffix:
+                group.apart = max(0, int(entry["op_id"]) - int(entry["collective_seq_id"]))
+            name = str(entry.get("profiling_name", "")).rpartition(":")[2]
+            sizes = json.dumps(entry.get("input_sizes", []), separators=(",", ":"))
+            group.op = f"{name} {sizes}"[:OP_LENGTH]
+        return newest_ns
+
+    def _collectives(
+        self, group: _Group, sizes: Mapping[str, int], enqueued: int, started: int, completed: int
+    ) -> Collectives:
+        size = self.world_size if group.name == "0" else sizes.get(group.name, 0)
+        return Collectives(
+            name=group.name + self.suffix,
+            size=size,
+            enqueued=max(0, enqueued - group.apart),
+            started=max(0, started - group.apart),
+            completed=max(0, completed - group.apart),
+            op=group.op,
+        )
+
+
+def _counts(status: Mapping[str, Any]) -> tuple[int, int, int]:
+    """The last operation asked for, started and completed; -1, which stands for none, becomes 0."""
+    enqueued, started, completed = (
+        max(0, int(status[f"last_{what}_collective"])) for what in ("enqueued", "started", "completed")
+    )
+    return enqueued, started, completed
+
+
+def _members(config: Mapping[str, Any]) -> int:
+    """How many members a group has; 0: it does not say."""
+    ranks = config.get("ranks", "")
+    return len([rank for rank in str(ranks).strip("[] ").split(",") if rank.strip()])

@@ -1,0 +1,248 @@
+"""What follows from looks at the workers of a round: who moves, who does not, and what the server must know at once.
+
+Pure: looks come in, each with its time (monotonic seconds), and `ProgressFields` go out.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from hetagent.job.progress.trace import Collectives
+from hetrdzv.protocol.wire import CollectivesFields, ProgressFields, WorkerFields
+
+STILL_MIN_S = 2.0
+"""A worker that moves at least this often is never `still` (seconds)."""
+
+STILL_GAPS = 2.0
+"""Else it is, once it has not moved for so many times the longest pause that it has made in this round."""
+
+BLOCKED_S = 2.0
+"""How long a process hangs in the kernel until that is its state (seconds); whoever reads files often does."""
+
+ENDED_S = 2.0
+"""How long after the end of a worker the server is told, unless the round is over by then (seconds)."""
+
+MAX_GROUPS = 32
+"""Of how many process groups the server is told."""
+
+
+class State(StrEnum):
+    """What a worker's process does; the words are those of `WorkerFields`."""
+
+    RUNS = "runs"
+    SILENT = "silent"
+    STOPPED = "stopped"
+    BLOCKED = "blocked"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a script says about itself.
+
+    Attributes:
+        step: None: nothing.
+        until: until when nothing need change (monotonic seconds).
+    """
+
+    step: int | None = None
+    until: float = 0.0
+
+
+@dataclass(slots=True)
+class Track:
+    """One worker.
+
+    Attributes:
+        began_at: when it was started.
+        said, counts, groups: as last seen.
+        changed_at: when one of them last changed.
+        looked_at: until when it is known to have changed no more.
+    """
+
+    began_at: float
+    said: Said = Said()
+    counts: Mapping[str, object] = field(default_factory=dict)
+    groups: Sequence[Collectives] = ()
+    changed_at: float = field(init=False)
+    looked_at: float = field(init=False)
+    _state: State = State.RUNS
+    _state_since: float = field(init=False)
+    _longest_s: float = 0.0
+    _still: bool = False
+    _told: tuple[State, bool] = (State.RUNS, False)
+    _answers: int = 0
+    _waits: int = 0
+
+    def __post_init__(self) -> None:
+        self.changed_at = self.looked_at = self._state_since = self.began_at
+
+    # -- what is seen ------------------------------------------------------------------------------------------
+
+    def process(self, state: State, at: float) -> None:
+        """What its process does."""
+        if state is not self._state:
+            self._state, self._state_since = state, at
+
+    def says(self, said: Said, at: float) -> None:
+        """What the script says."""
+        if said != self.said:
+            # An announced pause is none, and neither is its end.
+            self._changed(at, counts=self.said.until == 0.0 and self.said.step is not None)
+            self.said, self.looked_at = said, at
+
+    def stands(self, at: float) -> None:
+        """It has no collectives to look at, or cannot have gone on with them."""
+        self.looked_at = at
+
+    def asked_for(
+        self,
+        counts: Mapping[str, object],
+        groups: Sequence[Collectives],
+        at: float,
+        newest_at: float | None = None,
+    ) -> None:
+        """How far its collectives are.
+
+        Args:
+            newest_at: when it asked for the last one, if that is known.
+        """
+        self._answers += 1
+        self._waits += any(one.waits for one in groups)
+        if counts != self.counts:
+            since = newest_at if newest_at is not None and self.looked_at < newest_at <= at else at
+            self._changed(since, counts=bool(self.counts) and self.said.until <= self.changed_at)
+            self.counts = counts
+        self.groups, self.looked_at = groups, at
+
+    def slept(self, seconds: float) -> None:
+        """Nobody has looked for so long, since this process or the whole machine was suspended."""
+        self.changed_at += seconds
+        self._state_since += seconds
+
+    def _changed(self, at: float, *, counts: bool) -> None:
+        if counts:
+            self._longest_s = max(self._longest_s, at - self.changed_at)
+        self.changed_at = max(self.changed_at, at)
+
+    # -- what follows ------------------------------------------------------------------------------------------
+
+    @property
+    def seen(self) -> bool:
+        """Whether anything was ever seen of it."""
+        return bool(self.counts) or self.said.step is not None
+
+    @property
+    def idle_s(self) -> float:
+        """For how long nothing had changed when it was last seen (seconds)."""
+        return max(0.0, self.looked_at - self.changed_at)
+
+    def state(self, at: float) -> State:
+        """What its process does."""
+        if self._state is State.BLOCKED and min(at - self._state_since, self.idle_s) < BLOCKED_S:
+            return State.RUNS
+        return self._state
+
+    def is_still(self, at: float, hang_timeout_s: float | None) -> bool:
+        """Whether it has not moved for unusually long."""
+        limit_s = max(STILL_MIN_S, STILL_GAPS * self._longest_s)
+        if hang_timeout_s is not None:
+            limit_s = min(limit_s, hang_timeout_s / 2)
+        return self.seen and self.idle_s >= limit_s and at >= self.said.until
+
+    def waiting(self) -> float | None:
+        """Of the looks at it, the share at which it had asked for a collective that was not done."""
+        return self._waits / self._answers if self.groups else None
+
+    def judge(self, at: float, hang_timeout_s: float | None) -> bool:
+        """Settle whether it is still; returns whether the server has to know at once."""
+        self._still = self.is_still(at, hang_timeout_s)
+        state = self.state(at)
+        if state is State.ENDED and at - self._state_since < ENDED_S:
+            return False
+        return self._told != (state, self._still)
+
+    def told(self, at: float) -> None:
+        """The server is told."""
+        self._told = (self.state(at), self._still)
+
+    def fields(self, rank: int, at: float, *, knows_groups: bool) -> WorkerFields:
+        """What the server is told.
+
+        Args:
+            knows_groups: whether a worker that is seen without any process group has none.
+        """
+        state = self.state(at)
+        if state is State.RUNS and not self.seen and not (knows_groups and self._answers):
+            state = State.UNKNOWN
+        return WorkerFields(
+            rank=rank,
+            state=state,
+            idle_s=round(self.idle_s, 3),
+            still=self._still,
+            waiting=None if (share := self.waiting()) is None else round(share, 3),
+            long_s=round(max(0.0, self.said.until - at), 3),
+            step=self.said.step,
+            collectives=[
+                CollectivesFields(
+                    name=one.name,
+                    size=one.size,
+                    enqueued=one.enqueued,
+                    started=one.started,
+                    completed=one.completed,
+                    op=one.op,
+                )
+                for one in _first(self.groups)
+            ],
+        )
+
+
+def _first(groups: Sequence[Collectives]) -> Iterable[Collectives]:
+    """As many as the server takes; first those in which somebody waits."""
+    return sorted(groups, key=lambda one: not one.waits)[:MAX_GROUPS]
+
+
+@dataclass(slots=True)
+class Tracks:
+    """The workers of a round on this node.
+
+    Args:
+        number: the round's.
+        workers: by global rank.
+        knows_groups: see `Track.fields`.
+    """
+
+    number: int
+    workers: Mapping[int, Track]
+    knows_groups: bool = True
+
+    def news(self, at: float, hang_timeout_s: float | None) -> bool:
+        """Whether the server has to know something at once.
+
+        Args:
+            hang_timeout_s: the group's setting (seconds), or None.
+        """
+        judged = [track.judge(at, hang_timeout_s) for track in self.workers.values()]
+        return any(judged)
+
+    def told(self, at: float) -> None:
+        """The server is told."""
+        for track in self.workers.values():
+            track.told(at)
+
+    def slept(self, seconds: float) -> None:
+        """See `Track.slept`."""
+        for track in self.workers.values():
+            track.slept(seconds)
+
+    def fields(self, at: float) -> ProgressFields:
+        """What the server is told."""
+        looked_at = max(track.looked_at for track in self.workers.values())
+        return ProgressFields(
+            round=self.number,
+            age_s=round(max(0.0, at - looked_at), 3),
+            workers=[
+                track.fields(rank, at, knows_groups=self.knows_groups) for rank, track in self.workers.items()
+            ],
+        )

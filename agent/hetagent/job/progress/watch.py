@@ -1,0 +1,168 @@
+"""Watches the workers of one round, in a thread of its own."""
+
+import contextlib
+import os
+import selectors
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hetagent.job.progress.tracks import Track, Tracks
+from hetagent.job.progress.worker import TICK_S, Looker
+from hetagent.node import scratch
+from hetagent.progress import FILE
+from hetrdzv.protocol.wire import ProgressFields
+
+SOCKET = "HET_PROGRESS_SOCKET"
+"""Where a worker is to open torch's server; see worker/watched.py."""
+
+PREFIX = "hetp_"
+
+MAX_FOLDER = 90
+"""The longest name of a folder for sockets (bytes): the kernel takes 107 for a socket's."""
+
+SUSPENDED_S = 2.0
+"""Whoever wakes up so much too late was suspended, perhaps together with the workers (seconds)."""
+
+
+class Watch:
+    """The workers of one round on this node.
+
+    Args:
+        number: the round's.
+        world_size: the round's.
+        tell: called when the server has to know at once what `fields` says, in the watch's thread.
+        hang_timeout_s: the group's setting (seconds), or None.
+        cpu: the workers have no GPUs.
+        knows_groups: whether a worker in which torch is seen without any process group has none.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        world_size: int,
+        tell: Callable[[], None],
+        *,
+        hang_timeout_s: Callable[[], float | None] = lambda: None,
+        cpu: bool = False,
+        knows_groups: bool = True,
+    ) -> None:
+        self._number = number
+        self._world_size = world_size
+        self._tell = tell
+        self._hang_timeout_s = hang_timeout_s
+        self._cpu = cpu
+        self._knows_groups = knows_groups
+        self._folder = _folder()
+        self._lock = threading.Lock()
+        self._tracks: Tracks | None = None
+        self._lookers: dict[int, Looker] = {}  # by global rank
+        self._woken, self._wake = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def environ(self, local_rank: int, *, torch: bool) -> dict[str, str]:
+        """What a worker gets.
+
+        Args:
+            torch: whether it opens torch's server: it runs under our runner, and is a worker by itself.
+        """
+        if self._folder is None:
+            return {}
+        file = str(self._folder.path / str(local_rank))
+        return {FILE: file, SOCKET: f"{file}.sock"} if torch else {FILE: file}
+
+    def begin(self, pids: Mapping[int, int], rank_offset: int) -> None:
+        """The workers were started.
+
+        Args:
+            pids: by local rank.
+            rank_offset: the global rank of local rank 0.
+        """
+        now = time.monotonic()
+        for local_rank, pid in pids.items():
+            names = self.environ(local_rank, torch=True)
+            self._lookers[rank_offset + local_rank] = Looker(
+                pid=pid,
+                track=Track(now),
+                world_size=self._world_size,
+                file=names.get(FILE),
+                socket=names.get(SOCKET),
+                cpu=self._cpu,
+            )
+        tracks = {rank: looker.track for rank, looker in self._lookers.items()}
+        self._tracks = Tracks(self._number, tracks, self._knows_groups)
+        self._thread.start()
+
+    def fields(self) -> ProgressFields | None:
+        """How far the workers have come; None: nothing is known yet. From any thread."""
+        with self._lock:
+            return self._tracks.fields(time.monotonic()) if self._tracks is not None else None
+
+    def close(self) -> None:
+        """Look no more; the workers are gone."""
+        self._wake.close()
+        if self._thread.is_alive():
+            self._thread.join()
+        else:
+            self._woken.close()
+        if self._folder is not None:
+            self._folder.close()
+
+    # -- the thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._woken)
+            for looker in self._lookers.values():
+                stack.callback(looker.close)
+            due_at = time.monotonic()
+            while True:
+                now = time.monotonic()
+                with self._lock:
+                    if now - due_at >= SUSPENDED_S:
+                        for looker in self._lookers.values():
+                            looker.slept(now - due_at)
+                    for looker in self._lookers.values():
+                        looker.look(now)
+                due_at = now + TICK_S
+                while (now := time.monotonic()) < due_at:
+                    if not any(looker.answers_soon(now) for looker in self._lookers.values()):
+                        self._tell_news(now)
+                    if not self._hear(due_at - now):
+                        return
+
+    def _hear(self, timeout_s: float) -> bool:
+        """Take in what workers answer; False when it is over."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._woken, selectors.EVENT_READ)
+            for looker in self._lookers.values():
+                if looker.asked is not None:
+                    selector.register(looker.asked, selectors.EVENT_READ, looker)
+            for key, _ in selector.select(timeout_s):
+                if key.data is None:
+                    return False
+                with self._lock:
+                    key.data.hear()
+        return True
+
+    def _tell_news(self, now: float) -> None:
+        assert self._tracks is not None
+        with self._lock:
+            if not self._tracks.news(now, self._hang_timeout_s()):
+                return
+            self._tracks.told(now)
+        self._tell()
+
+
+def _folder() -> scratch.Folder | None:
+    """A private folder with a short name; None if there is none to be had."""
+    parent = Path(tempfile.gettempdir())
+    for place in (parent, Path("/tmp")):
+        if len(os.fsencode(place)) + len(PREFIX) + 20 <= MAX_FOLDER:
+            with contextlib.suppress(OSError):
+                scratch.sweep(PREFIX, place)
+                return scratch.Folder(PREFIX, place)
+    return None

@@ -1,0 +1,120 @@
+"""What a node tells beside its reports: how far its workers have come, and their stacks if somebody asks for them.
+
+Progress goes with the polls, and at once in a request of its own when the server has to know. Such requests are never
+repeated: what they say is soon old.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from hetagent.protocol.requests import Head, Poll, Request, Stacks, Tell
+from hetrdzv.protocol.errors import HetError, Problem
+from hetrdzv.protocol.wire import PollRequest, ProgressFields, StackFields, StacksAsked, StacksRequest
+
+REFUSED = (404, 405, 422)
+"""What a server answers that is older than this agent, and knows no polls with progress."""
+
+MISSING = ("unknown_group", "unknown_node")
+"""Codes with the first of these numbers that mean something else."""
+
+
+class Asides:
+    """Progress and stacks of one node.
+
+    Args:
+        incarnation: of its agent.
+
+    Attributes:
+        sample: says how far the workers have come; None: nobody knows, or there are none.
+    """
+
+    def __init__(self, incarnation: str) -> None:
+        self.sample: Callable[[], ProgressFields | None] = lambda: None
+        self._incarnation = incarnation
+        self._taken: bool | None = None  # whether the server takes progress; None: nobody has asked it
+        self._tell_due = False
+        self._stacks_due: deque[tuple[int, Sequence[StackFields]]] = deque()
+        self._flight: dict[type[Request], Request] = {}
+        self._asked: deque[StacksAsked] = deque()
+        self._newest_asked = -1
+
+    # -- what the agent says -----------------------------------------------------------------------------------
+
+    def tell(self) -> None:
+        """The server has to know at once what `sample` says."""
+        self._tell_due = self._taken is not False
+
+    def answer(self, number: int, stacks: Sequence[StackFields]) -> None:
+        """The answer to a question that `asked` has handed out."""
+        self._stacks_due.append((number, stacks))
+
+    def asked(self) -> list[StacksAsked]:
+        """The questions that came since the last call, each once."""
+        taken, self._asked = list(self._asked), deque()
+        return taken
+
+    # -- what is sent ------------------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> bool:
+        """Whether something is to be sent now."""
+        tells = self._tell_due and Tell not in self._flight
+        return tells or bool(self._stacks_due and Stacks not in self._flight)
+
+    def requests(self, head: Callable[[], Head]) -> Iterator[Request]:
+        """What is to be sent now."""
+        if self._tell_due and Tell not in self._flight:
+            self._tell_due = False
+            if (progress := self.sample()) is not None:
+                body = PollRequest(incarnation=self._incarnation, progress=progress)
+                yield self._sent(Tell(**head(), body=body))
+        if self._stacks_due and Stacks not in self._flight:
+            number, stacks = self._stacks_due.popleft()
+            answer = StacksRequest(incarnation=self._incarnation, number=number, stacks=list(stacks))
+            yield self._sent(Stacks(**head(), body=answer))
+
+    def poll(self, head: Head, after: str | None, wait_s: float) -> Poll:
+        """A poll, with progress if there is any and the server may know what that is."""
+        progress = self.sample() if self._taken is not False else None
+        posts = self._taken or progress is not None
+        return Poll(
+            **head,
+            incarnation=self._incarnation,
+            after=after,
+            wait_s=wait_s,
+            progress=progress,
+            posts=posts,
+        )
+
+    def _sent(self, request: Request) -> Request:
+        self._flight[type(request)] = request
+        return request
+
+    # -- what the server says ----------------------------------------------------------------------------------
+
+    def settle(self, request: Request) -> bool:
+        """Whether this request is one of ours, which is answered now, or has failed."""
+        if self._flight.get(type(request)) != request:
+            return False
+        del self._flight[type(request)]
+        return True
+
+    def accepted(self, asked: StacksAsked | None) -> None:
+        """The server has taken progress.
+
+        Args:
+            asked: what it wants to see.
+        """
+        self._taken = True
+        if asked is not None and asked.number != self._newest_asked:
+            self._newest_asked = asked.number
+            self._asked.append(asked)
+
+    def is_older(self, request: Request, error: HetError) -> bool:
+        """Whether a request failed since the server is older than this agent; from then on it is told no progress."""
+        posted = isinstance(request, Tell) or (isinstance(request, Poll) and request.posts)
+        if not posted or not isinstance(error, Problem) or error.code in MISSING:
+            return False
+        if error.status in REFUSED:
+            self._taken, self._tell_due = False, False
+        return error.status in REFUSED

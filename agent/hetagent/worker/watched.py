@@ -1,0 +1,100 @@
+"""Lets the agent see a worker's collectives: opens torch's own worker server on a UNIX socket.
+
+runner.py loads this file once the script has imported torch. The server answers from threads in C++, also while the
+worker holds the GIL. Nothing of it may be noticed by the script:
+
+- The server's threads have a table of descriptors of their own, in which there is its socket and nothing else. So the
+  script's descriptors, what it closes and what its children inherit are as they would be, and what the server logs
+  goes nowhere.
+- They take no signals, and are never asked to end: the server would log that, too.
+- A child that the script forks has none of it.
+
+Standard library only.
+"""
+
+import _thread
+import atexit
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+OPEN_TIMEOUT_S = 5.0
+"""How long the script's import waits for the server (seconds); it takes about a millisecond."""
+
+_CLOSE_RANGE, _CLOSE_RANGE_UNSHARE = 436, 2
+_CLONE_FILES = 0x400
+_ALL = 0xFFFFFFFF
+
+_FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
+"""Signals that a thread gets for what it did itself: where they are blocked, the kernel kills without a traceback."""
+
+
+def serve(path: str) -> None:
+    """Have torch's server listen at `path`; returns once it does, or has failed to.
+
+    Raises:
+        Exception: it cannot: this torch has none, or no thread can be started.
+    """
+    from torch._C._distributed_c10d import _WorkerServer as Server
+
+    opened = _thread.allocate_lock()
+    opened.acquire()
+    collects = gc.isenabled()
+    # What the collector finalizes closes descriptors, and must not do so in the thread that has others.
+    gc.disable()
+    try:
+        _thread.start_new_thread(_serve, (Server, path, collects, opened))
+    except BaseException:
+        if collects:
+            gc.enable()
+        raise
+    opened.acquire(timeout=OPEN_TIMEOUT_S)
+    atexit.register(_forget, path, os.getpid())
+
+
+def _serve(server: "Any", path: str, collects: bool, opened: "Any") -> None:
+    """Open the server, whose threads inherit what this one has: its descriptors and its mask of signals."""
+    with contextlib.suppress(Exception):
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+            _have_own_descriptors()
+            made = server(path)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))  # so that it is never destroyed
+        finally:
+            if collects:
+                gc.enable()
+            opened.release()
+
+
+def _have_own_descriptors() -> None:
+    """Give this thread a table of descriptors of its own, with nothing in it but /dev/null.
+
+    Raises:
+        OSError: the kernel, or a filter in front of it, refuses: Linux before 5.9 in a container, for instance.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_CLOSE_RANGE, 3, ctypes.c_uint(_ALL), _CLOSE_RANGE_UNSHARE) != 0:
+        if libc.unshare(_CLONE_FILES) != 0:
+            raise OSError(ctypes.get_errno(), "unshare")
+        for name in os.listdir("/proc/thread-self/fd"):
+            if int(name) > 2:
+                with contextlib.suppress(OSError):  # the listing's own
+                    os.close(int(name))
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nowhere, standard)
+    if nowhere > 2:
+        os.close(nowhere)
+
+
+def _forget(path: str, pid: int) -> None:
+    """Take no more questions: the server must not answer while the process is taken down around it."""
+    if os.getpid() == pid:
+        with contextlib.suppress(OSError):
+            os.unlink(path)

@@ -1,0 +1,86 @@
+"""The subcommand `stacks`: where in the code every worker is, equal stacks shown once."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import click
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.calls import call, print_json
+from hetrdzv.cli.hetctl.options import GROUP, command, shared
+from hetrdzv.core.phrasing import count, names, ranked
+from hetrdzv.protocol.wire import StackReply, StacksReply
+
+_ADDRESSES = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Workers whose stacks are equal, but for addresses.
+
+    Attributes:
+        text, why: as in `StackReply`, of the first of them.
+        ranks, nodes: of all of them, in order.
+    """
+
+    text: str
+    why: str
+    ranks: Sequence[int]
+    nodes: Sequence[str]
+
+
+def collapsed(stacks: Sequence[StackReply]) -> list[Alike]:
+    """Stacks with equal ones put together, the rarest first: people look for the worker that is elsewhere."""
+    found: dict[tuple[str, str], list[StackReply]] = {}
+    for one in stacks:
+        found.setdefault((_ADDRESSES.sub("0x", one.text), one.why), []).append(one)
+    groups = sorted(found.values(), key=lambda alike: (not alike[0].text, len(alike), alike[0].rank))
+    return [
+        Alike(
+            alike[0].text,
+            alike[0].why,
+            [one.rank for one in alike],
+            list(dict.fromkeys(one.node_id for one in alike)),
+        )
+        for alike in groups
+    ]
+
+
+def view(reply: StacksReply) -> Iterator[RenderableType]:
+    """Stacks as a terminal shows them."""
+    alike = collapsed(reply.stacks)
+    different = count(sum(1 for one in alike if one.text), "different stack")
+    yield Text.assemble(
+        (f"round {reply.round}", "bold"), f": {count(len(reply.stacks), 'rank')}, {different}"
+    )
+    for one in alike:
+        ranks = ranked(one.ranks)
+        who = f" ({names(one.nodes)})"
+        yield ""
+        if one.text:
+            yield Text.assemble((ranks, "bold"), who)
+            yield Padding(Text(tables.plain(one.text).rstrip(), overflow="fold"), (0, 0, 0, 2), expand=False)
+        else:
+            yield Text.assemble((ranks, "bold"), f"{who}: no stack: {tables.one_line(one.why)}")
+
+
+@command("Show where in the code the workers are.")
+@GROUP
+@click.option(
+    "--rank",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="N",
+    help="Only of this global rank; may be repeated.",
+)
+def stacks(group: str, rank: tuple[int, ...]) -> None:
+    """Show the Python stacks of the workers of GROUP, now; equal ones once, the rarest first. Needs an admin token."""
+    reply = call(lambda client: client.stacks_of(group, rank))
+    if shared().as_json:
+        print_json(reply)
+    else:
+        tables.show(*view(reply))

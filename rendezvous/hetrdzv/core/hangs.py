@@ -1,0 +1,61 @@
+"""What a stall does to its round: it is told once it has lasted, and ends the round where `hang_timeout_s` says so."""
+
+from dataclasses import replace
+
+from hetrdzv.core.commands import NoteStall
+from hetrdzv.core.model import EndKind, Failure, Round, Stall
+from hetrdzv.core.phrasing import describe_hang, lasting
+from hetrdzv.core.timers import hangs_at, stall_rests, told_at
+from hetrdzv.core.transitions import Work, end_round
+
+SAME_S = 2.0
+"""Two looks at one stall may differ by this in when it began (seconds)."""
+
+
+def note_stall(work: Work, command: NoteStall) -> None:
+    """Record who is waited for in the running round; nothing happens if that round is over."""
+    active, new = work.group.active_round, command.stall
+    if active is None or active.number != command.round or work.group.state.terminal:
+        return
+    old = active.stall
+    if old is not None and old.told and (new is None or new.since > old.since + SAME_S):
+        text = f"round {active.number} goes on, after {lasting(old.text, work.now - old.since)}"
+        work.say("goes_on", text, old.node_id)
+        old = None
+    if new is not None and old is not None and abs(new.since - old.since) <= SAME_S:
+        same = new.kind == old.kind and (new.ranks == old.ranks or not set(new.ranks).isdisjoint(old.ranks))
+        stack = new.stack or (old.stack if new.ranks[:1] == old.ranks[:1] else "")
+        new = replace(new, since=old.since, told=old.told and same, stack=stack)
+    if new != active.stall:
+        work.change(round=replace(active, stall=new))
+
+
+def settle_stall(work: Work) -> None:
+    """Tell of a stall that has lasted, and end its round where it lasts for too long."""
+    active = work.group.active_round
+    if active is None or active.stall is None or stall_rests(work.group):
+        return
+    stall, end_at = active.stall, hangs_at(work.group, active.stall)
+    for_s = work.now - stall.since
+    if not stall.told and work.now >= told_at(work.group, stall):
+        work.change(round=replace(active, stall=replace(stall, told=True)))
+        work.say("stalled", f"round {active.number} stalls: {lasting(stall.text, for_s)}", stall.node_id)
+    if end_at is not None and work.now >= end_at:
+        failure = _failure(active, stall, for_s)
+        node_id = stall.node_id if failure.rank >= 0 else None
+        end_round(work, EndKind.FAILED, node_id, describe_hang(failure), hang=failure)
+
+
+def _failure(active: Round, stall: Stall, for_s: float) -> Failure:
+    """The hang as a failure of the first worker that is waited for, or of nobody."""
+    member = active.member(stall.node_id) if stall.node_id is not None else None
+    if member is None or not stall.ranks or stall.kind == "deadlock":
+        return Failure(local_rank=-1, rank=-1, at=stall.since, hang=lasting(stall.text, for_s))
+    rank = stall.ranks[0]
+    return Failure(
+        local_rank=rank - member.rank_offset,
+        rank=rank,
+        message=stall.stack,
+        at=stall.since,
+        hang=lasting(stall.text, for_s),
+    )

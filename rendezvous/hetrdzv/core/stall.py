@@ -1,0 +1,282 @@
+"""Whether a round's workers hang, and who is to blame: the worker that is waited for and waits for nobody.
+
+Waits in point-to-point operations are not seen (waits.py). A healthy job is never blamed as long as each of its workers
+moves, or has announced a long pause.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hetrdzv.core.phrasing import ranked
+from hetrdzv.core.waits import NO_ANSWER, Blame, Collectives, Lane, Place, Waits, Worker, who_waits
+
+__all__ = ["Collectives", "Verdict", "Worker", "judge"]
+
+NOTED_S = 1.0
+"""Whoever has moved within this time does not wait (seconds)."""
+
+STEPS_S = 60.0
+"""How long nobody must have moved where only steps are known, of which a single one may take long (seconds)."""
+
+SAME_WAIT_S = 1.0
+"""Workers that have kept others waiting as long as the worst one, but for this (seconds), are to blame as well."""
+
+MOST_RANKS = 8
+"""How many of the ranks that are waited for a verdict names."""
+
+MOST_GROUPS = 3
+"""How many process groups a text names."""
+
+_SEEN = frozenset({"runs", "ended", *NO_ANSWER})
+"""The states of a worker of which something is known."""
+
+_SIZED = ("all_reduce", "allreduce", "broadcast", "reduce_scatter")
+"""Operations whose members must all give inputs of the same size."""
+
+_PAIRED = ("send", "recv")
+"""Operations that differ on both ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Workers wait for others, or their collectives do not complete.
+
+    Attributes:
+        kind: as in `wire.StallReply`.
+        ranks: the first few that are waited for; empty if nobody is behind.
+        node_id: the node of the first of them, or None.
+        text: all of it but the time, in a clause (`ranks 0 to 2 wait for rank 3 (gpu2), which is at ...`).
+        for_s: for how long (seconds).
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    node_id: str | None
+    text: str
+    for_s: float
+
+
+def judge(
+    workers: Sequence[Worker], world_size: int, *, least_s: float = NOTED_S, steps_s: float = STEPS_S
+) -> Verdict | None:
+    """Who is waited for, by whom, and since when; None: nobody, as far as can be seen.
+
+    Args:
+        workers: of one round, at most one per rank; those that are missing or of state `unknown` are neither blamed nor
+            said to wait.
+        least_s: shorter waits do not count (seconds).
+        steps_s: the same where no worker has collectives, only steps.
+    """
+    known = sorted((worker for worker in workers if worker.state in _SEEN), key=lambda one: one.rank)
+    if not any(worker.collectives for worker in known):
+        return _by_steps(known, world_size, max(least_s, steps_s))
+    waits = who_waits(known, world_size, least_s)
+    if not waits.ranks:
+        return None
+    return (
+        _mismatch(waits)
+        or _behind(waits, least_s)
+        or _deadlock(waits)
+        or _nothing_completes(waits)
+        or _first_use(waits, len(known) == world_size and not _any_moves(known, least_s))
+    )
+
+
+# -- somebody is behind --------------------------------------------------------------------------------------
+
+
+def _behind(waits: Waits, least_s: float) -> Verdict | None:
+    blamed = waits.blamed(least_s)
+    if not blamed:
+        return None
+    for_s = max(one.wait_s for one in blamed.values())
+    worst = [one for one in blamed.values() if one.wait_s >= for_s - SAME_WAIT_S]
+    worst.sort(key=lambda one: (one.place.worker.answers, one.place.worker.rank))
+    first = worst[0].place.worker
+    waiting = waits.waiting_for(one.place.worker.rank for one in worst)
+    who = _nodes_named([one.place.worker for one in worst])
+    text = f"{ranked(waiting)} wait{_s(waiting)} for {who}, {_which(worst)}"
+    kind = "behind" if first.answers else "no_answer"
+    return _verdict(kind, [one.place.worker for one in worst], text, for_s)
+
+
+def _which(worst: Sequence[Blame]) -> str:
+    """What to say of those who are behind."""
+    lane, place = worst[0].lane, worst[0].place
+    worker, several = place.worker, len(worst) > 1
+    alike = all(one.lane is lane and one.place.level == place.level for one in worst)
+    which = ("which" if alike else f"of which rank {worker.rank}") if several else "which"
+    are = "are" if several and alike else "is"
+    where = _where(lane, place)
+    if not worker.answers:
+        how = NO_ANSWER[worker.state]
+        return f"{which} {are} {how}{f', at {where}' if place.at is not None else ''}"
+    has = "have" if several and alike else "has"
+    if worker.ended:
+        return f"{which} {has} ended{f' after {where}' if place.at is not None else ''}"
+    if place.at is None:
+        return f"{which} {has} asked for no collective{lane.suffix} yet"
+    if place.at.enqueued == lane.top:
+        return f"{which} {has} not begun {where}"
+    return f"{which} {are} at {where}"
+
+
+def _where(lane: Lane, place: Place) -> str:
+    number = place.at.enqueued if place.at is not None else 0
+    of = f" of {lane.top:,}" if number < lane.top else ""
+    return f"collective {number:,}{of}{lane.suffix.replace(' of ', ' in ') if of else lane.suffix}"
+
+
+# -- nobody is -----------------------------------------------------------------------------------------------
+
+
+def _deadlock(waits: Waits) -> Verdict | None:
+    knot = waits.knot()
+    if not knot:
+        return None
+    members = {place.worker.rank: place.worker for _, places in knot for place in places}
+    parts = [
+        f"{ranked(place.worker.rank for place in places)} at {_where(lane, max(places, key=_enqueued))}"
+        for lane, places in knot[:MOST_GROUPS]
+    ]
+    if len(knot) > MOST_GROUPS:
+        parts.append(f"others in {len(knot) - MOST_GROUPS} more process groups")
+    text = f"{ranked(members)} wait for each other: {', '.join(parts)}"
+    for_s = min(worker.idle_s for worker in members.values())
+    return _verdict("deadlock", sorted(members.values(), key=lambda one: one.rank), text, for_s)
+
+
+def _nothing_completes(waits: Waits) -> Verdict | None:
+    stuck = [lane for lane in waits.lanes if lane.stuck and not lane.excused]
+    if not stuck:
+        return None
+    lane = max(stuck, key=lambda one: min(place.worker.idle_s for place in one.places))
+    who = ranked(place.worker.rank for place in lane.places)
+    number = _where(lane, lane.places[0])
+    one = len(lane.places) == 1
+    text = f"{who} wait{'s' if one else ''} for {number}, which does not complete although nobody is behind"
+    return Verdict("nothing_completes", (), None, text, min(place.worker.idle_s for place in lane.places))
+
+
+def _any_moves(workers: Sequence[Worker], least_s: float) -> bool:
+    return any((worker.idle_s < least_s and not worker.ended) or worker.long_s > 0 for worker in workers)
+
+
+def _first_use(waits: Waits, nobody_moves: bool) -> Verdict | None:
+    """Members of a group wait for one that cannot be told, since it has not used the group yet: anybody may be it."""
+    lanes = [lane for lane in waits.lanes if lane.missing and not lane.excused and lane.waiting]
+    if not lanes or not nobody_moves:
+        return None
+    lane = max(lanes, key=lambda one: min(place.worker.idle_s for place in one.waiting))
+    waiting = [place.worker for place in lane.waiting]
+    who = ranked(worker.rank for worker in waiting)
+    others = "another member" if lane.missing == 1 else "other members"
+    has = "has" if lane.missing == 1 else "have"
+    text = f"{who} wait{_s(waiting)} for {others}{lane.suffix}, which {has} asked for none of its collectives yet"
+    return Verdict("behind", (), None, text, min(worker.idle_s for worker in waiting))
+
+
+def _mismatch(waits: Waits) -> Verdict | None:
+    for lane in waits.lanes:
+        if lane.excused:
+            continue
+        top = lane.top
+        asked: dict[str, list[Worker]] = {}
+        for place in lane.places:
+            if (
+                place.pending
+                and place.at is not None
+                and place.at.enqueued == top
+                and (op := _alike(place.at.op))
+            ):
+                asked.setdefault(op, []).append(place.worker)
+        if len(asked) > 1:
+            return _unlike(lane, top, asked)
+    return None
+
+
+def _unlike(lane: Lane, number: int, asked: Mapping[str, list[Worker]]) -> Verdict:
+    """Members of a group have asked for different operations; if most agree, the others are to blame."""
+    sides = sorted(asked.items(), key=lambda item: -len(item[1]))
+    (op, most), others = sides[0], sides[1:]
+    for_s = min(worker.idle_s for side in asked.values() for worker in side)
+    where = f"collective {number:,}{lane.suffix}"
+    if len(most) == len(others[0][1]):
+        everybody = ranked(worker.rank for side in asked.values() for worker in side)
+        parts = ", ".join(f"{ranked(w.rank for w in side)} for {one}" for one, side in sides[:MOST_GROUPS])
+        text = f"{everybody} wait for each other: as {where}, {parts.replace(' for ', ' asked for ', 1)}"
+        return Verdict("mismatch", (), None, text, for_s)
+    wrong = sorted((worker for _, side in others for worker in side), key=lambda worker: worker.rank)
+    who = ranked(worker.rank for worker in most)
+    asked_for = f"as {where}, {who} asked for {op}, {_nodes_named(wrong)} for {others[0][0]}"
+    text = f"{who} wait{_s(most)} for {ranked(worker.rank for worker in wrong)}: {asked_for}"
+    return _verdict("mismatch", wrong, text, for_s)
+
+
+def _alike(op: str) -> str:
+    """What members of a group must agree on; empty: nothing."""
+    name, _, sizes = op.partition(" ")
+    name = name.rpartition(":")[2]
+    if any(word in name for word in _PAIRED):
+        return ""
+    return f"{name} {sizes}".strip() if any(word in name for word in _SIZED) else name
+
+
+# -- without collectives -------------------------------------------------------------------------------------
+
+
+def _by_steps(known: Sequence[Worker], world_size: int, least_s: float) -> Verdict | None:
+    working = [worker for worker in known if not worker.ended]
+    steps = {worker.rank: worker.step for worker in working if worker.step is not None}
+    if len(known) < world_size or len(steps) < len(working) or not steps:
+        return None
+    for_s = min(worker.idle_s for worker in working)
+    if for_s < least_s or any(worker.long_s > 0 for worker in working):
+        return None
+    last, first = max(steps.values()), min(steps.values())
+    everybody = ranked(steps)
+    hung = [worker for worker in working if not worker.answers]
+    behind = hung or [worker for worker in working if worker.step == first]
+    if not hung and first == last:
+        text = f"{everybody} wait{_s(steps)} for the end of step {first:,}, and none is behind"
+        return Verdict("nothing_completes", (), None, text, for_s)
+    waiting = steps.keys() - {worker.rank for worker in behind}
+    one = behind[0]
+    are = "are" if len(behind) > 1 else "is"
+    how = f"{NO_ANSWER[one.state]}, " if hung else ""
+    where = f"{how}at step {one.step:,}" + (f" of {last:,}" if one.step != last else "")
+    who = _nodes_named(behind)
+    text = (
+        f"{ranked(waiting)} wait{_s(waiting)} for {who}, which {are} {where}"
+        if waiting
+        else f"{who} {are} {where}"
+    )
+    return _verdict("no_answer" if hung else "behind", behind, text, for_s)
+
+
+# -- words ---------------------------------------------------------------------------------------------------
+
+
+def _verdict(kind: str, blamed: Sequence[Worker], text: str, for_s: float) -> Verdict:
+    ranks = tuple(worker.rank for worker in blamed[:MOST_RANKS])
+    return Verdict(kind, ranks, blamed[0].node_id, text, for_s)
+
+
+def _nodes_named(workers: Sequence[Worker]) -> str:
+    """Ranks with their nodes: `rank 3 (gpu2)`, `ranks 8 to 15 (gpu2)`, `rank 3 (gpu2) and rank 5 (gpu3)`."""
+    by_node: dict[str, list[int]] = {}
+    for worker in workers:
+        by_node.setdefault(worker.node_id, []).append(worker.rank)
+    shown = [f"{ranked(ranks)} ({node_id})" for node_id, ranks in list(by_node.items())[:MOST_GROUPS]]
+    left = sum(len(ranks) for ranks in list(by_node.values())[MOST_GROUPS:])
+    if left:
+        shown.append(f"{left} more")
+    return ", ".join(shown[:-1]) + " and " + shown[-1] if len(shown) > 1 else shown[0]
+
+
+def _s(who: Sequence[object] | set[int] | Mapping[int, object]) -> str:
+    return "s" if len(who) == 1 else ""
+
+
+def _enqueued(place: Place) -> int:
+    return place.at.enqueued if place.at is not None else 0

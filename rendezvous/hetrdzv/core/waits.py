@@ -1,0 +1,332 @@
+"""Who waits for whom in torch's process groups: the most advanced members of a group wait for those behind them.
+
+A worker waits in a group if its last collective there is not complete and its numbers no longer change. The numbers
+say nothing about point-to-point operations (`send`, `recv`): a wait in one of those is not seen.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import inf
+from operator import attrgetter
+
+NO_ANSWER: Mapping[str, str] = {
+    "stopped": "stopped by a signal",
+    "blocked": "stuck in the kernel (state D)",
+    "silent": "not answering",
+}
+"""The states of a worker whose process does not answer, in words."""
+
+DEFAULT_GROUPS = frozenset({"0", "default_pg"})
+"""The names of the process group that all ranks are in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """How far a worker has come in a process group; see `wire.CollectivesFields`."""
+
+    name: str
+    size: int
+    enqueued: int = 0
+    started: int = 0
+    completed: int = 0
+    op: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """How far a worker has come, now; see `wire.WorkerFields`.
+
+    Attributes:
+        idle_s: how long nothing has changed (seconds). Whoever fills it in counts a worker as moving (0) whose last
+            sample is older than its agent leaves a worker that does not move.
+    """
+
+    rank: int
+    node_id: str
+    state: str = "runs"
+    idle_s: float = 0.0
+    long_s: float = 0.0
+    step: int | None = None
+    collectives: tuple[Collectives, ...] = ()
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process has ended well."""
+        return self.state == "ended"
+
+    @property
+    def answers(self) -> bool:
+        """Whether its process is able to go on."""
+        return self.state not in NO_ANSWER
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a worker stands in a process group.
+
+    Attributes:
+        at: its collectives there; None: none yet.
+        level: what members are compared by: a wait is for those of a lower level.
+        pending: whether its last collective there is not complete, and the worker does not move.
+        waits: whether it waits, for members behind it or because nothing completes.
+    """
+
+    worker: Worker
+    at: Collectives | None
+    level: tuple[int, int, bool]
+    pending: bool
+    waits: bool = False
+
+
+@dataclass(slots=True)
+class Lane:
+    """A process group.
+
+    Attributes:
+        places: of its known members, the furthest behind first.
+        missing: how many members are not known.
+        excused: whether a member has announced that nothing need move.
+        stuck: whether all members stand at the same collective, and it completes for none of them.
+    """
+
+    name: str
+    places: list[Place]
+    missing: int
+    excused: bool
+    stuck: bool = False
+
+    @property
+    def suffix(self) -> str:
+        """` of process group NAME`, but nothing for the default group."""
+        return "" if self.name in DEFAULT_GROUPS else f" of process group {self.name}"
+
+    @property
+    def top(self) -> int:
+        """The number of the last collective that a member has asked for."""
+        return max((place.at.enqueued for place in self.places if place.at is not None), default=0)
+
+    @property
+    def waiting(self) -> list[Place]:
+        """The members that wait."""
+        return [place for place in self.places if place.waits]
+
+    def arrange(self) -> None:
+        """Put the members in order, and see which of them wait."""
+        places = self.places
+        places.sort(key=attrgetter("level"))
+        lowest = places[0].level
+        self.stuck = (
+            lowest == places[-1].level and not self.missing and all(place.pending for place in places)
+        )
+        for place in places:
+            place.waits = place.pending and (self.stuck or place.level > lowest or self.missing > 0)
+
+
+@dataclass(slots=True)
+class Blame:
+    """A worker that is waited for and waits for nobody.
+
+    Attributes:
+        wait_s: the least time that it and those who wait for it have not moved (seconds).
+        lane, place: where it is behind.
+    """
+
+    wait_s: float
+    lane: Lane
+    place: Place
+
+
+@dataclass(slots=True)
+class Waits:
+    """Who waits for whom.
+
+    Attributes:
+        lanes: the process groups in which a member's last collective is not complete.
+        ranks: the ranks that wait anywhere.
+        of: the lanes and places of each rank.
+    """
+
+    lanes: list[Lane]
+    ranks: set[int] = field(default_factory=set)
+    of: dict[int, list[tuple[Lane, Place]]] = field(default_factory=dict)
+
+    def blamed(self, least_s: float) -> dict[int, Blame]:
+        """Those who are waited for and wait for nobody themselves, by rank."""
+        found: dict[int, Blame] = {}
+        for lane in self.lanes:
+            if lane.excused or not any(place.waits for place in lane.places):
+                continue
+            above = inf  # the least idle of those who wait at a higher level
+            for _, level in groupby(reversed(lane.places), key=attrgetter("level")):
+                places = list(level)
+                if above < inf:
+                    for place in places:
+                        self._blame(found, lane, place, above, least_s)
+                above = min([above, *(place.worker.idle_s for place in places if place.waits)])
+        return found
+
+    def _blame(self, found: dict[int, Blame], lane: Lane, place: Place, above: float, least_s: float) -> None:
+        worker = place.worker
+        idle_s = inf if worker.ended else worker.idle_s
+        if worker.rank in self.ranks or worker.long_s > 0 or idle_s < least_s:
+            return
+        known = found.get(worker.rank)
+        if known is None:
+            found[worker.rank] = Blame(min(above, idle_s), lane, place)
+        else:
+            known.wait_s = min(known.wait_s, above)
+
+    def waiting_for(self, ranks: Iterable[int]) -> set[int]:
+        """Who waits for any of these, directly or through others."""
+        found: set[int] = set()
+        heads: dict[int, int] = {id(lane): len(lane.places) for lane in self.lanes}
+        queue = list(ranks)
+        while queue:
+            for lane, place in self.of.get(queue.pop(), ()):
+                places, head = lane.places, heads[id(lane)]
+                while head and places[head - 1].level > place.level:
+                    head -= 1
+                    if places[head].waits and (rank := places[head].worker.rank) not in found:
+                        found.add(rank)
+                        queue.append(rank)
+                heads[id(lane)] = head
+        return found
+
+    def knot(self) -> list[tuple[Lane, list[Place]]]:
+        """Members that wait for each other in a circle, by process group; empty if there is none."""
+        edges: dict[Hashable, list[Hashable]] = {}
+        waits: list[tuple[Lane, Place, Hashable]] = []
+        for number, lane in enumerate(self.lanes):
+            below: Hashable = None
+            for level, places in groupby(() if lane.excused else lane.places, key=attrgetter("level")):
+                here = (number, level)
+                edges[here] = [] if below is None else [below]
+                for place in places:
+                    rank = place.worker.rank
+                    if rank in self.ranks:
+                        edges[here].append(rank)
+                    if place.waits and below is not None:
+                        edges.setdefault(rank, []).append(below)
+                        waits.append((lane, place, below))
+                below = here
+        tied = _tied(edges)
+        found = [(lane, place) for lane, place, below in waits if place.worker.rank in tied and below in tied]
+        return [
+            (lane, [place for _, place in several])
+            for lane, several in groupby(found, key=lambda one: one[0])
+        ]
+
+
+def who_waits(workers: Sequence[Worker], world_size: int, least_s: float) -> Waits:
+    """Who waits for whom among the workers of a round.
+
+    Args:
+        workers: those about whom something is known.
+        least_s: a worker that has moved within this time does not wait (seconds).
+    """
+    members: dict[tuple[str, int], list[tuple[Worker, Collectives]]] = {
+        (at.name, at.size): []
+        for worker in workers
+        if worker.idle_s >= least_s and worker.state == "runs"
+        for at in worker.collectives
+        if at.completed < at.enqueued
+    }
+    for worker in workers if members else ():
+        for at in worker.collectives:
+            if (here := members.get((at.name, at.size))) is not None:
+                here.append((worker, at))
+    lanes = [
+        _lane(name, size, found, workers, world_size, least_s) for (name, size), found in members.items()
+    ]
+    for lane in lanes:
+        lane.arrange()
+    waits = Waits(lanes, {place.worker.rank for lane in lanes for place in lane.places if place.waits})
+    if waits.ranks and len(workers) == world_size and any(lane.missing for lane in lanes):
+        _find_missing(waits, [worker for worker in workers if worker.rank not in waits.ranks])
+    for lane in lanes:
+        for place in lane.places:
+            waits.of.setdefault(place.worker.rank, []).append((lane, place))
+    return waits
+
+
+def _lane(
+    name: str,
+    size: int,
+    found: Sequence[tuple[Worker, Collectives]],
+    workers: Sequence[Worker],
+    world_size: int,
+    least_s: float,
+) -> Lane:
+    here = len(found)
+    # where all have asked for the same, who has begun less is behind
+    same = here == size and len({at.enqueued for _, at in found}) == 1
+    places = [
+        Place(
+            worker,
+            at,
+            (at.enqueued, at.started if same else 0, worker.state not in NO_ANSWER),
+            at.completed < at.enqueued and worker.idle_s >= least_s and worker.state == "runs",
+        )
+        for worker, at in found
+    ]
+    excused = any(worker.long_s > 0 for worker, _ in found)
+    if here < size == world_size:
+        known = {worker.rank for worker, _ in found}
+        absent = [worker for worker in workers if worker.rank not in known]
+        places += map(_absent, absent)
+        excused = excused or any(worker.long_s > 0 for worker in absent)
+    return Lane(name, places, max(0, size - len(places)), excused)
+
+
+def _absent(worker: Worker) -> Place:
+    return Place(worker, None, (-1, 0, worker.answers), False)
+
+
+def _find_missing(waits: Waits, free: Sequence[Worker]) -> None:
+    """Who has not asked for a group's first collective: those who wait nowhere, if there are not too many of them."""
+    for lane in waits.lanes:
+        if lane.missing and len(free) <= lane.missing + len(lane.places):
+            here = {place.worker.rank for place in lane.places}
+            absent = [worker for worker in free if worker.rank not in here]
+            if absent and len(absent) <= lane.missing:
+                lane.places += map(_absent, absent)
+                lane.missing -= len(absent)
+                lane.excused = lane.excused or any(worker.long_s > 0 for worker in absent)
+                lane.arrange()
+
+
+def _tied(edges: Mapping[Hashable, Sequence[Hashable]]) -> set[Hashable]:
+    """What is left of a graph without all that leads nowhere and all that nothing leads to: its circles."""
+    backwards: dict[Hashable, list[Hashable]] = {}
+    for here, there in _pairs(edges, edges.keys()):
+        backwards.setdefault(there, []).append(here)
+    leading = _without_ends(edges, backwards, set(edges))
+    return _without_ends(backwards, edges, leading)
+
+
+def _without_ends(
+    forwards: Mapping[Hashable, Sequence[Hashable]],
+    backwards: Mapping[Hashable, Sequence[Hashable]],
+    among: set[Hashable],
+) -> set[Hashable]:
+    ways = Counter(here for here, _ in _pairs(forwards, among))
+    left = set(among)
+    ends = [one for one in among if not ways[one]]
+    while ends:
+        end = ends.pop()
+        left.discard(end)
+        for before in backwards.get(end, ()):
+            if before in left:
+                ways[before] -= 1
+                if not ways[before]:
+                    ends.append(before)
+    return left
+
+
+def _pairs(
+    edges: Mapping[Hashable, Iterable[Hashable]], among: Iterable[Hashable]
+) -> Iterator[tuple[Hashable, Hashable]]:
+    inside = set(among)
+    return ((here, there) for here in inside for there in edges.get(here, ()) if there in inside)

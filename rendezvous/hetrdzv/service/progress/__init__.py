@@ -1,0 +1,1 @@
+"""How far workers have come, who is waited for, and what their stacks are: in memory only, beside the groups."""

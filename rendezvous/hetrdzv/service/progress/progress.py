@@ -1,0 +1,214 @@
+"""Notices who is waited for: samples of agents -> table -> `judge` -> a command where the answer has changed.
+
+The core decides what follows (events, `why`, the end of a round that hangs). The stack of the worker that is waited for
+is asked for as soon as it is known, while its process is still there.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hetrdzv.core.commands import Command, NoteStall
+from hetrdzv.core.model import Group, Round, Stall
+from hetrdzv.core.stall import judge
+from hetrdzv.protocol.errors import HetError
+from hetrdzv.service.progress.questions import Question, Questions, Stack
+from hetrdzv.service.progress.table import Furthest, Sample, Seen, Table
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+"""How long to collect news of workers before they are judged together (seconds): many nodes tell at the same time."""
+
+SAME_S = 2.0
+"""Two looks at the same wait may disagree by this much about when it began (seconds)."""
+
+STACK_WITHIN_S = 10.0
+"""How long agents have to send stacks (seconds)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a poll says beside asking for a directive.
+
+    Attributes:
+        round: whose workers; 0: it says nothing about workers.
+        age_s: how long ago the agent looked at them (seconds).
+    """
+
+    round: int = 0
+    samples: tuple[Sample, ...] = ()
+    age_s: float = 0.0
+
+
+class Progress:
+    """The progress of all groups of a service.
+
+    Args:
+        groups: the committed groups by id.
+        now: the server's clock (seconds).
+        execute: applies a command to a group.
+        wake: wakes the open polls of some nodes of a group.
+        spawn: runs a task for as long as the server does.
+    """
+
+    def __init__(
+        self,
+        groups: Callable[[], Mapping[str, Group]],
+        now: Callable[[], float],
+        execute: Callable[[str, Command], Coroutine[Any, Any, Group]],
+        wake: Callable[[str, Iterable[str]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._groups = groups
+        self._now = now
+        self._execute = execute
+        self._spawn = spawn
+        self._table = Table()
+        self._questions = Questions(wake)
+        self._capable: dict[tuple[str, str], str] = {}  # incarnations of nodes whose agents say anything
+        self._due: set[str] = set()  # groups that will be judged
+
+    # -- what agents say -------------------------------------------------------------------------------------
+
+    def note(self, group_id: str, node_id: str, incarnation: str, said: Said) -> None:
+        """The accepted agent of a node has said how far its workers have come."""
+        self._capable[group_id, node_id] = incarnation
+        active = self._active(group_id)
+        member = active.member(node_id) if active is not None else None
+        if active is None or member is None or said.round != active.number or not said.samples:
+            return
+        last = member.rank_offset + member.slots
+        samples = [one for one in said.samples if member.rank_offset <= one.rank < last]
+        self._table.note(group_id, active.number, node_id, samples, self._now() - said.age_s)
+        if active.stall is not None or any(one.still for one in samples):
+            self._judge_soon(group_id, LOOK_S)
+
+    def question(self, group_id: str, node_id: str) -> Question | None:
+        """What a node has to be asked in reply to its poll."""
+        return self._questions.next(group_id, node_id, self._now())
+
+    def answered(self, group_id: str, node_id: str, number: int, stacks: Iterable[Stack]) -> None:
+        """A node has sent stacks."""
+        self._questions.answered(group_id, node_id, number, stacks)
+
+    # -- what people and the core see ------------------------------------------------------------------------
+
+    def workers(self, group: Group) -> Mapping[int, Seen]:
+        """How far the workers of a group's newest round have come, by global rank, as far as is known."""
+        return self._table.workers(group.group_id, group.round.number) if group.round is not None else {}
+
+    def furthest(self, group_id: str, round_number: int) -> Furthest:
+        """How far a round has come."""
+        return self._table.furthest(group_id, round_number)
+
+    async def stacks(self, group: Group, active: Round, ranks: Sequence[int] | None) -> list[Stack]:
+        """The Python stacks of a round's workers, in the order of ranks; each says why if there is none.
+
+        Args:
+            ranks: whose (global ranks); None: all.
+        """
+        wanted: dict[str, tuple[int, ...]] = {}
+        for member in active.members:
+            local = range(member.rank_offset, member.rank_offset + member.slots)
+            asked = tuple(local) if ranks is None else tuple(rank for rank in ranks if rank in local)
+            if asked:
+                wanted[member.node_id] = asked
+        able = {node_id: own for node_id, own in wanted.items() if self._is_capable(group, node_id)}
+        answers = await self._questions.ask(group.group_id, active.number, able, STACK_WITHIN_S)
+        found = []
+        for node_id, own in wanted.items():
+            sent = {one.rank: one for one in answers.get(node_id, ())}
+            why = f"its agent has not answered within {STACK_WITHIN_S:g} s"
+            if node_id not in able:
+                why = "its agent cannot send stacks: it is older than this server"
+            found += [sent.get(rank) or Stack(rank, node_id, why=why) for rank in own]
+        return sorted(found, key=lambda one: one.rank)
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def published(self, group_id: str, new: Group | None) -> None:
+        """A change of a group was committed; None: it was deleted."""
+        if new is None or new.state.terminal:
+            self._table.forget(group_id)
+            for place in [place for place in self._capable if place[0] == group_id]:
+                del self._capable[place]
+
+    def clear(self) -> None:
+        """The groups were loaded again."""
+        self._table.clear()
+        self._capable.clear()
+
+    # -- judging ---------------------------------------------------------------------------------------------
+
+    def _active(self, group_id: str) -> Round | None:
+        group = self._groups().get(group_id)
+        return group.active_round if group is not None and not group.state.terminal else None
+
+    def _is_capable(self, group: Group, node_id: str) -> bool:
+        node = group.nodes.get(node_id)
+        return node is not None and self._capable.get((group.group_id, node_id)) == node.incarnation
+
+    def _judge_soon(self, group_id: str, after_s: float) -> None:
+        if group_id not in self._due:
+            self._due.add(group_id)
+            asyncio.get_running_loop().call_later(after_s, self._judge, group_id)
+
+    def _judge(self, group_id: str) -> None:
+        self._due.discard(group_id)
+        active = self._active(group_id)
+        if active is None:
+            return
+        now = self._now()
+        seen = self._table.workers(group_id, active.number)
+        workers = [one.worker(now) for one in seen.values()]
+        verdict = judge(workers, active.world_size)
+        noted, stall = active.stall, None
+        if verdict is not None:
+            since = now - verdict.for_s
+            stall = Stall(
+                kind=verdict.kind,
+                ranks=verdict.ranks,
+                node_id=verdict.node_id,
+                text=verdict.text,
+                since=since,
+            )
+            if noted is not None and (noted.kind, noted.ranks) == (stall.kind, stall.ranks):
+                stall = replace(stall, stack=noted.stack)
+        if not _is_same(noted, stall):
+            self._spawn(self._tell(group_id, NoteStall(active.number, stall)))
+        announced = [one.long_s for one in workers if one.long_s > 0]
+        if announced:  # it may be a stall once that is over
+            self._judge_soon(group_id, min(announced) + LOOK_S)
+
+    async def _tell(self, group_id: str, command: NoteStall) -> None:
+        try:
+            group = await self._execute(group_id, command)
+            if command.stall is not None and command.stall.ranks and not command.stall.stack:
+                await self._fetch_stack(group, command.round, command.stall)
+        except (
+            HetError
+        ) as error:  # the group is gone, or the server stops or loads: the next news judges again
+            logger.debug("stall of group %s: %s", group_id, error)
+
+    async def _fetch_stack(self, group: Group, round_number: int, stall: Stall) -> None:
+        """Add the stack of the first worker that is waited for, if it still is when that comes."""
+        active = group.active_round
+        if active is None or active.number != round_number:
+            return
+        (stack,) = await self.stacks(group, active, stall.ranks[:1])
+        active = self._active(group.group_id)
+        noted = active.stall if active is not None and active.number == round_number else None
+        if noted is not None and (noted.kind, noted.ranks) == (stall.kind, stall.ranks):
+            said = replace(noted, stack=stack.text or stack.why)
+            await self._execute(group.group_id, NoteStall(round_number, said))
+
+
+def _is_same(noted: Stall | None, found: Stall | None) -> bool:
+    """Whether the group knows already what was found."""
+    if noted is None or found is None:
+        return noted is found
+    same = (noted.kind, noted.ranks, noted.text) == (found.kind, found.ranks, found.text)
+    return same and abs(noted.since - found.since) < SAME_S

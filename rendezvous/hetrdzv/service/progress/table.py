@@ -1,0 +1,139 @@
+"""How far the workers of each group's newest round have come, as their agents last said.
+
+In memory only: after a restart of the server the next polls bring it again. No clock of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from hetrdzv.core.waits import Collectives, Worker
+
+RATE_S = 5.0
+"""A rate is measured over at least this long (seconds)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What an agent says of one worker; see `wire.WorkerFields`."""
+
+    rank: int
+    state: str = "runs"
+    idle_s: float = 0.0
+    still: bool = False
+    waiting: float | None = None
+    long_s: float = 0.0
+    step: int | None = None
+    collectives: tuple[Collectives, ...] = ()
+
+    @property
+    def count(self) -> int | None:
+        """How many collectives it has asked for in all its process groups; None: it has none."""
+        return sum(one.enqueued for one in self.collectives) if self.collectives else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast a number grows, measured from one moment to a later one.
+
+    Attributes:
+        per_s: None until it has been measured.
+        since, base: when the measurement that is under way began (seconds), and with which number.
+    """
+
+    per_s: float | None = None
+    since: float = inf
+    base: int = 0
+
+    def at(self, number: int | None, now: float) -> "Rate":
+        """The rate after another look at the number."""
+        if number is None:
+            return Rate()
+        if self.since == inf or number < self.base:
+            return Rate(None, now, number)
+        if now - self.since < RATE_S:
+            return self
+        return Rate((number - self.base) / (now - self.since), now, number)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The newest sample of a worker.
+
+    Attributes:
+        moved_at, long_until: when it last moved, and until when it need not (seconds on the server's clock).
+        collectives, steps: how fast they come.
+    """
+
+    node_id: str
+    sample: Sample
+    moved_at: float
+    long_until: float
+    collectives: Rate
+    steps: Rate
+
+    def worker(self, now: float) -> Worker:
+        """The worker as it is now: only one that stands still has been idle since its agent looked."""
+        return Worker(
+            rank=self.sample.rank,
+            node_id=self.node_id,
+            state=self.sample.state,
+            idle_s=max(0.0, now - self.moved_at) if self.sample.still else 0.0,
+            long_s=max(0.0, self.long_until - now),
+            step=self.sample.step,
+            collectives=self.sample.collectives,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Furthest:
+    """How far the most advanced worker of a round came: collectives and steps; None: unknown."""
+
+    collectives: int | None
+    step: int | None
+
+
+class Table:
+    """The newest samples of all workers of the newest round of each group."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[str, tuple[int, dict[int, Seen]]] = {}
+
+    def note(
+        self, group_id: str, round_number: int, node_id: str, samples: Sequence[Sample], seen_at: float
+    ) -> None:
+        """Samples of a node of the newest round came; they were taken at `seen_at` (seconds)."""
+        number, workers = self._rounds.get(group_id, (0, {}))
+        if number != round_number:
+            workers = {}
+            self._rounds[group_id] = (round_number, workers)
+        for sample in samples:
+            before = workers.get(sample.rank)
+            workers[sample.rank] = Seen(
+                node_id,
+                sample,
+                seen_at - sample.idle_s,
+                seen_at + sample.long_s,
+                (before.collectives if before is not None else Rate()).at(sample.count, seen_at),
+                (before.steps if before is not None else Rate()).at(sample.step, seen_at),
+            )
+
+    def workers(self, group_id: str, round_number: int) -> Mapping[int, Seen]:
+        """The workers of a round, by global rank; empty if nothing of it is known."""
+        number, workers = self._rounds.get(group_id, (0, {}))
+        return workers if number == round_number else {}
+
+    def furthest(self, group_id: str, round_number: int) -> Furthest:
+        """How far a round has come."""
+        samples = [seen.sample for seen in self.workers(group_id, round_number).values()]
+        counts = [sample.count for sample in samples if sample.count is not None]
+        steps = [sample.step for sample in samples if sample.step is not None]
+        return Furthest(max(counts, default=None), max(steps, default=None))
+
+    def forget(self, group_id: str) -> None:
+        """A group was deleted."""
+        self._rounds.pop(group_id, None)
+
+    def clear(self) -> None:
+        """The groups were loaded again."""
+        self._rounds.clear()

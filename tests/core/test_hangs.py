@@ -1,0 +1,211 @@
+"""A stall in the state machine: when it is told, and when it ends its round."""
+
+from dataclasses import replace
+
+import pytest
+
+from hetrdzv.core.commands import NoteStall
+from hetrdzv.core.model import Stall
+from hetrdzv.protocol.errors import StaleRound
+from hetrdzv.storage.records import changes, restore
+from tests.core.driver import Story
+
+TEXT = "ranks 0 and 1 wait for rank 2 (b), which is at collective 17,203 of 17,204"
+
+
+def stalled(story: Story, for_s: float = 0.0, **more: object) -> Stall:
+    """The service sees that the first worker of b is waited for."""
+    stall = Stall(kind="behind", ranks=(2,), node_id="b", text=TEXT, since=story.now - for_s)
+    stall = replace(stall, **more)  # type: ignore[arg-type]
+    story.do(NoteStall(1, stall))
+    return stall
+
+
+def job(**spec: object) -> Story:
+    story = Story(min_nodes=2, max_nodes=2, **spec)
+    story.join("a", 2)
+    story.join("b", 2)
+    story.started("a", "b")
+    return story
+
+
+def test_a_stall_is_told_once_it_has_lasted() -> None:
+    story = job()
+    stalled(story)
+    assert story.why == "round 1 runs on 2 nodes, world size 4"
+    story.wait(14)
+    assert story.said("stalled") == []
+    story.wait(1)
+    told = "ranks 0 and 1 have waited 15 s for rank 2 (b), which is at collective 17,203 of 17,204"
+    assert story.said("stalled") == [f"round 1 stalls: {told}"]
+    assert story.why == f"round 1 runs, but {told}"
+    story.wait(25)
+    assert "have waited 40 s for rank 2" in story.why
+    assert len(story.said("stalled")) == 1
+    story.do(NoteStall(1, None))
+    assert story.said("goes_on") == [f"round 1 goes on, after {told.replace('15 s', '40 s')}"]
+    assert story.why == "round 1 runs on 2 nodes, world size 4"
+
+
+def test_a_short_stall_is_not_told() -> None:
+    story = job()
+    stalled(story)
+    story.wait(10)
+    story.do(NoteStall(1, None))
+    story.wait(10)
+    assert story.said("stalled") == story.said("goes_on") == []
+
+
+def test_one_that_has_lasted_when_it_is_noted_is_told_at_once() -> None:
+    story = job()
+    stalled(story, for_s=60)
+    assert "have waited 60 s" in story.said("stalled")[0]
+
+
+def test_seconds_commit_nothing() -> None:
+    story = job(lease_s=100)
+    stalled(story, for_s=60)
+    before = story.group
+    story.now += 7
+    story.tick()
+    assert story.group is before
+    assert "have waited 67 s" in story.why
+    stalled(story, for_s=66.5)  # seen again, a little later
+    assert story.group is before
+
+
+def test_a_later_wait_is_another_one() -> None:
+    story = job()
+    stalled(story, for_s=60)
+    stalled(story, for_s=3)
+    assert len(story.said("goes_on")) == 1
+    story.wait(12)
+    assert len(story.said("stalled")) == 2
+
+
+def test_more_who_are_behind_are_no_news_but_another_is() -> None:
+    story = job()
+    stalled(story, for_s=60)
+    stalled(story, for_s=60, ranks=(2, 3), text="ranks 0 and 1 wait for ranks 2 and 3 (b)")
+    assert len(story.said("stalled")) == 1
+    assert "ranks 2 and 3 (b)" in story.why
+    stalled(story, for_s=60, ranks=(0,), node_id="a", text="rank 1 waits for rank 0 (a)")
+    assert story.said("stalled")[1:] == ["round 1 stalls: rank 1 has waited 60 s for rank 0 (a)"]
+
+
+def test_nothing_ends_without_a_time_limit() -> None:
+    story = job()
+    stalled(story)
+    story.wait(4000)
+    assert story.group.state == "running"
+    assert story.deadline_in is None or story.deadline_in <= 5  # leases only
+
+
+def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
+    story = job(hang_timeout_s=30, max_restarts=1)
+    stalled(story, stack="File train.py, line 7, in <module>")
+    story.wait(20)
+    assert "have waited 20 s" in story.why
+    assert story.why.endswith("; the round ends for it in 10 s")
+    story.wait(9)
+    assert story.group.state == "running"
+    story.wait(1)
+    why = f"a worker hangs: {TEXT.replace('wait for', 'have waited 30 s for')}"
+    assert story.said("round_ended") == [f"round 1 ended: {why}"]
+    assert story.told("a").kind == story.told("b").kind == "stop"
+    story.failed("a", rank=0, age_s=100, exit_code=7)  # what stopped workers report replaces nothing
+    story.failed("b", rank=2, exit_code=None, signal="SIGTERM")
+    story.joins("a", "b")
+    assert story.said("restart_spent") == [f"restart 1 of 1: {why}"]
+    assert story.group.round is not None
+    assert (story.group.round.number, story.group.round.restarted_by) == (2, why)
+
+    story.started("a", "b")
+    stall = Stall(kind="no_answer", ranks=(3,), node_id="b", text=TEXT, since=story.now, stack="line 9")
+    story.do(NoteStall(2, stall))
+    story.wait(30)
+    story.joins("a", "b")
+    cause = story.group.root_cause
+    assert cause is not None
+    assert cause.failure is not None
+    assert (cause.kind, cause.node_id, cause.round) == ("hang", "b", 2)
+    assert (cause.failure.rank, cause.failure.local_rank, cause.failure.message) == (3, 1, "line 9")
+    assert story.told("a").root_cause == cause
+    assert story.told("a").exit_code == 1
+    assert story.why == f"the job failed: {why}"
+
+
+@pytest.mark.parametrize("kind", ["deadlock", "nothing_completes", "mismatch"])
+def test_a_hang_of_nobody_in_particular_blames_no_node(kind: str) -> None:
+    story = job(hang_timeout_s=5, max_restarts=0)
+    of_whom = {"ranks": (0, 2), "node_id": "a"} if kind == "deadlock" else {"ranks": (), "node_id": None}
+    stalled(story, for_s=4, kind=kind, text="ranks 0 to 3 wait for each other: ...", **of_whom)
+    assert story.said("stalled") == []
+    story.wait(1)
+    assert "have waited 5 s for each other" in story.said("stalled")[0]
+    story.joins("a", "b")
+    cause = story.group.root_cause
+    assert cause is not None
+    assert (cause.kind, cause.node_id, cause.failure) == ("hang", None, None)
+    assert cause.message == "the workers hang: ranks 0 to 3 have waited 5 s for each other: ..."
+
+
+def test_a_node_that_is_lost_meanwhile_is_the_cause() -> None:
+    story = job(hang_timeout_s=5, max_restarts=0)
+    stalled(story)
+    story.wait(4)
+    story.cut("a")
+    assert story.deadline_in is not None
+    story.now += 0.999
+    story.tick()
+    assert story.group.state == "running"
+    story.pass_by(0.5)  # its second of grace is over
+    assert story.ended == "lost"
+    assert story.group.restarts == 0
+
+
+def test_a_suspect_that_is_heard_again_is_no_excuse() -> None:
+    story = job(hang_timeout_s=5)
+    stalled(story)
+    story.wait(4.5)
+    story.cut("a")
+    story.now += 0.7
+    story.tick()
+    assert story.ended is None
+    story.renew("a")
+    story.tick()
+    assert story.ended == "failed"
+
+
+def test_a_node_lost_while_it_stops_is_the_cause_of_the_hang() -> None:
+    story = job(hang_timeout_s=5, max_restarts=0)
+    stalled(story)
+    story.wait(5)
+    assert story.ended == "failed"
+    story.join("a")
+    story.lose("b")
+    assert story.ended == "lost"
+    assert story.group.state == "waiting"
+
+
+def test_a_stall_of_another_round_or_of_none_changes_nothing() -> None:
+    story = job()
+    before = story.group
+    story.do(NoteStall(7, Stall(kind="behind", ranks=(0,), node_id="a", text=TEXT, since=0.0)))
+    assert story.group is before
+    story.restart()
+    before = story.group
+    story.do(NoteStall(1, Stall(kind="behind", ranks=(0,), node_id="a", text=TEXT, since=0.0)))
+    assert story.group is before
+    with pytest.raises(StaleRound):
+        story.succeeded("a")
+
+
+def test_a_stall_is_not_stored() -> None:
+    """The table that it comes from is empty after a restart of the server."""
+    story = job()
+    bare = story.group
+    stalled(story, for_s=60)
+    assert changes(bare, story.group) == ({}, set())
+    stored = restore(changes(None, story.group)[0], story.now)["g"].group
+    assert stored.round == bare.round

@@ -1,0 +1,405 @@
+"""Who is blamed for a hang (core/stall.py)."""
+
+import itertools
+import random
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetrdzv.core.phrasing import lasting
+from hetrdzv.core.stall import judge
+from hetrdzv.core.waits import Collectives, Worker
+
+
+def at(
+    enqueued: int,
+    completed: int | None = None,
+    name: str = "0",
+    size: int = 4,
+    started: int = 0,
+    op: str = "",
+):
+    """A worker's collectives in a process group; by default the last one is not complete."""
+    return Collectives(name, size, enqueued, started, enqueued - 1 if completed is None else completed, op)
+
+
+def worker(rank: int, *collectives: Collectives, idle: float = 40.0, **more):
+    return Worker(rank, f"gpu{rank // 2 + 1}", idle_s=idle, collectives=collectives, **more)
+
+
+def done(enqueued: int, **more):
+    return at(enqueued, enqueued, **more)
+
+
+SLEEPER = [
+    worker(0, at(17_204)),
+    worker(1, at(17_204)),
+    worker(2, at(17_204)),
+    worker(3, done(17_203), idle=45),
+]
+
+
+def world(size: int) -> list[Worker]:
+    return [worker(rank, at(5, size=size)) for rank in range(size)]
+
+
+STALLS = {
+    "one is behind": (
+        SLEEPER,
+        "behind",
+        (3,),
+        40,
+        "ranks 0 to 2 wait for rank 3 (gpu2), which is at collective 17,203 of 17,204",
+    ),
+    "the wait lasts as long as the culprit has not moved": (
+        [*SLEEPER[:3], worker(3, done(17_203), idle=7)],
+        "behind",
+        (3,),
+        7,
+        "rank 3",
+    ),
+    "the wait lasts as long as the last one waits": (
+        [*SLEEPER[:2], worker(2, at(17_204), idle=9), SLEEPER[3]],
+        "behind",
+        (3,),
+        9,
+        "ranks 0 to 2 wait",
+    ),
+    "a group of its own": (
+        [worker(2, at(9, name="7", size=2)), worker(3, done(8, name="7", size=2))],
+        "behind",
+        (3,),
+        40,
+        "rank 2 waits for rank 3 (gpu2), which is at collective 8 of 9 in process group 7",
+    ),
+    "two are behind": (
+        [worker(0, at(9)), worker(1, done(8)), worker(2, done(8)), worker(3, done(8))],
+        "behind",
+        (1, 2, 3),
+        40,
+        "rank 0 waits for rank 1 (gpu1) and ranks 2 and 3 (gpu2), which are at collective 8 of 9",
+    ),
+    "only the one that does not move is to blame": (
+        [worker(0, at(9)), worker(1, at(9)), worker(2, done(8), idle=0.1), worker(3, done(8))],
+        "behind",
+        (3,),
+        40,
+        "ranks 0 and 1 wait for rank 3 (gpu2), which",
+    ),
+    "no collective yet": (
+        [worker(0, at(1)), worker(1, at(1)), worker(2, at(1)), worker(3)],
+        "behind",
+        (3,),
+        40,
+        "ranks 0 to 2 wait for rank 3 (gpu2), which has asked for no collective yet",
+    ),
+    "no collective of a small group yet, and nobody else is free": (
+        [
+            worker(0, at(1, name="7", size=2), done(4, name="8", size=2), done(4, name="9", size=2)),
+            worker(1, done(4)),
+            worker(2, at(5, name="8", size=2)),
+            worker(3, at(5, name="9", size=2)),
+        ],
+        "behind",
+        (1,),
+        40,
+        "ranks 0, 2 and 3 wait for rank 1 (gpu1), which has asked for no collective of process group 7 yet",
+    ),
+    "no collective of a small group yet, and it could be anybody": (
+        [
+            worker(0, at(1, name="7", size=2), done(4)),
+            *(worker(rank, done(4)) for rank in (1, 2, 3)),
+        ],
+        "behind",
+        (),
+        40,
+        "rank 0 waits for another member of process group 7, which has asked for none of its collectives yet",
+    ),
+    "over a chain of groups": (
+        [
+            worker(0, done(4, name="a", size=2), at(8, name="b", size=2)),
+            worker(1, at(5, name="a", size=2)),
+            worker(2, done(7, name="b", size=2), at(3, name="c", size=2)),
+            worker(3, done(2, name="c", size=2)),
+        ],
+        "behind",
+        (3,),
+        40,
+        "ranks 0 to 2 wait for rank 3 (gpu2), which is at collective 2 of 3 in process group c",
+    ),
+    "by what has begun": (
+        [*(worker(rank, at(9, started=9)) for rank in range(3)), worker(3, at(9, started=8))],
+        "behind",
+        (3,),
+        40,
+        "ranks 0 to 2 wait for rank 3 (gpu2), which has not begun collective 9",
+    ),
+    "stopped": (
+        [*SLEEPER[:3], worker(3, done(17_203), state="stopped")],
+        "no_answer",
+        (3,),
+        40,
+        "ranks 0 to 2 wait for rank 3 (gpu2), which is stopped by a signal, at collective 17,203 of 17,204",
+    ),
+    "stopped in the collective itself": (
+        [*(worker(rank, at(9)) for rank in range(3)), worker(3, at(9), state="stopped")],
+        "no_answer",
+        (3,),
+        40,
+        "ranks 0 to 2 wait for rank 3 (gpu2), which is stopped by a signal, at collective 9",
+    ),
+    "stuck in the kernel": (
+        [*SLEEPER[:3], worker(3, done(17_203), state="blocked")],
+        "no_answer",
+        (3,),
+        40,
+        "which is stuck in the kernel (state D), at collective 17,203 of 17,204",
+    ),
+    "silent before its first collective": (
+        [*SLEEPER[:3], worker(3, state="silent")],
+        "no_answer",
+        (3,),
+        40,
+        "ranks 0 to 2 wait for rank 3 (gpu2), which is not answering",
+    ),
+    "ended": (
+        [*SLEEPER[:3], worker(3, done(17_203), state="ended", idle=0)],
+        "behind",
+        (3,),
+        40,
+        "ranks 0 to 2 wait for rank 3 (gpu2), which has ended after collective 17,203 of 17,204",
+    ),
+    "deadlock of two groups": (
+        [
+            worker(0, at(5, name="1", size=2), done(7, name="2", size=2)),
+            worker(1, done(4, name="1", size=2), at(8, name="2", size=2)),
+        ],
+        "deadlock",
+        (0, 1),
+        40,
+        (
+            "ranks 0 and 1 wait for each other: rank 0 at collective 5 of process group 1, "
+            "rank 1 at collective 8 of process group 2"
+        ),
+    ),
+    "deadlock in the first collectives, and two who wait for it": (
+        [
+            worker(0, at(1, name="1")),
+            worker(1, at(1, name="2")),
+            worker(2, at(1, name="1")),
+            worker(3, at(1, name="2")),
+        ],
+        "deadlock",
+        (0, 1, 2, 3),
+        40,
+        (
+            "ranks 0 to 3 wait for each other: ranks 0 and 2 at collective 1 of process group 1, "
+            "ranks 1 and 3 at collective 1 of process group 2"
+        ),
+    ),
+    "unlike operations": (
+        [
+            *(worker(rank, at(9, op="all_reduce [[10]]")) for rank in range(3)),
+            worker(3, at(9, op="all_gather [[10]]")),
+        ],
+        "mismatch",
+        (3,),
+        40,
+        (
+            "ranks 0 to 2 wait for rank 3: as collective 9, ranks 0 to 2 asked for all_reduce [[10]], "
+            "rank 3 (gpu2) for all_gather"
+        ),
+    ),
+    "unlike sizes": (
+        [worker(0, at(9, size=2, op="all_reduce [[10]]")), worker(1, at(9, size=2, op="all_reduce [[11]]"))],
+        "mismatch",
+        (),
+        40,
+        (
+            "ranks 0 and 1 wait for each other: as collective 9, rank 0 asked for all_reduce [[10]], "
+            "rank 1 for all_reduce [[11]]"
+        ),
+    ),
+    "nothing completes": (
+        world(4),
+        "nothing_completes",
+        (),
+        40,
+        "ranks 0 to 3 wait for collective 5, which does not complete although nobody is behind",
+    ),
+    "behind by steps": (
+        [worker(rank, step=119 if rank == 3 else 120, idle=80) for rank in range(4)],
+        "behind",
+        (3,),
+        80,
+        "ranks 0 to 2 wait for rank 3 (gpu2), which is at step 119 of 120",
+    ),
+    "stopped, by steps": (
+        [worker(rank, step=120, idle=80, state="stopped" if rank == 3 else "runs") for rank in range(4)],
+        "no_answer",
+        (3,),
+        80,
+        "ranks 0 to 2 wait for rank 3 (gpu2), which is stopped by a signal, at step 120",
+    ),
+    "all at the same step": (
+        [worker(rank, step=120, idle=80) for rank in range(4)],
+        "nothing_completes",
+        (),
+        80,
+        "ranks 0 to 3 wait for the end of step 120, and none is behind",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STALLS)
+def test_who_is_blamed(case: str) -> None:
+    workers, kind, ranks, for_s, text = STALLS[case]
+    for order in (workers, workers[::-1]):
+        verdict = judge(order, 2 if len(workers) == 2 and case != "a group of its own" else 4)
+        assert verdict is not None
+        assert (verdict.kind, verdict.ranks, verdict.for_s) == (kind, ranks, for_s)
+        assert text in verdict.text
+        assert verdict.node_id == (f"gpu{ranks[0] // 2 + 1}" if ranks else None)
+        assert re.search(
+            rf"rank \d has waited {for_s} s for |ranks .* have waited {for_s} s for ",
+            lasting(verdict.text, for_s),
+        )
+
+
+NO_STALLS = {
+    "all move": [worker(0, at(9), idle=0.2), worker(1, done(8), idle=0.1)],
+    "the one behind moves": [*SLEEPER[:3], worker(3, done(17_203), idle=0.2)],
+    "those who wait have moved just now": [worker(0, at(9), idle=0.5), worker(3, done(8))],
+    "the one behind has announced a long pause": [*SLEEPER[:3], worker(3, done(17_203), long_s=100)],
+    "another member has announced a long pause": [
+        worker(0, at(9), long_s=100),
+        worker(1, at(9)),
+        worker(2, at(9)),
+        worker(3, done(8)),
+    ],
+    "the whole group waits for one that pauses in another": [
+        worker(0, at(9, name="a", size=2)),
+        worker(1, done(8, name="a", size=2), at(4, name="b", size=2)),
+        worker(2, done(3, name="b", size=2), long_s=5),
+    ],
+    "nobody waits": [worker(rank, done(9 - rank)) for rank in range(4)],
+    "nothing is known of the one behind": [*SLEEPER[:3], worker(3, done(17_203), state="unknown")],
+    "one has no sample": SLEEPER[:3],
+    "one has no sample, and others wait for the first collective of a group": [
+        worker(0, at(1, name="7", size=2)),
+        worker(2, done(4)),
+        worker(3, done(4)),
+    ],
+    "one that waits moves in another group": [worker(0, at(9, size=2), at(3, name="1", size=2), idle=0.1)],
+    "none has collectives": [worker(rank) for rank in range(4)],
+    "steps, but not of all": [worker(rank, step=rank or None, idle=80) for rank in range(4)],
+    "steps, and not for long": [worker(rank, step=rank, idle=30) for rank in range(4)],
+    "steps in a long pause": [worker(rank, step=9, idle=80, long_s=rank) for rank in range(4)],
+    "send and receive": [
+        worker(rank, at(9, op=op), long_s=0)
+        for rank, op in enumerate(("send [[1]]", "recv [[1]]", "send [[2]]"))
+    ],
+    "one completes it": [*(worker(rank, at(9)) for rank in range(3)), worker(3, done(9))],
+    "gone after its last collective": [
+        *(worker(rank, done(9)) for rank in range(3)),
+        worker(3, done(8), state="ended"),
+    ],
+    "nobody at all": [],
+}
+
+
+@pytest.mark.parametrize("case", NO_STALLS)
+def test_nobody_is_blamed(case: str) -> None:
+    assert judge(NO_STALLS[case], 4) is None
+
+
+def test_a_text_stays_short_with_thousands_of_ranks() -> None:
+    odd = [worker(rank, done(8, size=8000) if rank % 2 else at(9, size=8000)) for rank in range(8000)]
+    verdict = judge(odd, 8000)
+    assert verdict is not None
+    assert len(verdict.ranks) == 8
+    assert verdict.text == (
+        "ranks 0, 2, 4, 6, 8 and 3995 more wait for rank 1 (gpu1), rank 3 (gpu2), rank 5 (gpu3) and 3997 more, "
+        "which are at collective 8 of 9"
+    )
+
+
+# -- a job in lock-step ------------------------------------------------------------------------------------
+
+
+Job = tuple[int, list[tuple[int, ...]], list[int]]
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    """World size, process groups, and the groups in the order in which a step uses them."""
+    world_size = draw(st.integers(2, 8))
+    members = st.sets(st.integers(0, world_size - 1), min_size=1).map(lambda ranks: tuple(sorted(ranks)))
+    groups = [tuple(range(world_size)), *draw(st.lists(members, max_size=4))]
+    order = draw(st.lists(st.integers(0, len(groups) - 1), min_size=1, max_size=6))
+    return world_size, groups, [*order, 0]
+
+
+def run(job: Job, moves: list[int], sleeper: int | None = None, sleeps_after: int = 0) -> list[Worker]:
+    """Move ranks through a job, as seen in the end.
+
+    A rank asks for the next collective of the step that concerns it, and goes on once all members have asked.
+    """
+    world_size, groups, order = job
+    enqueued = [[0] * len(groups) for _ in range(world_size)]
+    completed = [[0] * len(groups) for _ in range(world_size)]
+    plans = [itertools.cycle([one for one in order if rank in groups[one]]) for rank in range(world_size)]
+    waits: list[int | None] = [None] * world_size
+    total = [0] * world_size
+
+    def is_done(rank: int) -> bool:
+        group = waits[rank]
+        return group is None or all(enqueued[one][group] >= enqueued[rank][group] for one in groups[group])
+
+    for rank in moves:
+        if not is_done(rank):
+            continue
+        if (group := waits[rank]) is not None:
+            completed[rank][group], waits[rank] = enqueued[rank][group], None
+        if rank != sleeper or total[rank] < sleeps_after:
+            group = waits[rank] = next(plans[rank])
+            enqueued[rank][group] += 1
+            total[rank] += 1
+    return [
+        Worker(
+            rank,
+            f"gpu{rank}",
+            idle_s=0.0 if is_done(rank) and rank != sleeper else 30.0,
+            collectives=tuple(
+                Collectives(str(one), len(members), enqueued[rank][one], 0, completed[rank][one])
+                for one, members in enumerate(groups)
+                if rank in members and enqueued[rank][one]
+            ),
+        )
+        for rank in range(world_size)
+    ]
+
+
+@settings(max_examples=80, deadline=None)
+@given(job=jobs(), sleeper=st.integers(0, 7), sleeps_after=st.integers(0, 12), seed=st.integers(0, 2**32))
+def test_a_sleeper_is_blamed_and_no_other(job: Job, sleeper: int, sleeps_after: int, seed: int) -> None:
+    world_size, _, order = job
+    sleeper %= world_size
+    moves = random.Random(seed).choices(range(world_size), k=200 * world_size)
+    verdict = judge(run(job, moves, sleeper, sleeps_after), world_size)
+    assert verdict is not None
+    assert verdict.kind == "behind"
+    if verdict.ranks or sleeps_after >= len(
+        order
+    ):  # else a group was never used, and nobody knows its members
+        assert verdict.ranks == (sleeper,)
+
+
+@settings(max_examples=80, deadline=None)
+@given(job=jobs(), length=st.integers(0, 200), seed=st.integers(0, 2**32))
+def test_in_a_healthy_job_nobody_is_blamed(job: Job, length: int, seed: int) -> None:
+    """At any moment: those who wait for others have done so for long, and those who can go on have moved lately."""
+    moves = random.Random(seed).choices(range(job[0]), k=length)
+    assert judge(run(job, moves), job[0]) is None

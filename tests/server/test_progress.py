@@ -1,0 +1,172 @@
+"""How far workers have come, over HTTP: agents say it with their polls, and are asked for stacks in the replies."""
+
+import asyncio
+from typing import Any
+
+import httpx
+
+from hetrdzv.core.commands import Tick
+from hetrdzv.service.service import Service
+from tests.support.served import HandClock, api, join, serving, settled, started, two_nodes
+
+GROUP = "/v1/groups/g"
+
+
+def at(enqueued: int, *, completed: int | None = None) -> list[dict[str, Any]]:
+    """A worker's place in the default group of two."""
+    done = enqueued if completed is None else completed
+    return [{"name": "0", "size": 2, "enqueued": enqueued, "completed": done, "op": "all_reduce [[10]]"}]
+
+
+def worker(rank: int, enqueued: int = 0, **more: Any) -> dict[str, Any]:
+    return {"rank": rank, "collectives": at(enqueued, completed=more.pop("completed", None)), **more}
+
+
+def progress(*workers: dict[str, Any], round_number: int = 1, age_s: float = 0.0) -> dict[str, Any]:
+    return {"round": round_number, "age_s": age_s, "workers": list(workers)}
+
+
+async def poll(
+    client: httpx.AsyncClient, node: str, said: dict[str, Any] | None = None, **more: Any
+) -> httpx.Response:
+    body = {"incarnation": "1"} | more | ({"progress": said} if said is not None else {})
+    return await client.post(f"{GROUP}/nodes/{node}/directive", json=body)
+
+
+async def group(client: httpx.AsyncClient) -> Any:
+    return (await client.get(GROUP)).raise_for_status().json()
+
+
+async def hang(client: httpx.AsyncClient, service: Service) -> None:
+    """Rank 1, on b, is behind; rank 0 waits for it."""
+    await poll(client, "b", progress(worker(1, 16, still=True, idle_s=2.0)))
+    await poll(client, "a", progress(worker(0, 17, completed=16, still=True, idle_s=2.0)))
+    for _ in range(200):
+        if (active := service.group("g").active_round) is None or active.stall is not None:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("nobody noticed")
+
+
+async def test_a_poll_that_says_more_is_answered_as_any() -> None:
+    async with serving(clock=HandClock()) as (service, _), api(service) as client:
+        await two_nodes(service)
+        plain = await client.get(f"{GROUP}/nodes/a/directive", params={"incarnation": "1"})
+        assert (await poll(client, "a", progress(worker(0, 3)))).json() == plain.json()
+        assert (await poll(client, "a")).json() == plain.json()
+        for wrong in ({"incarnation": "2"}, {"progress": {"round": 1}}, {"wait_s": -1}):
+            assert (await poll(client, "a", **wrong)).status_code in (409, 422), wrong
+
+
+async def test_the_group_shows_how_far_its_workers_have_come() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _), api(service) as client:
+        await two_nodes(service)
+        await poll(client, "a", progress(worker(0, 100, step=4, waiting=0.5)))
+        clock.pass_by(service, 10)
+        await poll(client, "a", progress(worker(0, 150, step=9, waiting=0.25, idle_s=0.1)))
+        shown = (await group(client))["current_round"]["workers"]
+        assert shown == [
+            {
+                "rank": 0,
+                "node_id": "a",
+                "state": "runs",
+                "idle_s": 0.0,
+                "collectives": 150,
+                "per_s": 5.0,
+                "step": 9,
+                "steps_per_s": 0.5,
+                "waiting": 0.25,
+            }
+        ]
+        nobody = (await client.get(GROUP, params={"nodes": "none"})).json()
+        assert nobody["current_round"]["workers"] == []
+
+
+async def test_what_is_said_of_another_round_or_of_others_workers_is_nothing() -> None:
+    async with serving(clock=HandClock()) as (service, _), api(service) as client:
+        await two_nodes(service)
+        await poll(client, "a", progress(worker(0, 3), round_number=7))
+        await poll(client, "a", progress(worker(1, 3)))
+        assert (await group(client))["current_round"]["workers"] == []
+
+
+async def test_who_is_waited_for_is_noticed_and_said_once_it_lasts() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _), api(service) as client:
+        await service.execute("g", join("a", min_nodes=2, max_nodes=2, lease_s=600.0))
+        await service.execute("g", join("b"))
+        await service.execute("g", started("a"))
+        await service.execute("g", started("b"))
+        await hang(client, service)
+        assert (await group(client))["current_round"]["stall"] is None, "two seconds are nothing to speak of"
+        clock.pass_by(service, 40)
+        await service.execute("g", Tick())
+        shown = await group(client)
+        stall = shown["current_round"]["stall"]
+        assert (stall["kind"], stall["ranks"], stall["node_id"]) == ("behind", [1], "b")
+        assert "rank 0" in shown["why"], shown["why"]
+        assert "for rank 1 (b), which is at collective 16 of 17" in shown["why"], shown["why"]
+        assert [one.event.kind for one in service.history("g")[0]].count("stalled") == 1
+
+        await poll(client, "b", progress(worker(1, 17)))
+        await asyncio.sleep(0.3)
+        await settled()
+        shown = await group(client)
+        assert shown["current_round"]["stall"] is None
+        assert [one.event.kind for one in service.history("g")[0]].count("goes_on") == 1
+
+
+async def test_stacks_are_asked_for_in_the_reply_to_an_open_poll() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        version = (await poll(client, "a")).json()["version"]
+        waiting = asyncio.create_task(poll(client, "a", after=version, wait_s=2.0))
+        await settled()
+        asked = asyncio.create_task(client.post(f"{GROUP}/stacks", params={"rank": 0}))
+        question = (await waiting).json()["stacks"]
+        assert (question["round"], question["ranks"]) == (1, [0])
+        again = (await poll(client, "a")).json()
+        assert "stacks" not in again, "it is handed out once"
+        answer = {
+            "incarnation": "1",
+            "number": question["number"],
+            "stacks": [{"rank": 0, "text": "File train.py"}],
+        }
+        assert (await client.post(f"{GROUP}/nodes/a/stacks", json=answer)).status_code == 204
+        assert (await asked).json() == {
+            "round": 1,
+            "stacks": [{"rank": 0, "node_id": "a", "text": "File train.py", "why": ""}],
+        }
+
+
+async def test_stacks_of_an_older_agent_and_without_workers() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await service.execute("g", join("a", min_nodes=2, max_nodes=2))
+        refused = await client.post(f"{GROUP}/stacks")
+        assert (refused.status_code, refused.json()["code"]) == (409, "no_round")
+        await two_nodes(service)
+        wrong = await client.post(f"{GROUP}/stacks", params={"rank": 2})
+        assert (wrong.status_code, wrong.json()["code"]) == (404, "unknown_rank")
+        shown = (await client.post(f"{GROUP}/stacks")).json()["stacks"]
+        assert [(one["rank"], one["text"]) for one in shown] == [(0, ""), (1, "")]
+        assert "older" in shown[0]["why"]
+
+
+async def test_the_stack_of_the_worker_that_is_waited_for_is_fetched_at_once() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        await hang(client, service)
+        question = (await poll(client, "b", after=None, wait_s=2.0)).json()["stacks"]
+        assert question["ranks"] == [1]
+        answer = {
+            "incarnation": "1",
+            "number": question["number"],
+            "stacks": [{"rank": 1, "text": "line 7 in <module>"}],
+        }
+        await client.post(f"{GROUP}/nodes/b/stacks", json=answer)
+        await settled(100)
+        active = service.group("g").active_round
+        assert active is not None
+        assert active.stall is not None
+        assert active.stall.stack == "line 7 in <module>"

@@ -1,0 +1,19 @@
+"""hetctl stacks: equal stacks once, the rarest first."""
+
+from hetrdzv.cli.hetctl.stacks import collapsed
+from hetrdzv.protocol.wire import StackReply
+
+
+def stack(rank: int, text: str = "", why: str = "") -> StackReply:
+    return StackReply(rank=rank, node_id=f"gpu{rank // 2}", text=text, why=why)
+
+
+def test_equal_stacks_are_put_together_and_the_odd_one_comes_first() -> None:
+    waits = "Thread 0x{:x} (most recent call first):\n  all_reduce"
+    stacks = [stack(rank, waits.format(rank + 100)) for rank in range(6)]
+    stacks[3] = stack(3, "Thread 0x1 (most recent call first):\n  load")
+    stacks[5] = stack(5, why="it does not answer")
+    shown = collapsed(stacks)
+    assert [one.ranks for one in shown] == [[3], [0, 1, 2, 4], [5]]
+    assert shown[1].nodes == ["gpu0", "gpu1", "gpu2"]
+    assert shown[2].why == "it does not answer"

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hetagent.job.ready.node_check import TIMEOUT_S as NODE_CHECK_TIMEOUT_S
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
@@ -58,6 +59,16 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--require-rendezvous": {
         "action": "store_true",
         "help": "Fail a job whose workers end well but never met (init_process_group); give it on every node.",
+    },
+    "--node-check": {
+        "metavar": "COMMAND",
+        "help": "A node is ready only while this command of /bin/sh exits with 0 (or HET_NODE_CHECK).",
+    },
+    "--node-check-timeout-s": {
+        "type": seconds,
+        "default": NODE_CHECK_TIMEOUT_S,
+        "metavar": "S",
+        "help": f"Seconds after which --node-check is killed, and has failed (default: {NODE_CHECK_TIMEOUT_S:g}).",
     },
     "--server": {"metavar": "URL[,URL...]", "help": "The hetserver to use (or HET_SERVER)."},
     "--group": {

@@ -134,8 +134,8 @@ def test_a_node_whose_workers_fail_again_and_again_is_replaced_by_a_spare() -> N
         "the last 3 failures were of workers on b: other nodes are taken before it"
     ]
     assert story.told("b").why == (
-        "round 4 runs without b, which is kept as a spare (the last 3 failures of rounds that it was in were of its "
-        "workers: others are taken before it; to lift that: hetctl undrain g b)"
+        "round 4 runs without b, which is kept as a spare (failures in a row of its workers, of rounds that it was in: 3; "
+        "others are taken before it; to lift that: hetctl undrain g b)"
     )
     fails(story, "a")
     assert story.order == ["a", "c"]
@@ -164,7 +164,18 @@ def test_failures_elsewhere_break_the_row() -> None:
 def test_few_nodes_are_remembered() -> None:
     conduct: dict[str, Conduct] = {}
     for number in range(3 * MOST_KEPT):
-        conduct = dict(with_departure(conduct, f"n{number}", number))
+        conduct = dict(with_departure(conduct, f"n{number}", number, 3))
     assert len(conduct) == MOST_KEPT
     assert f"n{3 * MOST_KEPT - 1}" in conduct
-    assert with_departure(conduct, "late", 5000.0).keys() == {"late"}
+    assert with_departure(conduct, "late", 5000.0, 3).keys() == {"late"}
+
+
+def test_as_often_as_the_setting_says() -> None:
+    assert flapping(node_strikes=0).order == flapping(node_strikes=4).order == ["a", "b"]
+    story = running("a", "b", max_nodes=2, node_strikes=1, restart_wait_s=0, lease_s=50)
+    story.join("c")
+    fails(story, "b")
+    assert story.order == ["a", "c"]
+    assert story.said("node_set_aside") == [
+        "the last failure was of workers on b: other nodes are taken before it"
+    ]

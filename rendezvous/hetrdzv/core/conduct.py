@@ -10,9 +10,6 @@ from dataclasses import replace
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Conduct, Group, Round
 
-DEPARTURES = 3
-"""A node that has ended so many rounds by going, each soon after it was free to join, is set aside."""
-
 SOON_S = 600.0
 """A departure this long after the one before, or after its time as a spare, is a first one again (seconds)."""
 
@@ -21,9 +18,6 @@ ASIDE_S = 60.0
 
 MOST_ASIDE_S = 1800.0
 """How long a node is set aside at most (seconds)."""
-
-BLAMED = 3
-"""A node whose workers were the root cause of so many failures in a row, of rounds that it was in, is taken last."""
 
 MOST_KEPT = 256
 """Of how many nodes this is remembered, of those that went last."""
@@ -38,15 +32,22 @@ def set_aside(group: Group) -> AbstractSet[str]:
 @kept
 def taken_last(group: Group) -> AbstractSet[str]:
     """The nodes whose workers fail again and again: other nodes are taken before them."""
-    return frozenset(node_id for node_id, one in group.conduct.items() if one.blamed >= BLAMED)
+    strikes = group.spec.node_strikes
+    return frozenset(node_id for node_id, one in group.conduct.items() if 0 < strikes <= one.blamed)
 
 
-def with_departure(conduct: Mapping[str, Conduct], node_id: str, now: float) -> Mapping[str, Conduct]:
-    """What is remembered after a node ended a round by going."""
+def with_departure(
+    conduct: Mapping[str, Conduct], node_id: str, now: float, strikes: int
+) -> Mapping[str, Conduct]:
+    """What is remembered after a node ended a round by going.
+
+    Args:
+        strikes: the time that it does so until it is set aside, each time soon after it was free to join; 0: never.
+    """
     before = conduct.get(node_id, Conduct())
     departures = before.departures + 1 if now - before.free_at <= SOON_S else 1
-    aside = departures >= DEPARTURES
-    wait_s = min(ASIDE_S * 2.0 ** min(departures - DEPARTURES, 30), MOST_ASIDE_S) if aside else 0.0
+    aside = 0 < strikes <= departures
+    wait_s = min(ASIDE_S * 2.0 ** min(departures - strikes, 30), MOST_ASIDE_S) if aside else 0.0
     new = replace(before, departures=departures, aside=aside, free_at=now + wait_s)
     known = {**conduct, node_id: new}
     worth = {

@@ -107,8 +107,8 @@ _SPARE_REASONS = {
         " (it has come and gone {times} times: for {left} s more, unless it is needed; to lift that: {lift})"
     ),
     Spare.TAKEN_LAST: (
-        " (the last {blamed} failures of rounds that it was in were of its workers: others are taken before it; "
-        "to lift that: {lift})"
+        " (failures in a row of its workers, of rounds that it was in: {blamed}; others are taken before it; to lift "
+        "that: {lift})"
     ),
 }
 

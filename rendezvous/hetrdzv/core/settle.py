@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from hetrdzv.core.conduct import BLAMED, with_blame, without_past
+from hetrdzv.core.conduct import with_blame, without_past
 from hetrdzv.core.crashes import count_failed_round, is_crash_loop, restart_wait_s
 from hetrdzv.core.drift import drift
 from hetrdzv.core.explain import not_ready_clause
@@ -124,8 +124,9 @@ def _note_blame(work: Work, ended: Round, node_id: str) -> None:
     """Count a failure against its node; one that had the last few in a row is taken last from now on."""
     work.change(conduct=with_blame(work.group.conduct, ended, node_id))
     times = work.group.conduct[node_id].blamed
-    if times == BLAMED:
-        text = f"the last {times} failures were of workers on {node_id}: other nodes are taken before it"
+    if times == work.group.spec.node_strikes:
+        last = "last failure was" if times == 1 else f"last {times} failures were"
+        text = f"the {last} of workers on {node_id}: other nodes are taken before it"
         work.say("node_set_aside", text, node_id)
 
 

@@ -134,8 +134,8 @@ def test_a_node_whose_workers_fail_again_and_again_is_replaced_by_a_spare() -> N
         "the last 3 failures were of workers on b: other nodes are taken before it"
     ]
     assert story.told("b").why == (
-        "round 4 runs without b, which is kept as a spare (failures in a row of its workers, of rounds that it was in: 3; "
-        "others are taken before it; to lift that: hetctl undrain g b)"
+        "round 4 runs without b, which is kept as a spare (failures in a row of its workers, of rounds that it was in: "
+        "3; others are taken before it; to lift that: hetctl undrain g b)"
     )
     fails(story, "a")
     assert story.order == ["a", "c"]

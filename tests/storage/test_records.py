@@ -282,7 +282,7 @@ def full() -> Group:
             crash_loop=5,
             no_restart_on=(2, 64),
             restart_wait_s=30.0,
-            node_strikes=4,
+            strikes=4,
             hang_timeout_s=30.0,
             on_join=OnJoin.SPARE,
             command=("train.py", "--lr", "0.1"),

@@ -98,13 +98,14 @@ def test_it_serves_until_the_worker_ends_and_logs_nothing(tmp_path: Path) -> Non
         while not Path(f"{script}.ends").exists():
             assert worker.poll() is None
             time.sleep(0.001)
-        asked = Asked(f"{script}.sock", "dump_traceback")
+        asked = [Asked(f"{script}.sock", "dump_traceback") for _ in range(4)]
         out, err = worker.communicate(timeout=60)
     assert out == "child False\n"
     assert err == "this line True\nTrue True\nTrue\n"
     assert worker.returncode == 0
-    assert b"Thread" in (asked.read() or b"")
-    asked.close()
+    for one in asked:
+        assert b"Thread" in (one.read() or b"")
+        one.close()
     assert not Path(f"{script}.sock").exists()
 
 

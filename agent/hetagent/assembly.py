@@ -19,6 +19,9 @@ from hetagent.job.logs import RoundLogsSpecs
 from hetagent.job.loop import Agent, AgentError, Identity
 from hetagent.job.ports import Ports
 from hetagent.job.progress.watching import Watching
+from hetagent.job.ready.gpus_free import GpusFree
+from hetagent.job.ready.node_check import NodeCheck
+from hetagent.job.ready.readiness import Readiness
 from hetagent.job.stderr import Copier
 from hetagent.job.store import HetRendezvousHandler
 from hetagent.job.summary import closing_block
@@ -33,6 +36,7 @@ from hetagent.node.gpu import devices, numa
 from hetagent.node.guardian import Guardian
 from hetagent.node.place import find_place
 from hetagent.node.standalone import GROUP_PREFIX, OwnServer
+from hetagent.node.versions import versions
 from hetagent.options.model import Options, UsageError
 from hetagent.options.torchrun import typed
 from hetagent.protocol.line import Line
@@ -44,7 +48,7 @@ from hetagent.standby.keeper import Standbys
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.wire import JoinRequest, SpecFields
+from hetrdzv.protocol.wire import SpecFields
 
 
 def run(options: Options, server: OwnServer | None, token: str | None, tls: ClientTls) -> int:
@@ -82,7 +86,21 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
     _sweep(identity, tell)
 
-    offer = _offer(options, slots, place.address, chosen, launch, wants_command=command is None)
+    token_file = options.token_file.absolute() if options.token_file is not None and server is None else None
+
+    def secrets() -> list[str]:
+        return list(filter(None, [token, reread_token(token_file)]))
+
+    readiness = _readiness(options, identity, secrets)
+    offer = _offer(
+        options,
+        slots,
+        place.address,
+        chosen,
+        launch,
+        wants_command=command is None,
+        ready_within_s=readiness.within_s,
+    )
     session = Session(
         options.group,
         options.node_id,
@@ -110,8 +128,6 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
         worker_env.clear()
         worker_env.update(place.socket_env(os.environ))
         return True
-
-    token_file = options.token_file.absolute() if options.token_file is not None and server is None else None
 
     def client() -> Client:
         return Client(servers, token=token, renew_token=lambda: reread_token(token_file), tls=tls)
@@ -145,7 +161,8 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
         worker_env=worker_env,
         moved=moved,
         must_meet=options.require_rendezvous,
-        secrets=lambda: list(filter(None, [token, reread_token(token_file)])),
+        secrets=secrets,
+        readiness=readiness,
         launch=launch,
         watching=Watching(
             line,
@@ -192,6 +209,7 @@ def _offer(
     launch: Launch,
     *,
     wants_command: bool,
+    ready_within_s: float = 0.0,
 ) -> Offer:
     """What this node offers to the group.
 
@@ -203,19 +221,33 @@ def _offer(
         "address": address,
         "role": options.torchrun.role,
         "labels": options.labels,
-        "device": chosen.facts if chosen is not None else {},
+        "device": versions() | (chosen.facts if chosen is not None else {}),
         "wants_command": wants_command,
         "wants_members": launch.wants_members,
         "wants_daemon": launch.wants_daemon,
+        "ready_within_s": ready_within_s,
     }
     try:
         spec = SpecFields(**options.spec)
-        JoinRequest(incarnation="any", port=1, spec=spec, **common)
+        Offer(spec=spec, **common).request("any", (1, 1), 0)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         flag = str(first["loc"][0]).replace("_", "-").removesuffix("s" if first["loc"][0] == "labels" else "")
         raise UsageError(f"no server accepts --{flag} {first['input']!r}: {first['msg']}") from None
     return Offer(spec=spec, **common)
+
+
+def _readiness(options: Options, identity: Identity, secrets: Callable[[], list[str]]) -> Readiness:
+    """What is asked of this node before each round."""
+    gpus = [gpu.uuid for gpu in devices.visible_gpus(os.environ)]
+    check = options.node_check and NodeCheck(
+        options.node_check,
+        identity.incarnation,
+        environ={processes.NODE_ID: identity.node_id},
+        timeout_s=options.node_check_timeout_s,
+        secrets=secrets,
+    )
+    return Readiness(GpusFree(gpus, identity.incarnation) if gpus else None, check or None)
 
 
 def _command(options: Options) -> WorkerCommand | None:

@@ -276,6 +276,8 @@ class LocalRound:
         )
         if is_permanent(left):  # an older server knows no such field
             fields = fields.model_copy(update={"permanent": True})
+        if self._watching is not None:
+            fields = fields.model_copy(update=self._watching.reached())
         return fields, f"{who} {how}"
 
     def stop(self, signum: int, grace_s: float) -> None:

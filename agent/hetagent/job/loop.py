@@ -6,7 +6,7 @@ import signal
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetagent.job import failures
@@ -14,6 +14,7 @@ from hetagent.job.leftovers import Leftovers
 from hetagent.job.local_round import LocalRound
 from hetagent.job.ports import Ports
 from hetagent.job.progress.watching import Watching
+from hetagent.job.ready.readiness import Readiness
 from hetagent.job.starter import Starter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import CommandError, Misfit, NotFound
@@ -67,6 +68,7 @@ class Agent:
         watching: watches the workers; None: nobody does.
         secrets: what no failure report may contain.
         moved: asked before each `ready`: whether this node has another address to offer now.
+        readiness: asked before each `ready`, and while this node waits: whether it can take part in a round.
         signals: on which signals the agent stops its workers and leaves.
 
     Attributes:
@@ -89,6 +91,7 @@ class Agent:
         stop_timeout_s: float | None,
         tell: Callable[[str], None],
         moved: Callable[[], bool] = lambda: False,
+        readiness: Readiness | None = None,
         secrets: Callable[[], Collection[str]] = tuple,
         must_meet: bool = False,
         watching: Watching | None = None,
@@ -108,6 +111,11 @@ class Agent:
         self._group_stop_timeout_s = DEFAULTS.stop_timeout_s
         self._tell = tell
         self._moved = moved
+        self._readiness = readiness or Readiness()
+        self._offered = False  # the line has been told that the workers are gone
+        self._not_ready = ""  # why this node takes part in no round
+        self._pids: list[int] = []  # of the newest round's workers
+        self._warned: set[str] = set()
         self._secrets = secrets
         self._must_meet = must_meet
         self._watching = watching
@@ -161,6 +169,7 @@ class Agent:
             try:
                 self._selector.register(woken, selectors.EVENT_READ, woken)
                 self._selector.register(self._line, selectors.EVENT_READ, self._line)
+                self._selector.register(self._readiness, selectors.EVENT_READ, self._readiness)
                 self._start_guardian()
                 self._line.start()
                 self._be_ready()
@@ -173,6 +182,7 @@ class Agent:
                             self._replace_guardian()
                     self._on_signals()
                     self._on_workers()
+                    self._on_readiness()
                     self._taken.extend(self._line.take())
                     while self._taken:
                         self._obey(self._taken.popleft())
@@ -196,6 +206,7 @@ class Agent:
     def _shut_down(self) -> None:
         """Whatever happened: leave nothing of the workers, say goodbye, give everything back."""
         self._starter.rest()
+        self._readiness.close()
         if self._local is not None:
             self._local.stop(signal.SIGTERM, 0.0)
         self._clear_workers()
@@ -322,6 +333,7 @@ class Agent:
                     self._tell(
                         f"this is job {directive.job} of group '{group}'; rounds are numbered across jobs"
                     )
+                self._warn(directive.warnings or ())
                 self._on_start(directive.round, directive.start)
             case DirectiveKind.STOP:
                 self._tell(f"round {directive.round} is over: {directive.why}")
@@ -375,9 +387,43 @@ class Agent:
         self._leftovers.kill_spared()
         if stuck := self._leftovers.stuck():
             # They may hold a GPU, a port or a checkpoint: the next round would fail here again, and again.
-            self._leaves_because = f"its processes do not die: {stuck}"
-            self._tell(f"leaving, since {self._leaves_because}; check the node before you use it again")
+            self._give_up(f"its processes do not die: {stuck}")
             return
+        self._offered = False
+        self._readiness.ask(self._pids)
+        self._on_readiness()
+
+    def _give_up(self, why: str) -> None:
+        """Leave, since this node is of no use to the next round."""
+        self._leaves_because = why
+        self._tell(f"leaving, since {why}; check the node before you use it again")
+
+    def _on_readiness(self) -> None:
+        """Join if this node can take part in a round, or say why it cannot."""
+        for verdict in self._readiness.take():
+            self._warn(verdict.warnings)
+            if verdict.fatal:
+                self._give_up(verdict.why)
+                return
+            if verdict.why:
+                self._tell(f"this node is not ready: {verdict.why}; asking again until it is")
+            elif self._not_ready:
+                self._tell("this node is ready")
+            self._not_ready = verdict.why
+            if self._offered:
+                self._line.change_readiness(verdict.why)
+            else:
+                self._offer()
+
+    def _warn(self, warnings: Iterable[str]) -> None:
+        for text in warnings:
+            if text not in self._warned:
+                self._warned.add(text)
+                self._tell(f"warning: {text}")
+
+    def _offer(self) -> None:
+        """Join, or ready for the next round: the workers are gone."""
+        self._offered = True
         self._launch.end()
         if self._moved():  # the ports are held on an address that is gone
             self._ports.close()
@@ -387,7 +433,7 @@ class Agent:
             raise AgentError(
                 f"node '{self._identity.node_id}' cannot offer a port for the next round: {error}"
             ) from None
-        self._line.ready(self._round, port, script_port)
+        self._line.ready(self._round, port, script_port, self._not_ready)
 
     # -- starting a round ------------------------------------------------------------------------------------
 
@@ -401,6 +447,7 @@ class Agent:
                 self._start_workers(self._local)
             return
         self._round = number
+        self._readiness.rest()
         assignment = Assignment(
             group=self._identity.group,
             node_id=self._identity.node_id,
@@ -435,7 +482,8 @@ class Agent:
                 self._tell(note)
             local.assignment.notes.clear()
         if begun:
-            self._guardian.watch(local.pids)
+            self._pids = local.pids
+            self._guardian.watch(self._pids)
             self._line.started(local.number)
 
     def _environ(self) -> dict[str, str]:

@@ -21,6 +21,8 @@ INCARNATION = WORKER_OF
 NODE_ID = "HET_NODE_ID"
 AGENT_PID = "HET_AGENT_PID"
 GROUP = "TORCHELASTIC_RUN_ID"
+CHECK_FOR = "HET_CHECK_FOR"
+"""Marks the processes of a node check; the incarnation of its agent."""
 
 KILL_TIMEOUT_S = 10.0
 """How long `kill_all` tries by default (seconds); what is still there after that hangs in the kernel."""
@@ -208,8 +210,9 @@ def kill_tree_of(
 
 
 def kill_all_of(incarnation: str, sessions: Collection[int] = ()) -> list[int]:
-    """`kill_tree` for workers and standbys of this incarnation's agent; returns the pids that would not die."""
-    return kill_tree(lambda: marked(incarnation) + marked(incarnation, STANDBY_FOR), sessions)
+    """`kill_tree` for all that this incarnation's agent has started; returns the pids that would not die."""
+    marks = (INCARNATION, STANDBY_FOR, CHECK_FOR)
+    return kill_tree(lambda: [pid for mark in marks for pid in marked(incarnation, mark)], sessions)
 
 
 def kill_orphans(node_id: str, group: str, timeout_s: float = KILL_TIMEOUT_S) -> list[int]:

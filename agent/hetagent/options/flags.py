@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hetagent.job.ready.node_check import TIMEOUT_S as NODE_CHECK_TIMEOUT_S
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
@@ -19,6 +20,8 @@ from hetrdzv.protocol.wire import SETTINGS, Setting
 
 SPEC_FLAGS: Mapping[str, Setting] = {name: one for name, one in SETTINGS.items() if one.has_flag}
 """Settings of the group with a flag of their own name; --nnodes and --max-restarts are torchrun's."""
+
+_METAVARS: Mapping[type, str] = {float: "S", int: "N", tuple: "N[,N...]"}
 
 OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--gpus": {
@@ -56,6 +59,16 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--require-rendezvous": {
         "action": "store_true",
         "help": "Fail a job whose workers end well but never met (init_process_group); give it on every node.",
+    },
+    "--node-check": {
+        "metavar": "COMMAND",
+        "help": "A node is ready only while this command of /bin/sh exits with 0 (or HET_NODE_CHECK).",
+    },
+    "--node-check-timeout-s": {
+        "type": seconds,
+        "default": NODE_CHECK_TIMEOUT_S,
+        "metavar": "S",
+        "help": f"Seconds after which --node-check is killed, and has failed (default: {NODE_CHECK_TIMEOUT_S:g}).",
     },
     "--server": {"metavar": "URL[,URL...]", "help": "The hetserver to use (or HET_SERVER)."},
     "--group": {
@@ -183,7 +196,7 @@ def parser() -> Parser:
             type=partial(setting, setting_),
             choices=setting_.choices or None,
             help=f"{setting_.help.removesuffix('.')} (default: {setting_.shown_default}).",
-            metavar=None if setting_.choices else "S",
+            metavar=None if setting_.choices else _METAVARS[setting_.kind],
         )
     ours.add_argument("--version", action="version", version=f"hetagent {__version__}")
     made.add_argument(

@@ -57,6 +57,8 @@ class Options:
         require_rendezvous: whether it is a failure if workers end well but have not met.
         report_stderr: whether failures are reported with the end of stderr: on or off.
         report_stacks: whether the server is shown the Python stacks of workers: on or off.
+        node_check: the site's own check of this node, for /bin/sh; None: there is none.
+        node_check_timeout_s: after which it is killed (seconds).
         gpus, nproc_per_node: as given; at most one of them.
         spec: the given settings of the group, by name.
         signals: the agent stops its workers and leaves on these.
@@ -92,6 +94,8 @@ class Options:
     report_stderr: str | None
     report_stacks: str | None
     require_rendezvous: bool
+    node_check: str | None
+    node_check_timeout_s: float
     shutdown_timeout_s: float | None
     script: str | None
     script_args: tuple[str, ...]

@@ -56,6 +56,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         report_stderr=args.report_stderr,
         report_stacks=args.report_stacks,
         require_rendezvous=args.require_rendezvous,
+        node_check=args.node_check or environ.get("HET_NODE_CHECK") or None,
+        node_check_timeout_s=args.node_check_timeout_s,
         shutdown_timeout_s=_shutdown_timeout_s(args, environ),
         script=args.training_script,
         script_args=tuple(args.training_script_args),

@@ -11,6 +11,7 @@ from functools import partial
 
 from hetagent.node import network
 from hetagent.node.place import find_place
+from hetagent.node.versions import versions
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session import Session
 from hetagent.torchrun.conf import Conf
@@ -68,7 +69,7 @@ class Connection:
             conf.group,
             conf.node_id,
             uuid.uuid4().hex,
-            Offer(slots=slots, address=self._place.address, spec=conf.spec),
+            Offer(slots=slots, address=self._place.address, device=versions(), spec=conf.spec),
             random.Random(),
             connect_timeout_s=conf.connect_timeout_s,
         )

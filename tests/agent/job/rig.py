@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch.distributed.elastic.multiprocessing import Std
 from hetagent.job.logs import RoundLogsSpecs
 from hetagent.job.loop import Agent, Identity
 from hetagent.job.ports import Ports
+from hetagent.job.ready.node_check import NodeCheck
+from hetagent.job.ready.readiness import Readiness
 from hetagent.job.stderr import Copier
 from hetagent.job.store import HetRendezvousHandler
 from hetagent.job.torch_starter import TorchStarter
@@ -43,6 +46,7 @@ class Rig:
         command: what each worker runs, in a shell in the folder of the test; None: the group's command.
         is_python: whether it is a script.
         report_stderr: whether failures are reported with the end of stderr.
+        check: the site's check of the node, in the folder of the test; asked again and again without much of a pause.
         spec: of the group.
     """
 
@@ -59,6 +63,7 @@ class Rig:
         report_stderr: bool = True,
         connect_timeout_s: float = 60.0,
         group_id: str | None = None,
+        check: str | None = None,
         **spec: Any,
     ) -> None:
         self.folder = folder
@@ -102,6 +107,12 @@ class Rig:
             worker_env={"MINE": "1"},
             launch=Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python)),
             stop_timeout_s=None,
+            readiness=Readiness(
+                None,
+                (check and NodeCheck(f"cd {folder}; {check}", self.identity.incarnation)) or None,
+                again_s=0.05,
+                retry_s=0.05,
+            ),
             tell=self.said.append,
             signals=SIGNALS,
         )
@@ -161,6 +172,15 @@ class Rig:
     def touches(self, name: str) -> Callable[[], None]:
         return (self.folder / name).touch
 
+    def offers(self, **fields: Any) -> None:
+        """Change what the node offers, before it runs."""
+        session = self.line._session
+        session.offer = replace(session.offer, **fields)
+
+    def exists(self) -> None:
+        """Wait until the server has heard of the group."""
+        soon(lambda: httpx.get(self._url, trust_env=False).is_success, "the group")
+
     def group(self) -> dict[str, Any]:
         body: dict[str, Any] = httpx.get(self._url, trust_env=False).json()
         return body
@@ -177,6 +197,7 @@ class OtherNode:
         self._node_id = node_id
         self._port = port
         self._spec = spec
+        self.device: dict[str, str] = {}
 
     def ask(self, method: str, path: str, **body: Any) -> dict[str, Any]:
         reply = httpx.request(method, f"{self.rig._url}{path}", json=body, trust_env=False)
@@ -186,7 +207,8 @@ class OtherNode:
 
     def ready(self, after: int = 0) -> None:
         """It joins, or joins again."""
-        offer = {"slots": 1, "address": "127.0.0.1", "port": self._port, "spec": {} if after else self._spec}
+        offer = {"slots": 1, "address": "127.0.0.1", "port": self._port, "device": self.device}
+        offer["spec"] = {} if after else self._spec
         self.ask("PUT", f"/nodes/{self._node_id}", incarnation="m", after_round=after, **offer)
 
     def reports(self, kind: str, number: int = 1, **more: Any) -> None:

@@ -15,6 +15,7 @@ from hetagent.job.progress import stacks
 from hetagent.job.progress.tracks import Track, Tracks
 from hetagent.job.progress.worker import TICK_S, Looker
 from hetagent.node import scratch
+from hetagent.options import release
 from hetagent.progress import FILE
 from hetrdzv.protocol.wire import ProgressFields, StackFields
 
@@ -64,6 +65,7 @@ class Watch:
         self._cpu = cpu
         self._knows_groups = knows_groups
         self._python = python
+        self._shows = False  # whether all collectives of the workers can be seen
         self._folder = _folder()
         self._lock = threading.Lock()
         self._tracks: Tracks | None = None
@@ -82,6 +84,7 @@ class Watch:
         """
         if self._folder is None:
             return {}
+        self._shows = torch and self._knows_groups
         file = str(self._folder.path / str(local_rank))
         return {FILE: file, SOCKET: f"{file}.sock"} if torch else {FILE: file}
 
@@ -92,7 +95,7 @@ class Watch:
             pids: by local rank.
             rank_offset: the global rank of local rank 0.
         """
-        now = time.monotonic()
+        now, shows = time.monotonic(), self._shows
         for local_rank, pid in pids.items():
             names = self.environ(local_rank, torch=True)
             self._lookers[rank_offset + local_rank] = Looker(
@@ -106,6 +109,7 @@ class Watch:
             rank = rank_offset + local_rank
             self._targets[rank] = stacks.Target(rank, pid, names.get(SOCKET))
         tracks = {rank: looker.track for rank, looker in self._lookers.items()}
+        self._shows = shows
         self._tracks = Tracks(self._number, tracks, self._knows_groups)
         self._thread.start()
 
@@ -113,6 +117,17 @@ class Watch:
         """How far the workers have come; None: nothing is known yet. From any thread."""
         with self._lock:
             return self._tracks.fields(time.monotonic()) if self._tracks is not None else None
+
+    def reached(self) -> tuple[int | None, int | None]:
+        """How many collectives the most advanced worker has asked for, and the highest step; None: nobody can tell."""
+        with self._lock:
+            lookers = list(self._lookers.values())
+            steps = [one.track.said.step for one in lookers if one.track.said.step is not None]
+            tells = release.tells_progress(release.installed())
+            counts = [one.collectives(torch_tells=tells) for one in lookers] if self._shows else [None]
+        known = [count for count in counts if count is not None]
+        collectives = max(known) if known and len(known) == len(counts) else None
+        return collectives, max(steps, default=None)
 
     def stacks(
         self, ranks: Collection[int] | None, timeout_s: float, *, first: bool = False

@@ -92,6 +92,14 @@ class Watching:
         self._watch.begin(pids, rank_offset)
         self._line.watch(self._sample, self._show)
 
+    def reached(self) -> dict[str, int]:
+        """How far the workers of this node have come, as fields of a failure; what nobody can tell is left out."""
+        if self._watch is None:
+            return {}
+        collectives, step = self._watch.reached()
+        known = {"collectives": collectives, "step": step}
+        return {name: value for name, value in known.items() if value is not None}
+
     def over(self, why: str) -> None:
         """The round is over, and its workers are about to be stopped; their stacks are kept if it hangs.
 

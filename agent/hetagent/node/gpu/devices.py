@@ -130,6 +130,14 @@ def narrow(devices: Devices, environ: Mapping[str, str]) -> Mapping[str, str | N
     return narrowed | ({HIP_VISIBLE: None} if devices.listed_in == HIP_VISIBLE else {})
 
 
+def visible_gpus(environ: Mapping[str, str], discovery: Discovery = discover) -> list[Gpu]:
+    """NVIDIA's GPUs, or slices of them, that an environment lets CUDA see; none where they cannot be looked up."""
+    try:
+        return _visible(discovery(), environ.get(VISIBLE))
+    except NoGpus:
+        return []
+
+
 def mig_slices(listed: str | None) -> int:
     """How many MIG slices a value of CUDA_VISIBLE_DEVICES names. CUDA shows a process only the first of them.
 

@@ -1,0 +1,99 @@
+"""Waits until the memory that the last round's workers had of this node's GPUs is free again."""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from hetagent.job.ready.verdict import READY, Verdict
+from hetagent.node import processes
+from hetagent.node.gpu import memory
+
+WAIT_S = 60.0
+"""How long to wait (seconds)."""
+
+PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
+"""Pause after the first and after many looks (seconds)."""
+
+Look = Callable[[], Sequence[memory.Usage]]
+
+
+class GpusFree:
+    """Whether the memory of the GPUs is as free as before the first round.
+
+    Args:
+        uuids: of the GPUs.
+        incarnation: by which processes of this agent are known.
+        look: what is in use.
+        wait_s: how long to wait (seconds).
+    """
+
+    def __init__(
+        self, uuids: Sequence[str], incarnation: str, *, look: Look | None = None, wait_s: float = WAIT_S
+    ) -> None:
+        self._look = look or (lambda: memory.look(uuids))
+        self._incarnation = incarnation
+        self._wait_s = wait_s
+        self._before: Sequence[memory.Usage] | None = None
+
+    @property
+    def within_s(self) -> float:
+        """How long it may take to answer (seconds)."""
+        return self._wait_s
+
+    def ask(self, workers: Collection[int], cancelled: threading.Event) -> Verdict:
+        """Wait until the memory is free, or for as long as it may take.
+
+        The first time it only notes how much is in use. What a process of somebody else uses never keeps the node from
+        taking part; what one of ours still uses after that time does, since the next round would fail here.
+
+        Args:
+            workers: pids that workers of this agent had in the last round.
+        """
+        deadline, pause_s = time.monotonic() + self._wait_s, PAUSE_MIN_S
+        try:
+            while (used := self._looked(deadline, cancelled)) is not None and not cancelled.is_set():
+                if self._before is None:
+                    self._before = used
+                left = memory.left_over(self._before, used, lambda pid: self._is_ours(pid, workers))
+                if not left:
+                    return READY
+                if time.monotonic() >= deadline:
+                    return self._not_free(left)
+                cancelled.wait(min(pause_s, max(0.0, deadline - time.monotonic())))
+                pause_s = min(PAUSE_MAX_S, 2 * pause_s)
+        except memory.GpuBroken as error:
+            return Verdict(f"its {error}", fatal=True)
+        if cancelled.is_set():
+            return READY
+        return Verdict(f"its NVIDIA driver has not answered for {self._wait_s:g} s", fatal=True)
+
+    def _looked(self, deadline: float, cancelled: threading.Event) -> Sequence[memory.Usage] | None:
+        """What is in use; None if the driver does not answer in time: a wedged one never does."""
+        found: list[Sequence[memory.Usage] | memory.GpuBroken] = []
+
+        def look() -> None:
+            try:
+                found.append(self._look())
+            except memory.GpuBroken as error:
+                found.append(error)
+
+        thread = threading.Thread(target=look, name="hetagent-nvml", daemon=True)
+        thread.start()
+        while thread.is_alive() and time.monotonic() < deadline and not cancelled.is_set():
+            thread.join(0.1)
+        thread.join(0.01)
+        if not found:
+            return None
+        if isinstance(found[0], memory.GpuBroken):
+            raise found[0]
+        return found[0]
+
+    def _is_ours(self, pid: int, workers: Collection[int]) -> bool:
+        return pid in workers or processes.environment(pid).get(processes.INCARNATION) == self._incarnation
+
+    def _not_free(self, left: Sequence[memory.Left]) -> Verdict:
+        ours = [one for one in left if one.ours]
+        text = "; ".join(memory.describe(one) for one in ours or left)
+        if ours:
+            return Verdict(f"{self._wait_s:g} s after its workers were ended, {text}", fatal=True)
+        return Verdict(warnings=(f"{text}; going on, since none of it is known to be this job's",))

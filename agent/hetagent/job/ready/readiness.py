@@ -1,0 +1,148 @@
+"""Asks, in a thread of its own, whether this node can take part in the next round, and again while it waits."""
+
+import contextlib
+import socket
+import threading
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from hetagent.job.ready.gpus_free import GpusFree
+from hetagent.job.ready.node_check import NodeCheck
+from hetagent.job.ready.verdict import READY, Verdict
+
+AGAIN_S = 60.0
+"""How long after a check that has passed it is asked again, while the node waits (seconds)."""
+
+RETRY_S = 2.0
+"""How long after the first check that has failed it is asked again (seconds); doubled up to `AGAIN_S`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question; verdicts on one that is no longer wanted are dropped."""
+
+    workers: frozenset[int]
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+class Readiness:
+    """What is found out about this node between rounds.
+
+    Readable (`fileno`) while there are verdicts to take. Nothing here blocks the caller.
+
+    Args:
+        gpus: asked once before each round.
+        node_check: asked before each round, and now and then until one begins.
+        again_s, retry_s: see `AGAIN_S` and `RETRY_S`.
+    """
+
+    def __init__(
+        self,
+        gpus: GpusFree | None = None,
+        node_check: NodeCheck | None = None,
+        *,
+        again_s: float = AGAIN_S,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self._gpus = gpus
+        self._node_check = node_check
+        self._again_s = again_s
+        self._retry_s = retry_s
+        self._asked: _Asked | None = None
+        self._verdicts: deque[tuple[_Asked, Verdict]] = deque()
+        self._thread: threading.Thread | None = None
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+
+    @property
+    def within_s(self) -> float:
+        """How long the first verdict may take (seconds)."""
+        return sum(check.within_s for check in (self._gpus, self._node_check) if check is not None)
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while there are verdicts to take."""
+        return self._wake_read.fileno()
+
+    def ask(self, workers: Collection[int]) -> None:
+        """Begin to find out. The first verdict is there at once if there is nothing to find out.
+
+        Args:
+            workers: pids that this node's workers had in the last round.
+        """
+        self.rest()
+        self._asked = asked = _Asked(frozenset(workers))
+        if self._gpus is None and self._node_check is None:
+            self._verdicts.append((asked, READY))
+            return
+        former = self._thread
+        self._thread = threading.Thread(
+            target=self._find_out, args=[asked, former], name="hetagent-readiness", daemon=True
+        )
+        self._thread.start()
+
+    def rest(self) -> None:
+        """A round begins, or the agent leaves: nothing more is asked, and a check that runs is killed."""
+        if self._asked is not None:
+            self._asked.cancelled.set()
+            self._asked = None
+
+    def take(self) -> list[Verdict]:
+        """The verdicts since the last call, in order: the first one, and each one that differs from that before."""
+        with contextlib.suppress(BlockingIOError):
+            self._wake_read.recv(4096)
+        taken = []
+        while self._verdicts:
+            asked, verdict = self._verdicts.popleft()
+            if asked is self._asked:
+                taken.append(verdict)
+        return taken
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Ask nothing more; returns when a check that ran is gone, or after that time (seconds)."""
+        self.rest()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        if self._thread is None or not self._thread.is_alive():
+            self._wake_read.close()
+            self._wake_write.close()
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _find_out(self, asked: _Asked, former: threading.Thread | None) -> None:
+        if former is not None:
+            former.join()  # it is ending the check that it ran
+        try:
+            self._ask(asked)
+        except Exception as error:  # else the node would wait for ever, and nobody would know why
+            why = (
+                f"whether it is ready could not be found out, which is a bug: {type(error).__name__}: {error}"
+            )
+            self._say(asked, Verdict(why, fatal=True))
+
+    def _ask(self, asked: _Asked) -> None:
+        found = self._gpus.ask(asked.workers, asked.cancelled) if self._gpus is not None else READY
+        if found.fatal or self._node_check is None:
+            self._say(asked, found)
+            return
+        last: Verdict | None = None
+        retry_s = self._retry_s
+        while not asked.cancelled.is_set():
+            verdict = self._node_check.ask(asked.cancelled)
+            if last is None:
+                self._say(asked, replace(verdict, warnings=found.warnings))
+            elif verdict != last:
+                self._say(asked, verdict)
+            last = verdict
+            if verdict.why:
+                pause_s, retry_s = retry_s, min(self._again_s, 2 * retry_s)
+            else:
+                pause_s, retry_s = self._again_s, self._retry_s
+            asked.cancelled.wait(pause_s)
+
+    def _say(self, asked: _Asked, verdict: Verdict) -> None:
+        if not asked.cancelled.is_set():
+            self._verdicts.append((asked, verdict))
+            with contextlib.suppress(OSError):  # it is awake already, or closed
+                self._wake_write.send(b"1")

@@ -1,0 +1,120 @@
+"""Whether the memory of this node's GPUs is free again: what NVML says, and what follows from it."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+SLACK_BYTES = 1 << 30
+"""How much more than before may be in use without anybody known to use it: the driver's own, rounding."""
+
+
+class GpuBroken(Exception):
+    """The driver has given up a GPU; says which, in a few words."""
+
+
+class Holder(NamedTuple):
+    """A process that uses a GPU's memory; 0 where the driver does not say how much."""
+
+    pid: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How much of a GPU's memory is in use, and by whom as far as the driver says (in a container often nobody)."""
+
+    gpu: str
+    used_bytes: int
+    holders: tuple[Holder, ...] = ()
+
+    def unexplained(self, is_ours: Callable[[int], bool]) -> int:
+        """How much is in use (bytes), without what processes use that are not ours."""
+        others = sum(one.used_bytes for one in self.holders if not is_ours(one.pid))
+        return max(0, self.used_bytes - others)
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Memory of a GPU that is still in use after a round.
+
+    Attributes:
+        more_bytes: how much more than before the first round, without what processes of others use.
+        ours: the processes of this node that use it.
+        others: the other processes.
+    """
+
+    gpu: str
+    more_bytes: int
+    ours: tuple[Holder, ...]
+    others: tuple[Holder, ...]
+
+
+def left_over(before: Sequence[Usage], now: Sequence[Usage], is_ours: Callable[[int], bool]) -> list[Left]:
+    """The GPUs that are not free again. What a process of somebody else uses does not count, old or new.
+
+    Args:
+        before: as it was before the first round, when no process was ours.
+        is_ours: whether a process, by its pid, is or was a worker of this agent.
+    """
+    former = {one.gpu: one.unexplained(lambda pid: False) for one in before}
+    found = []
+    for one in now:
+        more = one.unexplained(is_ours) - former.get(one.gpu, 0)
+        ours = tuple(holder for holder in one.holders if is_ours(holder.pid))
+        if one.gpu in former and (ours or more > SLACK_BYTES):
+            others = tuple(holder for holder in one.holders if not is_ours(holder.pid))
+            found.append(Left(one.gpu, max(0, more), ours, others))
+    return found
+
+
+def describe(left: Left) -> str:
+    """`GPU 2 has 71.2 GiB more in use than before the first round: pid 123 (71.0 GiB)`."""
+    holders = left.ours or left.others
+    who = ", ".join(
+        f"pid {one.pid}{f' ({_gib(one.used_bytes)})' if one.used_bytes else ''}" for one in holders[:5]
+    )
+    more = f" and {len(holders) - 5} more" if len(holders) > 5 else ""
+    return (
+        f"{left.gpu} has {_gib(left.more_bytes)} more in use than before the first round: "
+        f"{who or 'the driver names no process'}{more}"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"
+
+
+def look(uuids: Sequence[str]) -> list[Usage]:
+    """What is in use of these GPUs (or MIG slices); one that the driver cannot tell about is left out.
+
+    Raises:
+        GpuBroken: one of them has to be reset, or is gone.
+    """
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # neither without NVML nor with a driver that fails can anything be said
+        return []
+    try:
+        return [usage for uuid in uuids if (usage := _usage(pynvml, uuid)) is not None]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _usage(pynvml: Any, uuid: str) -> Usage | None:
+    gpu = f"GPU {uuid.removeprefix('GPU-')[:12]}"
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        with suppress(pynvml.NVMLError):  # a MIG slice has none
+            gpu = f"GPU {pynvml.nvmlDeviceGetIndex(handle)}"
+        used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    except pynvml.NVMLError as error:
+        if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
+            raise GpuBroken(f"{gpu}: {error}") from None
+        return None
+    processes: list[Any] = []
+    with suppress(pynvml.NVMLError):
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return Usage(gpu, used, tuple(Holder(int(one.pid), int(one.usedGpuMemory or 0)) for one in processes))

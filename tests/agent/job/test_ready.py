@@ -1,0 +1,437 @@
+"""Before a node says that it is ready: its GPUs' memory is free, and the site's own check passes."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agent.job.rig import Make, OtherNode, is_alive, soon
+from tests.support.fuse import DeadFiles
+
+from hetagent.job.ready.gpus_free import GpusFree
+from hetagent.job.ready.node_check import MOST_CHARACTERS, NodeCheck
+from hetagent.job.ready.readiness import Readiness
+from hetagent.job.ready.verdict import READY, Verdict
+from hetagent.node import processes
+from hetagent.node.gpu import memory
+from hetagent.node.gpu.memory import GpuBroken, Holder, Left, Usage, left_over
+
+# torch forgets the files of workers that end by themselves
+pytestmark = [pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]
+
+GIB = 1 << 30
+OURS = {7, 8}
+NEVER = threading.Event()
+
+
+def usage(used: float, *holders: tuple[int, float], gpu: str = "GPU 0") -> Usage:
+    """What is in use (GiB), and by whom."""
+    return Usage(gpu, int(used * GIB), tuple(Holder(pid, int(size * GIB)) for pid, size in holders))
+
+
+# -- the memory of GPUs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "more", "ours"),
+    [
+        (usage(0.5), usage(0.5), None, ()),
+        (usage(0.5), usage(1.4), None, ()),
+        (usage(0.5), usage(9.5), 9, ()),
+        (usage(0.5), usage(9.5, (7, 9)), 9, (7,)),
+        (usage(0.5), usage(0.6, (7, 0.1)), 0, (7,)),
+        (usage(9.5, (1, 9)), usage(9.5, (1, 9)), None, ()),
+        (usage(9.5, (1, 9)), usage(18.5, (1, 18)), None, ()),
+        (usage(0.5), usage(9.5, (1, 9)), None, ()),
+        (usage(9.5, (1, 9)), usage(18.5, (1, 9)), 9, ()),
+        (usage(9.5, (1, 9)), usage(9.5, (7, 9)), 9, (7,)),
+        (usage(0.5), usage(9.5, (1, 0), (7, 0)), 9, (7,)),
+        (usage(0.5, gpu="GPU 1"), usage(9.5, (7, 9)), None, ()),
+    ],
+)
+def test_what_is_not_free(before: Usage, now: Usage, more: float | None, ours: tuple[int, ...]) -> None:
+    found = left_over([before], [now], OURS.__contains__)
+    assert [one.more_bytes // GIB for one in found] == ([] if more is None else [more])
+    assert [holder.pid for one in found for holder in one.ours] == list(ours)
+
+
+def test_how_it_is_said() -> None:
+    many = tuple(Holder(pid, 0) for pid in range(7))
+    assert memory.describe(Left("GPU 2", 3 * GIB // 2, (Holder(7, GIB),), (Holder(1, GIB),))) == (
+        "GPU 2 has 1.5 GiB more in use than before the first round: pid 7 (1.0 GiB)"
+    )
+    assert memory.describe(Left("GPU 2", GIB, (), many)).endswith(
+        "round: pid 0, pid 1, pid 2, pid 3, pid 4 and 2 more"
+    )
+    assert memory.describe(Left("GPU 2", GIB, (), ())).endswith("round: the driver names no process")
+
+
+class FakeNvml:
+    """The part of pynvml that looks at memory: one GPU of each kind."""
+
+    class NVMLError(Exception):
+        def __init__(self, value: int = 0) -> None:
+            super().__init__(f"error {value}")
+            self.value = value
+
+    NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED = 15, 16
+    broken: int | None = None
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlShutdown(self) -> None: ...
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid == "GPU-gone":
+            raise self.NVMLError(self.broken or 2)
+        return uuid
+
+    def nvmlDeviceGetIndex(self, handle: str) -> int:
+        if handle.startswith("MIG"):
+            raise self.NVMLError(3)
+        return 4
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> object:
+        if handle == "GPU-shared":
+            raise self.NVMLError(3)
+        return type("Memory", (), {"used": 5 * GIB})
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        if handle.startswith("MIG"):
+            raise self.NVMLError(3)
+        return [type("Process", (), {"pid": 7, "usedGpuMemory": used}) for used in (GIB, None)]
+
+
+def test_what_nvml_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    uuids = ["GPU-a", "MIG-1234-5678-90ab", "GPU-shared", "GPU-gone"]
+    assert memory.look(uuids) == [usage(5, (7, 1), (7, 0), gpu="GPU 4"), usage(5, gpu="GPU MIG-1234-567")]
+    nvml.broken = 15
+    with pytest.raises(GpuBroken, match="GPU gone: error 15"):
+        memory.look(uuids)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert memory.look(uuids) == []
+
+
+class Looks:
+    """What NVML says, look by look; the last one is repeated."""
+
+    def __init__(self, *looks: Sequence[Usage] | GpuBroken) -> None:
+        self._looks = list(looks)
+
+    def __call__(self) -> Sequence[Usage]:
+        found = self._looks.pop(0) if len(self._looks) > 1 else self._looks[0]
+        if isinstance(found, GpuBroken):
+            raise found
+        return found
+
+
+def asked(looks: Callable[[], Sequence[Usage]], wait_s: float = 0.05) -> Verdict:
+    """The verdict after a round, when workers 7 and 8 were ended."""
+    gpus = GpusFree((), "none", look=looks, wait_s=wait_s)
+    assert gpus.ask((), NEVER) == READY, "before the first round nothing can be left"
+    return gpus.ask(OURS, NEVER)
+
+
+def test_memory_that_becomes_free_is_waited_for() -> None:
+    busy = [usage(9.5, (7, 9))]
+    assert asked(Looks([usage(0.5)], busy, busy, [usage(0.5)]), wait_s=60) == READY
+
+
+def test_what_our_own_workers_still_have_takes_the_node_out() -> None:
+    found = asked(Looks([usage(0.5)], [usage(9.5, (7, 9))]))
+    assert found == Verdict(
+        "0.05 s after its workers were ended, GPU 0 has 9.0 GiB more in use than before the first round: "
+        "pid 7 (9.0 GiB)",
+        fatal=True,
+    )
+
+
+def test_a_process_that_a_worker_has_started_is_ours_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        processes, "environment", lambda pid: {processes.INCARNATION: "none"} if pid == 99 else {}
+    )
+    assert asked(Looks([usage(0.5)], [usage(9.5, (99, 9))])).fatal
+
+
+def test_what_nobody_of_ours_has_is_a_warning() -> None:
+    found = asked(Looks([usage(0.5)], [usage(9.5)]))
+    assert (found.why, found.fatal) == ("", False)
+    [warning] = found.warnings
+    assert warning == (
+        "GPU 0 has 9.0 GiB more in use than before the first round: the driver names no process; going on, since "
+        "none of it is known to be this job's"
+    )
+
+
+def test_a_driver_that_does_not_answer_or_has_given_a_gpu_up_takes_the_node_out() -> None:
+    released = threading.Event()
+    looks: list[int] = []
+
+    def hangs() -> Sequence[Usage]:
+        looks.append(1)
+        if len(looks) > 1:
+            released.wait(60)
+        return [usage(0.5)]
+
+    assert asked(hangs) == Verdict("its NVIDIA driver has not answered for 0.05 s", fatal=True)
+    released.set()
+    broken = GpuBroken("GPU 3: GPU is lost")
+    assert asked(Looks([usage(0.5)], broken)) == Verdict("its GPU 3: GPU is lost", fatal=True)
+
+
+# -- the site's own check ------------------------------------------------------------------------------------
+
+
+def check(command: str, **more: Any) -> Verdict:
+    return NodeCheck(command, "none", **more).ask(NEVER)
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("echo fine", ""),
+        ("exit 3", "node check failed (exit status 3)"),
+        ("echo out; echo err >&2; exit 1", "node check failed (exit status 1): out; err"),
+        ("seq 9; exit 1", "node check failed (exit status 1): 7; 8; 9"),
+        (r"printf '\n \033[31mred\033[0m\a \n\n'; exit 1", "node check failed (exit status 1): red"),
+        ("kill -9 $$", "node check failed (killed by SIGKILL)"),
+        ("echo the token is s3cr3t; exit 1", "node check failed (exit status 1): the token is [token]"),
+        ('test "$MINE" = 1 -a ! -t 0 && read x || exit 5', "node check failed (exit status 5)"),
+        ("exec >&- 2>&-; exit 6", "node check failed (exit status 6)"),
+    ],
+)
+def test_verdicts(command: str, why: str) -> None:
+    assert check(command, secrets=lambda: ["s3cr3t"], environ={"MINE": "1"}) == Verdict(why)
+
+
+def test_a_reason_is_bounded_however_much_is_written() -> None:
+    found = check("yes 'x x x x x x x x x x x x x x x x x x x x' | head -c 50000000 | tr '\\n' ' '; exit 1")
+    assert found.why.startswith("node check failed (exit status 1): …")
+    assert len(found.why) < MOST_CHARACTERS + 50
+
+
+@pytest.mark.parametrize(
+    "command", ["yes", "sleep 300", "exec >&- 2>&-; sleep 300", "trap '' TERM; sleep 300"]
+)
+def test_at_its_limit_it_is_killed(command: str) -> None:
+    mine = NodeCheck(command, "hready-test-limit", timeout_s=0.2)
+    assert mine.ask(NEVER).why.startswith("node check did not end within 0.2 s")
+    assert processes.marked("hready-test-limit", processes.CHECK_FOR) == []
+
+
+def test_what_it_leaves_in_the_background_does_not_hold_it_up(tmp_path: Path) -> None:
+    assert check(f"sleep 300 & echo $! > {tmp_path}/pid; exit 0", timeout_s=60.0) == READY
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def unwanted(mine: NodeCheck, once: Callable[[], object]) -> Verdict:
+    """The verdict of a check that is no longer wanted once something has happened."""
+    cancelled = threading.Event()
+    found: list[Verdict] = []
+    thread = threading.Thread(target=lambda: found.append(mine.ask(cancelled)))
+    thread.start()
+    soon(once)
+    cancelled.set()
+    thread.join(20)
+    return found[0]
+
+
+def test_one_that_is_no_longer_wanted_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
+    command = f"cd {tmp_path}; setsid sleep 300 & echo $! > far; sleep 300 & echo $! > near; wait"
+    files = [tmp_path / "far", tmp_path / "near"]
+    unwanted(NodeCheck(command, "none"), lambda: all(one.exists() and one.read_text() for one in files))
+    assert not any(is_alive(int(one.read_text())) for one in files)
+
+
+def test_while_one_hangs_in_the_kernel_no_other_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_all = processes.kill_all
+    monkeypatch.setattr(processes, "kill_all", lambda find, timeout_s=0.2: kill_all(find, 0.2))
+    mine = NodeCheck(f"[ -e {tmp_path}/ok ] || exec stat {tmp_path}/dead/file", "none")
+    where = "(state D: hangs in the kernel, in request_wait_answer)"
+    with DeadFiles(tmp_path / "dead") as files:
+        found = unwanted(mine, files.asked.is_set)
+        assert found.why.startswith("node check did not end within 60 s and does not die: ")
+        assert found.why.endswith(where)
+        again = mine.ask(NEVER)
+        assert again.why.startswith("node check: an earlier one does not die: ")
+        assert again.why.endswith(where)
+        pid = int(again.why.removesuffix(f" {where}").rpartition(" ")[2])
+    soon(lambda: not is_alive(pid), "its end")
+    (tmp_path / "ok").touch()
+    assert mine.ask(NEVER) == READY
+
+
+def test_the_guardian_ends_a_check_as_well(tmp_path: Path) -> None:
+    mine = NodeCheck(f"touch {tmp_path}/up; sleep 300", "hready-test-guardian")
+    thread = threading.Thread(target=mine.ask, args=[NEVER])
+    thread.start()
+    soon((tmp_path / "up").exists)
+    assert processes.kill_all_of("hready-test-guardian") == []
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+# -- in a thread ---------------------------------------------------------------------------------------------
+
+
+def verdicts(readiness: Readiness, count: int) -> list[Verdict]:
+    found: list[Verdict] = []
+
+    def enough() -> bool:
+        found.extend(readiness.take())
+        return len(found) >= count
+
+    soon(enough, f"{count} verdicts")
+    return found
+
+
+def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.write_text("exit 3")
+    mine = NodeCheck(f". {state}", "none")
+    with contextlib.closing(Readiness(None, mine, again_s=0.01, retry_s=0.01)) as readiness:
+        readiness.ask(())
+        assert verdicts(readiness, 1) == [Verdict("node check failed (exit status 3)")]
+        state.write_text("exit 4")
+        assert verdicts(readiness, 1) == [Verdict("node check failed (exit status 4)")]
+        state.write_text("exit 0")
+        assert verdicts(readiness, 1) == [READY]
+        state.write_text("exit 5")
+        soon(lambda: readiness._verdicts)
+        readiness.rest()
+        assert readiness.take() == [], "a round has begun"
+        readiness.ask(())
+        assert verdicts(readiness, 1) == [Verdict("node check failed (exit status 5)")]
+
+
+def test_gpus_come_first_and_what_they_say_is_not_lost() -> None:
+    looks = Looks([usage(0.5)], [usage(9.5)])
+    gpus = GpusFree((), "none", look=looks, wait_s=0.01)
+    with contextlib.closing(Readiness(gpus, NodeCheck("exit 3", "none"))) as readiness:
+        readiness.ask(())
+        assert verdicts(readiness, 1)[0].warnings == ()
+        readiness.ask(())
+        found = verdicts(readiness, 1)[0]
+        assert (found.why, len(found.warnings)) == ("node check failed (exit status 3)", 1)
+
+
+def test_a_mistake_of_ours_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: NodeCheck, cancelled: threading.Event) -> Verdict:
+        raise ValueError("oh")
+
+    monkeypatch.setattr(NodeCheck, "ask", fails)
+    with contextlib.closing(Readiness(None, NodeCheck("true", "none"))) as readiness:
+        readiness.ask(())
+        [found] = verdicts(readiness, 1)
+    assert found.fatal
+    assert found.why == "whether it is ready could not be found out, which is a bug: ValueError: oh"
+
+
+# -- under an agent ------------------------------------------------------------------------------------------
+
+
+def test_a_node_joins_as_not_ready_and_starts_when_the_check_passes(rig: Make) -> None:
+    made = rig("touch ran", check="[ -e ok ] || { echo no link; exit 1; }")
+
+    def shown() -> None:
+        soon(lambda: made.group()["nodes"], "the node")
+        group = made.group()
+        assert [node["state"] for node in group["nodes"]] == ["not_ready"]
+        assert group["nodes"][0]["why"] == "node check failed (exit status 1): no link"
+        assert group["why"].endswith("; a is not ready: node check failed (exit status 1): no link")
+        assert not (made.folder / "ran").exists()
+
+    why = "this node is not ready: node check failed (exit status 1): no link; asking again until it is"
+    assert made.run(made.says(why), made.exists, shown, made.touches("ok")) == 0
+    assert made.said.count(why) == 1, "once per reason"
+    assert "this node is ready" in made.said
+
+
+def test_it_is_asked_after_a_round_too_and_one_that_waits_is_taken_back(rig: Make) -> None:
+    spec = {"min_nodes": 2, "max_nodes": 2, "lease_s": 60.0}
+    made = rig(
+        "touch up.$HET_ROUND; [ $HET_ROUND = 2 ] && exit 0; exec sleep 100",
+        check="echo $HET_NODE_ID >> asked; [ ! -e bad ] || { echo bad; exit 1; }",
+        **spec,
+    )
+    other = OtherNode(made, "b", **spec)
+
+    def state(wanted: str) -> Callable[[], None]:
+        return lambda: soon(
+            lambda: [one["state"] for one in made.group()["nodes"] if one["node_id"] == "a"] == [wanted],
+            wanted,
+        )
+
+    def asked_no_more() -> None:
+        other.reports("started")
+        made.touches("bad")()
+
+    acts = [
+        made.says("waiting: "),
+        made.touches("bad"),
+        state("not_ready"),
+        (made.folder / "bad").unlink,
+        state("ready"),
+        other.ready,
+        made.appears("up.1"),
+        asked_no_more,
+        made.asks("restart"),
+        lambda: other.ready(after=1),
+        state("not_ready"),
+        (made.folder / "bad").unlink,
+        made.appears("up.2"),
+        lambda: other.reports("succeeded", 2),
+    ]
+    assert made.run(*acts) == 0
+    kinds = [line for line in made.said if "this node is" in line]
+    bad = "this node is not ready: node check failed (exit status 1): bad; asking again until it is"
+    assert kinds == [bad, "this node is ready", bad, "this node is ready"]
+    assert made.group()["restarts"] == 0
+
+
+@pytest.mark.parametrize("how", ["a signal", "cancelled"])
+def test_a_check_that_runs_holds_up_nothing(rig: Make, how: str) -> None:
+    made = rig("exit 9", check="[ -e once ] || { touch once; exit 1; }; echo $$ > running; sleep 300")
+    end = made.gets(signal.SIGTERM) if how == "a signal" else made.asks("cancel")
+    code = made.run(made.appears("running"), end)
+    assert code == (None if how == "a signal" else 3)
+    assert processes.marked(made.identity.incarnation, processes.CHECK_FOR) == []
+
+
+def test_a_node_that_is_of_no_use_leaves_and_says_why(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = rig("exit 9", check="true")
+    monkeypatch.setattr(
+        NodeCheck, "ask", lambda self, cancelled: Verdict("its GPU 3: GPU is lost", fatal=True)
+    )
+    assert made.run() is None
+    assert made.agent.ended_by == "its GPU 3: GPU is lost"
+    assert made.said[-1] == "leaving, since its GPU 3: GPU is lost; check the node before you use it again"
+
+
+def test_what_differs_in_a_round_is_said_once(rig: Make) -> None:
+    spec = {"min_nodes": 2, "max_nodes": 2, "lease_s": 60.0}
+    made = rig("touch up.$HET_ROUND; [ $HET_ROUND = 2 ] && exit 0; exec sleep 100", **spec)
+    other = OtherNode(made, "b", **spec)
+    other.device = {"torch": "2.12.1"}
+    made.offers(device={"torch": "2.13.0"})
+    acts = [
+        made.says("waiting: "),
+        other.ready,
+        made.appears("up.1"),
+        made.asks("restart"),
+        lambda: other.ready(after=1),
+        made.appears("up.2"),
+        lambda: other.reports("succeeded", 2),
+    ]
+    assert made.run(*acts) == 0
+    assert [line for line in made.said if "torch" in line] == ["warning: a has torch 2.13.0, b has 2.12.1"]
+    assert made.group()["warnings"] == []

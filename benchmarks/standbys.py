@@ -26,6 +26,9 @@ from tests.support.workload.worklog import StepCounter
 
 from benchmarks.outcomes import say, table
 
+KILLED_OFTEN = ("--crash-loop", "0", "--restart-wait-s", "0", "--node-strikes", "0")
+"""Flags of a job whose workers are killed again and again, in quick succession."""
+
 WAIT_S = 300.0
 ROWS = 5
 """How often in the row of kills the agents are looked at."""
@@ -100,7 +103,7 @@ def main() -> None:
 def kills_in_a_row(folder: Path, kills: int, seed: int) -> list[str]:
     """Kill workers, print what that leaves behind; what was wrong."""
     rng, seconds, looks, wrong = random.Random(seed), [], [], []
-    flags = ("--nnodes", str(len(PAIR)), "--max-restarts", str(kills), "--preload", "torch")
+    flags = ("--nnodes", str(len(PAIR)), "--max-restarts", str(kills), "--preload", "torch", *KILLED_OFTEN)
     with cluster(folder, *flags) as job:
         number = job.start(PAIR)
         agents = list(job.agents.values())
@@ -165,7 +168,7 @@ def lost(folder: Path, preload: str, seconds: float) -> list[str]:
 def first_steps(folder: Path, preload: str, kills: int, seed: int) -> list[str]:
     """Kill workers of examples/digits; how long until all ranks have made a step again, cells of the table."""
     rng, seconds = random.Random(seed), []
-    flags = ("--nnodes", str(len(PAIR)), "--max-restarts", str(kills), "--preload", preload)
+    flags = ("--nnodes", str(len(PAIR)), "--max-restarts", str(kills), "--preload", preload, *KILLED_OFTEN)
     with cluster(folder, *flags) as job:
         log = folder / "steps.jsonl"
         log.touch()

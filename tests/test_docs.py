@@ -248,7 +248,7 @@ def test_readme_lists_every_page() -> None:
 def shown(value: object) -> str:
     """A default or bound as the table shows it."""
     match value:
-        case None:
+        case None | ():
             return "none"
         case int() | float():
             return str(int(value)) if float(value).is_integer() else str(value)

@@ -6,6 +6,7 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from hetagent.cli import EXIT_FAILED, EXIT_SIGNAL
 from hetagent.job.logs import RoundLogsSpecs
 from hetagent.job.loop import Agent, AgentError, Identity
 from hetagent.job.ports import Ports
+from hetagent.job.progress.watching import Watching
 from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
@@ -153,7 +155,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
             logs_specs,
             prefix,
             Standbys(preload, tell) if preload else None,
-            Copier() if _reports_stderr(options) else None,
+            Copier() if _reports(options.report_stderr, "HET_REPORT_STDERR") else None,
         ),
         ports=Ports(handler, lambda: network.hold_port(place.address, options.port_range)),
         worker_env=worker_env,
@@ -162,6 +164,13 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
         secrets=secrets,
         readiness=readiness,
         launch=launch,
+        watching=Watching(
+            line,
+            launch,
+            cpu=_is_cpu_job(chosen),
+            reports_stacks=_reports(options.report_stacks, "HET_REPORT_STACKS"),
+            keeps_stacks=options.torchrun.log_dir is not None,
+        ),
         stop_timeout_s=options.shutdown_timeout_s,
         tell=tell,
         signals=options.signals,
@@ -255,16 +264,27 @@ def _command(options: Options) -> WorkerCommand | None:
     )
 
 
-def _reports_stderr(options: Options) -> bool:
-    """Whether failures are reported with the end of the worker's stderr.
+def _reports(given: str | None, variable: str) -> bool:
+    """Whether something of the workers is reported to the server.
+
+    Args:
+        given: the flag's value.
+        variable: what to look at without the flag.
 
     Raises:
         UsageError: the variable is neither on nor off.
     """
-    value = options.report_stderr or os.environ.get("HET_REPORT_STDERR") or "on"
+    value = given or os.environ.get(variable) or "on"
     if value not in ("on", "off"):
-        raise UsageError(f"HET_REPORT_STDERR={value} in the environment: give on or off")
+        raise UsageError(f"{variable}={value} in the environment: give on or off")
     return value == "on"
+
+
+def _is_cpu_job(chosen: devices.Devices | None) -> bool:
+    """Whether the workers have no GPUs; with --nproc-per-node N, whether this machine has none."""
+    if chosen is not None:
+        return chosen.kind == "cpu"
+    return not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/kfd").exists()
 
 
 def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:

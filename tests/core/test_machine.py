@@ -18,6 +18,7 @@ from hetrdzv.core.commands import (
     Drain,
     Join,
     Leave,
+    NoteStall,
     Put,
     Renew,
     Report,
@@ -31,7 +32,7 @@ from hetrdzv.core.directive import Directive, DirectiveKind, directive
 from hetrdzv.core.explain import explain
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import EndKind, Failure, Group
+from hetrdzv.core.model import EndKind, Failure, Group, Stall
 from hetrdzv.core.timers import deadline
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
 
@@ -53,6 +54,9 @@ SPECS = st.fixed_dictionaries(
         "replace_wait_s": st.just(3.0),
         "stop_timeout_s": st.just(2.0),
         "join_timeout_s": st.just(20.0),
+        "hang_timeout_s": st.just(3.0),
+        "crash_loop": st.integers(0, 2),
+        "restart_wait_s": st.just(0.0),
     },
 )
 
@@ -87,7 +91,10 @@ class Agent:
     ) -> Report:
         failure = None
         if kind is ReportKind.FAILED:
-            failure = Failure(local_rank=0, rank=0, exit_code=1, final=final, permanent=permanent)
+            fruitless = 0 if self.slots % 3 else None
+            failure = Failure(
+                local_rank=0, rank=0, exit_code=1, final=final, permanent=permanent, collectives=fruitless
+            )
         return Report(
             node_id=self.node_id,
             incarnation=self.incarnation,
@@ -346,6 +353,22 @@ class GroupMachine(RuleBasedStateMachine):
         if busy:
             agent = busy[number % len(busy)]
             self.send(agent, agent.report(kind, age_s))
+
+    @rule(
+        node_id=NODES,
+        ago_s=st.sampled_from([None, 0.0, 2.0, 20.0]),
+        kind=st.sampled_from(["behind", "deadlock"]),
+    )
+    def workers_wait(self, node_id: str, ago_s: float | None, kind: str) -> None:
+        """The server sees who is waited for, or that nobody is any more (None)."""
+        active = self.group.active_round
+        if active is not None:
+            since = self.now - (ago_s or 0.0)
+            stall = Stall(kind=kind, ranks=(0,), node_id=node_id, text="rank 1 waits for rank 0", since=since)
+            self.apply(NoteStall(active.number, stall if ago_s is not None else None))
+            after = self.group.round
+            assert after is not None
+            assert after.end is None or self.group.spec.hang_timeout_s is not None
 
     @rule(
         number=st.integers(0, 3),

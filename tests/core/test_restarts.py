@@ -215,7 +215,7 @@ def test_only_failures_cost(how: str) -> None:
 
 
 def test_restart_count_of_the_round() -> None:
-    story = running("a", max_restarts=5)
+    story = running("a", max_restarts=5, restart_wait_s=0)
     for number in range(1, 6):
         story.failed("a")
         told = story.join("a")

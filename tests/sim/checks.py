@@ -182,7 +182,8 @@ class Checks:
         charged = self._charged.setdefault(number, new.restarts)  # the same again, where a commit failed
         if new.restarts > old.restarts + 1 or charged != new.restarts:
             self.violate("one end costs one restart", f"round {number} is charged more than that")
-        if number not in self._failed:
+        hangs = ended.end is not None and ended.end.hang is not None
+        if number not in self._failed and not hangs:
             self.violate("failures are true", f"round {number} is charged, but no worker of it failed")
         if ended.end is None or ended.end.kind is not EndKind.FAILED:
             self.violate("losses cost nothing", f"round {number} ended by {ended.end}, but is charged")

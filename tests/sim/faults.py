@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from hetrdzv.core.commands import Cancel, Drain, Restart, Undrain
+from hetrdzv.core.commands import Cancel, Drain, NoteStall, Restart, Undrain
+from hetrdzv.core.model import Stall
 from tests.sim.machine import Machine
 from tests.sim.network import DOWN, UP
 from tests.sim.store import Trouble
@@ -23,6 +24,7 @@ class Faults:
         world, rng = self._world, self._rng
         kinds = [
             (3, self.worker_fails),
+            (1, self.workers_hang),
             (2, self.agent_is_killed),
             (2, self.machine_loses_power),
             (2, self.worker_fails_and_machine_is_lost),
@@ -74,6 +76,23 @@ class Faults:
         if running:
             self._world.worker_fails(self._rng.choice(running), "by a fault")
         return bool(running)
+
+    def workers_hang(self) -> bool:
+        """Workers wait for another one, as the server sees from what agents say; it goes on, or never does."""
+        server = self._world.server
+        active = server.group.active_round if server.group is not None else None
+        if active is None:
+            return False
+        member = self._rng.choice(active.members)
+        stall = Stall(
+            kind=self._rng.choice(("behind", "no_answer", "deadlock")),
+            ranks=(member.rank_offset,),
+            node_id=member.node_id,
+            text=f"others wait for rank {member.rank_offset}",
+            since=server.served_s - self._later(0, 3),
+        )
+        self._world.timeline.at(self._later(1, 30), server.command, NoteStall(active.number, None))
+        return server.command(NoteStall(active.number, stall))
 
     def agent_is_killed(self) -> bool:
         """SIGKILL to an agent; another one starts, under the same name or a new one."""

@@ -18,7 +18,7 @@ MUTANTS = (
     Mutant("a suspect is resolved", f"{CORE}/timers.py", "and (node.cut_at is not None or node.acked_round < ended.number)", "and node.acked_round < ended.number"),
     Mutant("who was not told to stop is overdue", f"{CORE}/timers.py", "    if node.stop_told_at is None:\n        return inf\n", "    if node.stop_told_at is None:\n        return group.round.end.at + group.spec.stop_timeout_s + STOP_GRACE_S\n"),
     Mutant("losses cost restarts", f"{CORE}/transitions.py", "    elif kind in LOSSES and", "    elif False and"),
-    Mutant("an end costs two restarts", f"{CORE}/settle.py", "restarts=group.restarts + 1)", "restarts=min(budget, group.restarts + 2))"),
+    Mutant("an end costs two restarts", f"{CORE}/settle.py", "restarts=group.restarts + 1,", "restarts=min(budget, group.restarts + 2),"),
     Mutant("a retried join is an acknowledgement", f"{CORE}/group.py", "if command.after_round < node.member_of:", "if False:"),
     Mutant("a report may speak of another round", f"{CORE}/group.py", " or command.round != current.number:", ":"),
     Mutant("an ended round is started", f"{CORE}/directive.py", "if group.round.end is not None:\n            return tell", "if False:\n            return tell"),

@@ -76,6 +76,11 @@ def scenario(seed: int) -> Scenario:
         lease_s=round(lease_s, 3),
         max_disconnect_s=round(max_disconnect_s, 3),
         on_join=rng.choice(tuple(OnJoin)),
+        crash_loop=rng.choice((0, 1, 3)),
+        no_restart_on=rng.choice(((), (), (), (1,))),
+        restart_wait_s=rng.choice((0.0, 2.0, 60.0)),
+        node_strikes=rng.choice((0, 1, 3)),
+        hang_timeout_s=rng.choice((None, 2.0, 10.0)),
     )
     bad = rng.choice((0.0, 0.01, 0.03))
     weather = Weather(

@@ -260,6 +260,12 @@ class ServerProcess:
             self._checks.person_answered(command, self.disk)
 
     @property
+    def served_s(self) -> float:
+        """The clock of the running server (seconds)."""
+        assert self._service is not None
+        return self._service.now()
+
+    @property
     def group(self) -> Group | None:
         """The group as the running server has it, committed."""
         if self._service is None or not self.listening:

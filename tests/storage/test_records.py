@@ -30,6 +30,7 @@ from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import (
     Cancellation,
+    Conduct,
     End,
     EndKind,
     Event,
@@ -225,7 +226,16 @@ def member(number: int, slots: int = 4) -> Member:
 
 def full() -> Group:
     """A group in which no field has its default."""
-    failure = Failure(local_rank=1, rank=5, exit_code=None, signal="SIGSEGV", message="boom\n\x00é", at=90.1)
+    failure = Failure(
+        local_rank=1,
+        rank=5,
+        exit_code=None,
+        signal="SIGSEGV",
+        message="boom\n\x00é",
+        at=90.1,
+        collectives=70,
+        step=12,
+    )
     hang = Failure(local_rank=0, rank=4, message="line 7", at=91.5, hang="rank 0 has waited 30 s for rank 4")
     node = Node(
         node_id="gpu0",
@@ -269,6 +279,10 @@ def full() -> Group:
             stop_timeout_s=4.0,
             lease_s=6.0,
             max_disconnect_s=70.0,
+            crash_loop=5,
+            no_restart_on=(2, 64),
+            restart_wait_s=30.0,
+            node_strikes=4,
             hang_timeout_s=30.0,
             on_join=OnJoin.SPARE,
             command=("train.py", "--lr", "0.1"),
@@ -301,6 +315,12 @@ def full() -> Group:
         joiners_since=13.0,
         unreachable=frozenset({("gpu1", "gpu0")}),
         failed_masters=1,
+        fruitless=2,
+        quick=3,
+        rests_until=101.0,
+        collectives=70,
+        step=12,
+        conduct={"gpu0": Conduct(departures=3, free_at=190.0, aside=True, blamed=2)},
         root_cause=RootCause(kind="worker_failed", message="boom", round=4, node_id="gpu0", failure=failure),
         previous_outcome=GroupState.CANCELLED,
         cancellation=Cancellation("an admin at 10.0.0.9", "2026-11-22T20:00:00+00:00"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from hetagent.job.deaths import Deaths
 from hetagent.job.failures import Left, failure_message, is_permanent
+from hetagent.job.progress.watching import Watching
 from hetagent.job.starter import Exit, Starter
 from hetagent.job.workers import Cleared, Workers
 from hetagent.launch.base import Assignment, Launch
@@ -50,17 +51,26 @@ class LocalRound:
         launch: turns it into a command and an environment.
         starter: makes the processes.
         incarnation: the `HET_INCARNATION` by which they are found.
+        watching: watches the processes; None: nobody does.
 
     Attributes:
         begun: whether the processes were started, or could not be; until then another `start` may follow.
     """
 
-    def __init__(self, assignment: Assignment, launch: Launch, starter: Starter, incarnation: str) -> None:
+    def __init__(
+        self,
+        assignment: Assignment,
+        launch: Launch,
+        starter: Starter,
+        incarnation: str,
+        watching: Watching | None = None,
+    ) -> None:
         self.assignment = assignment
         self.begun = False
         self._launch = launch
         self._starter = starter
         self._incarnation = incarnation
+        self._watching = watching
         self._workers: Workers | None = None  # until they are cleared away
         self._failed_here = False  # a worker of this node failed by itself
         self._exits: list[Exit] = []
@@ -140,8 +150,15 @@ class LocalRound:
             return False
         count = 1 if self._launch.one_per_node else self.assignment.start.slots
         environs = [self._environ(environ, local_rank) for local_rank in range(count)]
+        if self._watching is not None:
+            watch = self._watching.prepare(self.assignment)
+            shows = command.is_python and not self._launch.one_per_node
+            for local_rank, one in enumerate(environs):
+                one.update(watch.environ(local_rank, torch=shows))
         started = self._starter.start(self.assignment, command, environs)
         self._workers = Workers(started, self._incarnation)
+        if self._watching is not None:
+            self._watching.begin(started.pids, self.assignment.start.rank_offset, started.error_files)
         if self._launch.meets_in_store and self.assignment.is_master and self.assignment.start.world_size > 1:
             self._meet_at = time.monotonic() + MEET_AFTER_S
         if self._launch.watches_deaths:
@@ -259,6 +276,8 @@ class LocalRound:
         )
         if is_permanent(left):  # an older server knows no such field
             fields = fields.model_copy(update={"permanent": True})
+        if self._watching is not None:
+            fields = fields.model_copy(update=self._watching.reached())
         return fields, f"{who} {how}"
 
     def stop(self, signum: int, grace_s: float) -> None:
@@ -297,6 +316,8 @@ class LocalRound:
             self._deaths = None
         # If this fails, they are still ours to clear.
         cleared = self._workers.clear(spare_detached=spare_detached, until=until)
+        if self._watching is not None:
+            self._watching.end()
         self._exits, self._workers = list(self._workers.exits), None
         self._stopping = self._stop_later = self._end = self._look_at = self._meet_at = None
         return cleared

@@ -13,6 +13,7 @@ from hetagent.job import failures
 from hetagent.job.leftovers import Leftovers
 from hetagent.job.local_round import LocalRound
 from hetagent.job.ports import Ports
+from hetagent.job.progress.watching import Watching
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.starter import Starter
 from hetagent.launch.base import Assignment, Launch
@@ -64,6 +65,7 @@ class Agent:
         stop_timeout_s: seconds between SIGTERM and SIGKILL; None: the group's setting.
         tell: shows one line to the person at the terminal.
         must_meet: whether it is a failure if workers end well but have not met.
+        watching: watches the workers; None: nobody does.
         secrets: what no failure report may contain.
         moved: asked before each `ready`: whether this node has another address to offer now.
         readiness: asked before each `ready`, and while this node waits: whether it can take part in a round.
@@ -92,6 +94,7 @@ class Agent:
         readiness: Readiness | None = None,
         secrets: Callable[[], Collection[str]] = tuple,
         must_meet: bool = False,
+        watching: Watching | None = None,
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     ) -> None:
         self.outcome: DirectiveReply | None = None
@@ -115,6 +118,7 @@ class Agent:
         self._warned: set[str] = set()
         self._secrets = secrets
         self._must_meet = must_meet
+        self._watching = watching
         self._signals = signals
         self._selector = selectors.DefaultSelector()
         self._got_signals: list[int] = []
@@ -335,11 +339,18 @@ class Agent:
                 self._tell(f"round {directive.round} is over: {directive.why}")
                 self._round = max(self._round, directive.round)
                 self._ready_after_stop = True
+                self._keep_stacks(directive)
                 if self._local is not None:
                     self._local.stop_for_others(signal.SIGTERM, self._grace_s())
             case DirectiveKind.EXIT:
                 self.outcome = directive
+                self._keep_stacks(directive)
                 self._stop(signal.SIGTERM, self._grace_s())
+
+    def _keep_stacks(self, directive: DirectiveReply) -> None:
+        """Keep the stacks of workers that hang, for whoever looks into the logs."""
+        if self._watching is not None and self._local is not None and not self._local.stopping:
+            self._watching.over(directive.why)
 
     def _on_stopped(self) -> None:
         """Clean up once the workers have ended or their grace is over; then say that we are ready."""
@@ -446,7 +457,9 @@ class Agent:
             start_daemon=self._line.start_daemon,
             interrupted=self._is_wanted,
         )
-        self._local = LocalRound(assignment, self._launch, self._starter, self._identity.incarnation)
+        self._local = LocalRound(
+            assignment, self._launch, self._starter, self._identity.incarnation, self._watching
+        )
         if start.restarted_by:
             of = "" if start.max_restarts >= UNLIMITED_RESTARTS else f" of {start.max_restarts}"
             self._tell(f"restarting ({start.restart_count}{of}): {start.restarted_by}")
@@ -475,6 +488,7 @@ class Agent:
 
     def _environ(self) -> dict[str, str]:
         return {
+            **(self._watching.environ(os.environ) if self._watching is not None else {}),
             **self._worker_env,
             processes.NODE_ID: self._identity.node_id,
             processes.INCARNATION: self._identity.incarnation,
@@ -484,6 +498,8 @@ class Agent:
 
     def _start_failed(self, error: Exception) -> None:
         """Report it, and kill what was started before it: nobody else knows these processes."""
+        if self._watching is not None:
+            self._watching.end()
         text = str(error) if isinstance(error, CommandError) else f"{type(error).__name__}: {error}"
         message = failures.sendable(text)
         self._tell(f"round {self._round}: the workers could not be started: {message}")

@@ -18,6 +18,7 @@ class PerGpu(Launch):
     """
 
     meets_in_store = True
+    uses_process_groups = True
 
     def __init__(self, command: WorkerCommand | None, isolated: tuple[str, ...] = ()) -> None:
         super().__init__(command)

@@ -31,6 +31,7 @@ class Horovod(PerGpu):
     """
 
     wants_members = True
+    uses_process_groups = False
 
     def __init__(self, command: WorkerCommand | None, isolated: tuple[str, ...] = ()) -> None:
         super().__init__(command, isolated)

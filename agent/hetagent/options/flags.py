@@ -21,6 +21,8 @@ from hetrdzv.protocol.wire import SETTINGS, Setting
 SPEC_FLAGS: Mapping[str, Setting] = {name: one for name, one in SETTINGS.items() if one.has_flag}
 """Settings of the group with a flag of their own name; --nnodes and --max-restarts are torchrun's."""
 
+_METAVARS: Mapping[type, str] = {float: "S", int: "N", tuple: "N[,N...]"}
+
 OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--gpus": {
         "metavar": "N|auto|LIST",
@@ -48,6 +50,11 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--report-stderr": {
         "choices": ("on", "off"),
         "help": "Report the end of a failed worker's stderr to the server (or HET_REPORT_STDERR; default on).",
+    },
+    "--report-stacks": {
+        "choices": ("on", "off"),
+        "help": "Show the workers' Python stacks to the server if asked, or if they hang (or HET_REPORT_STACKS; "
+        "default on).",
     },
     "--require-rendezvous": {
         "action": "store_true",
@@ -189,7 +196,7 @@ def parser() -> Parser:
             type=partial(setting, setting_),
             choices=setting_.choices or None,
             help=f"{setting_.help.removesuffix('.')} (default: {setting_.shown_default}).",
-            metavar=None if setting_.choices else "S",
+            metavar=None if setting_.choices else _METAVARS[setting_.kind],
         )
     ours.add_argument("--version", action="version", version=f"hetagent {__version__}")
     made.add_argument(

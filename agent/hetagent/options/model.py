@@ -56,6 +56,7 @@ class Options:
         preload: the modules that standbys import, as given.
         require_rendezvous: whether it is a failure if workers end well but have not met.
         report_stderr: whether failures are reported with the end of stderr: on or off.
+        report_stacks: whether the server is shown the Python stacks of workers: on or off.
         node_check: the site's own check of this node, for /bin/sh; None: there is none.
         node_check_timeout_s: after which it is killed (seconds).
         gpus, nproc_per_node: as given; at most one of them.
@@ -91,6 +92,7 @@ class Options:
     isolate_gpus: bool
     preload: str | None
     report_stderr: str | None
+    report_stacks: str | None
     require_rendezvous: bool
     node_check: str | None
     node_check_timeout_s: float

@@ -12,6 +12,10 @@ TESTED = (2, 15)
 """The newest one with which everything was tested (`make test-torch`)."""
 
 
+TELLS_PROGRESS = (2, 13)
+"""The first release of torch in which a worker's own server tells of the collectives of gloo, too."""
+
+
 def installed() -> str | None:
     """The version of the torch that is installed; None if it was installed by other means than as a package."""
     try:
@@ -41,6 +45,12 @@ def check(release: str | None) -> str | None:
     if number > TESTED:
         return f"warning: torch {release} is newer than what this hetagent was tested with ({_text(TESTED)})"
     return None
+
+
+def tells_progress(release: str | None) -> bool:
+    """Whether this torch tells how far its collectives are."""
+    found = re.match(r"(\d+)\.(\d+)", release or "")
+    return found is not None and (int(found[1]), int(found[2])) >= TELLS_PROGRESS
 
 
 def _text(number: tuple[int, int]) -> str:

@@ -4,6 +4,7 @@ import math
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from dataclasses import replace
 
 from hetagent.node.network import parse_port_range
 from hetagent.options.model import Std, Streams
@@ -70,6 +71,8 @@ def setting(of: Setting, text: str) -> object:
     Raises:
         ArgumentTypeError: it is not a number of the right kind, or out of bounds.
     """
+    if of.kind is tuple:
+        return tuple(setting(replace(of, kind=int), one) for one in text.split(","))
     kinds: dict[type, Callable[[str], object]] = {float: seconds, int: whole}
     value = kinds.get(of.kind, str)(text)
     if of.least is not None and not of.least <= value <= (of.most or 0):  # type: ignore[operator]

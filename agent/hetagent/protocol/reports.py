@@ -7,7 +7,11 @@ from typing import Any
 from hetagent.protocol.requests import Head, Report, StartDaemon
 from hetrdzv.protocol.wire import DaemonRequest, ReportRequest
 
-NEWER: dict[str, Any] = {"met": True, "must_meet": True, "failure": {"permanent": True}}
+NEWER: dict[str, Any] = {
+    "met": True,
+    "must_meet": True,
+    "failure": {"permanent": True, "collectives": True, "step": True},
+}
 """Fields of a report that servers of 0.1 refuse."""
 
 

@@ -19,6 +19,7 @@ import ctypes
 import gc
 import os
 import signal
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,15 +42,14 @@ def serve(path: str) -> None:
     Raises:
         Exception: it cannot: this torch has none, or no thread can be started.
     """
-    from torch._C._distributed_c10d import _WorkerServer as Server
-
+    server = sys.modules["torch._C"]._distributed_c10d._WorkerServer
     opened = _thread.allocate_lock()
     opened.acquire()
     collects = gc.isenabled()
     # What the collector finalizes closes descriptors, and must not do so in the thread that has others.
     gc.disable()
     try:
-        _thread.start_new_thread(_serve, (Server, path, collects, opened))
+        _thread.start_new_thread(_serve, (server, path, collects, opened))
     except BaseException:
         if collects:
             gc.enable()

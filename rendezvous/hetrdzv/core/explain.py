@@ -1,9 +1,9 @@
 """Why a group stands where it stands, and why a node waits, in one sentence each (docs/design.md, rule 9)."""
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round, Stall
+from hetrdzv.core.model import Conduct, Group, GroupState, Node, NodePhase, Round, Stall
 from hetrdzv.core.order import natural_key
-from hetrdzv.core.phrasing import clipped, count, lasting, names, never_met, unreached
+from hetrdzv.core.phrasing import clipped, count, lasting, names, never_met, spent_of, unreached
 from hetrdzv.core.selection import (
     Lack,
     Selection,
@@ -76,9 +76,16 @@ def explain_wait(group: Group, node: Node, now: float) -> str:
     if node.node_id in larger.node_ids:
         admits = _left(admits_at(group, larger), now)
         return f"round {active.number} runs, and will restart to include {node.node_id} ({admits})"
+    conduct = group.conduct.get(node.node_id, Conduct())
     why = _SPARE_REASONS[spare_reason(group, node, active)]
     text = why.format(
-        max_nodes=group.spec.max_nodes, master=active.master.node_id, address=active.master.address
+        max_nodes=group.spec.max_nodes,
+        master=active.master.node_id,
+        address=active.master.address,
+        lift=f"hetctl undrain {group.group_id} {node.node_id}",
+        times=conduct.departures,
+        left=f"{max(0.0, conduct.free_at - now):.0f}",
+        blamed=conduct.blamed,
     )
     return f"round {active.number} runs without {node.node_id}, which is kept as a spare{text}"
 
@@ -96,6 +103,13 @@ _SPARE_REASONS = {
         "with --local-addr or --interface)"
     ),
     Spare.NOT_LARGER: "",
+    Spare.SET_ASIDE: (
+        " (it has come and gone {times} times: for {left} s more, unless it is needed; to lift that: {lift})"
+    ),
+    Spare.TAKEN_LAST: (
+        " (failures in a row of its workers, of rounds that it was in: {blamed}; others are taken before it; to lift "
+        "that: {lift})"
+    ),
 }
 
 
@@ -168,6 +182,10 @@ def _explain_wait_for_nodes(group: Group, now: float) -> str:
 
 
 def _explain_last_wait(group: Group, answer: Selection | Shortfall, now: float) -> str:
+    rests_until = group.rests_until
+    if rests_until is not None and now < rests_until == forms_at(group, answer):
+        which = spent_of(group.restarts, group.spec.max_restarts)
+        return f"restart {which} waits {rests_until - now:.0f} s more, since {group.quick} came in quick succession"
     what = "last call" if group.last_call else "waiting for a replacement"
     most = f", or as soon as {group.spec.max_nodes} are ready" if group.spec.max_nodes is not None else ""
     return f"{what}: starts in {max(0.0, forms_at(group, answer) - now):.0f} s{most}"

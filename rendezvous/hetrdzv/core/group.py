@@ -23,6 +23,7 @@ from hetrdzv.core.commands import (
     Tick,
     Undrain,
 )
+from hetrdzv.core.conduct import set_aside, taken_last
 from hetrdzv.core.hangs import note_stall
 from hetrdzv.core.model import (
     DRAINED,
@@ -416,11 +417,13 @@ def _drain(work: Work, command: Drain) -> None:
 
 def _undrain(work: Work, command: Undrain) -> None:
     group = work.group
-    if command.node_id not in group.drained:
+    lifted = command.node_id in set_aside(group) | taken_last(group)
+    if command.node_id not in group.drained and not lifted:
         if command.node_id not in group.nodes:
             raise UnknownNode(f"group '{group.group_id}' has no node '{command.node_id}', drained or not")
         return
-    work.change(drained=group.drained - {command.node_id})
+    conduct = {name: one for name, one in group.conduct.items() if name != command.node_id}
+    work.change(drained=group.drained - {command.node_id}, conduct=conduct)
     work.say("node_undrained", f"{command.node_id} may join again", command.node_id)
 
 

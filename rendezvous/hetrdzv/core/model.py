@@ -77,6 +77,8 @@ class Failure:
         permanent: a restart would end the same way (the script has a syntax error), so none is spent.
         hang: nothing has exited, but the worker (rank -1: nobody in particular) kept others waiting for too long: who
             waited for whom, in a clause. Then `message` is its Python stack, and `at` when the wait began.
+        collectives, step: how far the node's workers had come in the round: how many collectives the most advanced had
+            asked for, and the highest step that a script told; None: unknown.
     """
 
     local_rank: int
@@ -88,6 +90,8 @@ class Failure:
     final: bool = False
     permanent: bool = False
     hang: str = ""
+    collectives: int | None = None
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,23 @@ class RootCause:
     round: int = 0
     node_id: str | None = None
     failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conduct:
+    """How a node has behaved in this job, over all its incarnations (conduct.py).
+
+    Attributes:
+        departures: how many rounds it has ended by going, each soon after it was free to join.
+        free_at: when it last went, or, if it was set aside for that, until when (seconds).
+        aside: whether it is set aside until then.
+        blamed: of how many failures in a row, of rounds that it was in, its workers were the root cause.
+    """
+
+    departures: int = 0
+    free_at: float = 0.0
+    aside: bool = False
+    blamed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +353,12 @@ class Group:
         joiners_since: when the first node arrived for which a running group will restart, or None.
         unreachable: (node, master) pairs: the node could not reach the master's port.
         failed_masters: how many masters in a row no node could reach.
+        fruitless: how many rounds in a row have failed and are known to have made no progress.
+        quick: how many restarts in a row came in quick succession, the last one included.
+        rests_until: until when the next restart waits, since the last ones came in quick succession, or None (seconds).
+        collectives: how many the last round that failed had asked for; None: unknown, or none has failed.
+        step: the highest step that a script has told, as far as failures say; None: none has.
+        conduct: nodes that did not stay, or whose workers failed, by node id.
         root_cause: why the group failed.
         previous_outcome: how the previous job ended, for nodes of it that are still here.
         cancellation: who cancelled this job; None: nobody, or an older server noted it.
@@ -356,6 +383,12 @@ class Group:
     joiners_since: float | None = None
     unreachable: frozenset[tuple[str, str]] = frozenset()
     failed_masters: int = 0
+    fruitless: int = 0
+    quick: int = 0
+    rests_until: float | None = None
+    collectives: int | None = None
+    step: int | None = None
+    conduct: Mapping[str, Conduct] = field(default_factory=dict)
     root_cause: RootCause | None = None
     previous_outcome: GroupState | None = None
     cancellation: Cancellation | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+from hetrdzv.core.conduct import set_aside, taken_last
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node, NodePhase, Round
 from hetrdzv.core.order import natural_key, seat
@@ -75,6 +76,7 @@ def select(
     last_members: Collection[str] = (),
     unreachable: Pairs = frozenset(),
     failed_masters: int = 0,
+    taken_last: AbstractSet[str] = frozenset(),
 ) -> Selection | Shortfall:
     """Choose the nodes of the next round.
 
@@ -87,6 +89,7 @@ def select(
         last_members: node ids of the last round, or none.
         unreachable: pairs among all nodes of the group.
         failed_masters: how many masters in a row no node could reach.
+        taken_last: node ids before which all others are taken.
     """
     found, most = len(ready), spec.max_nodes
     if found < spec.min_nodes:
@@ -98,7 +101,7 @@ def select(
         return Selection(nodes=tuple(ready), master=None, suspects=suspects, full=full, smaller=smaller)
     by_id = {node.node_id: node for node in ready}
     last = frozenset(last_members)
-    preferred = _by_preference(by_id, seats, by_id.keys() & last)
+    preferred = _by_preference(by_id, seats, by_id.keys() & last, taken_last)
     chosen, master = preferred[:most], None
     if failed_masters >= MASTERS_TRIED:
         return Shortfall(lack=Lack.MASTER, final=True, suspects=suspects, full=full, smaller=smaller)
@@ -111,11 +114,14 @@ def select(
     return Selection(nodes=nodes, master=master, suspects=suspects, full=full, smaller=smaller)
 
 
-def _by_preference(node_ids: Iterable[str], seats: Sequence[str], survivors: AbstractSet[str]) -> list[str]:
-    """Whom a round takes first: survivors, then those with a place, then by name."""
+def _by_preference(
+    node_ids: Iterable[str], seats: Sequence[str], survivors: AbstractSet[str], last: AbstractSet[str]
+) -> list[str]:
+    """Whom a round takes first: of those not to be taken last survivors, then those with a place, then by name."""
     seated = frozenset(seats)
     return sorted(
-        node_ids, key=lambda node_id: (node_id not in survivors, node_id not in seated, natural_key(node_id))
+        node_ids,
+        key=lambda one: (one in last, one not in survivors, one not in seated, natural_key(one)),
     )
 
 
@@ -182,7 +188,26 @@ def next_round(group: Group) -> Selection | Shortfall:
     """What `select` answers for the ready nodes of a group that runs no round."""
     ready = ready_nodes(group)
     last = tuple(member.node_id for member in group.round.members) if group.round is not None else ()
-    return select(group.spec, ready, group.seats, last, group.unreachable, group.failed_masters)
+    return select(
+        group.spec,
+        _needed(group, ready),
+        group.seats,
+        last,
+        group.unreachable,
+        group.failed_masters,
+        taken_last(group),
+    )
+
+
+def _needed(group: Group, ready: Sequence[Node]) -> Sequence[Node]:
+    """The ready nodes without those set aside, as far as the bounds allow that."""
+    aside = set_aside(group)
+    if not aside:
+        return ready
+    free = [node for node in ready if node.node_id not in aside]
+    missing = max(0, group.spec.min_nodes - len(free))
+    others = [node for node in ready if node.node_id in aside]
+    return [*free, *sorted(others, key=lambda node: group.conduct[node.node_id].free_at)[:missing]]
 
 
 @dataclass(frozen=True)
@@ -217,6 +242,8 @@ class Spare(StrEnum):
     OUT_OF_REACH = "out_of_reach"
     LOOPBACK_MASTER = "loopback_master"
     NOT_LARGER = "not_larger"
+    SET_ASIDE = "set_aside"
+    TAKEN_LAST = "taken_last"
 
 
 @kept
@@ -226,7 +253,12 @@ def growth(group: Group) -> Growth:
     if active is None or _nobody_joins(group) is not None:
         return Growth()
     local = is_loopback(active.master.address)
-    waiting = [node for node in ready_nodes(group) if is_loopback(node.address) is local]
+    aside = set_aside(group)
+    waiting = [
+        node
+        for node in ready_nodes(group)
+        if node.node_id not in aside and is_loopback(node.address) is local
+    ]
     if not waiting:
         return Growth()
     members = [group.nodes[member.node_id] for member in active.members]
@@ -240,7 +272,11 @@ def growth(group: Group) -> Growth:
 
 def spare_reason(group: Group, node: Node, active: Round) -> Spare:
     """Why a ready node, which is no joiner, is kept as a spare."""
+    if node.node_id in set_aside(group):
+        return Spare.SET_ASIDE
     reason = _nobody_joins(group)
+    if reason is Spare.FULL and node.node_id in taken_last(group):
+        return Spare.TAKEN_LAST
     if reason is not None:
         return reason
     if (node.node_id, active.master.node_id) in group.unreachable:

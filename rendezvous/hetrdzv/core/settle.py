@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from hetrdzv.core.conduct import with_blame, without_past
+from hetrdzv.core.crashes import count_failed_round, is_crash_loop, restart_wait_s
 from hetrdzv.core.drift import drift
 from hetrdzv.core.explain import not_ready_clause
 from hetrdzv.core.hangs import settle_stall
@@ -55,9 +57,11 @@ def settle(work: Work) -> None:
     if work.group.state.terminal:
         pass
     elif work.group.active_round is None:
+        work.change(conduct=without_past(work.group.conduct, work.now))
         _judge(work)
         _form(work)
     else:
+        work.change(conduct=without_past(work.group.conduct, work.now))
         _progress(work)
         settle_stall(work)
     if work.group.active_round is not None and not work.group.state.terminal:
@@ -102,7 +106,7 @@ def _judge(work: Work) -> None:
     left = _prospects(work.group)
     # Later, a joiner that lacks a module, or a file server that is away, must not end a job that has worked.
     if ended.first and (hopeless := [failed for failed in failures if failed.failure.permanent]):
-        _finish_permanent(work, ended, hopeless[0])
+        _finish_hopeless(work, ended, hopeless[0], "it would end the same way")
         return
     given_up = {failed.node_id for failed in failures if failed.node_id and failed.failure.final} - {
         node.node_id for node in left
@@ -110,7 +114,20 @@ def _judge(work: Work) -> None:
     if given_up and len(left) < work.group.spec.min_nodes:
         _finish_given_up(work, end, failures[0].cause(ended.number), given_up, len(left))
     elif end.kind is EndKind.FAILED:
+        count_failed_round(work, replace(ended, end=end), [failed.failure for failed in failures])
+        if failures[0].node_id is not None:
+            _note_blame(work, ended, failures[0].node_id)
         _charge(work, ended, failures[0])
+
+
+def _note_blame(work: Work, ended: Round, node_id: str) -> None:
+    """Count a failure against its node; one that had the last few in a row is taken last from now on."""
+    work.change(conduct=with_blame(work.group.conduct, ended, node_id))
+    times = work.group.conduct[node_id].blamed
+    if times == work.group.spec.node_strikes:
+        last = "last failure was" if times == 1 else f"last {times} failures were"
+        text = f"the {last} of workers on {node_id}: other nodes are taken before it"
+        work.say("node_set_aside", text, node_id)
 
 
 class _Failed(NamedTuple):
@@ -166,8 +183,17 @@ def _charge(work: Work, ended: Round, first: _Failed) -> None:
     """Charge one restart for a round that ended with a failure, or fail the group."""
     group = work.group
     budget = group.spec.max_restarts
+    if first.failure.exit_code in group.spec.no_restart_on:
+        _finish_hopeless(work, ended, first, f"no_restart_on has exit code {first.failure.exit_code}")
+        return
+    if is_crash_loop(group):
+        text = f"crash loop: {count(group.fruitless, 'round')} in a row failed without any progress; {first.text}"
+        cause = replace(first.cause(ended.number), kind="crash_loop", message=text)
+        finish(work, GroupState.FAILED, f"the job failed: {text}", cause)
+        return
     if group.restarts < budget:
-        work.change(restarts=group.restarts + 1)
+        wait_s = restart_wait_s(group)
+        work.change(restarts=group.restarts + 1, rests_until=work.now + wait_s if wait_s else None)
         spent = spent_of(group.restarts + 1, budget)
         work.say("restart_spent", f"restart {spent}: {first.text}", first.node_id)
         return
@@ -175,9 +201,9 @@ def _charge(work: Work, ended: Round, first: _Failed) -> None:
     finish(work, GroupState.FAILED, f"the job failed: {first.text}; {left}", first.cause(ended.number))
 
 
-def _finish_permanent(work: Work, ended: Round, first: _Failed) -> None:
+def _finish_hopeless(work: Work, ended: Round, first: _Failed, why: str) -> None:
     """Fail the group at once, whatever is left of its budget."""
-    message = f"{first.text}; no restart, since it would end the same way"
+    message = f"{first.text}; no restart, since {why}"
     cause = replace(first.cause(ended.number), message=message)
     finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
 
@@ -274,6 +300,7 @@ def _start_round(work: Work, selection: Selection) -> None:
         nodes=nodes,
         seats=tuple(seat for seat in placement.seats if seat in nodes),
         last_call=False,
+        rests_until=None,
         waiting_since=None,
         bounds_since=None,
         joiners_since=None,

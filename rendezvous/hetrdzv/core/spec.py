@@ -8,7 +8,7 @@ bounds in the OpenAPI document follow from it; docs/groups.md is checked against
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -28,8 +28,8 @@ class Setting:
     """One setting of a group: type, default, bounds and help.
 
     Attributes:
-        kind: `int`, `float` (seconds), an enum, or `tuple` (words).
-        least, most: bounds of a number.
+        kind: `int`, `float` (seconds), an enum, or `tuple`: of words, or of whole numbers if it has bounds.
+        least, most: bounds of a number, or of each number of a tuple.
         optional: whether it may be None.
         help: one sentence for `--help`; empty where the setting has no flag of its own name.
     """
@@ -55,7 +55,7 @@ class Setting:
     @property
     def shown_default(self) -> str:
         """The default as a flag takes it, or `none`."""
-        if self.default is None:
+        if self.default is None or self.default == ():
             return "none"
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
@@ -66,6 +66,10 @@ class Setting:
             InvalidSpec: names the setting, the value and the bounds.
         """
         if self.least is None or (value is None and self.optional):
+            return
+        if self.kind is tuple:
+            for one in value:
+                replace(self, kind=int).check(one)
             return
         if isinstance(value, bool) or not isinstance(value, int if self.kind is int else (int, float)):
             what = "a whole number" if self.kind is int else "a number"
@@ -129,6 +133,30 @@ class GroupSpec:
         0.5,
         30 * DAY_S,
         help="Seconds without any server after which an agent stops its workers.",
+    )
+    crash_loop: int = _setting(
+        int,
+        3,
+        0,
+        1_000_000,
+        help="Failed rounds in a row known to have made no progress after which the job fails; 0: never.",
+    )
+    no_restart_on: tuple[int, ...] = _setting(
+        tuple, (), 1, 255, help="Exit codes of a worker after which the job fails at once, as in 2,64."
+    )
+    restart_wait_s: float = _setting(
+        float,
+        60.0,
+        0,
+        DAY_S,
+        help="Seconds that restarts in quick succession wait at most; 0: they do not wait.",
+    )
+    node_strikes: int = _setting(
+        int,
+        3,
+        0,
+        1_000_000,
+        help="How often in a row a node may go, or be the root cause, until others are preferred to it; 0: any number.",
     )
     hang_timeout_s: float | None = _setting(
         float,
@@ -201,7 +229,7 @@ def _value(name: str, value: object) -> object:
         raise InvalidSpec(f"a group has no field '{name}'; its fields are {', '.join(SETTINGS)}")
     kind = SETTINGS[name].kind
     if kind is tuple and isinstance(value, list | tuple):
-        return tuple(str(word) for word in value)
+        return tuple(value) if SETTINGS[name].least is not None else tuple(str(word) for word in value)
     if issubclass(kind, StrEnum):
         try:
             return kind(str(value))
@@ -212,8 +240,10 @@ def _value(name: str, value: object) -> object:
 
 def _shown(value: object) -> str:
     match value:
-        case None:
+        case None | ():
             return NO_VALUE
+        case tuple() if isinstance(value[0], int):
+            return ",".join(map(str, value))
         case tuple():
             text = " ".join(str(word) for word in value)
             return repr(text if len(text) <= MOST_OF_COMMAND else f"{text[: MOST_OF_COMMAND - 1]}…")

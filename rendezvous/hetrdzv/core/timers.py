@@ -107,11 +107,11 @@ def resolved_at(group: Group, end: End) -> float:
 
 def forms_at(group: Group, answer: Selection | Shortfall) -> float:
     """When the round forms, or the group gives up on it, if nothing else happens (seconds); the bounds hold."""
-    since = group.bounds_since or 0.0
+    since = max(group.bounds_since or 0.0, group.rests_until or 0.0)
     if answer.full:
         return since
     if group.last_call:
-        return since + group.spec.last_call_s
+        return max(since, (group.bounds_since or 0.0) + group.spec.last_call_s)
     ended = group.round
     if answer.smaller and ended is not None and ended.end is not None:
         return max(since, ended.end.at + group.spec.replace_wait_s)
@@ -177,6 +177,7 @@ def deadline(group: Group, *, own_leases: bool = True) -> float | None:
 def _timers(group: Group) -> Iterator[float]:
     if group.state.terminal:
         return
+    yield from (one.free_at for one in group.conduct.values() if one.aside)
     if group.active_round is not None:
         yield from _joiners_timer(group)
         yield from _stall_timers(group)

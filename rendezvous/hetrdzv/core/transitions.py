@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
+from hetrdzv.core.conduct import with_departure
 from hetrdzv.core.model import (
     End,
     EndKind,
@@ -123,6 +124,21 @@ def withdraw(work: Work, node: Node, kind: EndKind, why: str, *, done: bool) -> 
         work.change(round=replace(current, end=replace(current.end, departed=departed)))
     else:
         end_round(work, kind, node.node_id, why)
+        if work.group.round is not current and kind is not EndKind.DRAINED:
+            _note_departure(work, node)
+
+
+def _note_departure(work: Work, node: Node) -> None:
+    """Count a round that a node has ended by going; one that has done so too often is set aside."""
+    group = work.group
+    work.change(conduct=with_departure(group.conduct, node.node_id, work.now, group.spec.node_strikes))
+    known = work.group.conduct[node.node_id]
+    if known.aside:
+        text = (
+            f"{node.node_id} has come and gone {known.departures} times: for {known.free_at - work.now:.0f} s it is "
+            f"kept as a spare, unless it is needed"
+        )
+        work.say("node_set_aside", text, node.node_id)
 
 
 def set_leaving(work: Work, node: Node, why: str, kind: EndKind) -> None:

@@ -71,7 +71,8 @@ def _with_ranges(schema: dict[str, Any]) -> None:
     fields = schema["properties"]
     for name, setting in SETTINGS.items():
         if setting.least is not None:
-            fields[name]["anyOf"][0] |= {"minimum": setting.least, "maximum": setting.most}
+            one = fields[name]["anyOf"][0]
+            one.get("items", one).update({"minimum": setting.least, "maximum": setting.most})
         if not setting.optional:
             fields[name] |= fields[name].pop("anyOf")[0]
     fields["command"]["anyOf"][0]["minItems"] = 1
@@ -82,8 +83,17 @@ _JSON_TYPES: dict[type, Any] = {
     float: Seconds,
     tuple: Annotated[list[Text], Field(max_length=1024)],
 }
+_NUMBERS: Any = Annotated[tuple[Whole, ...], Field(max_length=1024)]
+
+
+def _json_type(setting: Setting) -> Any:
+    if setting.kind is tuple and setting.least is not None:
+        return _NUMBERS
+    return _JSON_TYPES.get(setting.kind, setting.kind)
+
+
 _SPEC_FIELDS: dict[str, Any] = {
-    name: (_JSON_TYPES.get(setting.kind, setting.kind) | None, None) for name, setting in SETTINGS.items()
+    name: (_json_type(setting) | None, None) for name, setting in SETTINGS.items()
 }
 
 
@@ -133,6 +143,8 @@ class FailureFields(Wire):
     message: Text = ""
     final: Flag = False
     permanent: Flag = False
+    collectives: Annotated[Whole, Field(ge=0)] | None = None
+    step: Whole | None = None
 
 
 class ReportRequest(Wire):

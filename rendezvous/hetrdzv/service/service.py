@@ -180,6 +180,8 @@ class Service:
         require_places(head, command, self._limits)
         if isinstance(command, Report) and command.age_s:
             command = replace(command, age_s=self._clock.age(command.age_s))
+        if isinstance(command, Report):
+            command = self.progress.completed(group_id, command)
         try:
             if is_heartbeat(head, command):
                 return await self._renewed(head, command, now)

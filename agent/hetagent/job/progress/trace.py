@@ -5,7 +5,9 @@ groups, in the order in which it made them: it differs from worker to worker. Th
 operations, have that number and the name of the group, which is the same on all its members. So names are remembered.
 
 With gloo the counts include what was sent to and received from single members, which others know nothing of; an entry
-says how many of its group's operations were collectives. NCCL counts collectives only, and has members in `pg_config`.
+says how many of its group's operations were collectives. Two of gloo's threads may finish operations at the same time,
+and the older one last: the entries know better what is done. NCCL counts collectives only, and has members in
+`pg_config`.
 """
 
 import json
@@ -56,6 +58,7 @@ class _Group:
     name: str
     apart: int = 0  # how many of the operations counted so far were no collectives
     op: str = ""
+    done: int = 0  # the newest operation before any that is not done, of those of which there are entries
 
 
 @dataclass(slots=True)
@@ -99,13 +102,18 @@ class Trace:
     def _read_entries(self, entries: Sequence[Any]) -> int:
         """Remember what the entries say about their groups; when the newest was asked for (nanoseconds, 0: never)."""
         newest_ns = 0
+        undone: dict[str, int] = {}
         for entry in entries:  # in the order of time
             newest_ns = max(newest_ns, int(entry["time_created_ns"]))
             if entry.get("is_p2p"):
                 continue
             group = self._groups.setdefault(str(entry["pg_id"]), _Group(str(entry["process_group"][0])))
             if not self.suffix:
-                group.apart = max(0, int(entry["op_id"]) - int(entry["collective_seq_id"]))
+                operation = int(entry["op_id"])
+                if not entry.get("retired"):
+                    undone.setdefault(str(entry["pg_id"]), operation)
+                group.done = undone.get(str(entry["pg_id"]), operation + 1) - 1
+                group.apart = max(0, operation - int(entry["collective_seq_id"]))
             name = str(entry.get("profiling_name", "")).rpartition(":")[2]
             sizes = json.dumps(entry.get("input_sizes", []), separators=(",", ":"))
             group.op = f"{name} {sizes}"[:OP_LENGTH]
@@ -120,7 +128,7 @@ class Trace:
             size=size,
             enqueued=max(0, enqueued - group.apart),
             started=max(0, started - group.apart),
-            completed=max(0, completed - group.apart),
+            completed=max(0, max(completed, min(enqueued, group.done)) - group.apart),
             op=group.op,
         )
 

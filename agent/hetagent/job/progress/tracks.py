@@ -6,6 +6,7 @@ Pure: looks come in, each with its time (monotonic seconds), and `ProgressFields
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
 from hetagent.job.progress.trace import Collectives
 from hetrdzv.protocol.wire import CollectivesFields, ProgressFields, WorkerFields
@@ -15,6 +16,9 @@ STILL_MIN_S = 2.0
 
 STILL_GAPS = 2.0
 """Else it is, once it has not moved for so many times the longest pause that it has made in this round."""
+
+STILL_FIRST_S = 30.0
+"""The same before its first collective (seconds): scripts load models and data then, each worker in its own time."""
 
 BLOCKED_S = 2.0
 """How long a process hangs in the kernel until that is its state (seconds); whoever reads files often does."""
@@ -35,6 +39,10 @@ class State(StrEnum):
     BLOCKED = "blocked"
     ENDED = "ended"
     UNKNOWN = "unknown"
+
+
+FROZEN = (State.SILENT, State.STOPPED, State.BLOCKED)
+"""Those of a process that cannot go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +157,9 @@ class Track:
         limit_s = max(STILL_MIN_S, STILL_GAPS * self._longest_s)
         if hang_timeout_s is not None:
             limit_s = min(limit_s, hang_timeout_s / 2)
-        return self.seen and self.idle_s >= limit_s and at >= self.said.until
+        if not self.seen and self._state not in FROZEN:
+            limit_s = STILL_FIRST_S if self._answers else inf
+        return self.idle_s >= limit_s and at >= self.said.until
 
     def waiting(self) -> float | None:
         """Of the looks at it, the share at which it had asked for a collective that was not done."""

@@ -4,17 +4,20 @@ import contextlib
 import os
 import selectors
 import socket
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from hetagent.job.progress import stacks
 from hetagent.job.progress.tracks import Track, Tracks
 from hetagent.job.progress.worker import TICK_S, Looker
 from hetagent.node import scratch
+from hetagent.options import release
 from hetagent.progress import FILE
-from hetrdzv.protocol.wire import ProgressFields
+from hetrdzv.protocol.wire import ProgressFields, StackFields
 
 SOCKET = "HET_PROGRESS_SOCKET"
 """Where a worker is to open torch's server; see worker/watched.py."""
@@ -23,6 +26,9 @@ PREFIX = "hetp_"
 
 MAX_FOLDER = 90
 """The longest name of a folder for sockets (bytes): the kernel takes 107 for a socket's."""
+
+CLOSE_S = 0.5
+"""How long to wait for whoever takes stacks at the end of a round (seconds)."""
 
 SUSPENDED_S = 2.0
 """Whoever wakes up so much too late was suspended, perhaps together with the workers (seconds)."""
@@ -38,6 +44,7 @@ class Watch:
         hang_timeout_s: the group's setting (seconds), or None.
         cpu: the workers have no GPUs.
         knows_groups: whether a worker in which torch is seen without any process group has none.
+        python: the workers' interpreter.
     """
 
     def __init__(
@@ -49,6 +56,7 @@ class Watch:
         hang_timeout_s: Callable[[], float | None] = lambda: None,
         cpu: bool = False,
         knows_groups: bool = True,
+        python: str = sys.executable,
     ) -> None:
         self._number = number
         self._world_size = world_size
@@ -56,10 +64,15 @@ class Watch:
         self._hang_timeout_s = hang_timeout_s
         self._cpu = cpu
         self._knows_groups = knows_groups
+        self._python = python
+        self._shows = False  # whether all collectives of the workers can be seen
         self._folder = _folder()
         self._lock = threading.Lock()
         self._tracks: Tracks | None = None
         self._lookers: dict[int, Looker] = {}  # by global rank
+        self._targets: dict[int, stacks.Target] = {}
+        self._taking = threading.Lock()
+        self._hurried = threading.Event()
         self._woken, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
@@ -71,6 +84,7 @@ class Watch:
         """
         if self._folder is None:
             return {}
+        self._shows = torch and self._knows_groups
         file = str(self._folder.path / str(local_rank))
         return {FILE: file, SOCKET: f"{file}.sock"} if torch else {FILE: file}
 
@@ -81,7 +95,7 @@ class Watch:
             pids: by local rank.
             rank_offset: the global rank of local rank 0.
         """
-        now = time.monotonic()
+        now, shows = time.monotonic(), self._shows
         for local_rank, pid in pids.items():
             names = self.environ(local_rank, torch=True)
             self._lookers[rank_offset + local_rank] = Looker(
@@ -92,7 +106,10 @@ class Watch:
                 socket=names.get(SOCKET),
                 cpu=self._cpu,
             )
+            rank = rank_offset + local_rank
+            self._targets[rank] = stacks.Target(rank, pid, names.get(SOCKET))
         tracks = {rank: looker.track for rank, looker in self._lookers.items()}
+        self._shows = shows
         self._tracks = Tracks(self._number, tracks, self._knows_groups)
         self._thread.start()
 
@@ -101,6 +118,39 @@ class Watch:
         with self._lock:
             return self._tracks.fields(time.monotonic()) if self._tracks is not None else None
 
+    def reached(self) -> tuple[int | None, int | None]:
+        """How many collectives the most advanced worker has asked for, and the highest step; None: nobody can tell."""
+        with self._lock:
+            lookers = list(self._lookers.values())
+            steps = [one.track.said.step for one in lookers if one.track.said.step is not None]
+            tells = release.tells_progress(release.installed())
+            counts = [one.collectives(torch_tells=tells) for one in lookers] if self._shows else [None]
+        known = [count for count in counts if count is not None]
+        collectives = max(known) if known and len(known) == len(counts) else None
+        return collectives, max(steps, default=None)
+
+    def stacks(
+        self, ranks: Collection[int] | None, timeout_s: float, *, first: bool = False
+    ) -> list[StackFields]:
+        """The Python stacks of workers; from any thread.
+
+        Args:
+            ranks: whose; None: of all workers here. Those that are not here are left out.
+            timeout_s: how long it may take, about (seconds); longer if somebody else asks at the same time.
+            first: whoever asks at the same time has to do with what he has got.
+        """
+        if first:
+            self._hurried.set()
+        with self._taking:
+            if first:
+                self._hurried.clear()
+            wanted = [self._targets[rank] for rank in self.ranks(ranks)]
+            return stacks.take(wanted, timeout_s, self._python, self._hurried)
+
+    def ranks(self, wanted: Collection[int] | None) -> list[int]:
+        """Those of some workers that are here; None: all that are."""
+        return [rank for rank in self._targets if wanted is None or rank in wanted]
+
     def close(self) -> None:
         """Look no more; the workers are gone."""
         self._wake.close()
@@ -108,6 +158,11 @@ class Watch:
             self._thread.join()
         else:
             self._woken.close()
+        self._hurried.set()
+        if self._taking.acquire(timeout=CLOSE_S):
+            for target in self._targets.values():
+                target.close()
+            self._taking.release()
         if self._folder is not None:
             self._folder.close()
 

@@ -102,6 +102,16 @@ class Looker:
         with contextlib.suppress(OSError):  # it has not imported torch yet, or is about to end
             self.asked = Asked(self.socket, question)
 
+    def collectives(self, *, torch_tells: bool) -> int | None:
+        """How many collectives it has asked for in all its process groups, as last seen; None: nobody can tell.
+
+        Args:
+            torch_tells: whether the torch that it would import tells, so that one that never answered has had none yet.
+        """
+        if self.socket is None or self._sources == [] or (self._sources is None and not torch_tells):
+            return None
+        return sum(one.enqueued for one in self.track.groups)
+
     def answers_soon(self, now: float) -> bool:
         """Whether it has only just been asked."""
         return self.asked is not None and now - self.asked.at < SOON_S
@@ -116,9 +126,11 @@ class Looker:
                 return
             if self._sources is None:
                 self._sources = self._found(answer)
-            else:
-                self._take(self._sources[self._turn].trace.read(answer), now)
-                self._costs.append(now - self.asked.at)
+                self.close()
+                self._ask(now)
+                return
+            self._take(self._sources[self._turn].trace.read(answer), now)
+            self._costs.append(now - self.asked.at)
         except (NoAnswer, ValueError):
             if self._sources:
                 del self._sources[self._turn]

@@ -84,6 +84,21 @@ class Seconds(click.ParamType[Any]):
         return seconds
 
 
+class Numbers(click.ParamType[Any]):
+    """Whole numbers within bounds, separated by commas."""
+
+    name = "N[,N...]"
+
+    def __init__(self, least: int, most: int) -> None:
+        self._number = click.IntRange(least, most)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        words: Any = value.split(",") if isinstance(value, str) else value
+        return tuple(self._number.convert(word, param, ctx) for word in words)
+
+
 class Nnodes(click.ParamType[Any]):
     """`N` or `MIN:MAX`, like torchrun's."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetrdzv.core.commands import Command, NoteStall
+from hetrdzv.core.commands import Command, NoteStall, Report
 from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.core.stall import judge
 from hetrdzv.protocol.errors import HetError
@@ -103,6 +103,19 @@ class Progress:
     def furthest(self, group_id: str, round_number: int) -> Furthest:
         """How far a round has come."""
         return self._table.furthest(group_id, round_number)
+
+    def completed(self, group_id: str, report: Report) -> Report:
+        """A report of a failure with how far the round came, of which its agent knows its own workers' part only."""
+        failure = report.failure
+        if failure is None or (failure.collectives is None and failure.step is None):
+            return report
+        known = self.furthest(group_id, report.round)
+        collectives, step = failure.collectives, failure.step
+        if collectives is not None:
+            collectives = max(collectives, known.collectives or 0)
+        if step is not None and known.step is not None:
+            step = max(step, known.step)
+        return replace(report, failure=replace(failure, collectives=collectives, step=step))
 
     async def stacks(self, group: Group, active: Round, ranks: Sequence[int] | None) -> list[Stack]:
         """The Python stacks of a round's workers, in the order of ranks; each says why if there is none.

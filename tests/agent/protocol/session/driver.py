@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from hetagent.protocol.offer import Offer
-from hetagent.protocol.requests import Answer, Join, Leave, Poll, Report, Request, StartDaemon
+from hetagent.protocol.requests import Answer, Join, Leave, Poll, Report, Request, Stacks, StartDaemon, Tell
 from hetagent.protocol.session import Session
 from hetrdzv.core import commands
 from hetrdzv.core.directive import Directive, directive
@@ -27,7 +27,10 @@ from hetrdzv.protocol.wire import (
     DirectiveReply,
     FailureFields,
     MasterReply,
+    ProgressFields,
     SpecFields,
+    StacksAsked,
+    StacksRequest,
     StartReply,
 )
 
@@ -81,6 +84,10 @@ class Server:
     def __init__(self) -> None:
         self.groups: dict[str, Group] = {}
         self.answers_instead: HetError | None = None
+        self.is_older = False  # it knows nothing of progress
+        self.progress: list[ProgressFields] = []
+        self.stacks: list[StacksRequest] = []
+        self.asks: StacksAsked | None = None
 
     def do(self, command: commands.Command, now: float, group_id: str = "g") -> None:
         """Apply a command."""
@@ -115,11 +122,21 @@ class Server:
         group_id, node_id = request.group, request.node_id
         try:
             match request:
+                case Poll(posts=True) | Tell() | Stacks() if self.is_older:
+                    return Problem(405, "method_not_allowed", "not supported", {})
+                case Stacks(body=stacks):
+                    self.stacks.append(stacks)
+                    return None
                 case Join(body=body):
                     fields = body.model_dump(exclude={"spec"})
                     self.do(commands.Join(node_id=node_id, spec=body.spec.given(), **fields), now, group_id)
                 case Poll(incarnation=incarnation):
                     self.do(commands.Renew(node_id, incarnation), now, group_id)
+                    if request.posts:
+                        return self._polled(request.progress, node_id, now, group_id)
+                case Tell(body=told):
+                    self.do(commands.Renew(node_id, told.incarnation), now, group_id)
+                    return self._polled(told.progress, node_id, now, group_id)
                 case Report(body=report):
                     failure = Failure(**report.failure.model_dump()) if report.failure is not None else None
                     fields = report.model_dump(exclude={"failure"})
@@ -140,6 +157,13 @@ class Server:
             if isinstance(error, SpecConflict):
                 more["conflict"] = ConflictReply.model_validate(error).model_dump(mode="json")
             return Problem(error.status, error.code, str(error), more)
+
+    def _polled(
+        self, progress: ProgressFields | None, node_id: str, now: float, group_id: str
+    ) -> DirectiveReply:
+        if progress is not None:
+            self.progress.append(progress)
+        return self.told(node_id, now, group_id).model_copy(update={"stacks": self.asks})
 
 
 @dataclass

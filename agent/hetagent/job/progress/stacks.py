@@ -1,0 +1,189 @@
+"""Takes the Python stacks of workers: torch's server in each shows its own, py-spy those that hold the GIL."""
+
+import os
+import re
+import selectors
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from hetagent.job.progress.asking import Asked, NoAnswer
+from hetagent.node import processes
+from hetagent.worker import runner
+from hetrdzv.protocol.wire import StackFields
+
+MAX_STACK = 16_000
+"""How much of a stack is told (characters)."""
+
+MAX_WHY = 250
+
+QUESTION = "dump_traceback"
+
+INSTALL = "pip install py-spy on its node shows it"
+
+HURRY_S = 0.1
+"""How often whoever waits for stacks looks whether somebody is in a hurry (seconds)."""
+
+HANGS = re.compile(r"\bhangs?: ")
+
+
+def ended_by_hang(why: str) -> bool:
+    """Whether this is the server's reason for the end of a round in which workers hung."""
+    return HANGS.search(why) is not None
+
+
+@dataclass(slots=True)
+class Target:
+    """A worker whose stack is wanted.
+
+    Attributes:
+        socket: where torch's server listens in it, if it does.
+        asked: an earlier question that it has not answered: it gets no other one until then.
+    """
+
+    rank: int
+    pid: int
+    socket: str | None
+    asked: Asked | None = None
+
+    def close(self) -> None:
+        """Give up waiting for an answer, or take note that it has come."""
+        if self.asked is not None:
+            self.asked.close()
+            self.asked = None
+
+
+def take(
+    targets: Sequence[Target], timeout_s: float, python: str, hurried: threading.Event
+) -> list[StackFields]:
+    """The stacks of workers, taken at the same time.
+
+    Args:
+        timeout_s: how long it may take, about (seconds).
+        python: the workers' interpreter; py-spy is looked for beside it, too.
+        hurried: once it is set, what has not come is not waited for.
+    """
+    found = {target.rank: stack for target in targets if (stack := _frozen(target)) is not None}
+    rest = [target for target in targets if target.rank not in found]
+    spy = _py_spy(python)
+    found |= _answers(rest, time.monotonic() + (timeout_s / 2 if spy else timeout_s), hurried)
+    rest = [target for target in rest if target.rank not in found]
+    if spy is not None and not hurried.is_set():
+        found |= _spied(rest, spy, time.monotonic() + timeout_s / 2)
+    for target in rest:
+        if target.rank not in found:
+            what = "holds the GIL" if target.asked is not None else "has no server of torch in it"
+            found[target.rank] = _none(target, f"it {what}: {INSTALL}")
+    return [found[target.rank] for target in targets]
+
+
+def _none(target: Target, why: str) -> StackFields:
+    return StackFields(rank=target.rank, why=why[:MAX_WHY])
+
+
+def _frozen(target: Target) -> StackFields | None:
+    """Why a process cannot show its stack whatever is tried; None: it can."""
+    match processes.state(target.pid):
+        case None | "Z" | "X":
+            return _none(target, "its process has ended")
+        case "T":
+            return _none(target, "its process is stopped by a signal (state T)")
+        case "D":
+            return _none(target, "its process hangs in the kernel (state D)")
+    return None
+
+
+def _answers(targets: Sequence[Target], until: float, hurried: threading.Event) -> dict[int, StackFields]:
+    """What the workers' own servers answer in time."""
+    found: dict[int, StackFields] = {}
+    with selectors.DefaultSelector() as selector:
+        for target in targets:
+            if target.asked is None and target.socket is not None:
+                with suppress(OSError):
+                    target.asked = Asked(target.socket, QUESTION)
+            if target.asked is not None:
+                selector.register(target.asked, selectors.EVENT_READ, target)
+        while selector.get_map() and (left_s := until - time.monotonic()) > 0 and not hurried.is_set():
+            for key, _ in selector.select(min(left_s, HURRY_S)):
+                target = key.data
+                try:
+                    answer = target.asked.read()
+                    if answer is None:
+                        continue
+                    found[target.rank] = StackFields(
+                        rank=target.rank, text=tidy(answer.decode(errors="replace"))
+                    )
+                except NoAnswer:
+                    pass
+                selector.unregister(target.asked)
+                target.close()
+    return found
+
+
+def _py_spy(python: str) -> str | None:
+    beside = os.path.join(os.path.dirname(python), "py-spy")
+    return shutil.which("py-spy") or (beside if os.access(beside, os.X_OK) else None)
+
+
+def _spied(targets: Sequence[Target], spy: str, until: float) -> dict[int, StackFields]:
+    """What py-spy sees from outside, in time."""
+    running = {
+        target.rank: (
+            target,
+            subprocess.Popen(
+                [spy, "dump", "--pid", str(target.pid)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            ),
+        )
+        for target in targets
+    }
+    found = {}
+    for rank, (target, process) in running.items():
+        try:
+            text, error = process.communicate(timeout=max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            found[rank] = _none(target, "py-spy did not answer in time")
+            continue
+        said = error.decode(errors="replace").strip().replace("\n", " ")
+        found[rank] = (
+            StackFields(rank=rank, text=tidy(text.decode(errors="replace")))
+            if process.returncode == 0
+            else _none(target, f"py-spy could not see it: {said}")
+        )
+    return found
+
+
+def tidy(dump: str) -> str:
+    """A dump of faulthandler or py-spy without what is ours: threads without Python, and the frames of our runner."""
+    threads = re.split(r"\n(?=(?:Current t|T)hread )", dump.strip())
+    ours = re.escape(runner.__file__)
+    kept = [
+        re.sub(rf"\n[^\n]*{ours}[^\n]*", "", thread)
+        for thread in threads
+        if "<no Python frame>" not in thread
+    ]
+    return "\n".join(part.strip("\n") for part in kept)[:MAX_STACK]
+
+
+def write(stacks: Sequence[StackFields], folders: Mapping[int, str]) -> None:
+    """Write each stack into a file `stack.txt`.
+
+    Args:
+        folders: of the ranks.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    for stack in stacks:
+        if stack.rank in folders:
+            path = os.path.join(folders[stack.rank], "stack.txt")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(f"{stack.text or f'no stack: {stack.why}'}\n")

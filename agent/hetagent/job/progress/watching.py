@@ -1,0 +1,145 @@
+"""How an agent watches its workers, round after round, and shows their stacks to those who may see them."""
+
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+
+from hetagent.job.progress import stacks
+from hetagent.job.progress.watch import Watch
+from hetagent.launch.base import Assignment, Launch
+from hetagent.launch.command import python
+from hetagent.protocol.line import Line
+from hetrdzv.protocol.wire import ProgressFields, StackFields, StacksAsked
+
+STACKS_S = 5.0
+"""How long it may take to answer who wants to see stacks (seconds)."""
+
+LAST_STACKS_S = 2.0
+"""For how long the stop of a round that hangs is put off for its stacks (seconds)."""
+
+LATE_S = 0.5
+"""By how much the stacks of a round that hangs are taken sooner, so that they are written by then (seconds)."""
+
+OFF = "this node shows no stacks (--report-stacks off)"
+
+BUFFER, BUFFER_BEFORE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""How many operations torch's flight recorder keeps; the second is its name in older releases."""
+
+BUFFER_SIZE = 20
+"""So many are enough to see who is behind, and are told in a millisecond; torch's 2,000 take 50."""
+
+
+class Watching:
+    """Watches the workers of the newest round.
+
+    Args:
+        line: where progress and stacks go.
+        launch: how the workers are started.
+        cpu: they have no GPUs.
+        reports_stacks: whether the server is shown stacks.
+        keeps_stacks: whether stacks of a round that hangs are written beside the workers' logs.
+    """
+
+    def __init__(
+        self, line: Line, launch: Launch, *, cpu: bool, reports_stacks: bool, keeps_stacks: bool
+    ) -> None:
+        self._line = line
+        self._launch = launch
+        self._cpu = cpu
+        self._reports_stacks = reports_stacks
+        self._keeps_stacks = keeps_stacks
+        self._watch: Watch | None = None
+        self._round = 0
+        self._folders: Mapping[int, str] = {}
+
+    def environ(self, given: Mapping[str, str]) -> dict[str, str]:
+        """What all workers get in every round.
+
+        Args:
+            given: this process's environment.
+        """
+        if self._cpu and BUFFER not in given and BUFFER_BEFORE not in given:
+            return {BUFFER: str(BUFFER_SIZE)}
+        return {}
+
+    def prepare(self, assignment: Assignment) -> Watch:
+        """A round is about to start; `begin` follows, or `end`."""
+        self.end()
+        self._round = assignment.round
+        self._watch = Watch(
+            assignment.round,
+            assignment.start.world_size,
+            self._line.tell_progress,
+            hang_timeout_s=self._line.hang_timeout_s,
+            cpu=self._cpu,
+            knows_groups=self._launch.uses_process_groups,
+            python=python(),
+        )
+        return self._watch
+
+    def begin(self, pids: Mapping[int, int], rank_offset: int, error_files: Mapping[int, str]) -> None:
+        """The workers of the round were started.
+
+        Args:
+            pids, error_files: by local rank.
+            rank_offset: the global rank of local rank 0.
+        """
+        assert self._watch is not None
+        self._folders = {
+            rank_offset + local_rank: os.path.dirname(path) for local_rank, path in error_files.items()
+        }
+        self._watch.begin(pids, rank_offset)
+        self._line.watch(self._sample, self._show)
+
+    def reached(self) -> dict[str, int]:
+        """How far the workers of this node have come, as fields of a failure; what nobody can tell is left out."""
+        if self._watch is None:
+            return {}
+        collectives, step = self._watch.reached()
+        known = {"collectives": collectives, "step": step}
+        return {name: value for name, value in known.items() if value is not None}
+
+    def over(self, why: str) -> None:
+        """The round is over, and its workers are about to be stopped; their stacks are kept if it hangs.
+
+        Args:
+            why: the server's words.
+        """
+        watch = self._watch
+        if watch is None or not self._keeps_stacks or not stacks.ended_by_hang(why):
+            return
+
+        def keep() -> None:
+            with suppress(OSError):
+                stacks.write(watch.stacks(None, LAST_STACKS_S - LATE_S, first=True), self._folders)
+
+        thread = threading.Thread(target=keep, name="stacks", daemon=True)
+        thread.start()
+        thread.join(LAST_STACKS_S)
+
+    def end(self) -> None:
+        """The workers are gone."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+    # -- in the line's thread ----------------------------------------------------------------------------------
+
+    def _sample(self) -> ProgressFields | None:
+        watch = self._watch
+        return watch.fields() if watch is not None else None
+
+    def _show(self, asked: StacksAsked) -> None:
+        watch = self._watch if asked.round == self._round else None
+
+        def answer() -> None:
+            if watch is None:
+                shown = []
+            elif self._reports_stacks:
+                shown = watch.stacks(asked.ranks, STACKS_S)
+            else:
+                shown = [StackFields(rank=rank, why=OFF) for rank in watch.ranks(asked.ranks)]
+            self._line.stacks(asked.number, shown)
+
+        threading.Thread(target=answer, name="stacks", daemon=True).start()

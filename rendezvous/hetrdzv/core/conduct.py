@@ -1,0 +1,76 @@
+"""Nodes that do not stay, or whose workers fail again and again: who is set aside, and who is taken last.
+
+Both last until a person lifts them (`hetctl undrain`) or the next job begins, and a time as a spare ends by itself.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
+from hetrdzv.core.memo import kept
+from hetrdzv.core.model import Conduct, Group, Round
+
+SOON_S = 600.0
+"""A departure this long after the one before, or after its time as a spare, is a first one again (seconds)."""
+
+ASIDE_S = 60.0
+"""How long a node is set aside at first; twice as long each time it goes again (seconds)."""
+
+MOST_ASIDE_S = 1800.0
+"""How long a node is set aside at most (seconds)."""
+
+MOST_KEPT = 256
+"""Of how many nodes this is remembered, of those that went last."""
+
+
+@kept
+def set_aside(group: Group) -> AbstractSet[str]:
+    """The nodes that have come and gone too often: spares, unless the bounds need them."""
+    return frozenset(node_id for node_id, one in group.conduct.items() if one.aside)
+
+
+@kept
+def taken_last(group: Group) -> AbstractSet[str]:
+    """The nodes whose workers fail again and again: other nodes are taken before them."""
+    strikes = group.spec.node_strikes
+    return frozenset(node_id for node_id, one in group.conduct.items() if 0 < strikes <= one.blamed)
+
+
+def with_departure(
+    conduct: Mapping[str, Conduct], node_id: str, now: float, strikes: int
+) -> Mapping[str, Conduct]:
+    """What is remembered after a node ended a round by going.
+
+    Args:
+        strikes: the time that it does so until it is set aside, each time soon after it was free to join; 0: never.
+    """
+    before = conduct.get(node_id, Conduct())
+    departures = before.departures + 1 if now - before.free_at <= SOON_S else 1
+    aside = 0 < strikes <= departures
+    wait_s = min(ASIDE_S * 2.0 ** min(departures - strikes, 30), MOST_ASIDE_S) if aside else 0.0
+    new = replace(before, departures=departures, aside=aside, free_at=now + wait_s)
+    known = {**conduct, node_id: new}
+    worth = {
+        name: one for name, one in known.items() if one.aside or one.blamed or now - one.free_at <= SOON_S
+    }
+    return dict(sorted(worth.items(), key=lambda item: item[1].free_at)[-MOST_KEPT:])
+
+
+def with_blame(conduct: Mapping[str, Conduct], ended: Round, node_id: str) -> Mapping[str, Conduct]:
+    """What is remembered after the workers of a node were the root cause of a failure."""
+    known = {
+        name: replace(one, blamed=0) if ended.member(name) is not None and name != node_id else one
+        for name, one in conduct.items()
+    }
+    before = known.get(node_id, Conduct())
+    return {**known, node_id: replace(before, blamed=before.blamed + 1)}
+
+
+def without_past(conduct: Mapping[str, Conduct], now: float) -> Mapping[str, Conduct]:
+    """What is remembered once the times as a spare that have ended are over."""
+    if not any(one.aside and now >= one.free_at for one in conduct.values()):
+        return conduct
+    return {
+        name: replace(one, aside=False) if one.aside and now >= one.free_at else one
+        for name, one in conduct.items()
+    }

@@ -1,0 +1,55 @@
+"""What a failed round says about the job: whether it made progress, and how long the next restart waits."""
+
+from collections.abc import Sequence
+
+from hetrdzv.core.model import Failure, Group, Round
+from hetrdzv.core.transitions import Work
+
+LASTED_S = 60.0
+"""A round that ran for this long may have made progress that nobody can see (seconds)."""
+
+
+def made_progress(group: Group, ended: Round, failures: Sequence[Failure]) -> bool | None:
+    """Whether a round that failed got any further than those before it; None: nobody knows.
+
+    Steps are believed. Collectives only tell of short rounds: a longer one can have done more with fewer of them.
+    """
+    steps = [failure.step for failure in failures if failure.step is not None]
+    if steps:
+        return group.step is None or max(steps) > group.step
+    counts = [failure.collectives for failure in failures if failure.collectives is not None]
+    if not counts:
+        return None
+    if max(counts) > (group.collectives or 0):
+        return True
+    return None if _lasted(ended) else False
+
+
+def count_failed_round(work: Work, ended: Round, failures: Sequence[Failure]) -> None:
+    """Count a round that failed among those in a row that made no progress, and those in quick succession."""
+    group = work.group
+    progress = made_progress(group, ended, failures)
+    steps = [failure.step for failure in failures if failure.step is not None]
+    counts = [failure.collectives for failure in failures if failure.collectives is not None]
+    work.change(
+        fruitless=group.fruitless + 1 if progress is False else 0,
+        quick=1 if progress or _lasted(ended) else group.quick + 1,
+        step=max([*steps, group.step] if group.step is not None else steps, default=None),
+        collectives=max(counts, default=None),
+    )
+
+
+def is_crash_loop(group: Group) -> bool:
+    """Whether so many rounds in a row made no progress that another would not either."""
+    return 0 < group.spec.crash_loop <= group.fruitless
+
+
+def restart_wait_s(group: Group) -> float:
+    """How long the next restart waits: the first not at all, those in quick succession 1 s, 2 s, 4 s ... (seconds)."""
+    if group.quick <= 1:
+        return 0.0
+    return min(group.spec.restart_wait_s, 2.0 ** min(group.quick - 2, 30))
+
+
+def _lasted(ended: Round) -> bool:
+    return ended.end is not None and ended.end.at - ended.formed_at >= LASTED_S

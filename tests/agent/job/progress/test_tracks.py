@@ -1,0 +1,238 @@
+"""What follows from looks at workers: who stands still, and what the server has to know at once."""
+
+from dataclasses import replace
+
+from hetagent.job.progress.trace import Collectives
+from hetagent.job.progress.tracks import MAX_GROUPS, Said, State, Track, Tracks
+
+GROUP = Collectives(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
+
+
+class Watched:
+    """A round of one worker that is looked at every second."""
+
+    def __init__(self, hang_timeout_s: float | None = None) -> None:
+        self.track = Track(0.0)
+        self.tracks = Tracks(3, {4: self.track})
+        self.now = 0.0
+        self.hang_timeout_s = hang_timeout_s
+        self.told: list[tuple[float, str, bool]] = []
+
+    def asked_for(self, enqueued: int, completed: int | None = None, seconds: float = 1.0) -> None:
+        """A second later, this is what its server says."""
+        self.now += seconds
+        done = enqueued if completed is None else completed
+        group = replace(GROUP, enqueued=enqueued, completed=done)
+        counts = {"0": (enqueued, 0, done)} if enqueued else {}
+        self.track.asked_for(counts, [group] if enqueued else [], self.now)
+        self.judge()
+
+    def judge(self) -> None:
+        if self.tracks.news(self.now, self.hang_timeout_s):
+            self.tracks.told(self.now)
+            (worker,) = self.tracks.fields(self.now).workers
+            self.told.append((self.now, worker.state, worker.still))
+
+    def works(self, seconds: int, at: int = 0) -> int:
+        for _ in range(seconds):
+            at += 1
+            self.asked_for(at)
+        return at
+
+
+def test_a_worker_that_moves_is_never_told_at_once() -> None:
+    watched = Watched()
+    watched.works(100)
+    assert watched.told == []
+
+
+def test_one_that_stands_is_told_after_two_seconds_and_again_when_it_moves() -> None:
+    watched = Watched()
+    at = watched.works(10)
+    for _ in range(5):
+        watched.asked_for(at)
+    assert watched.told == [(12.0, "runs", True)]
+    watched.asked_for(at + 1)
+    assert watched.told[1:] == [(16.0, "runs", False)]
+
+
+def test_one_with_long_steps_stands_after_twice_the_longest() -> None:
+    watched = Watched()
+    for step in range(1, 4):
+        for _ in range(5):
+            watched.asked_for(step)
+    before = len(watched.told)
+    started = watched.now - 4
+    while len(watched.told) == before:
+        watched.asked_for(3)
+    assert watched.told[-1] == (started + 10.0, "runs", True)
+
+
+def test_with_a_hang_timeout_it_is_told_by_half_of_it() -> None:
+    watched = Watched(hang_timeout_s=6.0)
+    for step in range(1, 4):
+        for _ in range(10):
+            watched.asked_for(step)
+    stands = [at for at, _, still in watched.told if still]
+    assert stands == [3.0, 14.0, 24.0]
+
+
+def test_the_time_before_the_first_collective_is_no_measure_for_what_follows() -> None:
+    watched = Watched()
+    watched.asked_for(0, seconds=20.0)
+    at = watched.works(3)
+    watched.asked_for(at)
+    watched.asked_for(at)
+    assert watched.told == [(25.0, "runs", True)]
+
+
+def test_before_its_first_collective_a_worker_has_more_time() -> None:
+    watched = Watched()
+    for _ in range(29):
+        watched.asked_for(0)
+    assert watched.told == []
+    watched.asked_for(0)
+    assert watched.told == [(30.0, "runs", True)]
+
+
+def test_nothing_is_said_of_a_worker_in_which_nothing_can_be_seen() -> None:
+    track = Track(0.0)
+    track.stands(500.0)
+    tracks = Tracks(3, {0: track})
+    assert not tracks.news(500.0, 5.0)
+    (worker,) = tracks.fields(500.0).workers
+    assert (worker.state, worker.idle_s, worker.waiting, worker.step) == ("unknown", 500.0, None, None)
+
+
+def test_torch_without_groups_says_something_only_where_scripts_use_them() -> None:
+    for knows, state in [(True, "runs"), (False, "unknown")]:
+        track = Track(0.0)
+        track.asked_for({}, [], 5.0)
+        (worker,) = Tracks(3, {0: track}, knows).fields(5.0).workers
+        assert worker.state == state
+
+
+def test_an_announced_pause_is_none_and_does_not_count() -> None:
+    watched = Watched()
+    at = watched.works(3)
+    watched.track.says(Said(until=603.0), 3.0)
+    for _ in range(100):
+        watched.asked_for(at)
+    assert watched.told == []
+    (worker,) = watched.tracks.fields(watched.now).workers
+    assert (worker.idle_s, worker.long_s) == (100.0, 500.0)
+    watched.track.says(Said(), watched.now)  # the end of the pause is a change
+    watched.asked_for(at)
+    assert watched.told == []
+    watched.asked_for(at)
+    assert watched.told == [(105.0, "runs", True)]
+
+
+def test_a_pause_that_lasts_longer_than_announced_is_told() -> None:
+    watched = Watched()
+    at = watched.works(3)
+    watched.track.says(Said(until=13.0), 3.0)
+    for _ in range(20):
+        watched.asked_for(at)
+    assert watched.told == [(13.0, "runs", True)]
+
+
+def test_steps_of_the_script_are_progress_too() -> None:
+    track = Track(0.0)
+    for second in range(1, 6):
+        track.says(Said(step=second), float(second))
+        track.stands(float(second))
+    assert not track.judge(5.0, None)
+    track.stands(7.0)
+    assert track.judge(7.0, None)
+    worker = track.fields(0, 7.0, knows_groups=False)
+    assert (worker.step, worker.idle_s, worker.still) == (5, 2.0, True)
+
+
+def test_a_state_is_told_at_once_but_a_moment_in_the_kernel_is_none() -> None:
+    watched = Watched()
+    at = watched.works(3)
+    watched.track.process(State.BLOCKED, 3.5)
+    watched.asked_for(at + 1)
+    assert watched.told == []
+    watched.track.process(State.STOPPED, 4.5)
+    watched.judge()
+    assert watched.told == [(4.0, "stopped", False)]
+    watched.track.process(State.RUNS, 5.0)
+    watched.asked_for(at + 2)
+    assert watched.told[1:] == [(5.0, "runs", False)]
+
+
+def test_a_worker_that_hangs_in_the_kernel_is_blocked_once_it_does_not_move() -> None:
+    watched = Watched()
+    watched.works(3)
+    watched.track.process(State.BLOCKED, 3.0)
+    for now in (4.0, 5.0):
+        watched.now = now
+        watched.track.stands(now)
+        watched.judge()
+    assert watched.told == [(5.0, "blocked", True)]
+
+
+def test_a_stopped_worker_stands_still_even_if_it_was_never_seen_to_move() -> None:
+    track = Track(0.0)
+    track.process(State.STOPPED, 1.0)
+    track.stands(3.0)
+    assert track.is_still(3.0, None)
+
+
+def test_the_end_of_a_worker_is_told_only_if_the_round_goes_on() -> None:
+    watched = Watched()
+    watched.works(3)
+    watched.track.process(State.ENDED, 3.0)
+    watched.now = 4.9
+    watched.judge()
+    assert watched.told == []
+    watched.now = 5.0
+    watched.judge()
+    assert [state for _, state, _ in watched.told] == ["ended"]
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    """The agent was stopped, or the machine was asleep, and the workers perhaps with it."""
+    watched = Watched()
+    at = watched.works(3)
+    watched.tracks.slept(3600.0)
+    watched.asked_for(at, seconds=3600.5)
+    assert watched.told == []
+    assert watched.track.idle_s == 0.5
+
+
+def test_a_change_is_dated_by_the_last_operation() -> None:
+    track = Track(0.0)
+    track.asked_for({"0": (1, 0, 1)}, [GROUP], 10.0)
+    track.asked_for({"0": (2, 0, 1)}, [GROUP], 11.0, newest_at=10.2)
+    assert round(track.idle_s, 3) == 0.8
+    track.asked_for({"0": (3, 0, 1)}, [GROUP], 12.0, newest_at=10.2)  # that was no new one
+    assert track.idle_s == 0.0
+    track.asked_for({"0": (4, 0, 1)}, [GROUP], 13.0, newest_at=99.0)  # the wall clock was set
+    assert track.idle_s == 0.0
+
+
+def test_the_share_of_looks_at_which_it_waited() -> None:
+    watched = Watched()
+    for enqueued, completed in [(1, 1), (2, 1), (3, 3), (4, 3)]:
+        watched.asked_for(enqueued, completed)
+    (worker,) = watched.tracks.fields(watched.now).workers
+    assert worker.waiting == 0.5
+
+
+def test_of_many_groups_those_are_told_in_which_it_waits() -> None:
+    groups = [replace(GROUP, name=str(number), enqueued=1, completed=1) for number in range(40)]
+    groups[-1] = replace(groups[-1], completed=0)
+    track = Track(0.0)
+    track.asked_for({"0": (1, 0, 1)}, groups, 1.0)
+    told = track.fields(0, 1.0, knows_groups=True).collectives
+    assert len(told) == MAX_GROUPS
+    assert told[0].name == "39"
+
+
+def test_the_age_of_a_sample_is_that_of_the_newest_look() -> None:
+    tracks = Tracks(3, {0: Track(0.0), 1: Track(0.0)})
+    tracks.workers[1].stands(5.0)
+    assert tracks.fields(6.0).age_s == 1.0

@@ -1,0 +1,189 @@
+"""Two workers with gloo, one of which does not go on: what their agent sees, and what it shows."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hetagent.job.progress import stacks
+from hetagent.job.progress.watch import Watch
+from hetagent.node.network import hold_port
+from hetagent.worker import runner
+from hetrdzv.protocol.wire import ProgressFields, WorkerFields
+
+SCRIPT = """
+import ctypes, os, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from hetagent import progress
+
+here = Path(__file__).parent
+
+def asleep():
+    while not (here / "go").exists():
+        time.sleep(0.01)
+
+def holds_gil():
+    ctypes.PyDLL(None).sleep(600)
+
+dist.init_process_group("gloo")
+rank, tensor = dist.get_rank(), torch.ones(10)
+for step in range(7):
+    dist.all_reduce(tensor)
+if rank == 1:
+    asleep()
+dist.all_reduce(tensor)
+if rank == 1:
+    progress.progress(8)
+    holds_gil()
+dist.barrier()
+"""
+
+
+class Pair:
+    """The two workers, and what their agent has told so far.
+
+    Attributes:
+        told: what it told the server at once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.told: list[ProgressFields] = []
+        self._news = threading.Condition()
+        self.watch = Watch(3, 2, self._tell, hang_timeout_s=lambda: 2.0, cpu=True)
+        (folder / "script.py").write_text(SCRIPT)
+        with hold_port("127.0.0.1", None) as held:
+            port = held.getsockname()[1]
+        self.workers = [self._start(rank, port) for rank in range(2)]
+        self.watch.begin({rank: worker.pid for rank, worker in enumerate(self.workers)}, 4)
+
+    def _start(self, rank: int, port: int) -> "subprocess.Popen[bytes]":
+        environ = {
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCH_FR_BUFFER_SIZE": "20",
+            **self.watch.environ(rank, torch=True),
+        }
+        command = [sys.executable, "-u", runner.__file__, str(self.folder / "script.py")]
+        return subprocess.Popen(command, env=environ)
+
+    def _tell(self) -> None:
+        with self._news:
+            fields = self.watch.fields()
+            assert fields is not None
+            self.told.append(fields)
+            self._news.notify_all()
+
+    def await_news(self, what: Callable[[WorkerFields, WorkerFields], bool]) -> tuple[WorkerFields, ...]:
+        """The first sample told at once that is of a certain kind."""
+
+        def found() -> ProgressFields | None:
+            return next((one for one in self.told if what(*one.workers)), None)
+
+        with self._news:
+            assert self._news.wait_for(found, 60), self.told
+        self.told.clear()
+        fields = found() or self.watch.fields()
+        assert fields is not None
+        return tuple(fields.workers)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+        self.watch.close()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    yield made
+    made.close()
+    assert made.watch.environ(0, torch=True) != {}
+    assert not Path(made.watch.environ(0, torch=False)["HET_PROGRESS_FILE"]).parent.exists()
+
+
+def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
+    # asleep: rank 5 has asked for one collective less than rank 4, which waits
+    waits, sleeps = pair.await_news(lambda one, other: one.still and other.still)
+    assert (waits.rank, sleeps.rank, waits.state, sleeps.state) == (4, 5, "runs", "runs")
+    assert waits.idle_s >= 1.0
+    (at,), (behind,) = waits.collectives, sleeps.collectives
+    assert (at.name, at.size, at.enqueued, at.completed, at.op) == ("0", 2, 8, 7, "all_reduce [[10]]")
+    assert (behind.enqueued, behind.completed) == (7, 7)
+    assert waits.waiting is not None
+    assert sleeps.waiting == 0.0
+
+    asleep, *others = pair.watch.stacks([5], 30.0)
+    assert others == []
+    assert "in asleep" in asleep.text
+    assert "runner.py" not in asleep.text
+    assert "no Python frame" not in asleep.text
+
+    # stopped: the state says why there is no stack
+    os.kill(pair.workers[1].pid, signal.SIGSTOP)
+    pair.await_news(lambda _, other: other.state == "stopped")
+    (stopped,) = pair.watch.stacks([5, 17], 30.0)
+    assert stopped.why == "its process is stopped by a signal (state T)"
+    os.kill(pair.workers[1].pid, signal.SIGCONT)
+    pair.await_news(lambda _, other: other.state == "runs")
+
+    # it goes on, says a step, and then holds the GIL: its server answers all the same, but shows no stack
+    (pair.folder / "go").touch()
+    _, holds = pair.await_news(lambda one, other: not one.still and not other.still)
+    waits, holds = pair.await_news(lambda one, other: one.still and other.still)
+    assert (holds.step, holds.state, holds.collectives[0].enqueued) == (8, "runs", 8)
+    assert waits.collectives[0].op.startswith("barrier")
+    begun = time.monotonic()
+    shown = {one.rank: one for one in pair.watch.stacks(None, 1.0)}
+    assert "in barrier" in shown[4].text
+    assert shown[5].text or shown[5].why == f"it holds the GIL: {stacks.INSTALL}"
+    assert time.monotonic() - begun < 30
+    folders = {4: str(pair.folder)}
+    stacks.write(list(shown.values()), folders)
+    assert "in barrier" in (pair.folder / "stack.txt").read_text()
+
+
+def test_dumps_are_shown_without_what_is_ours() -> None:
+    dump = f"""
+Current thread 0x01 (most recent call first):
+  <no Python frame>
+
+Thread 0x02 (most recent call first):
+  File "/a/train.py", line 7 in step
+  File "{runner.__file__}", line 185 in _run_file
+  File "{runner.__file__}", line 351 in <module>
+
+Thread 0x03 (most recent call first):
+  File "/a/load.py", line 3 in run
+"""
+    assert stacks.tidy(dump).splitlines() == [
+        "Thread 0x02 (most recent call first):",
+        '  File "/a/train.py", line 7 in step',
+        "Thread 0x03 (most recent call first):",
+        '  File "/a/load.py", line 3 in run',
+    ]
+    assert len(stacks.tidy("x\n" * 100_000)) <= stacks.MAX_STACK
+    assert len(str(stacks.StackFields(rank=0, why="w" * stacks.MAX_WHY))) < 300
+
+
+@pytest.mark.parametrize(
+    ("why", "hangs"),
+    [
+        ("a worker hangs: rank 0 has waited 5 s for rank 1 (vm), which is at collective 100 of 101", True),
+        ("the workers hang: ranks 0 to 3 have waited 5 s", True),
+        ("rank 1 (local rank 1) on gpu2 exited with code 1", False),
+    ],
+)
+def test_the_servers_words_say_whether_a_round_ended_by_a_hang(why: str, hangs: bool) -> None:
+    assert stacks.ended_by_hang(why) == hangs

@@ -1,0 +1,97 @@
+"""How far the workers have come goes with the polls, and at once where the server has to know; stacks if asked for."""
+
+import pytest
+from tests.agent.protocol.session.driver import Bench, problem
+
+from hetagent.protocol.requests import Poll, Stacks, Tell
+from hetrdzv.protocol.wire import ProgressFields, StackFields, StacksAsked, WorkerFields
+
+
+def sample() -> ProgressFields:
+    return ProgressFields(round=1, workers=[WorkerFields(rank=0, step=17)])
+
+
+def polls(bench: Bench) -> list[Poll]:
+    return [request for request in bench.sent if isinstance(request, Poll)]
+
+
+def test_polls_are_as_before_until_there_is_progress_and_carry_it_then(bench: Bench) -> None:
+    bench.started()
+    assert not any(poll.posts for poll in polls(bench))
+    bench.session.watch(sample)
+    bench.run(10)
+    assert bench.server.progress[-1] == sample()
+    bench.session.watch(lambda: None)
+    bench.run(10)
+    assert polls(bench)[-1].posts  # stacks are asked for in answers to these only
+    assert polls(bench)[-1].progress is None
+
+
+def test_what_the_server_has_to_know_is_told_beside_the_open_poll(bench: Bench) -> None:
+    bench.started()
+    bench.session.watch(sample)
+    bench.run(3)
+    ((open_poll, _),) = bench.flight
+    bench.session.tell()
+    bench.pump()
+    assert isinstance(told := bench.sent[-1], Tell)
+    assert (told.body.progress, told.body.wait_s) == (sample(), 0.0)
+    assert [request for request, _ in bench.flight] == [open_poll]
+
+
+def test_progress_that_a_server_did_not_get_is_not_told_twice(bench: Bench) -> None:
+    bench.started()
+    bench.session.watch(sample)
+    bench.run(3)
+    bench.session.tell()
+    (request,) = bench.send()
+    bench.receive(request, problem(503, "unavailable"))
+    assert bench.session.requests(bench.now) == []
+    assert bench.notices == []
+    assert bench.kinds == [("start", 1)]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_an_older_server_is_polled_as_before_for_good(bench: Bench, told: bool) -> None:
+    bench.server.is_older = True
+    bench.started()
+    bench.session.watch(sample)
+    if told:
+        bench.session.tell()
+    bench.run(10)
+    posted = [poll.posts for poll in polls(bench)] + [isinstance(one, Tell) for one in bench.sent]
+    assert posted.count(True) == 1
+    bench.session.tell()
+    bench.run(10)
+    assert not polls(bench)[-1].posts
+    assert bench.notices == []
+    assert bench.kinds == [("start", 1)]
+
+
+def test_a_node_that_the_server_has_forgotten_is_not_taken_for_an_older_server(bench: Bench) -> None:
+    bench.started()
+    bench.session.watch(sample)
+    bench.run(3)
+    open_poll, _ = bench.flight.pop()
+    bench.receive(open_poll, problem(404, "unknown_node"))
+    assert bench.last.reason == "forgotten"
+    bench.ready(1)
+    bench.run(3)
+    assert polls(bench)[-1].posts
+
+
+def test_a_question_about_stacks_is_handed_out_once_and_its_answer_sent_once(bench: Bench) -> None:
+    bench.started()
+    bench.session.watch(sample)
+    bench.server.asks = StacksAsked(number=4, round=1, ranks=[0])
+    bench.run(10)
+    assert bench.session.stacks_asked() == [bench.server.asks]
+    assert bench.session.stacks_asked() == []
+    stack = StackFields(rank=0, text="line 7 in <module>")
+    bench.session.show_stacks(4, [stack])
+    bench.run(10)
+    assert [(one.number, one.stacks) for one in bench.server.stacks] == [(4, [stack])]
+    assert [type(one) for one in bench.sent].count(Stacks) == 1
+    bench.server.asks = StacksAsked(number=5, round=1)
+    bench.run(10)
+    assert bench.session.stacks_asked() == [bench.server.asks]

@@ -1,0 +1,97 @@
+"""A worker opens torch's server for its agent, and the script notices nothing of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetagent.worker import runner
+
+RUNNER = os.path.abspath(runner.__file__)
+
+LOOK = """
+import gc, os, signal, sys
+print(sorted(name for name in os.environ if name.startswith("HET_")))
+before = sorted(os.listdir("/proc/self/fd"))
+import torch.distributed
+module = sys.modules["torch.distributed"]
+print(module.__loader__ is module.__spec__.loader, type(module.__loader__).__name__)
+print([getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path])
+print(sorted(os.listdir("/proc/self/fd")) == before, gc.isenabled())
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+print(sorted(name for name in sys.modules if name in ("watched", "standby", "runner")))
+"""
+
+FAKE = "import os, sys\nprint('imported', __name__, type(__spec__.loader).__name__)\n"
+
+
+def run(script: Path, socket: Path | None) -> subprocess.CompletedProcess[str]:
+    """Run a script as a worker, watched or not."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HET_"))}
+    if socket is not None:
+        environ["HET_PROGRESS_SOCKET"] = str(socket)
+    command = [sys.executable, "-u", RUNNER, str(script)]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+SERVED = """
+import http.client, os, socket, sys, time
+path = sys.argv[0] + ".sock"
+
+class Connection(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(path)
+
+pid = os.fork()  # a child before the import, which forgets about it
+if pid == 0:
+    import torch.distributed
+    print("child", os.path.exists(path), flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+import torch.distributed
+connection = Connection("worker")
+connection.request("POST", "/handler/dump_traceback")
+print("this line", "script.py" in connection.getresponse().read().decode(), file=sys.stderr)
+threads = {name: open(f"/proc/self/task/{name}/status").read() for name in os.listdir("/proc/self/task")}
+ours = [text for text in threads.values() if "pt_workerserver" in text]
+term = 1 << (15 - 1)
+print(len(ours) > 0, all(int(text.split("SigBlk:")[1].split()[0], 16) & term for text in ours), file=sys.stderr)
+pid = os.fork()
+if pid == 0:
+    sys.exit(0)  # runs what is registered with atexit
+os.waitpid(pid, 0)
+print(os.path.exists(path), file=sys.stderr)
+"""
+
+
+def test_the_script_sees_nothing_of_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(LOOK)
+    plain, watched = run(script, None), run(script, tmp_path / "s")
+    assert (watched.returncode, watched.stdout, watched.stderr) == (0, plain.stdout, plain.stderr)
+    assert watched.stdout.startswith("[]\nTrue SourceFileLoader\n")
+
+
+def test_it_serves_until_the_worker_ends_and_logs_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SERVED)
+    done = run(script, Path(f"{script}.sock"))
+    assert done.stdout == "child False\n"
+    assert done.stderr == "this line True\nTrue True\nTrue\n"
+    assert not Path(f"{script}.sock").exists()
+
+
+@pytest.mark.parametrize("socket", ["s", "no/such/folder/s", "x" * 200])
+def test_a_torch_without_such_a_server_is_imported_as_ever(tmp_path: Path, socket: str) -> None:
+    package = tmp_path / "torch" / "distributed"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").write_text(FAKE)
+    script = tmp_path / "script.py"
+    script.write_text("import torch\nimport torch.distributed\nimport colorsys\nprint('done')\n")
+    plain, watched = run(script, None), run(script, tmp_path / socket)
+    assert (watched.returncode, watched.stdout, watched.stderr) == (0, plain.stdout, "")
+    assert watched.stdout.endswith("imported torch.distributed SourceFileLoader\ndone\n")

@@ -1,0 +1,181 @@
+"""Nodes that come and go are set aside for a while; those whose workers fail again and again are taken last."""
+
+from hetrdzv.core.conduct import MOST_KEPT, with_departure
+from hetrdzv.core.model import Conduct
+from tests.core.driver import Story, running
+
+TIMES = ["60 s", "120 s", "240 s", "480 s", "960 s", "1800 s", "1800 s"]
+
+
+def comes(story: Story, node_id: str, inc: int) -> None:
+    """A node joins as another incarnation, and is taken in if it may be."""
+    story.join(node_id, inc=f"{node_id}-{inc}")
+    story.wait(story.group.spec.last_call_s + 0.1)
+    rejoin(story)
+
+
+def rejoin(story: Story) -> None:
+    """All who have to, stop and start their workers."""
+    for node in list(story.group.nodes.values()):
+        if not node.gone and story.told(node.node_id).kind == "stop":
+            story.join(node.node_id)
+    story.wait(1.1)
+    for node in list(story.group.nodes.values()):
+        if node.phase == "starting":
+            story.started(node.node_id)
+
+
+def goes(story: Story, node_id: str) -> None:
+    story.leave(node_id)
+    if story.group.active_round is None:
+        rejoin(story)
+
+
+def flapping(**spec: object) -> Story:
+    """b has left three rounds, and is here again."""
+    story = running("a", "b", **{"min_nodes": 1, "lease_s": 50, **spec})
+    for inc in range(2, 5):
+        goes(story, "b")
+        comes(story, "b", inc)
+    return story
+
+
+def test_a_node_that_comes_and_goes_is_kept_as_a_spare_for_a_while() -> None:
+    story = flapping()
+    assert story.order == ["a"]
+    assert story.said("node_set_aside") == [
+        "b has come and gone 3 times: for 60 s it is kept as a spare, unless it is needed"
+    ]
+    assert story.told("b").kind == "wait"
+    assert "kept as a spare (it has come and gone 3 times: for 5" in story.told("b").why
+    assert story.told("b").why.endswith("s more, unless it is needed; to lift that: hetctl undrain g b)")
+    number = story.group.last_round
+    story.wait(50)
+    assert story.group.last_round == number
+    story.wait(20)
+    rejoin(story)
+    assert story.order == ["a", "b"]
+
+
+def test_it_stays_longer_each_time() -> None:
+    story = flapping()
+    for number, _ in enumerate(TIMES[1:], 5):
+        while "b" not in story.order:
+            story.wait(30)
+            rejoin(story)
+        goes(story, "b")
+        comes(story, "b", number)
+    said = story.said("node_set_aside")
+    assert [text.partition("for ")[2].partition(" it")[0] for text in said] == TIMES
+
+
+def test_a_node_that_stayed_is_trusted_again() -> None:
+    story = running("a", "b", min_nodes=1, lease_s=50)
+    for inc in range(2, 7):
+        story.wait(601)
+        goes(story, "b")
+        comes(story, "b", inc)
+    assert story.order == ["a", "b"]
+    assert story.said("node_set_aside") == []
+
+
+def test_the_bounds_come_first() -> None:
+    story = flapping(min_nodes=2)
+    assert story.order == ["a", "b"]
+
+
+def test_if_several_are_set_aside_only_as_many_as_needed_are_taken() -> None:
+    story = running("a", "b", "c", min_nodes=1, lease_s=50)
+    for inc in range(2, 5):
+        for node_id in ("b", "c"):
+            goes(story, node_id)
+            comes(story, node_id, inc)
+    assert story.order == ["a"]
+    assert story.group.nodes.keys() == {"a", "b", "c"}
+    story.leave("a")
+    story.wait(2)
+    assert story.order == ["b"]  # its time is over first
+
+
+def test_undrain_lifts_it() -> None:
+    story = flapping()
+    story.undrain("b")
+    assert story.said("node_undrained") == ["b may join again"]
+    story.wait(1.1)
+    rejoin(story)
+    assert story.order == ["a", "b"]
+    assert story.group.conduct == {}
+
+
+def test_a_node_that_was_drained_did_not_just_go() -> None:
+    story = running("a", "b", min_nodes=1, lease_s=50)
+    for inc in range(2, 6):
+        story.drain("b")
+        goes(story, "b")
+        story.undrain("b")
+        comes(story, "b", inc)
+    assert story.order == ["a", "b"]
+
+
+def fails(story: Story, node_id: str) -> None:
+    story.failed(node_id)
+    rejoin(story)
+
+
+def test_a_node_whose_workers_fail_again_and_again_is_replaced_by_a_spare() -> None:
+    story = running("a", "b", max_nodes=2, max_restarts=9, restart_wait_s=0, lease_s=50)
+    story.join("c")
+    fails(story, "b")
+    fails(story, "b")
+    assert story.order == ["a", "b"]
+    fails(story, "b")
+    assert story.order == ["a", "c"]
+    assert story.said("node_set_aside") == [
+        "the last 3 failures were of workers on b: other nodes are taken before it"
+    ]
+    assert story.told("b").why == (
+        "round 4 runs without b, which is kept as a spare (failures in a row of its workers, of rounds that it was in: "
+        "3; others are taken before it; to lift that: hetctl undrain g b)"
+    )
+    fails(story, "a")
+    assert story.order == ["a", "c"]
+    story.leave("c")
+    rejoin(story)
+    assert story.order == ["a", "b"]  # better than none
+
+
+def test_it_is_taken_as_any_other_after_undrain() -> None:
+    story = running("a", "b", max_nodes=2, max_restarts=9, restart_wait_s=0, lease_s=50)
+    story.join("c")
+    for _ in range(3):
+        fails(story, "b")
+    story.undrain("b")
+    assert "max_nodes is 2" in story.told("b").why
+
+
+def test_failures_elsewhere_break_the_row() -> None:
+    story = running("a", "b", max_nodes=2, max_restarts=9, restart_wait_s=0, lease_s=50)
+    story.join("c")
+    for node_id in "bbabb":
+        fails(story, node_id)
+    assert story.order == ["a", "b"]
+
+
+def test_few_nodes_are_remembered() -> None:
+    conduct: dict[str, Conduct] = {}
+    for number in range(3 * MOST_KEPT):
+        conduct = dict(with_departure(conduct, f"n{number}", number, 3))
+    assert len(conduct) == MOST_KEPT
+    assert f"n{3 * MOST_KEPT - 1}" in conduct
+    assert with_departure(conduct, "late", 5000.0, 3).keys() == {"late"}
+
+
+def test_as_often_as_the_setting_says() -> None:
+    assert flapping(node_strikes=0).order == flapping(node_strikes=4).order == ["a", "b"]
+    story = running("a", "b", max_nodes=2, node_strikes=1, restart_wait_s=0, lease_s=50)
+    story.join("c")
+    fails(story, "b")
+    assert story.order == ["a", "c"]
+    assert story.said("node_set_aside") == [
+        "the last failure was of workers on b: other nodes are taken before it"
+    ]

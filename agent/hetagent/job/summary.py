@@ -50,12 +50,15 @@ def _root_cause(cause: RootCauseReply) -> list[str]:
     failure = cause.failure
     if failure is None:
         return lines
-    if failure.signal is None and failure.exit_code is None:  # nothing was started: the message says it all
+    ended = failure.signal is not None or failure.exit_code is not None
+    if not ended and failure.rank < 0:  # nothing was started: the message says it all
         return [*lines, f"  node {cause.node_id}, round {cause.round}"]
     who = f"node {cause.node_id}"
     if failure.rank >= 0:
         who += f", rank {failure.rank} (local rank {failure.local_rank})"
-    how = f"killed by {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
+    how = "hangs"
+    if ended:
+        how = f"killed by {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
     lines.append(f"  {who}, {how}, round {cause.round}")
     if failure.message:
         lines += [f"  | {line}" for line in failure.message.rstrip().splitlines()]

@@ -55,6 +55,8 @@ def violations(group: Group) -> Iterator[str]:
         working = node.phase in (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED, NodePhase.FAILED)
         if working and node.stopped:
             yield f"{node_id} is {node.phase}, but has no workers"
+        if working and node.not_ready:
+            yield f"{node_id} is {node.phase}, but not ready: {node.not_ready}"
         if node.phase is NodePhase.READY and not node.stopped:
             yield f"{node_id} is ready, but has not stopped its workers of round {node.member_of}"
         if node.cut_at is not None and node.gone:

@@ -310,7 +310,7 @@ def _node_why(node: NodeReply) -> str:
 
 def _failure(failure: FailureReply) -> str:
     if failure.signal is None and failure.exit_code is None:
-        return "its workers could not be started"
+        return "its workers could not be started" if failure.rank < 0 else f"rank {failure.rank}: hangs"
     how = f"killed by {plain(failure.signal)}" if failure.signal else f"exit code {failure.exit_code}"
     return f"{f'rank {failure.rank}' if failure.rank >= 0 else 'its program'}: {how}"
 

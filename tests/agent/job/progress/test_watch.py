@@ -158,7 +158,7 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     ("torch", "release", "collectives"),
-    [(True, "2.13.0+cpu", 0), (True, "2.12.1", None), (True, None, None), (False, "2.13.0", None)],
+    [(True, "2.13.0+cpu", 0), (True, "2.10.1", None), (True, None, None), (False, "2.13.0", None)],
     ids=["not imported yet", "too old", "none", "not ours"],
 )
 def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(

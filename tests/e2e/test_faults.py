@@ -2,6 +2,7 @@
 
 import signal
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -241,3 +242,28 @@ def pass_a_lease(job: Cluster, round_number: int) -> None:
     wait_for(lambda: time.monotonic() > until, "the end of a lease")
     wait_for(lambda: max(line["step"] for line in job.lines(round=round_number)) > steps, "progress")
     assert {node["state"] for node in job.group()["nodes"]} == {"running"}, job.report()
+
+
+# -- nodes that are not ready --------------------------------------------------------------------------------
+
+
+def test_a_node_whose_own_check_fails_is_shown_and_begins_once_it_passes(pair: Cluster) -> None:
+    ok = pair.folder / "ok"
+    pair.agent("a", 2)
+    pair.agent("b", 1, "--node-check", f"[ -e {ok} ] || {{ echo no link on $HET_NODE_ID; exit 1; }}")
+    why = "node check failed (exit status 1): no link on b"
+
+    def shown() -> bool:
+        nodes = {node["node_id"]: (node["state"], node["why"]) for node in pair.group().get("nodes", ())}
+        return nodes == {"a": ("ready", ""), "b": ("not_ready", why)}
+
+    pair.wait_for(shown, "b that is not ready")
+    assert pair.group()["why"].endswith(f"; b is not ready: {why}")
+    ok.touch()
+    pair.world(3)
+    assert pair.told("node_ready") == ["b is ready"]
+    group = pair.group()
+    assert {node["device"]["torch"] for node in group["nodes"]} == {version("torch")}
+    assert group["warnings"] == []
+    pair.end_well("a", "b")
+    assert pair.agents["b"].stderr.count("this node is not ready") == 1

@@ -445,6 +445,22 @@ def test_what_a_group_waits_for_has_a_clock_time(ctl: Callable[..., str]) -> Non
         assert re.search(r"waiting for 1 more \(until \d\d:\d\d:\d\d, \d+ s from now\)", shown)
 
 
+def test_who_is_not_ready_and_what_differs_is_shown(ctl: Callable[..., str], job: Job) -> None:
+    for node, version, why in (
+        ("gpu1", "2.13.0", ""),
+        ("gpu2", "2.12.1", "node check failed: \x1b[31mXid 79"),
+    ):
+        offer = {"incarnation": f"{node}-1", "slots": 1, "address": "10.0.0.1", "port": 1, "not_ready": why}
+        request = JoinRequest.model_validate(offer | {"device": {"torch": version}})
+        told = job.ask(lambda client, n=node, r=request: client.join(job.group, n, r))
+    assert (told.kind, told.reason) == ("wait", "not_ready")
+    shown = ctl("status", job.group)
+    assert re.search(r"^warning +gpu1 has torch 2\.13\.0, gpu2 has 2\.12\.1$", shown, re.MULTILINE)
+    assert rows(shown, "NODE")[1][:2] == ["gpu2", "not_ready"]
+    assert rows(shown, "NODE")[1][-1] == "node check failed: Xid 79"
+    assert "; gpu2 is not ready: node check failed: Xid 79" in shown
+
+
 @pytest.mark.parametrize("command", ["status", "events", "restart", "cancel", "delete"])
 def test_unknown_group(ctl: Callable[..., str], command: str) -> None:
     assert ctl(command, "nope", status=1) == "hetctl: there is no group 'nope'\n"

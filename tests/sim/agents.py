@@ -48,7 +48,15 @@ class Agent:
         self.round = 0
         self._rng = random.Random(f"{world.seed}.agent.{incarnation}")
         self._script = random.Random(f"{world.seed}.script.{incarnation}")
-        offer = Offer(slots=machine.slots, address=machine.address, spec=world.scenario.spec)
+        self._check = random.Random(f"{world.seed}.check.{incarnation}")
+        self._asked = 0  # counts how often the loop has begun to ask whether its node is ready
+        self._not_ready = ""
+        offer = Offer(
+            slots=machine.slots,
+            address=machine.address,
+            spec=world.scenario.spec,
+            ready_within_s=self._check.choice((0.0, 0.0, 2.0)),
+        )
         self.session = Session(
             GROUP,
             self.node_id,
@@ -219,6 +227,7 @@ class Agent:
         world.checks.acts_on_start(self.node_id, self.incarnation, directive, self._newest_told)
         assert directive.start is not None
         self.round = directive.round
+        self._asked += 1
         if directive.start.master.node_id == self.node_id:
             self._store, self._held = self._held, 0
         if not world.calm and self._rng.random() < scenario.fails / 5:
@@ -317,7 +326,25 @@ class Agent:
         self._store = 0
         if not self._held:
             self._held = self.world.new_port(self.machine)
-        self.session.ready(self.round, self._held, 0, self.world.timeline.now)
+        self._asked += 1
+        self._not_ready = self._checked()
+        self.session.ready(self.round, self._held, 0, self.world.timeline.now, self._not_ready)
+        self._after(self._check.uniform(0.1, 5), self._check_again, self._asked)
+
+    def _checked(self) -> str:
+        """What the site's check of the node finds."""
+        if self.world.calm or self._check.random() >= self.world.scenario.unfit:
+            return ""
+        self.world.note("node is not ready")
+        return "node check failed"
+
+    def _check_again(self, asked: int) -> None:
+        if asked != self._asked or self._signalled or self._exit_told:
+            return
+        if (why := self._checked()) != self._not_ready:
+            self._not_ready = why
+            self.session.change_readiness(why, self.world.timeline.now)
+        self._after(self._check.uniform(0.1, 5), self._check_again, asked)
 
     def sigterm(self) -> None:
         """A person or a scheduler wants this agent to go."""

@@ -5,7 +5,7 @@ workers against all that is known (`acts_on_start`, `workers_started`).
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -155,6 +155,8 @@ class Checks:
         before = old.nodes.get(command.node_id)
         if before is None or before.incarnation != command.incarnation or before.phase is NodePhase.LOST:
             return  # one that is lost and speaks is back
+        if isinstance(command, commands.Join) and command.not_ready != before.not_ready:
+            return  # whether it is ready may change back; what comes too late the session corrects
         renewed = step(old, commands.Renew(command.node_id, command.incarnation), now, leases).group
         settled = step(new, commands.Tick(), now, leases).group
         if step(renewed, commands.Tick(), now, leases).group != settled:
@@ -187,7 +189,10 @@ class Checks:
             self.violate("losses cost nothing", f"round {number} ended by {ended.end}, but is charged")
             return
         overdue = now >= ended.end.at + new.spec.stop_timeout_s + STOP_GRACE_S
-        for name in _gone_or_open(new, ended, overdue):
+        done = {
+            member.node_id for member in ended.members if old.phase_of(member) is NodePhase.SUCCEEDED
+        }  # who of them says goodbye now has done its part
+        for name in _gone_or_open(new, ended, overdue, done):
             self.violate("losses cost nothing", f"round {number} is charged as a failure, but {name}")
 
     # -- the server ------------------------------------------------------------------------------------------
@@ -317,13 +322,13 @@ class Checks:
         self._succeeded.add((workers.node_id, workers.incarnation, workers.round))
 
 
-def _gone_or_open(group: Group, ended: Round, overdue: bool) -> Iterator[str]:
+def _gone_or_open(group: Group, ended: Round, overdue: bool, done: Collection[str]) -> Iterator[str]:
     """Why the end of a round was no failure, or could not be judged yet."""
     for member in ended.members:
         node = group.nodes.get(member.node_id)
         if node is None or node.incarnation != member.incarnation:
             yield f"the agent of {member.node_id} was replaced"
-        elif member.node_id in ended.finished:
+        elif member.node_id in ended.finished or (node.phase is NodePhase.LEFT and member.node_id in done):
             continue
         elif node.gone:
             yield f"{member.node_id} is {node.phase}"

@@ -40,6 +40,8 @@ MUTANTS = (
     Mutant("the session gives up on reports", f"{AGENT}/session.py", "        if self._contact.is_old(request):\n            return\n", "        self._reports.drop('')\n        if self._contact.is_old(request):\n            return\n"),
     Mutant("nobody stops without a server", f"{AGENT}/contact.py", "        return None if self._heard_at is None else self._heard_at + max_disconnect_s\n", "        return None\n"),
     Mutant("a late answer proves that a server is there", f"{AGENT}/contact.py", "heard_at = min(now, sent_at + max_disconnect_s / 2)", "heard_at = now"),
+    Mutant("who is not ready is taken", f"{CORE}/selection.py", "        and not node.not_ready\n", ""),
+    Mutant("nobody corrects who is ready", f"{AGENT}/session.py", 'return is_news and (directive.reason', 'return False and (directive.reason'),
 )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ class Scenario:
         fails: chance that workers fail by themselves in a round.
         follows: chance that a worker fails when a peer of its round is gone.
         stubborn: chance that workers ignore SIGTERM.
+        unfit: chance that a node's own check fails.
     """
 
     spec: SpecFields
@@ -47,6 +48,7 @@ class Scenario:
     fails: float
     follows: float
     stubborn: float
+    unfit: float
     connect_timeout_s: float
 
 
@@ -77,7 +79,7 @@ def scenario(seed: int) -> Scenario:
         crash_loop=rng.choice((0, 1, 3)),
         no_restart_on=rng.choice(((), (), (), (1,))),
         restart_wait_s=rng.choice((0.0, 2.0, 60.0)),
-        node_strikes=rng.choice((0, 1, 3)),
+        strikes=rng.choice((0, 1, 3)),
         hang_timeout_s=rng.choice((None, 2.0, 10.0)),
     )
     bad = rng.choice((0.0, 0.01, 0.03))
@@ -101,4 +103,5 @@ def scenario(seed: int) -> Scenario:
         follows=rng.choice((0.5, 1.0) if separate else (0.0, 0.5, 1.0)),
         stubborn=rng.choice((0.0, 0.2, 0.6)),
         connect_timeout_s=rng.choice((8.0, 60.0)),
+        unfit=rng.choice((0.0, 0.0, 0.1, 0.4)),
     )

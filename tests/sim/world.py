@@ -167,6 +167,8 @@ class World:
             return not any(agent.workers for agent in agents.values())
         if group.state is not GroupState.RUNNING or group.round is None or group.joiners_since is not None:
             return False
+        if any(node.not_ready and node.incarnation in agents for node in group.live):
+            return False  # all nodes are ready by now
         for member in group.round.members:
             agent, node = agents.get(member.incarnation), group.nodes.get(member.node_id)
             if member.node_id in group.round.finished or (node and node.phase is NodePhase.SUCCEEDED):

@@ -55,6 +55,8 @@ def violations(group: Group) -> Iterator[str]:
         working = node.phase in (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED, NodePhase.FAILED)
         if working and node.stopped:
             yield f"{node_id} is {node.phase}, but has no workers"
+        if working and node.not_ready:
+            yield f"{node_id} is {node.phase}, but not ready: {node.not_ready}"
         if node.phase is NodePhase.READY and not node.stopped:
             yield f"{node_id} is ready, but has not stopped its workers of round {node.member_of}"
         if node.cut_at is not None and node.gone:
@@ -71,6 +73,8 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
         yield f"round {current.number} has restart count {current.restart_count}, the group {group.restarts}"
     if current.end is None and current.restart_count != group.restarts:
         yield f"round {current.number} runs with restart count {current.restart_count}, not {group.restarts}"
+    if current.end is not None and current.stall is not None:
+        yield f"round {current.number} has ended, but is said to stall"
     offset = 0
     for group_rank, member in enumerate(current.members):
         if member.group_rank != group_rank:

@@ -110,7 +110,7 @@ class Campaign:
                 "0",
                 "--restart-wait-s",
                 "0",
-                "--node-strikes",
+                "--strikes",
                 "0",
             ]  # faults come again and again
             flags += ["--last-call-s", f"{last_call_s}", "--lease-s", f"{self._lease_s}"]

@@ -50,7 +50,7 @@ class Job:
             "0",
             "--restart-wait-s",
             "0",
-            "--node-strikes",
+            "--strikes",
             "0",
         ]  # one hang after another
         flags += ["--crash-loop", "0", "--stop-timeout-s", "1", "--preload", "torch"]

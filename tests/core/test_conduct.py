@@ -171,8 +171,8 @@ def test_few_nodes_are_remembered() -> None:
 
 
 def test_as_often_as_the_setting_says() -> None:
-    assert flapping(node_strikes=0).order == flapping(node_strikes=4).order == ["a", "b"]
-    story = running("a", "b", max_nodes=2, node_strikes=1, restart_wait_s=0, lease_s=50)
+    assert flapping(strikes=0).order == flapping(strikes=4).order == ["a", "b"]
+    story = running("a", "b", max_nodes=2, strikes=1, restart_wait_s=0, lease_s=50)
     story.join("c")
     fails(story, "b")
     assert story.order == ["a", "c"]

@@ -117,6 +117,19 @@ async def test_who_is_waited_for_is_noticed_and_said_once_it_lasts() -> None:
         assert [one.event.kind for one in service.history("g")[0]].count("goes_on") == 1
 
 
+async def test_the_group_shows_for_whom_the_others_wait() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _), api(service) as client:
+        await two_nodes(service)
+        await poll(client, "a", progress(worker(0, 100, waiting=0.5)))
+        await poll(client, "b", progress(worker(1, 100, waiting=0.02)))
+        assert (await group(client))["current_round"]["stragglers"] == [], "it is too early to tell"
+        clock.pass_by(service, 100)
+        assert (await group(client))["current_round"]["stragglers"] == [
+            "rank 1 (b) is the slowest: the others wait for it 48% of the time"
+        ]
+
+
 async def test_stacks_are_asked_for_in_the_reply_to_an_open_poll() -> None:
     async with serving() as (service, _), api(service) as client:
         await two_nodes(service)

@@ -79,7 +79,7 @@ def scenario(seed: int) -> Scenario:
         crash_loop=rng.choice((0, 1, 3)),
         no_restart_on=rng.choice(((), (), (), (1,))),
         restart_wait_s=rng.choice((0.0, 2.0, 60.0)),
-        node_strikes=rng.choice((0, 1, 3)),
+        strikes=rng.choice((0, 1, 3)),
         hang_timeout_s=rng.choice((None, 2.0, 10.0)),
     )
     bad = rng.choice((0.0, 0.01, 0.03))

@@ -282,7 +282,7 @@ def full() -> Group:
             crash_loop=5,
             no_restart_on=(2, 64),
             restart_wait_s=30.0,
-            node_strikes=4,
+            strikes=4,
             hang_timeout_s=30.0,
             on_join=OnJoin.SPARE,
             command=("train.py", "--lr", "0.1"),
@@ -533,9 +533,14 @@ def test_a_record_from_before_a_field_gets_its_default() -> None:
     assert (node.labels, node.leaving, node.script_port) == ({}, None, 0)
     spec = record_of(all_records(), "groups/g/group")["spec"]
     assert isinstance(spec, dict)
-    del spec["replace_wait_s"]
-    found = restore(edited("groups/g/group", spec=spec, seats=..., unreachable=...), NOW)
+    since_0_1 = ("crash_loop", "no_restart_on", "restart_wait_s", "strikes", "hang_timeout_s")
+    for name in ("replace_wait_s", *since_0_1):
+        del spec[name]
+    news = dict.fromkeys(("seats", "unreachable", "fruitless", "quick", "rests_until", "conduct"), ...)
+    found = restore(edited("groups/g/group", spec=spec, **news), NOW)
     assert found["g"].group.spec.replace_wait_s == 0.0
+    assert found["g"].group.spec.crash_loop == 3
+    assert found["g"].group.conduct == {}
     assert found["g"].group.seats == ()
     assert restore(edited("groups/g/round", finished=..., end=...), NOW)["g"].group.active_round is not None
 

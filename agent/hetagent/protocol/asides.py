@@ -18,6 +18,11 @@ MISSING = ("unknown_group", "unknown_node")
 """Codes with the first of these numbers that mean something else."""
 
 
+SAME_S = 10.0
+"""A question with the number of one that was handed out not longer ago is the same (seconds); another server of the
+group counts from 1 again."""
+
+
 class Asides:
     """Progress and stacks of one node.
 
@@ -36,7 +41,7 @@ class Asides:
         self._stacks_due: deque[tuple[int, Sequence[StackFields]]] = deque()
         self._flight: dict[type[Request], Request] = {}
         self._asked: deque[StacksAsked] = deque()
-        self._newest_asked = -1
+        self._asked_at: dict[int, float] = {}  # by number, when such a question was handed out
 
     # -- what the agent says -----------------------------------------------------------------------------------
 
@@ -99,15 +104,16 @@ class Asides:
         del self._flight[type(request)]
         return True
 
-    def accepted(self, asked: StacksAsked | None) -> None:
+    def accepted(self, asked: StacksAsked | None, now: float) -> None:
         """The server has taken progress.
 
         Args:
             asked: what it wants to see.
         """
         self._taken = True
-        if asked is not None and asked.number != self._newest_asked:
-            self._newest_asked = asked.number
+        self._asked_at = {number: at for number, at in self._asked_at.items() if now < at + SAME_S}
+        if asked is not None and asked.number not in self._asked_at:
+            self._asked_at[asked.number] = now
             self._asked.append(asked)
 
     def is_older(self, request: Request, error: HetError) -> bool:

@@ -20,6 +20,7 @@ import gc
 import os
 import signal
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
 
 OPEN_TIMEOUT_S = 5.0
 """How long the script's import waits for the server (seconds); it takes about a millisecond."""
+
+CLOSE_TIMEOUT_S = 1.0
+"""How long the end of the worker waits for the server's answers at most (seconds)."""
+
+PAUSE_S = 0.002
+
+SERVER = b"pt_workerserver"
+"""torch's name for the threads of its server, as far as the kernel keeps it."""
 
 _CLOSE_RANGE, _CLOSE_RANGE_UNSHARE = 436, 2
 _CLONE_FILES = 0x400
@@ -94,7 +103,29 @@ def _have_own_descriptors() -> None:
 
 
 def _forget(path: str, pid: int) -> None:
-    """Take no more questions: the server must not answer while the process is taken down around it."""
-    if os.getpid() == pid:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+    """Take no more questions, and answer those that have come.
+
+    A thread that wants the GIL of an interpreter which is being taken down aborts the process.
+    """
+    if os.getpid() != pid:
+        return
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+    until = time.monotonic() + CLOSE_TIMEOUT_S
+    quiet = 0
+    while quiet < 2 and time.monotonic() < until:
+        time.sleep(PAUSE_S)  # without the GIL
+        quiet = 0 if _is_asked() else quiet + 1
+
+
+def _is_asked() -> bool:
+    """Whether the server has a connection beside the socket on which it listens."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/comm", "rb") as file:
+                if not file.read().startswith(SERVER):
+                    continue
+            folder = f"/proc/self/task/{thread}/fd"
+            links = [os.readlink(f"{folder}/{name}") for name in os.listdir(folder)]
+            return sum(link.startswith("socket:") for link in links) > 1
+    return False

@@ -1,6 +1,7 @@
 """Converts values of the core to replies of the API."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from hetrdzv.core.model import (
     Round,
     Stall,
 )
+from hetrdzv.core.stragglers import Waiting, stragglers
 from hetrdzv.protocol import wire
 from hetrdzv.service.directives import Told
 from hetrdzv.service.liveness.leases import Pace
@@ -244,7 +246,7 @@ def group_reply(
     return wire.GroupReply(
         **dict(group_summary(group, now)),
         spec=spec,
-        current_round=_round(current, on_page, seen, now) if current is not None else None,
+        current_round=_round(group, current, on_page, seen, now) if current is not None else None,
         nodes=[_node(group, node, now - heard_at(node)) for node in nodes],
         drained=sorted(group.drained),
         unreachable=[
@@ -267,7 +269,15 @@ def _only(members: Iterable[Member], node_ids: AbstractSet[str]) -> Sequence[Mem
     return [member for member in members if member.node_id in node_ids]
 
 
-def _round(current: Round, shown: Sequence[Member], seen: Mapping[int, Seen], now: float) -> wire.RoundReply:
+TELLS_AFTER_S = 60.0
+"""How long a round has to have run until it is said who slows it down (seconds)."""
+
+MOST_STRAGGLERS = 3
+
+
+def _round(
+    group: Group, current: Round, shown: Sequence[Member], seen: Mapping[int, Seen], now: float
+) -> wire.RoundReply:
     on_page = {member.node_id for member in shown}
     return wire.RoundReply(
         number=current.number,
@@ -279,7 +289,25 @@ def _round(current: Round, shown: Sequence[Member], seen: Mapping[int, Seen], no
         met=current.met,
         stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
         workers=[_worker(one, now) for _, one in sorted(seen.items()) if one.node_id in on_page],
+        stragglers=_stragglers(group, current, seen, now),
     )
+
+
+def _stragglers(group: Group, current: Round, seen: Mapping[int, Seen], now: float) -> list[str]:
+    """Who slows a round down, once it has run for long enough to tell."""
+    if group.active_round is not current or now < current.formed_at + TELLS_AFTER_S:
+        return []
+    waiting = [
+        Waiting(one.sample.rank, one.node_id, one.sample.waiting, _gpu_type(group.nodes.get(one.node_id)))
+        for one in seen.values()
+        if one.sample.waiting is not None
+    ]
+    return [one.text for one in stragglers(waiting)[:MOST_STRAGGLERS]]
+
+
+def _gpu_type(node: Node | None) -> str:
+    """The name of a node's GPUs; empty for CPU workers."""
+    return re.sub(r"\d+ x ", "", node.device.get("name", "")) if node is not None else ""
 
 
 def _stall(stall: Stall, now: float) -> wire.StallReply:

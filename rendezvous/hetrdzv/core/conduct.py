@@ -32,7 +32,7 @@ def set_aside(group: Group) -> AbstractSet[str]:
 @kept
 def taken_last(group: Group) -> AbstractSet[str]:
     """The nodes whose workers fail again and again: other nodes are taken before them."""
-    strikes = group.spec.node_strikes
+    strikes = group.spec.strikes
     return frozenset(node_id for node_id, one in group.conduct.items() if 0 < strikes <= one.blamed)
 
 

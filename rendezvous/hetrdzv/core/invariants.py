@@ -73,6 +73,8 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
         yield f"round {current.number} has restart count {current.restart_count}, the group {group.restarts}"
     if current.end is None and current.restart_count != group.restarts:
         yield f"round {current.number} runs with restart count {current.restart_count}, not {group.restarts}"
+    if current.end is not None and current.stall is not None:
+        yield f"round {current.number} has ended, but is said to stall"
     offset = 0
     for group_rank, member in enumerate(current.members):
         if member.group_rank != group_rank:

@@ -124,7 +124,7 @@ def _note_blame(work: Work, ended: Round, node_id: str) -> None:
     """Count a failure against its node; one that had the last few in a row is taken last from now on."""
     work.change(conduct=with_blame(work.group.conduct, ended, node_id))
     times = work.group.conduct[node_id].blamed
-    if times == work.group.spec.node_strikes:
+    if times == work.group.spec.strikes:
         last = "last failure was" if times == 1 else f"last {times} failures were"
         text = f"the {last} of workers on {node_id}: other nodes are taken before it"
         work.say("node_set_aside", text, node_id)

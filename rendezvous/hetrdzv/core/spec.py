@@ -151,7 +151,7 @@ class GroupSpec:
         DAY_S,
         help="Seconds that restarts in quick succession wait at most; 0: they do not wait.",
     )
-    node_strikes: int = _setting(
+    strikes: int = _setting(
         int,
         3,
         0,

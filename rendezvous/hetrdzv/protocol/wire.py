@@ -459,6 +459,7 @@ class RoundReply(Reply):
         met: how many workers have found each other in the round's store; None: unknown.
         stall: who is waited for; None: nobody, as far as can be seen.
         workers: how far each worker has come; empty where nothing can be seen.
+        stragglers: the first few workers for which the others wait much of the time, in a sentence each.
     """
 
     number: int
@@ -470,6 +471,7 @@ class RoundReply(Reply):
     met: int | None = None
     stall: StallReply | None = None
     workers: list[WorkerReply] = []
+    stragglers: list[str] = []
 
 
 NodeState = Literal[

@@ -250,7 +250,7 @@ def test_a_setting_that_is_a_whole_number_is_sent_as_one() -> None:
 
 def test_the_groups_spec() -> None:
     given = ["--nnodes", "2:4", "--max-restarts", "0", "--on-join", "spare"]
-    given += ["--crash-loop", "5", "--no-restart-on", "2,64", "--node-strikes", "4"]
+    given += ["--crash-loop", "5", "--no-restart-on", "2,64", "--strikes", "4"]
     seconds = {name: 1.5 for name, one in SPEC_FLAGS.items() if one.kind is float}
     given += [word for name in seconds for word in (f"--{name.replace('_', '-')}", "1.5")]
     assert options(*given).spec == {
@@ -259,7 +259,7 @@ def test_the_groups_spec() -> None:
         "max_restarts": 0,
         "on_join": "spare",
         "crash_loop": 5,
-        "node_strikes": 4,
+        "strikes": 4,
         "no_restart_on": (2, 64),
         **seconds,
     }

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from hetagent.job.progress.asking import Asked
 from hetagent.worker import runner
 
 RUNNER = os.path.abspath(runner.__file__)
@@ -27,17 +29,24 @@ print(sorted(name for name in sys.modules if name in ("watched", "standby", "run
 FAKE = "import os, sys\nprint('imported', __name__, type(__spec__.loader).__name__)\n"
 
 
-def run(script: Path, socket: Path | None) -> subprocess.CompletedProcess[str]:
-    """Run a script as a worker, watched or not."""
+def start(script: Path, socket: Path | None) -> "subprocess.Popen[str]":
+    """Start a script as a worker, watched or not."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HET_"))}
     if socket is not None:
         environ["HET_PROGRESS_SOCKET"] = str(socket)
     command = [sys.executable, "-u", RUNNER, str(script)]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(script: Path, socket: Path | None) -> tuple[int, str, str]:
+    """Run it; its exit status, stdout and stderr."""
+    with start(script, socket) as worker:
+        out, err = worker.communicate(timeout=60)
+    return worker.returncode, out, err
 
 
 SERVED = """
-import http.client, os, socket, sys, time
+import atexit, ctypes, http.client, os, socket, sys, time
 path = sys.argv[0] + ".sock"
 
 class Connection(http.client.HTTPConnection):
@@ -64,6 +73,12 @@ if pid == 0:
     sys.exit(0)  # runs what is registered with atexit
 os.waitpid(pid, 0)
 print(os.path.exists(path), file=sys.stderr)
+
+def end():
+    open(sys.argv[0] + ".ends", "w").close()
+    ctypes.PyDLL(None).usleep(300_000)  # keeps the GIL, so that what is asked now waits for it
+
+atexit.register(end)
 """
 
 
@@ -71,16 +86,26 @@ def test_the_script_sees_nothing_of_it(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(LOOK)
     plain, watched = run(script, None), run(script, tmp_path / "s")
-    assert (watched.returncode, watched.stdout, watched.stderr) == (0, plain.stdout, plain.stderr)
-    assert watched.stdout.startswith("[]\nTrue SourceFileLoader\n")
+    assert watched == plain
+    assert watched[:2] == (0, plain[1])
+    assert watched[1].startswith("[]\nTrue SourceFileLoader\n")
 
 
 def test_it_serves_until_the_worker_ends_and_logs_nothing(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SERVED)
-    done = run(script, Path(f"{script}.sock"))
-    assert done.stdout == "child False\n"
-    assert done.stderr == "this line True\nTrue True\nTrue\n"
+    with start(script, Path(f"{script}.sock")) as worker:
+        while not Path(f"{script}.ends").exists():
+            assert worker.poll() is None
+            time.sleep(0.001)
+        asked = [Asked(f"{script}.sock", "dump_traceback") for _ in range(4)]
+        out, err = worker.communicate(timeout=60)
+    assert out == "child False\n"
+    assert err == "this line True\nTrue True\nTrue\n"
+    assert worker.returncode == 0
+    for one in asked:
+        assert b"Thread" in (one.read() or b"")
+        one.close()
     assert not Path(f"{script}.sock").exists()
 
 
@@ -93,5 +118,5 @@ def test_a_torch_without_such_a_server_is_imported_as_ever(tmp_path: Path, socke
     script = tmp_path / "script.py"
     script.write_text("import torch\nimport torch.distributed\nimport colorsys\nprint('done')\n")
     plain, watched = run(script, None), run(script, tmp_path / socket)
-    assert (watched.returncode, watched.stdout, watched.stderr) == (0, plain.stdout, "")
-    assert watched.stdout.endswith("imported torch.distributed SourceFileLoader\ndone\n")
+    assert watched == plain
+    assert watched[1].endswith("imported torch.distributed SourceFileLoader\ndone\n")

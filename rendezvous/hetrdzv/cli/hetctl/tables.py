@@ -158,6 +158,9 @@ def _heading(group: GroupReply) -> Table:
     grid.add_row("round", _round(group.current_round))
     if group.current_round is not None and (progress := _progress(group.current_round)):
         grid.add_row("progress", progress)
+    if group.current_round is not None:
+        for straggler in group.current_round.stragglers:
+            grid.add_row("slow", one_line(straggler))
     grid.add_row("restarts", spent_of(group.restarts, group.max_restarts))
     if group.current_round is not None and group.current_round.ended is None:
         master = group.current_round.master

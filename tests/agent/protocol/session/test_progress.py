@@ -84,14 +84,21 @@ def test_a_question_about_stacks_is_handed_out_once_and_its_answer_sent_once(ben
     bench.started()
     bench.session.watch(sample)
     bench.server.asks = StacksAsked(number=4, round=1, ranks=[0])
-    bench.run(10)
+    bench.run(9)
     assert bench.session.stacks_asked() == [bench.server.asks]
     assert bench.session.stacks_asked() == []
     stack = StackFields(rank=0, text="line 7 in <module>")
     bench.session.show_stacks(4, [stack])
-    bench.run(10)
+    bench.pump()
+    bench.server.asks = None
     assert [(one.number, one.stacks) for one in bench.server.stacks] == [(4, [stack])]
     assert [type(one) for one in bench.sent].count(Stacks) == 1
-    bench.server.asks = StacksAsked(number=5, round=1)
+    for number in (5, 6, 5, 6):  # of two people
+        bench.server.asks = StacksAsked(number=number, round=1)
+        bench.run(2)
+    assert [one.number for one in bench.session.stacks_asked()] == [5, 6]
+    bench.server.asks = None
     bench.run(10)
+    bench.server.asks = StacksAsked(number=5, round=1)  # of another server, which counts anew
+    bench.run(3)
     assert bench.session.stacks_asked() == [bench.server.asks]

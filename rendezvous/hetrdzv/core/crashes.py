@@ -8,21 +8,34 @@ from hetrdzv.core.transitions import Work
 LASTED_S = 60.0
 """A round that ran for this long may have made progress that nobody can see (seconds)."""
 
+AT_START = 100
+"""More collectives than a script asks for before its first step is done, or in a few small ones."""
+
+FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
+"""Signals of those who preempt, stop or run out of memory: such an end says nothing of the script."""
+
 
 def made_progress(group: Group, ended: Round, failures: Sequence[Failure]) -> bool | None:
     """Whether a round that failed got any further than those before it; None: nobody knows.
 
-    Steps are believed. Collectives only tell of short rounds: a longer one can have done more with fewer of them.
+    Only a short round that did no more than a script does at its start is known to have got nowhere: any other may have
+    gone on from a checkpoint, and counted from 0 again.
+
+    Args:
+        failures: the root cause comes first.
     """
     steps = [failure.step for failure in failures if failure.step is not None]
-    if steps:
-        return group.step is None or max(steps) > group.step
     counts = [failure.collectives for failure in failures if failure.collectives is not None]
-    if not counts:
+    if steps:
+        further = group.step is None or max(steps) > group.step
+    elif counts:
+        further = max(counts) > (group.collectives or 0)
+    else:
         return None
-    if max(counts) > (group.collectives or 0):
+    if further:
         return True
-    return None if _lasted(ended) else False
+    killed = failures[0].signal in FROM_OUTSIDE
+    return None if killed or _lasted(ended) or max(counts, default=0) > AT_START else False
 
 
 def count_failed_round(work: Work, ended: Round, failures: Sequence[Failure]) -> None:

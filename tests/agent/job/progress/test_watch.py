@@ -123,6 +123,7 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     assert (behind.enqueued, behind.completed) == (7, 7)
     assert waits.waiting is not None
     assert sleeps.waiting == 0.0
+    assert pair.watch.reached() == (8, None)
 
     asleep, *others = pair.watch.stacks([5], 30.0)
     assert others == []
@@ -144,6 +145,7 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     waits, holds = pair.await_news(lambda one, other: one.still and other.still)
     assert (holds.step, holds.state, holds.collectives[0].enqueued) == (8, "runs", 8)
     assert waits.collectives[0].op.startswith("barrier")
+    assert pair.watch.reached() == (9, 8)
     begun = time.monotonic()
     shown = {one.rank: one for one in pair.watch.stacks(None, 1.0)}
     assert "in barrier" in shown[4].text
@@ -152,6 +154,22 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     folders = {4: str(pair.folder)}
     stacks.write(list(shown.values()), folders)
     assert "in barrier" in (pair.folder / "stack.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("torch", "release", "collectives"),
+    [(True, "2.13.0+cpu", 0), (True, "2.10.1", None), (True, None, None), (False, "2.13.0", None)],
+    ids=["not imported yet", "too old", "none", "not ours"],
+)
+def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
+    monkeypatch: pytest.MonkeyPatch, torch: bool, release: str | None, collectives: int | None
+) -> None:
+    monkeypatch.setattr("hetagent.options.release.installed", lambda: release)
+    watch = Watch(1, 2, lambda: None, cpu=True)
+    watch.environ(0, torch=torch)
+    watch.begin({0: os.getpid()}, 0)
+    assert watch.reached() == (collectives, None)
+    watch.close()
 
 
 def test_dumps_are_shown_without_what_is_ours() -> None:

@@ -7,6 +7,7 @@ repeated: what they say is soon old.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from hetagent.protocol.refusals import STRANGERS
 from hetagent.protocol.requests import Head, Poll, Request, Stacks, Tell
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.wire import PollRequest, ProgressFields, StackFields, StacksAsked, StacksRequest
@@ -119,7 +120,7 @@ class Asides:
     def is_older(self, request: Request, error: HetError) -> bool:
         """Whether a request failed since the server is older than this agent; from then on it is told no progress."""
         posted = isinstance(request, Tell) or (isinstance(request, Poll) and request.posts)
-        if not posted or not isinstance(error, Problem) or error.code in MISSING:
+        if not posted or not isinstance(error, Problem) or error.code in STRANGERS.union(MISSING):
             return False
         if error.status in REFUSED:
             self._taken, self._tell_due = False, False

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-OP_LENGTH = 120
-"""How much is told of an operation (characters)."""
+OP_LENGTH, NAME_LENGTH = 120, 200
+"""How much is told of an operation, and of the name of a group (characters)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Trace:
             newest_ns = self._read_entries(found.get("entries", ()))
             sizes = {str(one["name"]): _members(one) for one in found.get("pg_config", {}).values()}
             counts = {str(number): _counts(one) for number, one in found.get("pg_status", {}).items()}
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"not an answer of torch's flight recorder: {error}") from error
         groups = [
             self._collectives(self._groups[number], sizes, *one)
@@ -124,7 +124,7 @@ class Trace:
     ) -> Collectives:
         size = self.world_size if group.name == "0" else sizes.get(group.name, 0)
         return Collectives(
-            name=group.name + self.suffix,
+            name=group.name[:NAME_LENGTH] + self.suffix,
             size=size,
             enqueued=max(0, enqueued - group.apart),
             started=max(0, started - group.apart),

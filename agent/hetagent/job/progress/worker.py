@@ -131,7 +131,7 @@ class Looker:
                 return
             self._take(self._sources[self._turn].trace.read(answer), now)
             self._costs.append(now - self.asked.at)
-        except (NoAnswer, ValueError):
+        except (NoAnswer, TypeError, ValueError):
             if self._sources:
                 del self._sources[self._turn]
         self._turn = (self._turn + 1) % len(self._sources) if self._sources else 0

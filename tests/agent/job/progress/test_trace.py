@@ -114,7 +114,17 @@ def test_the_newest_operation_is_dated() -> None:
     assert Trace(2).read(answer()).newest_at is None
 
 
-@pytest.mark.parametrize("wrong", [b"", b"[]", b'{"entries": [{}]}', b'{"pg_status": {"0": {}}}', b"\xff"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"",
+        b"[]",
+        b'{"entries": [{}]}',
+        b'{"entries": [{"time_created_ns": 1, "pg_id": 0, "process_group": []}]}',
+        b'{"pg_status": {"0": {}}}',
+        b"\xff",
+    ],
+)
 def test_something_else_is_refused(wrong: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         Trace(2).read(wrong)

@@ -68,6 +68,16 @@ def test_an_older_server_is_polled_as_before_for_good(bench: Bench, told: bool) 
     assert bench.kinds == [("start", 1)]
 
 
+def test_a_proxy_with_a_hiccup_is_not_taken_for_an_older_server(bench: Bench) -> None:
+    bench.started()
+    bench.session.watch(sample)
+    bench.run(3)
+    open_poll, _ = bench.flight.pop()
+    bench.receive(open_poll, problem(404, "not_hetserver"))
+    bench.run(10)
+    assert polls(bench)[-1].posts
+
+
 def test_a_node_that_the_server_has_forgotten_is_not_taken_for_an_older_server(bench: Bench) -> None:
     bench.started()
     bench.session.watch(sample)

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-OP_LENGTH = 120
-"""How much is told of an operation (characters)."""
+OP_LENGTH, NAME_LENGTH = 120, 120
+"""How much is told of an operation, and of a group's name (characters)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class Trace:
     ) -> Collectives:
         size = self.world_size if group.name == "0" else sizes.get(group.name, 0)
         return Collectives(
-            name=group.name + self.suffix,
+            name=group.name[:NAME_LENGTH] + self.suffix,
             size=size,
             enqueued=max(0, enqueued - group.apart),
             started=max(0, started - group.apart),

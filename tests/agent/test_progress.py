@@ -44,6 +44,13 @@ def test_a_long_pause_lasts_as_long_as_the_block_and_the_longer_of_two_counts(fi
     assert read(file) == Said()
 
 
+def test_a_pause_may_be_announced_for_ever(file: str) -> None:
+    with progress.long(float("inf")):
+        assert read(file).until > 1e12
+    with progress.long(float("nan")):
+        assert read(file) == Said()
+
+
 @pytest.mark.parametrize("wrong", [None, "x", 1e400, [], -5, 2**70])
 def test_nothing_that_is_said_fails_a_script(file: str, wrong: object) -> None:
     progress.progress(wrong)  # type: ignore[arg-type]

@@ -41,8 +41,13 @@ async def hang(client: httpx.AsyncClient, service: Service) -> None:
     """Rank 1, on b, is behind; rank 0 waits for it."""
     await poll(client, "b", progress(worker(1, 16, still=True, idle_s=2.0)))
     await poll(client, "a", progress(worker(0, 17, completed=16, still=True, idle_s=2.0)))
+    await until(service, stalls=True)
+
+
+async def until(service: Service, *, stalls: bool) -> None:
+    """Wait until the server has noticed that the round stalls, or no longer does."""
     for _ in range(200):
-        if (active := service.group("g").active_round) is None or active.stall is not None:
+        if (active := service.group("g").active_round) is None or (active.stall is not None) is stalls:
             return
         await asyncio.sleep(0.02)
     raise AssertionError("nobody noticed")
@@ -115,6 +120,15 @@ async def test_who_is_waited_for_is_noticed_and_said_once_it_lasts() -> None:
         shown = await group(client)
         assert shown["current_round"]["stall"] is None
         assert [one.event.kind for one in service.history("g")[0]].count("goes_on") == 1
+
+
+async def test_a_long_pause_of_one_worker_hides_nothing_that_comes_before_its_end() -> None:
+    async with serving(clock=HandClock()) as (service, _), api(service) as client:
+        await two_nodes(service)
+        await hang(client, service)
+        await poll(client, "b", progress(worker(1, 16, still=True, long_s=3600.0)))
+        await until(service, stalls=False)
+        await hang(client, service)  # the block has ended early
 
 
 async def test_the_group_shows_for_whom_the_others_wait() -> None:

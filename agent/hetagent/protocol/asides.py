@@ -12,8 +12,8 @@ from hetagent.protocol.requests import Head, Poll, Request, Stacks, Tell
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.wire import PollRequest, ProgressFields, StackFields, StacksAsked, StacksRequest
 
-REFUSED = (404, 405, 422)
-"""What a server answers that is older than this agent, and knows no polls with progress."""
+REFUSED = (404, 405, 413, 422)
+"""What a server answers that is older than this agent, and knows no polls with progress, or finds them too long."""
 
 MISSING = ("unknown_group", "unknown_node")
 """Codes with the first of these numbers that mean something else."""

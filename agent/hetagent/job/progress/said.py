@@ -9,6 +9,9 @@ from hetagent.progress import LAYOUT, SUFFIX
 MAX_STEP = 2**53
 """The largest number that the server takes."""
 
+FOR_EVER = 1e15
+"""The end of a pause that is announced without one (monotonic seconds)."""
+
 
 def read(path: str) -> Said:
     """What is said now; what the module has written counts, if a program uses both.
@@ -25,7 +28,7 @@ def _mapped(path: str) -> tuple[int | None, float]:
     if len(content) < LAYOUT.size:
         return None, 0.0
     step, until = LAYOUT.unpack_from(content)
-    return _step(step - 1) if step > 0 else None, until if 0.0 < until < 1e15 else 0.0
+    return _step(step - 1) if step > 0 else None, min(until, FOR_EVER) if until > 0.0 else 0.0
 
 
 def _written(path: str) -> int | None:

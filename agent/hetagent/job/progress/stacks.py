@@ -19,6 +19,9 @@ from hetrdzv.protocol.wire import StackFields
 MAX_STACK = 16_000
 """How much of a stack is told (characters)."""
 
+MAX_SHOWN = 300_000
+"""How much of all stacks of a node the server is sent at once (characters): its requests have a limit."""
+
 MAX_WHY = 250
 
 QUESTION = "dump_traceback"
@@ -171,6 +174,12 @@ def tidy(dump: str) -> str:
         if "<no Python frame>" not in thread
     ]
     return "\n".join(part.strip("\n") for part in kept)[:MAX_STACK]
+
+
+def fitting(stacks: Sequence[StackFields]) -> list[StackFields]:
+    """As much of each as the server takes of all of them together."""
+    most = MAX_SHOWN // max(1, len(stacks))
+    return [one.model_copy(update={"text": one.text[:most]}) for one in stacks]
 
 
 def write(stacks: Sequence[StackFields], folders: Mapping[int, str]) -> None:

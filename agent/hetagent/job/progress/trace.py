@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-OP_LENGTH, NAME_LENGTH = 120, 200
-"""How much is told of an operation, and of the name of a group (characters)."""
+OP_LENGTH, NAME_LENGTH = 120, 120
+"""How much is told of an operation, and of a group's name (characters)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,10 @@ ENDED_S = 2.0
 """How long after the end of a worker the server is told, unless the round is over by then (seconds)."""
 
 MAX_GROUPS = 32
-"""Of how many process groups the server is told."""
+"""Of how many process groups of a worker the server is told."""
+
+MAX_GROUPS_HERE = 1024
+"""Of how many process groups of all workers of a node it is told, but of one of each: its requests have a limit."""
 
 
 class State(StrEnum):
@@ -177,11 +180,12 @@ class Track:
         """The server is told."""
         self._told = (self.state(at), self._still)
 
-    def fields(self, rank: int, at: float, *, knows_groups: bool) -> WorkerFields:
+    def fields(self, rank: int, at: float, *, knows_groups: bool, most: int = MAX_GROUPS) -> WorkerFields:
         """What the server is told.
 
         Args:
             knows_groups: whether a worker that is seen without any process group has none.
+            most: of how many process groups.
         """
         state = self.state(at)
         if state is State.RUNS and not self.seen and not (knows_groups and self._answers):
@@ -203,14 +207,14 @@ class Track:
                     completed=one.completed,
                     op=one.op,
                 )
-                for one in _first(self.groups)
+                for one in _first(self.groups, most)
             ],
         )
 
 
-def _first(groups: Sequence[Collectives]) -> Iterable[Collectives]:
+def _first(groups: Sequence[Collectives], most: int) -> Iterable[Collectives]:
     """As many as the server takes; first those in which somebody waits."""
-    return sorted(groups, key=lambda one: not one.waits)[:MAX_GROUPS]
+    return sorted(groups, key=lambda one: not one.waits)[:most]
 
 
 @dataclass(slots=True)
@@ -249,10 +253,12 @@ class Tracks:
     def fields(self, at: float) -> ProgressFields:
         """What the server is told."""
         looked_at = max(track.looked_at for track in self.workers.values())
+        most = max(1, min(MAX_GROUPS, MAX_GROUPS_HERE // len(self.workers)))
         return ProgressFields(
             round=self.number,
             age_s=round(max(0.0, at - looked_at), 3),
             workers=[
-                track.fields(rank, at, knows_groups=self.knows_groups) for rank, track in self.workers.items()
+                track.fields(rank, at, knows_groups=self.knows_groups, most=most)
+                for rank, track in self.workers.items()
             ],
         )

@@ -128,7 +128,9 @@ class Watching:
 
     def _sample(self) -> ProgressFields | None:
         watch = self._watch
-        return watch.fields() if watch is not None else None
+        with suppress(ValueError):  # of what no server takes, none is told: that must not end the job
+            return watch.fields() if watch is not None else None
+        return None
 
     def _show(self, asked: StacksAsked) -> None:
         watch = self._watch if asked.round == self._round else None
@@ -140,6 +142,6 @@ class Watching:
                 shown = watch.stacks(asked.ranks, STACKS_S)
             else:
                 shown = [StackFields(rank=rank, why=OFF) for rank in watch.ranks(asked.ranks)]
-            self._line.stacks(asked.number, shown)
+            self._line.stacks(asked.number, stacks.fitting(shown))
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 from hetrdzv.core.commands import Command, NoteStall, Report
@@ -21,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.2
 """How long to collect news of workers before they are judged together (seconds): many nodes tell at the same time."""
+
+SHARE = 0.2
+"""How much of the server's time judging a group may take: a look at 8,000 workers takes some tenths of a second."""
 
 SAME_S = 2.0
 """Two looks at the same wait may disagree by this much about when it began (seconds)."""
@@ -69,7 +73,8 @@ class Progress:
         self._table = Table()
         self._questions = Questions(wake)
         self._capable: dict[tuple[str, str], str] = {}  # incarnations of nodes whose agents say anything
-        self._due: set[str] = set()  # groups that will be judged
+        self._due: dict[str, asyncio.TimerHandle] = {}  # groups that will be judged
+        self._pause_s: dict[str, float] = {}  # how long each is left alone at least
 
     # -- what agents say -------------------------------------------------------------------------------------
 
@@ -146,6 +151,7 @@ class Progress:
         """A change of a group was committed; None: it was deleted."""
         if new is None or new.state.terminal:
             self._table.forget(group_id)
+            self._pause_s.pop(group_id, None)
             for place in [place for place in self._capable if place[0] == group_id]:
                 del self._capable[place]
 
@@ -153,6 +159,7 @@ class Progress:
         """The groups were loaded again."""
         self._table.clear()
         self._capable.clear()
+        self._pause_s.clear()
 
     # -- judging ---------------------------------------------------------------------------------------------
 
@@ -165,12 +172,22 @@ class Progress:
         return node is not None and self._capable.get((group.group_id, node_id)) == node.incarnation
 
     def _judge_soon(self, group_id: str, after_s: float) -> None:
-        if group_id not in self._due:
-            self._due.add(group_id)
-            asyncio.get_running_loop().call_later(after_s, self._judge, group_id)
+        loop = asyncio.get_running_loop()
+        at = loop.time() + max(after_s, self._pause_s.get(group_id, 0.0))
+        due = self._due.get(group_id)
+        if due is not None:
+            if due.when() <= at:
+                return
+            due.cancel()
+        self._due[group_id] = loop.call_at(at, self._judge, group_id)
 
     def _judge(self, group_id: str) -> None:
-        self._due.discard(group_id)
+        del self._due[group_id]
+        began = perf_counter()
+        self._look(group_id)
+        self._pause_s[group_id] = (perf_counter() - began) / SHARE
+
+    def _look(self, group_id: str) -> None:
         active = self._active(group_id)
         if active is None:
             return

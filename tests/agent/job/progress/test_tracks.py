@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from hetagent.job.progress.trace import Collectives
+from hetagent.job.progress.trace import NAME_LENGTH, OP_LENGTH, Collectives
 from hetagent.job.progress.tracks import MAX_GROUPS, Said, State, Track, Tracks
+from hetrdzv.protocol.wire import MAX_BODY_BYTES, MAX_SLOTS, PollRequest
 
 GROUP = Collectives(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
 
@@ -230,6 +231,17 @@ def test_of_many_groups_those_are_told_in_which_it_waits() -> None:
     told = track.fields(0, 1.0, knows_groups=True).collectives
     assert len(told) == MAX_GROUPS
     assert told[0].name == "39"
+
+
+def test_what_is_told_of_the_largest_node_fits_into_a_request() -> None:
+    longest = replace(GROUP, name="n" * NAME_LENGTH, enqueued=2**53, completed=2**53, op="o" * OP_LENGTH)
+    groups = [longest] * 40
+    for workers in (1, 8, 200, MAX_SLOTS):
+        tracks = Tracks(3, {rank: Track(0.0) for rank in range(workers)})
+        for track in tracks.workers.values():
+            track.asked_for({"0": (1, 0, 1)}, groups, 1.0)
+        body = PollRequest(incarnation="i" * 128, progress=tracks.fields(1.0))
+        assert len(body.model_dump_json()) < MAX_BODY_BYTES
 
 
 def test_the_age_of_a_sample_is_that_of_the_newest_look() -> None:

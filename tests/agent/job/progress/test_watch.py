@@ -15,7 +15,14 @@ from hetagent.job.progress import stacks
 from hetagent.job.progress.watch import Watch
 from hetagent.node.network import hold_port
 from hetagent.worker import runner
-from hetrdzv.protocol.wire import ProgressFields, WorkerFields
+from hetrdzv.protocol.wire import (
+    MAX_BODY_BYTES,
+    MAX_SLOTS,
+    ProgressFields,
+    StackFields,
+    StacksRequest,
+    WorkerFields,
+)
 
 SCRIPT = """
 import ctypes, os, time
@@ -192,7 +199,15 @@ Thread 0x03 (most recent call first):
         '  File "/a/load.py", line 3 in run',
     ]
     assert len(stacks.tidy("x\n" * 100_000)) <= stacks.MAX_STACK
-    assert len(str(stacks.StackFields(rank=0, why="w" * stacks.MAX_WHY))) < 300
+    assert len(str(StackFields(rank=0, why="w" * stacks.MAX_WHY))) < 300
+
+
+def test_the_stacks_of_the_largest_node_fit_into_a_request() -> None:
+    for workers in (1, 8, MAX_SLOTS):
+        shown = stacks.fitting([StackFields(rank=rank, text="\u20ac" * 16_000) for rank in range(workers)])
+        assert len(shown[-1].text) == min(16_000, stacks.MAX_SHOWN // workers)
+        body = StacksRequest(incarnation="i" * 128, number=1, stacks=shown)
+        assert len(body.model_dump_json().encode()) < MAX_BODY_BYTES
 
 
 @pytest.mark.parametrize(

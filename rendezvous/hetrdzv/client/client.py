@@ -136,21 +136,28 @@ class Client:
         query = {"incarnation": incarnation, "wait": _seconds(wait_s)}
         if after is not None:
             query["after"] = after
-        late_s = min(self._timeout_s, max(POLL_LATE_S, wait_s / 2)) if wait_s > 0 else None
-        headers = {SOCKET_HEADER: self._polls_from} if self._polls_from is not None else {}
-        path = f"{_node(group, node)}/directive"
-        response = await self._send("GET", path, query=query, headers=headers, wait_s=wait_s, late_s=late_s)
-        reply = self._parsed(DirectiveReply, response)
-        self._watch(response, reply.keepalive_s)
-        return reply
+        return await self._poll("GET", group, node, wait_s, query=query)
 
     async def poll(self, group: str, node: str, request: PollRequest) -> DirectiveReply:
         """What the node has to do, as `directive` asks; also tells how far its workers have come."""
-        wait_s = request.wait_s
+        return await self._poll("POST", group, node, request.wait_s, body=request)
+
+    async def _poll(
+        self,
+        method: str,
+        group: str,
+        node: str,
+        wait_s: float,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: PollRequest | None = None,
+    ) -> DirectiveReply:
         late_s = min(self._timeout_s, max(POLL_LATE_S, wait_s / 2)) if wait_s > 0 else None
         headers = {SOCKET_HEADER: self._polls_from} if self._polls_from is not None else {}
         path = f"{_node(group, node)}/directive"
-        response = await self._send("POST", path, body=request, headers=headers, wait_s=wait_s, late_s=late_s)
+        response = await self._send(
+            method, path, query=query, headers=headers, body=body, wait_s=wait_s, late_s=late_s
+        )
         reply = self._parsed(DirectiveReply, response)
         self._watch(response, reply.keepalive_s)
         return reply

@@ -191,7 +191,22 @@ Thread 0x03 (most recent call first):
         "Thread 0x03 (most recent call first):",
         '  File "/a/load.py", line 3 in run',
     ]
-    assert len(stacks.tidy("x\n" * 100_000)) <= stacks.MAX_STACK
+    spied = """
+Process 985: python -u /a/hetagent/worker/runner.py /a/train.py --key secret
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 985 (idle): "MainThread"
+    step (train.py:12)
+    _run_file (hetagent/worker/runner.py:185)
+    <module> (hetagent/worker/runner.py:351)
+Thread 1480 (idle)
+"""
+    assert stacks.tidy(spied).splitlines() == [
+        'Thread 985 (idle): "MainThread"',
+        "    step (train.py:12)",
+    ]
+    assert stacks.tidy("nothing") == ""
+    assert len(stacks.tidy("Thread x\n" + " y\n" * 100_000)) == stacks.MAX_STACK
     assert len(str(stacks.StackFields(rank=0, why="w" * stacks.MAX_WHY))) < 300
 
 

@@ -31,6 +31,8 @@ INSTALL = "pip install py-spy on its node shows it"
 HURRY_S = 0.1
 """How often whoever waits for stacks looks whether somebody is in a hurry (seconds)."""
 
+_OURS = re.compile(rf"{re.escape(runner.__file__)}|\(hetagent/worker/runner\.py:\d+\)")
+
 HANGS = re.compile(r"\bhangs?: ")
 
 
@@ -88,6 +90,13 @@ def _none(target: Target, why: str) -> StackFields:
     return StackFields(rank=target.rank, why=why[:MAX_WHY])
 
 
+def _shown(target: Target, dump: bytes) -> StackFields:
+    text = tidy(dump.decode(errors="replace"))
+    return (
+        StackFields(rank=target.rank, text=text) if text else _none(target, "none of its threads runs Python")
+    )
+
+
 def _frozen(target: Target) -> StackFields | None:
     """Why a process cannot show its stack whatever is tried; None: it can."""
     match processes.state(target.pid):
@@ -117,9 +126,7 @@ def _answers(targets: Sequence[Target], until: float, hurried: threading.Event) 
                     answer = target.asked.read()
                     if answer is None:
                         continue
-                    found[target.rank] = StackFields(
-                        rank=target.rank, text=tidy(answer.decode(errors="replace"))
-                    )
+                    found[target.rank] = _shown(target, answer)
                 except NoAnswer:
                     pass
                 selector.unregister(target.asked)
@@ -157,7 +164,7 @@ def _spied(targets: Sequence[Target], spy: str, until: float) -> dict[int, Stack
             continue
         said = error.decode(errors="replace").strip().replace("\n", " ")
         found[rank] = (
-            StackFields(rank=rank, text=tidy(text.decode(errors="replace")))
+            _shown(target, text)
             if process.returncode == 0
             else _none(target, f"py-spy could not see it: {said}")
         )
@@ -165,15 +172,16 @@ def _spied(targets: Sequence[Target], spy: str, until: float) -> dict[int, Stack
 
 
 def tidy(dump: str) -> str:
-    """A dump of faulthandler or py-spy without what is ours: threads without Python, and the frames of our runner."""
-    threads = re.split(r"\n(?=(?:Current t|T)hread )", dump.strip())
-    ours = re.escape(runner.__file__)
-    kept = [
-        re.sub(rf"\n[^\n]*{ours}[^\n]*", "", thread)
-        for thread in threads
-        if "<no Python frame>" not in thread
-    ]
-    return "\n".join(part.strip("\n") for part in kept)[:MAX_STACK]
+    """A dump of faulthandler or py-spy without what is ours: threads without Python, and the frames of our runner.
+
+    py-spy puts the command line above it, which may tell more than where the worker is.
+    """
+    kept = []
+    for thread in re.split(r"\n(?=(?:Current t|T)hread )", f"\n{dump.strip()}")[1:]:
+        frames = [line for line in thread.splitlines() if line and not _OURS.search(line)]
+        if len(frames) > 1 and "<no Python frame>" not in thread:
+            kept += frames
+    return "\n".join(kept)[:MAX_STACK]
 
 
 def fitting(stacks: Sequence[StackFields]) -> list[StackFields]:

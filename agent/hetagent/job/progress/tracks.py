@@ -82,7 +82,7 @@ class Track:
     _state_since: float = field(init=False)
     _longest_s: float = 0.0
     _still: bool = False
-    _told: tuple[State, bool] = (State.RUNS, False)
+    _told: tuple[State, float | None] = (State.RUNS, None)  # its state, and since when it stands still
     _answers: int = 0
     _waits: int = 0
 
@@ -174,11 +174,16 @@ class Track:
         state = self.state(at)
         if state is State.ENDED and at - self._state_since < ENDED_S:
             return False
-        return self._told != (state, self._still)
+        return self._told != (state, self._still_since)
 
     def told(self, at: float) -> None:
         """The server is told."""
-        self._told = (self.state(at), self._still)
+        self._told = (self.state(at), self._still_since)
+
+    @property
+    def _still_since(self) -> float | None:
+        """Another moment if it has gone on, and stands again."""
+        return self.changed_at if self._still else None
 
     def fields(self, rank: int, at: float, *, knows_groups: bool, most: int = MAX_GROUPS) -> WorkerFields:
         """What the server is told.

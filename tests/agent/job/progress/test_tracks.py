@@ -57,6 +57,20 @@ def test_one_that_stands_is_told_after_two_seconds_and_again_when_it_moves() -> 
     assert watched.told[1:] == [(16.0, "runs", False)]
 
 
+def test_one_that_has_gone_on_and_stands_again_is_told_anew() -> None:
+    """Else the server would add up both, and end a round in which nobody has waited for so long."""
+    watched = Watched()
+    at = watched.works(10)
+    for _ in range(5):
+        watched.asked_for(at)
+    watched.now += 20.0  # nobody looks, and the last operation is 5 s old
+    watched.track.asked_for({"0": (at + 1, 0, at)}, [GROUP], watched.now, newest_at=watched.now - 5.0)
+    watched.hang_timeout_s = 6.0
+    watched.judge()
+    assert watched.told == [(12.0, "runs", True), (35.0, "runs", True)]
+    assert watched.track.idle_s == 5.0
+
+
 def test_one_with_long_steps_stands_after_twice_the_longest() -> None:
     watched = Watched()
     for step in range(1, 4):

@@ -148,9 +148,8 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
 
     # it goes on, says a step, and then holds the GIL: its server answers all the same, but shows no stack
     (pair.folder / "go").touch()
-    _, holds = pair.await_news(lambda one, other: not one.still and not other.still)
-    waits, holds = pair.await_news(lambda one, other: one.still and other.still)
-    assert (holds.step, holds.state, holds.collectives[0].enqueued) == (8, "runs", 8)
+    waits, holds = pair.await_news(lambda one, other: one.still and other.still and other.step == 8)
+    assert (holds.state, holds.collectives[0].enqueued) == ("runs", 8)
     assert waits.collectives[0].op.startswith("barrier")
     assert pair.watch.reached() == (9, 8)
     begun = time.monotonic()
@@ -198,8 +197,23 @@ Thread 0x03 (most recent call first):
         "Thread 0x03 (most recent call first):",
         '  File "/a/load.py", line 3 in run',
     ]
-    assert len(stacks.tidy("x\n" * 100_000)) <= stacks.MAX_STACK
-    assert len(str(StackFields(rank=0, why="w" * stacks.MAX_WHY))) < 300
+    spied = """
+Process 985: python -u /a/hetagent/worker/runner.py /a/train.py --key secret
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 985 (idle): "MainThread"
+    step (train.py:12)
+    _run_file (hetagent/worker/runner.py:185)
+    <module> (hetagent/worker/runner.py:351)
+Thread 1480 (idle)
+"""
+    assert stacks.tidy(spied).splitlines() == [
+        'Thread 985 (idle): "MainThread"',
+        "    step (train.py:12)",
+    ]
+    assert stacks.tidy("nothing") == ""
+    assert len(stacks.tidy("Thread x\n" + " y\n" * 100_000)) == stacks.MAX_STACK
+    assert len(str(stacks.StackFields(rank=0, why="w" * stacks.MAX_WHY))) < 300
 
 
 def test_the_stacks_of_the_largest_node_fit_into_a_request() -> None:

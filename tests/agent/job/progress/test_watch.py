@@ -161,6 +161,17 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     assert "in barrier" in (pair.folder / "stack.txt").read_text()
 
 
+@pytest.mark.parametrize(("world_size", "collectives"), [(2, 0), (1, None)])
+def test_that_there_were_no_collectives_is_known_where_there_may_be_some(
+    world_size: int, collectives: int | None
+) -> None:
+    watch = Watch(3, world_size, lambda: None)
+    watch.environ(0, torch=True)
+    watch.begin({0: os.getpid()}, 0)
+    assert watch.reached() == (collectives, None)
+    watch.close()
+
+
 def test_dumps_are_shown_without_what_is_ours() -> None:
     dump = f"""
 Current thread 0x01 (most recent call first):

@@ -1,6 +1,6 @@
 """Nodes that come and go are set aside for a while; those whose workers fail again and again are taken last."""
 
-from hetrdzv.core.conduct import MOST_KEPT, with_departure
+from hetrdzv.core.conduct import MOST_KEPT, with_blame, with_departure
 from hetrdzv.core.model import Conduct
 from tests.core.driver import Story, running
 
@@ -181,3 +181,14 @@ def test_as_often_as_the_setting_says() -> None:
     assert story.said("node_set_aside") == [
         "the last failure was of workers on b: other nodes are taken before it"
     ]
+
+
+def test_of_nodes_that_failed_little_is_remembered_too() -> None:
+    story = running("a")
+    ended = story.group.round
+    assert ended is not None
+    conduct: dict[str, Conduct] = {}
+    for number in range(2 * MOST_KEPT):
+        conduct = dict(with_blame(conduct, ended, f"n{number}", 5000.0))
+        assert conduct[f"n{number}"].blamed == 1
+    assert len(conduct) == MOST_KEPT

@@ -244,6 +244,18 @@ STALLS = {
             "rank 1 for all_reduce [[11]]"
         ),
     ),
+    "behind, and unlike shapes of one size among those who wait": (
+        [
+            worker(0, at(9, op="broadcast [[2,5]]")),
+            worker(1, at(9, op="broadcast [[10]]")),
+            worker(2, at(9, op="broadcast [[5,2]]")),
+            worker(3, at(8, completed=8)),
+        ],
+        "behind",
+        (3,),
+        40,
+        "ranks 0 to 2 wait for rank 3 (gpu2), which is at collective 8 of 9",
+    ),
     "nothing completes": (
         world(4),
         "nothing_completes",

@@ -49,21 +49,30 @@ def with_departure(
     aside = 0 < strikes <= departures
     wait_s = min(ASIDE_S * 2.0 ** min(departures - strikes, 30), MOST_ASIDE_S) if aside else 0.0
     new = replace(before, departures=departures, aside=aside, free_at=now + wait_s)
-    known = {**conduct, node_id: new}
-    worth = {
-        name: one for name, one in known.items() if one.aside or one.blamed or now - one.free_at <= SOON_S
-    }
-    return dict(sorted(worth.items(), key=lambda item: item[1].free_at)[-MOST_KEPT:])
+    return _with(conduct, node_id, new, now)
 
 
-def with_blame(conduct: Mapping[str, Conduct], ended: Round, node_id: str) -> Mapping[str, Conduct]:
+def with_blame(
+    conduct: Mapping[str, Conduct], ended: Round, node_id: str, now: float
+) -> Mapping[str, Conduct]:
     """What is remembered after the workers of a node were the root cause of a failure."""
     known = {
         name: replace(one, blamed=0) if ended.member(name) is not None and name != node_id else one
         for name, one in conduct.items()
     }
     before = known.get(node_id, Conduct())
-    return {**known, node_id: replace(before, blamed=before.blamed + 1)}
+    return _with(known, node_id, replace(before, blamed=before.blamed + 1), now)
+
+
+def _with(known: Mapping[str, Conduct], node_id: str, new: Conduct, now: float) -> Mapping[str, Conduct]:
+    """What is remembered of a node, and of the others what still says something."""
+    worth = {
+        name: one
+        for name, one in known.items()
+        if name != node_id and (one.aside or one.blamed or now - one.free_at <= SOON_S)
+    }
+    others = sorted(worth.items(), key=lambda item: item[1].free_at)[1 - MOST_KEPT :]
+    return {**dict(others), node_id: new}
 
 
 def without_past(conduct: Mapping[str, Conduct], now: float) -> Mapping[str, Conduct]:

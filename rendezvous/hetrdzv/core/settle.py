@@ -122,7 +122,7 @@ def _judge(work: Work) -> None:
 
 def _note_blame(work: Work, ended: Round, node_id: str) -> None:
     """Count a failure against its node; one that had the last few in a row is taken last from now on."""
-    work.change(conduct=with_blame(work.group.conduct, ended, node_id))
+    work.change(conduct=with_blame(work.group.conduct, ended, node_id, work.now))
     times = work.group.conduct[node_id].blamed
     if times == work.group.spec.strikes:
         last = "last failure was" if times == 1 else f"last {times} failures were"

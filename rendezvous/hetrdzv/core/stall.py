@@ -4,8 +4,10 @@ Waits in point-to-point operations are not seen (waits.py). A healthy job is nev
 moves, or has announced a long pause.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from hetrdzv.core.phrasing import ranked
 from hetrdzv.core.waits import NO_ANSWER, Blame, Collectives, Lane, Place, Waits, Worker, who_waits
@@ -219,7 +221,15 @@ def _alike(op: str) -> str:
     name = name.rpartition(":")[2]
     if any(word in name for word in _PAIRED):
         return ""
-    return f"{name} {sizes}".strip() if any(word in name for word in _SIZED) else name
+    return f"{name} {_elements(sizes)}".strip() if any(word in name for word in _SIZED) else name
+
+
+def _elements(sizes: str) -> str:
+    """How many elements each input has, since members may give them different shapes; empty: it does not say."""
+    if not sizes.endswith("]]"):
+        return ""
+    shapes = [re.findall(r"\d{1,18}", shape) for shape in re.findall(r"\[([\d,]*)\]", sizes)]
+    return f"[{','.join(f'[{prod(map(int, shape))}]' for shape in shapes)}]"
 
 
 # -- without collectives -------------------------------------------------------------------------------------

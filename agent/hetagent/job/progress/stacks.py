@@ -81,8 +81,9 @@ def take(
         found |= _spied(rest, spy, time.monotonic() + timeout_s / 2)
     for target in rest:
         if target.rank not in found:
-            what = "holds the GIL" if target.asked is not None else "has no server of torch in it"
-            found[target.rank] = _none(target, f"it {what}: {INSTALL}")
+            why = "holds the GIL" if target.asked is not None else "has no server of torch in it"
+            late = hurried.is_set() and target.asked is not None
+            found[target.rank] = _none(target, "it has not answered yet" if late else f"it {why}: {INSTALL}")
     return [found[target.rank] for target in targets]
 
 

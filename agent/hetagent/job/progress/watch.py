@@ -84,7 +84,8 @@ class Watch:
         """
         if self._folder is None:
             return {}
-        self._shows = torch and self._knows_groups
+        # A worker without others has nobody to do collectives with: that it asks for none says nothing.
+        self._shows = torch and self._knows_groups and self._world_size > 1
         file = str(self._folder.path / str(local_rank))
         return {FILE: file, SOCKET: f"{file}.sock"} if torch else {FILE: file}
 

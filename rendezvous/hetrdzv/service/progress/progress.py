@@ -183,14 +183,12 @@ class Progress:
 
     def _judge(self, group_id: str) -> None:
         del self._due[group_id]
-        began = perf_counter()
-        self._look(group_id)
-        self._pause_s[group_id] = (perf_counter() - began) / SHARE
+        if (active := self._active(group_id)) is not None:
+            began = perf_counter()
+            self._look(group_id, active)
+            self._pause_s[group_id] = (perf_counter() - began) / SHARE
 
-    def _look(self, group_id: str) -> None:
-        active = self._active(group_id)
-        if active is None:
-            return
+    def _look(self, group_id: str, active: Round) -> None:
         now = self._now()
         seen = self._table.workers(group_id, active.number)
         workers = [one.worker(now) for one in seen.values()]

@@ -163,15 +163,25 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("torch", "release", "collectives"),
-    [(True, "2.13.0+cpu", 0), (True, "2.10.1", None), (True, None, None), (False, "2.13.0", None)],
-    ids=["not imported yet", "too old", "none", "not ours"],
+    ("torch", "release", "world_size", "collectives"),
+    [
+        (True, "2.13.0+cpu", 2, 0),
+        (True, "2.13.0+cpu", 1, None),
+        (True, "2.10.1", 2, None),
+        (True, None, 2, None),
+        (False, "2.13.0", 2, None),
+    ],
+    ids=["not imported yet", "alone", "too old", "none", "not ours"],
 )
 def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
-    monkeypatch: pytest.MonkeyPatch, torch: bool, release: str | None, collectives: int | None
+    monkeypatch: pytest.MonkeyPatch,
+    torch: bool,
+    release: str | None,
+    world_size: int,
+    collectives: int | None,
 ) -> None:
     monkeypatch.setattr("hetagent.options.release.installed", lambda: release)
-    watch = Watch(1, 2, lambda: None, cpu=True)
+    watch = Watch(1, world_size, lambda: None, cpu=True)
     watch.environ(0, torch=torch)
     watch.begin({0: os.getpid()}, 0)
     assert watch.reached() == (collectives, None)

@@ -53,7 +53,18 @@ class Job:
             "--strikes",
             "0",
         ]  # one hang after another
-        flags += ["--crash-loop", "0", "--stop-timeout-s", "1", "--preload", "torch"]
+        flags += [
+            "--crash-loop",
+            "0",
+            "--strikes",
+            "0",
+            "--restart-wait-s",
+            "0",
+            "--stop-timeout-s",
+            "1",
+            "--preload",
+            "torch",
+        ]
         self._folder, self._kind = folder, kind
         self._cluster = Cluster(folder, *flags)
 
@@ -68,7 +79,7 @@ class Job:
             return self._hangs(), job.events(), job.group()
 
     def _ended(self, job: Cluster) -> list[str]:
-        return job.told("round_ended")
+        return job.told("round_ended") if job.group() else []
 
     def _hangs(self) -> list[dict[str, Any]]:
         path = self._folder / "hangs"

@@ -46,6 +46,28 @@ def world(size: int) -> list[Worker]:
 
 
 STALLS = {
+    "a dead-lock in the first collective of a group of which the size is not known": (
+        [worker(0, done(100), at(1, name="1", size=0)), *(worker(rank, at(101)) for rank in (1, 2, 3))],
+        "deadlock",
+        (0, 1, 2, 3),
+        40,
+        "ranks 0 to 3 wait for each other: rank 0 at collective 1 of process group 1, ranks 1 to 3 at collective 101",
+    ),
+    "one has not come to the first collective of a group of which the size is not known": (
+        [worker(rank, done(9), at(1, name="1", size=0)) for rank in (0, 2, 3)] + [worker(1, done(9))],
+        "behind",
+        (1,),
+        40,
+        "ranks 0, 2 and 3 wait for rank 1 (gpu1), which has asked for no collective of process group 1 yet",
+    ),
+    "a group of which the size is not known, once it has been used": (
+        [worker(rank, at(9, name="1", size=0)) for rank in (0, 1)]
+        + [worker(rank, done(9)) for rank in (2, 3)],
+        "nothing_completes",
+        (),
+        40,
+        "ranks 0 and 1 wait for collective 9 of process group 1, which does not complete although nobody is behind",
+    ),
     "one is behind": (
         SLEEPER,
         "behind",

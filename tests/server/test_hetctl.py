@@ -165,10 +165,18 @@ def test_create_sends_the_given_fields_only(ctl: Callable[..., str], server: Het
         ("stop-timeout-s", 3.0),
         ("lease-s", 4.0),
         ("max-disconnect-s", 66.0),
+        ("crash-loop", 0),
+        ("no-restart-on", [2, 64]),
+        ("restart-wait-s", 5.0),
+        ("strikes", 2),
+        ("hang-timeout-s", 30.0),
     ],
 )
-def test_create_has_a_flag_for_every_field(ctl: Callable[..., str], flag: str, value: float) -> None:
-    reply = json.loads(ctl("create", f"flag-{flag}", f"--{flag}", str(value), "--json"))
+def test_create_has_a_flag_for_every_field(
+    ctl: Callable[..., str], flag: str, value: float | list[int]
+) -> None:
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    reply = json.loads(ctl("create", f"flag-{flag}", f"--{flag}", text, "--json"))
     assert reply["spec"][flag.replace("-", "_")] == value
 
 

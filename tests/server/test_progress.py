@@ -197,3 +197,20 @@ async def test_the_stack_of_the_worker_that_is_waited_for_is_fetched_at_once() -
         assert active is not None
         assert active.stall is not None
         assert active.stall.stack == "line 7 in <module>"
+
+
+async def test_a_failure_counts_as_far_as_any_node_came_unless_its_agent_cannot_tell() -> None:
+    for told, kept in (
+        ({"collectives": 3, "step": 2}, (500, 7)),
+        ({}, (None, None)),
+        ({"step": 9}, (None, 9)),
+    ):
+        async with serving(clock=HandClock()) as (service, _), api(service) as client:
+            await two_nodes(service)
+            await poll(client, "b", progress(worker(1, 500, step=7)))
+            failure = {"local_rank": 0, "rank": 0, "exit_code": 1, **told}
+            body = {"incarnation": "1", "round": 1, "kind": "failed", "failure": failure}
+            (await client.post(f"{GROUP}/nodes/a/report", json=body)).raise_for_status()
+            noted = service.group("g").nodes["a"].failure
+            assert noted is not None
+            assert (noted.collectives, noted.step) == kept

@@ -12,7 +12,7 @@ TESTED = (2, 15)
 """The newest one with which everything was tested (`make test-torch`)."""
 
 
-TELLS_PROGRESS = (2, 13)
+TELLS_PROGRESS = (2, 11)
 """The first release of torch in which a worker's own server tells of the collectives of gloo, too."""
 
 

@@ -34,12 +34,19 @@ def drift(nodes: Iterable[Node]) -> tuple[str, ...]:
 
     However many nodes there are, there is at most one sentence of `MOST_CHARACTERS` for each of `PARTS`.
     """
-    having: dict[str, dict[str, list[str]]] = {name: {} for name in PARTS}
+    alike: dict[tuple[str, ...], list[str]] = {}
     for node in nodes:
-        for name, (_, parts) in PARTS.items():
-            if version := _version(node.device.get(name, ""), parts):
-                having[name].setdefault(version, []).append(node.node_id)
-    return tuple(_sentence(PARTS[name][0], by) for name, by in having.items() if len(by) > 1)
+        device = node.device
+        alike.setdefault(tuple([device.get(name, "") for name in PARTS]), []).append(node.node_id)
+    found = []
+    for place, (what, parts) in enumerate(PARTS.values()):
+        having: dict[str, list[str]] = {}
+        for facts, node_ids in alike.items():
+            if version := _version(facts[place], parts):
+                having.setdefault(version, []).extend(node_ids)
+        if len(having) > 1:
+            found.append(_sentence(what, having))
+    return tuple(found)
 
 
 def _version(text: str, parts: int) -> str:

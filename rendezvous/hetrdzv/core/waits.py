@@ -86,7 +86,8 @@ class Lane:
 
     Attributes:
         places: of its known members, the furthest behind first.
-        missing: how many members are not known.
+        missing: how many members are not known; at least one where the group's size is not, as long as it may be new to
+            some members.
         excused: whether a member has announced that nothing need move.
         stuck: whether all members stand at the same collective, and it completes for none of them.
     """
@@ -145,11 +146,13 @@ class Waits:
     Attributes:
         lanes: the process groups in which a member's last collective is not complete.
         ranks: the ranks that wait anywhere.
+        everybody: whether all workers of the round do.
         of: the lanes and places of each rank.
     """
 
     lanes: list[Lane]
     ranks: set[int] = field(default_factory=set)
+    everybody: bool = False
     of: dict[int, list[tuple[Lane, Place]]] = field(default_factory=dict)
 
     def blamed(self, least_s: float) -> dict[int, Blame]:
@@ -211,6 +214,13 @@ class Waits:
                         edges.setdefault(rank, []).append(below)
                         waits.append((lane, place, below))
                 below = here
+            if lane.missing and self.everybody and not lane.excused:  # so its other members wait elsewhere
+                outside: Hashable = (number, None)
+                inside = {place.worker.rank for place in lane.places}
+                edges[outside] = [*(self.ranks - inside)]
+                for place in lane.waiting:
+                    edges.setdefault(place.worker.rank, []).append(outside)
+                    waits.append((lane, place, outside))
         tied = _tied(edges)
         found = [(lane, place) for lane, place, below in waits if place.worker.rank in tied and below in tied]
         return [
@@ -243,6 +253,7 @@ def who_waits(workers: Sequence[Worker], world_size: int, least_s: float) -> Wai
     for lane in lanes:
         lane.arrange()
     waits = Waits(lanes, {place.worker.rank for lane in lanes for place in lane.places if place.waits})
+    waits.everybody = len(waits.ranks) == world_size
     if waits.ranks and len(workers) == world_size and any(lane.missing for lane in lanes):
         _find_missing(waits, [worker for worker in workers if worker.rank not in waits.ranks])
     for lane in lanes:
@@ -277,7 +288,10 @@ def _lane(
         absent = [worker for worker in workers if worker.rank not in known]
         places += map(_absent, absent)
         excused = excused or any(worker.long_s > 0 for worker in absent)
-    return Lane(name, places, max(0, size - len(places)), excused)
+    missing = max(0, size - len(places))
+    if not size and here < world_size and not any(at.completed for _, at in found):
+        missing = 1  # nobody knows whether these are all
+    return Lane(name, places, missing, excused)
 
 
 def _absent(worker: Worker) -> Place:

@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing import Std
 from hetagent.job.logs import RoundLogsSpecs
 from hetagent.job.loop import Agent, Identity
 from hetagent.job.ports import Ports
+from hetagent.job.progress.watching import Watching
 from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.stderr import Copier
@@ -46,6 +47,7 @@ class Rig:
         command: what each worker runs, in a shell in the folder of the test; None: the group's command.
         is_python: whether it is a script.
         report_stderr: whether failures are reported with the end of stderr.
+        report_stacks: whether the workers are watched, and the server shown their stacks; None: not watched.
         check: the site's check of the node, in the folder of the test; asked again and again without much of a pause.
         spec: of the group.
     """
@@ -61,6 +63,7 @@ class Rig:
         tee: Std = Std.NONE,
         is_python: bool = True,
         report_stderr: bool = True,
+        report_stacks: bool | None = None,
         connect_timeout_s: float = 60.0,
         group_id: str | None = None,
         check: str | None = None,
@@ -98,6 +101,10 @@ class Rig:
             RoundLogsSpecs(str(folder / "logs"), tee=tee),
             copier=Copier() if report_stderr else None,
         )
+        launch = Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python))
+        watching = None
+        if report_stacks is not None:
+            watching = Watching(self.line, launch, cpu=True, reports_stacks=report_stacks, keeps_stacks=True)
         self.agent = Agent(
             identity=self.identity,
             line=self.line,
@@ -105,7 +112,8 @@ class Rig:
             starter=self.starter,
             ports=Ports(handler, lambda: hold_port("127.0.0.1", ports)),
             worker_env={"MINE": "1"},
-            launch=Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python)),
+            launch=launch,
+            watching=watching,
             stop_timeout_s=None,
             readiness=Readiness(
                 None,

@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import threading
-from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
@@ -20,7 +19,7 @@ RETRY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A question; verdicts on one that is no longer wanted are dropped."""
+    """A question; there is no verdict on one that was cancelled."""
 
     workers: frozenset[int]
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -50,7 +49,8 @@ class Readiness:
         self._again_s = again_s
         self._retry_s = retry_s
         self._asked: _Asked | None = None
-        self._verdicts: deque[tuple[_Asked, Verdict]] = deque()
+        self._verdicts: list[Verdict] = []  # on what is asked now
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -74,7 +74,7 @@ class Readiness:
         self.rest()
         self._asked = asked = _Asked(frozenset(workers))
         if self._gpus is None and self._node_check is None:
-            self._verdicts.append((asked, READY))
+            self._verdicts.append(READY)
             return
         former = self._thread
         self._thread = threading.Thread(
@@ -84,20 +84,24 @@ class Readiness:
 
     def rest(self) -> None:
         """A round begins, or the agent leaves: nothing more is asked, and a check that runs is killed."""
-        if self._asked is not None:
-            self._asked.cancelled.set()
-            self._asked = None
+        with self._lock:
+            if self._asked is not None:
+                self._asked.cancelled.set()
+                self._asked = None
+            self._verdicts.clear()
+            self._drain()
 
     def take(self) -> list[Verdict]:
         """The verdicts since the last call, in order: the first one, and each one that differs from that before."""
-        with contextlib.suppress(BlockingIOError):
-            self._wake_read.recv(4096)
-        taken = []
-        while self._verdicts:
-            asked, verdict = self._verdicts.popleft()
-            if asked is self._asked:
-                taken.append(verdict)
+        with self._lock:
+            self._drain()
+            taken = list(self._verdicts)
+            self._verdicts.clear()
         return taken
+
+    def _drain(self) -> None:
+        with contextlib.suppress(OSError):  # there is nothing, or it is closed
+            self._wake_read.recv(4096)
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Ask nothing more; returns when a check that ran is gone, or after that time (seconds)."""
@@ -142,7 +146,8 @@ class Readiness:
             asked.cancelled.wait(pause_s)
 
     def _say(self, asked: _Asked, verdict: Verdict) -> None:
-        if not asked.cancelled.is_set():
-            self._verdicts.append((asked, verdict))
-            with contextlib.suppress(OSError):  # it is awake already, or closed
-                self._wake_write.send(b"1")
+        with self._lock:
+            if not asked.cancelled.is_set():
+                self._verdicts.append(verdict)
+                with contextlib.suppress(OSError):  # it is awake already, or closed
+                    self._wake_write.send(b"1")

@@ -122,7 +122,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     # asleep: rank 5 has asked for one collective less than rank 4, which waits
-    waits, sleeps = pair.await_news(lambda one, other: one.still and other.still)
+    waits, sleeps = pair.await_news(lambda one, other: one.still and bool(other.still and other.collectives))
     assert (waits.rank, sleeps.rank, waits.state, sleeps.state) == (4, 5, "runs", "runs")
     assert waits.idle_s >= 1.0
     (at,), (behind,) = waits.collectives, sleeps.collectives
@@ -130,6 +130,7 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     assert (behind.enqueued, behind.completed) == (7, 7)
     assert waits.waiting is not None
     assert sleeps.waiting == 0.0
+    assert pair.watch.reached() == (8, None)
 
     asleep, *others = pair.watch.stacks([5], 30.0)
     assert others == []
@@ -151,6 +152,7 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     waits, holds = pair.await_news(lambda one, other: one.still and other.still)
     assert (holds.step, holds.state, holds.collectives[0].enqueued) == (8, "runs", 8)
     assert waits.collectives[0].op.startswith("barrier")
+    assert pair.watch.reached() == (9, 8)
     begun = time.monotonic()
     shown = {one.rank: one for one in pair.watch.stacks(None, 1.0)}
     assert "in barrier" in shown[4].text
@@ -161,12 +163,27 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     assert "in barrier" in (pair.folder / "stack.txt").read_text()
 
 
-@pytest.mark.parametrize(("world_size", "collectives"), [(2, 0), (1, None)])
-def test_that_there_were_no_collectives_is_known_where_there_may_be_some(
-    world_size: int, collectives: int | None
+@pytest.mark.parametrize(
+    ("torch", "release", "world_size", "collectives"),
+    [
+        (True, "2.13.0+cpu", 2, 0),
+        (True, "2.10.1", 2, None),
+        (True, None, 2, None),
+        (False, "2.13.0", 2, None),
+        (True, "2.13.0", 1, None),
+    ],
+    ids=["not imported yet", "too old", "none", "not ours", "alone"],
+)
+def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
+    monkeypatch: pytest.MonkeyPatch,
+    torch: bool,
+    release: str | None,
+    world_size: int,
+    collectives: int | None,
 ) -> None:
-    watch = Watch(3, world_size, lambda: None)
-    watch.environ(0, torch=True)
+    monkeypatch.setattr("hetagent.options.release.installed", lambda: release)
+    watch = Watch(1, world_size, lambda: None, cpu=True)
+    watch.environ(0, torch=torch)
     watch.begin({0: os.getpid()}, 0)
     assert watch.reached() == (collectives, None)
     watch.close()

@@ -1,0 +1,74 @@
+"""An agent watches its workers: what the server knows of them, and what it is shown."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.agent.job.rig import Make, Rig, soon
+from tests.support.servers import Hetserver
+
+from hetagent.job.progress.watch import PREFIX
+from hetagent.job.progress.watching import OFF
+from hetagent.node.scratch import marked_prefix
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Hetserver]:
+    with Hetserver() as made:
+        yield made
+
+
+@pytest.fixture
+def rig(server: Hetserver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+    def make(command: str, **more: Any) -> Rig:
+        return Rig(server.url, tmp_path, command, **more)
+
+    return make
+
+
+SAYS = "printf $((RANK + 17)) > $HET_PROGRESS_FILE; while [ ! -e go ]; do sleep 0.01; done"
+
+
+def workers(made: Rig) -> list[dict[str, Any]]:
+    """What the server knows of the round's workers."""
+    found: list[dict[str, Any]] = (made.group().get("current_round") or {}).get("workers", [])
+    return found
+
+
+def stacks(made: Rig) -> list[dict[str, Any]]:
+    """What the server is shown."""
+    reply = httpx.post(f"{made._url}/stacks", trust_env=False, timeout=30)
+    reply.raise_for_status()
+    found: list[dict[str, Any]] = reply.json()["stacks"]
+    return found
+
+
+@pytest.mark.parametrize(("shows", "why"), [(True, "no server of torch"), (False, OFF)])
+def test_a_program_says_its_step_in_a_file_and_stacks_are_shown_or_not(
+    rig: Make, tmp_path: Path, shows: bool, why: str
+) -> None:
+    made = rig(SAYS, slots=2, report_stacks=shows)
+    shown: list[dict[str, Any]] = []
+
+    def look() -> None:
+        soon(lambda: [one["step"] for one in workers(made)] == [17, 18], "steps")
+        assert {one["state"] for one in workers(made)} == {"runs"}
+        shown.extend(stacks(made))
+
+    assert made.run(made.exists, look, made.touches("go")) == 0
+    assert [one["rank"] for one in shown] == [0, 1]
+    assert all(why in one["why"] or (shows and one["why"].startswith("py-spy")) for one in shown), shown
+    assert list(tmp_path.glob(f"{marked_prefix(PREFIX)}*")) == []
+
+
+def test_workers_that_cannot_be_started_leave_nothing_behind(rig: Make, tmp_path: Path) -> None:
+    made = rig(SAYS, report_stacks=True, max_restarts=0)
+    (tmp_path / "logs").mkdir(exist_ok=True)
+    made.agent._launch.environ = lambda *_: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    assert made.run() == 1
+    assert list(tmp_path.glob(f"{marked_prefix(PREFIX)}*")) == []

@@ -37,13 +37,13 @@ def _values(kind: Any, about: list[Any]) -> Strategy:
         return st.one_of(*(_values(each, about) for each in get_args(kind)))
     if origin is Literal:
         return st.sampled_from(get_args(kind))
-    if origin in (list, dict):
-        parts = [_values(each, []) for each in get_args(kind)]
+    if origin in (list, dict, tuple):
+        parts = [_values(each, []) for each in get_args(kind) if each is not ...]
         limits = _about(about)
         size = min(3, limits.get("max_length", 3))
         return (
             st.lists(*parts, min_size=limits.get("min_length", 0), max_size=size)
-            if origin is list
+            if origin is not dict
             else st.dictionaries(*parts, max_size=size)
         )
     if kind is Any:

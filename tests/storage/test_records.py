@@ -83,12 +83,13 @@ class Kept:
 
 
 def as_restored(group: Group) -> Group:
-    """What a server has to find after this group: everybody who is there has a full lease."""
+    """What a server has to find after this group: everybody who is there has a full lease, and nobody is waited for."""
     nodes = {
         n.node_id: replace(n, heard_at=0.0 if n.gone else NOW, cut_at=None, stop_told_at=None)
         for n in group.nodes.values()
     }
-    return replace(group, nodes=nodes)
+    current = replace(group.round, stall=None) if group.round is not None else None
+    return replace(group, nodes=nodes, round=current)
 
 
 def record_of(stored: Mapping[str, bytes], key: str) -> dict[str, object]:

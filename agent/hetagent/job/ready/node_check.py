@@ -82,10 +82,11 @@ class NodeCheck:
         assert process.stdout is not None
         with process.stdout as output:
             said = self._follow(process, output.fileno(), cancelled)
+            status = process.poll()  # before its output is closed, which would end it
+            if status is None:
+                self._kill(process)
         end = self._end(said)
-        status = process.poll()
         if status is None:
-            self._kill(process)
             late = f"node check did not end within {self._timeout_s:g} s"
             if self._stuck:
                 late += f" and does not die: {self._describe_stuck()}"

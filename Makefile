@@ -27,7 +27,7 @@ unpacked = @PATH=/usr/local/bin:/usr/bin command -v $(1) >/dev/null || test -x $
 	echo '$(2) could not be unpacked: $(3) are skipped' >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dist demo tools test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-torch test-all fuzz compose-test lint session bench clean distclean
+.PHONY: help venv dist demo tools test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-long test-torch test-all fuzz compose-test lint session bench clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -102,6 +102,9 @@ test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning, Accelerate, 
 test-launch: $(HOROVOD)  ## run every command of docs/launch.md, and the tests of examples, guides and torchrun that make test skips (needs test-mpi)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/e2e/test_launch_docs.py tests/e2e/test_launch_styles.py tests/e2e/test_torchrun.py \
 	  tests/e2e/test_guides.py tests/e2e/test_programs_found.py
+
+test-long: $(STAMP) tools  ## run the tests of networks, faults, benchmarks and torchrun that make test skips since there are many such
+	HET_TEST_ALL=1 $(BIN)/python -m pytest -m long
 
 test-torch: $(STAMP)  ## test the agent with the oldest torch, the newest and two in between, each in .cache/torch or in TORCHES (hours; docs/torch.md)
 	$(BIN)/python -m tests.torches

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.needs import needs_set_up
 from tests.support.programs.start import servers
 
 LONG = (
@@ -17,6 +18,12 @@ LONG = (
     "tests/storage/test_etcd.py",
 )
 """Files and folders that take longest: with several files at a time they go first, so that none is left for last."""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip the long tests in `make test`, before their fixtures are made."""
+    if item.get_closest_marker("long") is not None:
+        needs_set_up("long")
 
 
 def pytest_configure() -> None:

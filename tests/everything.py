@@ -21,7 +21,15 @@ COMMANDS = {
     ".ci/run": [".ci/run"],
     **{
         f"make {name}": ["make", "--no-print-directory", name]
-        for name in ("dist", "test-horovod", "test-mpi", "test-slurm", "test-ecosystem", "test-launch")
+        for name in (
+            "dist",
+            "test-horovod",
+            "test-mpi",
+            "test-slurm",
+            "test-ecosystem",
+            "test-launch",
+            "test-long",
+        )
     },
 }
 HEAD = """# Latest results of the slow tests

@@ -206,6 +206,7 @@ def test_a_full_disk_under_the_logs_is_named_on_every_node(pair: Cluster, tmp_pa
 # -- clocks --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_clocks_set_back_and_forward_by_an_hour_change_nothing(
     job: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

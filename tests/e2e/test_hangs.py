@@ -56,6 +56,7 @@ def test_the_worker_that_is_waited_for_is_blamed_with_its_stack_and_the_job_goes
             assert ended.partition(": ")[2] in agent.stderr, job.report()
 
 
+@pytest.mark.long
 def test_a_hang_that_fails_the_job_names_its_rank_and_shows_its_stack_on_every_node(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SLEEPER)

@@ -76,6 +76,7 @@ def test_each_next_world_is_made_of_standbys(job: Cluster, tmp_path: Path) -> No
     assert "standby" not in agent.stderr, agent.stderr
 
 
+@pytest.mark.long
 def test_kills_in_a_row(job: Cluster, tmp_path: Path) -> None:
     """Some before the next standbys are ready, some while they import."""
     agent = job.agent("a", 2, "--preload", MODULE)

@@ -69,6 +69,7 @@ def test_uneven_nodes_succeed_together(pair: Torchruns) -> None:
     assert "Error waiting on exit barrier" not in pair.agents["a"].stderr + pair.agents["b"].stderr
 
 
+@pytest.mark.long
 def test_two_on_one_host_need_no_names(pair: Torchruns) -> None:
     host = socket.gethostname()
     pair.torchrun(host, 2)
@@ -243,6 +244,7 @@ if os.environ["HET_ROUND"] == "1":
 """
 
 
+@pytest.mark.long
 def test_every_round_has_a_fresh_store_and_no_token(pair: Torchruns, tmp_path: Path) -> None:
     script = tmp_path / "stores.py"
     script.write_text(STORES)
@@ -327,6 +329,7 @@ def run_programs(pair: Torchruns, path: Path, program: str) -> list[str]:
     return said
 
 
+@pytest.mark.long
 def test_functions_return_their_values(pair: Torchruns, tmp_path: Path) -> None:
     """Two jobs one after the other in one program, whose handler has to be gone between them."""
     said = run_programs(pair, tmp_path / "launch.py", LAUNCH)

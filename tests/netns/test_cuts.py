@@ -193,6 +193,7 @@ def test_the_server_is_out_of_reach_for_all(job: Job) -> None:
     assert job.told("worker_failed") == []
 
 
+@pytest.mark.long
 def test_one_packet_in_ten_is_lost(tmp_path: Path, net: Hosts) -> None:
     """No node is declared lost, and a new round forms whose workers all meet.
 
@@ -211,6 +212,7 @@ def test_one_packet_in_ten_is_lost(tmp_path: Path, net: Hosts) -> None:
         job.end_well("a", "b", "c")
 
 
+@pytest.mark.long
 def test_a_node_that_gives_up_in_time_never_writes_beside_its_successors(tmp_path: Path, net: Hosts) -> None:
     """1.5 times max_disconnect_s plus stop_timeout_s is less than the lease: docs/operations.md."""
     with Job(tmp_path, net, "--lease-s", "7", "--max-disconnect-s", "2") as job:

@@ -107,7 +107,7 @@ def restart(job: Job) -> None:
     ("names", "after_s", "then"),
     [
         (("c",), LEASE_S, nothing),
-        (("b", "c"), PACE.poll_s - 1.0, nothing),
+        pytest.param(("b", "c"), PACE.poll_s - 1.0, nothing, marks=pytest.mark.long),
         (("c",), LEASE_S, restart),
     ],
     ids=["during a poll", "two of them, before their polls are answered", "before there is news for it"],
@@ -136,6 +136,7 @@ def test_a_host_that_is_cut_off_is_lost_within_its_lease(
     assert took_s < BOUND_S, took_s
 
 
+@pytest.mark.long
 def test_an_agent_that_is_stopped_has_the_lease_that_it_was_granted(job: Job) -> None:
     first = job.start_all()
     heard_at = job.in_a_poll("c", LEASE_S)

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.netns.cluster import HostCluster
 from tests.netns.hosts import Hosts
 
@@ -37,6 +39,7 @@ def test_a_master_that_some_cannot_reach_is_replaced_and_the_state_says_who(
         job.end_well("a", "b", "c")
 
 
+@pytest.mark.long
 def test_a_node_that_reaches_no_other_is_left_out_where_the_bounds_allow(tmp_path: Path, net: Hosts) -> None:
     lan = net.switch("lan")
     hosts = [lan.host(name) for name in ("server", "a", "b", "c")]

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.netns.cluster import HostCluster
 from tests.netns.hosts import Host, Hosts
 
@@ -40,6 +42,7 @@ def environment(job: HostCluster, name: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.long
 def test_two_networks_of_which_one_joins_the_nodes(tmp_path: Path, net: Hosts) -> None:
     control, data = net.switch("control"), net.switch("data")
     hosts = [control.host(name) for name in NODES]
@@ -57,6 +60,7 @@ def test_two_networks_of_which_one_joins_the_nodes(tmp_path: Path, net: Hosts) -
         job.end_well("a", "b")
 
 
+@pytest.mark.long
 def test_two_networks_that_both_join_the_nodes(tmp_path: Path, net: Hosts) -> None:
     """By default a node offers the address from which it reaches the server."""
     other, control = net.switch("other"), net.switch("control")

@@ -66,6 +66,7 @@ def test_storm(
     assert "not heard" not in row["all heard after ready"]
 
 
+@pytest.mark.long
 def test_hold(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--nodes 5 --tries 1 --only failed,cut,/v1/groups,leave,drain,daemon"
     rows = cells(run("hold", flags, monkeypatch, capsys))

@@ -1,6 +1,6 @@
 """Jobs that are healthy, though their workers wait for each other: is any of them taken for one that hangs?
 
-    python -m benchmarks.healthy [--each 8] [--hang-timeout-s 4] [--at-a-time 2]
+    python -m benchmarks.healthy [--each 8] [--hang-timeout-s 6] [--at-a-time 2]
 
 Each kind of job runs so many times with three workers, `--max-restarts 0` and a short `--hang-timeout-s`: a false alarm
 fails the job.
@@ -127,7 +127,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--each", type=int, default=8, help="jobs of each kind (default: 8)")
-    parser.add_argument("--hang-timeout-s", type=float, default=4.0, help="(default: 4)")
+    parser.add_argument("--hang-timeout-s", type=float, default=6.0, help="(default: 6)")
     parser.add_argument("--at-a-time", type=int, default=2, help="jobs at a time (default: 2)")
     args = parser.parse_args()
     table = Table(

@@ -131,6 +131,20 @@ async def test_a_long_pause_of_one_worker_hides_nothing_that_comes_before_its_en
         await hang(client, service)  # the block has ended early
 
 
+async def test_a_wait_counts_as_far_as_it_was_seen_and_late_news_for_nothing() -> None:
+    """Agents look once a second: a worker may have gone on since, so that its wait must not end a round too soon."""
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _), api(service) as client:
+        await two_nodes(service)
+        await poll(client, "a", progress(worker(0, 17, completed=16, still=True, idle_s=2.0)))
+        clock.pass_by(service, 1.0)
+        await poll(client, "b", progress(worker(1, 17)))
+        await poll(client, "b", progress(worker(1, 16), age_s=1.0))
+        workers = (await group(client))["current_round"]["workers"]
+        assert [one["collectives"] for one in workers] == [17, 17]
+        assert workers[0]["idle_s"] == 2.2
+
+
 async def test_the_group_shows_for_whom_the_others_wait() -> None:
     clock = HandClock()
     async with serving(clock=clock) as (service, _), api(service) as client:

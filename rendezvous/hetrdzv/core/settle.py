@@ -54,14 +54,14 @@ from hetrdzv.protocol.addresses import is_loopback
 def settle(work: Work) -> None:
     """Apply everything that follows from the group's state and the time."""
     expire(work)
+    if not work.group.state.terminal:
+        work.change(conduct=without_past(work.group.conduct, work.now))
     if work.group.state.terminal:
         pass
     elif work.group.active_round is None:
-        work.change(conduct=without_past(work.group.conduct, work.now))
         _judge(work)
         _form(work)
     else:
-        work.change(conduct=without_past(work.group.conduct, work.now))
         _progress(work)
         settle_stall(work)
     if work.group.active_round is not None and not work.group.state.terminal:

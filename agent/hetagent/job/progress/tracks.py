@@ -250,11 +250,6 @@ class Tracks:
         for track in self.workers.values():
             track.told(at)
 
-    def slept(self, seconds: float) -> None:
-        """See `Track.slept`."""
-        for track in self.workers.values():
-            track.slept(seconds)
-
     def fields(self, at: float) -> ProgressFields:
         """What the server is told."""
         looked_at = max(track.looked_at for track in self.workers.values())

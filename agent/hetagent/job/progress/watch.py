@@ -82,12 +82,17 @@ class Watch:
         Args:
             torch: whether it opens torch's server: it runs under our runner, and is a worker by itself.
         """
+        # A worker without others has nobody to do collectives with: that it asks for none says nothing.
+        self._shows = torch and self._folder is not None and self._knows_groups and self._world_size > 1
+        names = self._names(local_rank)
+        return names if torch else {name: path for name, path in names.items() if name != SOCKET}
+
+    def _names(self, local_rank: int) -> dict[str, str]:
+        """A worker's file and socket, by the variable that names each; empty if there is no folder for them."""
         if self._folder is None:
             return {}
-        # A worker without others has nobody to do collectives with: that it asks for none says nothing.
-        self._shows = torch and self._knows_groups and self._world_size > 1
         file = str(self._folder.path / str(local_rank))
-        return {FILE: file, SOCKET: f"{file}.sock"} if torch else {FILE: file}
+        return {FILE: file, SOCKET: f"{file}.sock"}
 
     def begin(self, pids: Mapping[int, int], rank_offset: int) -> None:
         """The workers were started.
@@ -96,9 +101,9 @@ class Watch:
             pids: by local rank.
             rank_offset: the global rank of local rank 0.
         """
-        now, shows = time.monotonic(), self._shows
+        now = time.monotonic()
         for local_rank, pid in pids.items():
-            names = self.environ(local_rank, torch=True)
+            names = self._names(local_rank)
             self._lookers[rank_offset + local_rank] = Looker(
                 pid=pid,
                 track=Track(now),
@@ -110,7 +115,6 @@ class Watch:
             rank = rank_offset + local_rank
             self._targets[rank] = stacks.Target(rank, pid, names.get(SOCKET))
         tracks = {rank: looker.track for rank, looker in self._lookers.items()}
-        self._shows = shows
         self._tracks = Tracks(self._number, tracks, self._knows_groups)
         self._thread.start()
 

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from hetrdzv.core.commands import Command, NoteStall, Report
+from hetrdzv.core.hangs import SAME_S
 from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.core.stall import judge
 from hetrdzv.protocol.errors import HetError
@@ -23,11 +24,11 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.2
 """How long to collect news of workers before they are judged together (seconds): many nodes tell at the same time."""
 
+AGAIN_S = 1.0
+"""When to look again while workers stand still, but not for long enough to say that they wait (seconds)."""
+
 SHARE = 0.2
 """How much of the server's time judging a group may take: a look at 8,000 workers takes some tenths of a second."""
-
-SAME_S = 2.0
-"""Two looks at the same wait may disagree by this much about when it began (seconds)."""
 
 STACK_WITHIN_S = 10.0
 """How long agents have to send stacks (seconds)."""
@@ -203,19 +204,22 @@ class Progress:
                 text=verdict.text,
                 since=since,
             )
-            if noted is not None and (noted.kind, noted.ranks) == (stall.kind, stall.ranks):
-                stall = replace(stall, stack=noted.stack)
         if not _is_same(noted, stall):
             self._spawn(self._tell(group_id, NoteStall(active.number, stall)))
-        announced = [one.long_s for one in workers if one.long_s > 0]
-        if announced:  # it may be a stall once that is over
-            self._judge_soon(group_id, min(announced) + LOOK_S)
+        again_s = [
+            one.long_s + LOOK_S for one in workers if one.long_s > 0
+        ]  # it may be a stall once that is over
+        if verdict is None and any(one.idle_s > 0 for one in workers):
+            again_s.append(AGAIN_S)
+        if again_s:
+            self._judge_soon(group_id, min(again_s))
 
     async def _tell(self, group_id: str, command: NoteStall) -> None:
         try:
             group = await self._execute(group_id, command)
-            if command.stall is not None and command.stall.ranks and not command.stall.stack:
-                await self._fetch_stack(group, command.round, command.stall)
+            noted = group.active_round.stall if group.active_round is not None else None
+            if noted is not None and noted.ranks and not noted.stack:
+                await self._fetch_stack(group, command.round, noted)
         except (
             HetError
         ) as error:  # the group is gone, or the server stops or loads: the next news judges again

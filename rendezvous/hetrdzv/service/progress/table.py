@@ -13,6 +13,10 @@ RATE_S = 5.0
 """A rate is measured over at least this long (seconds)."""
 
 
+UNSEEN_S = 0.8
+"""A worker that stands still may have gone on this long before its agent says so, which looks once a second (seconds)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """What an agent says of one worker; see `wire.WorkerFields`."""
@@ -61,24 +65,26 @@ class Seen:
     """The newest sample of a worker.
 
     Attributes:
+        seen_at: when it was taken (seconds on the server's clock).
         moved_at, long_until: when it last moved, and until when it need not (seconds on the server's clock).
         collectives, steps: how fast they come.
     """
 
     node_id: str
     sample: Sample
+    seen_at: float
     moved_at: float
     long_until: float
     collectives: Rate
     steps: Rate
 
     def worker(self, now: float) -> Worker:
-        """The worker as it is now: only one that stands still has been idle since its agent looked."""
+        """The worker as it is now, as far as was seen: only one that stands still was idle after its agent looked."""
         return Worker(
             rank=self.sample.rank,
             node_id=self.node_id,
             state=self.sample.state,
-            idle_s=max(0.0, now - self.moved_at) if self.sample.still else 0.0,
+            idle_s=max(0.0, now - UNSEEN_S - self.moved_at) if self.sample.still else 0.0,
             long_s=max(0.0, self.long_until - now),
             step=self.sample.step,
             collectives=self.sample.collectives,
@@ -102,16 +108,19 @@ class Table:
     def note(
         self, group_id: str, round_number: int, node_id: str, samples: Sequence[Sample], seen_at: float
     ) -> None:
-        """Samples of a node of the newest round came; they were taken at `seen_at` (seconds)."""
+        """Samples of a node of the newest round came, taken at `seen_at` (seconds); late ones count for nothing."""
         number, workers = self._rounds.get(group_id, (0, {}))
         if number != round_number:
             workers = {}
             self._rounds[group_id] = (round_number, workers)
         for sample in samples:
             before = workers.get(sample.rank)
+            if before is not None and before.seen_at > seen_at:
+                continue
             workers[sample.rank] = Seen(
                 node_id,
                 sample,
+                seen_at,
                 seen_at - sample.idle_s,
                 seen_at + sample.long_s,
                 (before.collectives if before is not None else Rate()).at(sample.count, seen_at),

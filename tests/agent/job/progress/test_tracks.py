@@ -212,7 +212,7 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
     """The agent was stopped, or the machine was asleep, and the workers perhaps with it."""
     watched = Watched()
     at = watched.works(3)
-    watched.tracks.slept(3600.0)
+    watched.track.slept(3600.0)
     watched.asked_for(at, seconds=3600.5)
     assert watched.told == []
     assert watched.track.idle_s == 0.5

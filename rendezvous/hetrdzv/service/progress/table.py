@@ -12,9 +12,8 @@ from hetrdzv.core.waits import Collectives, Worker
 RATE_S = 5.0
 """A rate is measured over at least this long (seconds)."""
 
-
 UNSEEN_S = 0.8
-"""A worker that stands still may have gone on this long before its agent says so, which looks once a second (seconds)."""
+"""A worker may have gone on this long after its agent last saw it move, which looks once a second (seconds)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -361,7 +361,7 @@ def test_every_kind_is_told() -> None:
 
 def test_every_kind_of_event_is_told() -> None:
     core = "".join(
-        path.read_text(encoding="utf-8") for path in (ROOT / "rendezvous/hetrdzv/core").glob("*.py")
+        path.read_text(encoding="utf-8") for path in (ROOT / "rendezvous/hetrdzv/core").rglob("*.py")
     )
     said = set(re.findall(r'\.say\(\s*"([a-z_]+)"', core))
     assert said, "the pattern finds nothing any more"

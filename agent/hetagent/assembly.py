@@ -15,14 +15,14 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from hetagent import torch_compat
 from hetagent.cli import EXIT_FAILED, EXIT_SIGNAL
-from hetagent.job.logs import RoundLogsSpecs
 from hetagent.job.loop import Agent, AgentError, Identity
+from hetagent.job.output.logs import RoundLogsSpecs
+from hetagent.job.output.stderr import Copier
 from hetagent.job.ports import Ports
 from hetagent.job.progress.watching import Watching
 from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
-from hetagent.job.stderr import Copier
 from hetagent.job.store import HetRendezvousHandler
 from hetagent.job.summary import closing_block
 from hetagent.job.torch_starter import TorchStarter

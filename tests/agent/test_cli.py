@@ -17,8 +17,8 @@ import pytest
 from tests.support.servers import ROOT, Hetserver
 
 from hetagent import assembly, cli
-from hetagent.job.logs import RoundLogsSpecs
 from hetagent.job.loop import AgentError, Identity
+from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.launch.base import Launch
 from hetagent.launch.command import CommandError, WorkerCommand, group_command, worker_command
 from hetagent.node import network, processes

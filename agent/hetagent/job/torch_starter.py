@@ -20,9 +20,9 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure
 
 from hetagent import torch_compat
 from hetagent.job.failures import read_record
-from hetagent.job.output import drained
+from hetagent.job.output.console import drained
+from hetagent.job.output.stderr import CONSOLE, Copier, Source
 from hetagent.job.starter import Exit, Started
-from hetagent.job.stderr import CONSOLE, Copier, Source
 from hetagent.job.store import HetRendezvousHandler
 from hetagent.launch.base import Assignment, Forecast
 from hetagent.launch.command import WorkerCommand

@@ -1,8 +1,8 @@
 """Converts requests to commands of the core and words of the service; views.py is the way back."""
 
 from hetrdzv.core.commands import Join, Report, ReportKind, StartDaemon
+from hetrdzv.core.health.waits import Collectives
 from hetrdzv.core.model import OFFERED, Failure
-from hetrdzv.core.waits import Collectives
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.daemon import refusal
 from hetrdzv.protocol.errors import DaemonRefused

@@ -14,8 +14,9 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from hetrdzv.core.directive import Directive, Start
-from hetrdzv.core.drift import drift
 from hetrdzv.core.explain import explain
+from hetrdzv.core.health.drift import drift
+from hetrdzv.core.health.stragglers import Waiting, stragglers
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import (
     DRAINED,
@@ -29,7 +30,6 @@ from hetrdzv.core.model import (
     Round,
     Stall,
 )
-from hetrdzv.core.stragglers import Waiting, stragglers
 from hetrdzv.protocol import wire
 from hetrdzv.service.directives import Told
 from hetrdzv.service.liveness.leases import Pace

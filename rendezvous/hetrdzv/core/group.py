@@ -23,8 +23,8 @@ from hetrdzv.core.commands import (
     Tick,
     Undrain,
 )
-from hetrdzv.core.conduct import set_aside, taken_last
-from hetrdzv.core.hangs import note_stall
+from hetrdzv.core.health.conduct import set_aside, taken_last
+from hetrdzv.core.health.hangs import note_stall
 from hetrdzv.core.model import (
     DRAINED,
     OFFERED,

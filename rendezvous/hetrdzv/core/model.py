@@ -107,7 +107,7 @@ class RootCause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conduct:
-    """How a node has behaved in this job, over all its incarnations (conduct.py).
+    """How a node has behaved in this job, over all its incarnations (health/conduct.py).
 
     Attributes:
         departures: how many rounds it has ended by going, each soon after it was free to join.
@@ -289,7 +289,7 @@ class Round:
         first: no workers of this job were started before it, so a script that cannot run has never run.
         met: how many workers have found each other in the round's store, as its master last said; None: unknown.
         restarted_by: the failure that a restart was spent on to form this round, in a line; empty if none was.
-        warnings: what differs between its nodes and matters (drift.py).
+        warnings: what differs between its nodes and matters (health/drift.py).
         stall: who is waited for, as the service last saw it; None: nobody (memory only).
         end: how it ended; None while it runs, and for the round in which a job succeeded.
     """

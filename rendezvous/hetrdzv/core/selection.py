@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from hetrdzv.core.conduct import set_aside, taken_last
+from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node, NodePhase, Round
 from hetrdzv.core.order import natural_key, seat

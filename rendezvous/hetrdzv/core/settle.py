@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from hetrdzv.core.conduct import with_blame, without_past
-from hetrdzv.core.crashes import count_failed_round, is_crash_loop, restart_wait_s
-from hetrdzv.core.drift import drift
 from hetrdzv.core.explain import not_ready_clause
-from hetrdzv.core.hangs import settle_stall
+from hetrdzv.core.health.conduct import with_blame, without_past
+from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, restart_wait_s
+from hetrdzv.core.health.drift import drift
+from hetrdzv.core.health.hangs import settle_stall
 from hetrdzv.core.model import End, EndKind, Failure, Group, GroupState, Node, NodePhase, RootCause, Round
 from hetrdzv.core.order import place
 from hetrdzv.core.phrasing import (

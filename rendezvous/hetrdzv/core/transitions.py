@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from hetrdzv.core.conduct import with_departure
+from hetrdzv.core.health.conduct import with_departure
 from hetrdzv.core.model import (
     End,
     EndKind,

@@ -17,13 +17,13 @@ import psutil
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import Std
 
-from hetagent.job.logs import RoundLogsSpecs
 from hetagent.job.loop import Agent, Identity
+from hetagent.job.output.logs import RoundLogsSpecs
+from hetagent.job.output.stderr import Copier
 from hetagent.job.ports import Ports
 from hetagent.job.progress.watching import Watching
 from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
-from hetagent.job.stderr import Copier
 from hetagent.job.store import HetRendezvousHandler
 from hetagent.job.torch_starter import TorchStarter
 from hetagent.launch.base import Launch

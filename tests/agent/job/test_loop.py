@@ -18,8 +18,8 @@ from tests.support.servers import free_port
 from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.job import local_round
-from hetagent.job.logs import RoundLogsSpecs
 from hetagent.job.loop import AgentError
+from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.job.torch_starter import TorchStarter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand

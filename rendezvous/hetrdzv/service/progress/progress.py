@@ -12,9 +12,9 @@ from time import perf_counter
 from typing import Any
 
 from hetrdzv.core.commands import Command, NoteStall, Report
-from hetrdzv.core.hangs import SAME_S
+from hetrdzv.core.health.hangs import SAME_S
+from hetrdzv.core.health.stall import judge
 from hetrdzv.core.model import Group, Round, Stall
-from hetrdzv.core.stall import judge
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.service.progress.questions import Question, Questions, Stack
 from hetrdzv.service.progress.table import Furthest, Sample, Seen, Table

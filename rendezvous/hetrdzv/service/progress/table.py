@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from hetrdzv.core.waits import Collectives, Worker
+from hetrdzv.core.health.waits import Collectives, Worker
 
 RATE_S = 5.0
 """A rate is measured over at least this long (seconds)."""

@@ -1,6 +1,6 @@
-"""Who slows a round down (core/stragglers.py)."""
+"""Who slows a round down (core/health/stragglers.py)."""
 
-from hetrdzv.core.stragglers import Waiting, stragglers
+from hetrdzv.core.health.stragglers import Waiting, stragglers
 
 
 def shares(*found: float, types: str = "") -> list[Waiting]:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Collection
 from types import FrameType
 
-from hetagent.job.output import shown
+from hetagent.job.output.console import shown
 
 KEPT = 64 << 10
 """How much of the end of a worker's stderr is kept, in memory (bytes)."""

@@ -1,4 +1,4 @@
-"""Who is blamed for a hang (core/stall.py)."""
+"""Who is blamed for a hang (core/health/stall.py)."""
 
 import itertools
 import random
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetrdzv.core.health.stall import judge
+from hetrdzv.core.health.waits import Collectives, Worker
 from hetrdzv.core.phrasing import lasting
-from hetrdzv.core.stall import judge
-from hetrdzv.core.waits import Collectives, Worker
 
 
 def at(

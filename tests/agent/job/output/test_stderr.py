@@ -17,8 +17,8 @@ import pytest
 from tests.agent.job.conftest import Make
 from tests.support.cluster import wait_for
 
-from hetagent.job import output, stderr
-from hetagent.job.stderr import IN_FLIGHT, KEPT, Copier
+from hetagent.job.output import console, stderr
+from hetagent.job.output.stderr import IN_FLIGHT, KEPT, Copier
 
 SAYS = "import os, sys; e = sys.stderr; "
 
@@ -126,7 +126,7 @@ def test_one_that_runs_on_in_silence_holds_nobody_up(capfd: pytest.CaptureFixtur
 def test_a_console_that_nobody_reads_holds_up_the_worker_and_not_the_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(output, "STALL_S", 0.2)
+    monkeypatch.setattr(console, "STALL_S", 0.2)
     reader, writer = os.pipe()
     monkeypatch.setattr(stderr, "CONSOLE", writer)
     copier = Copier()
@@ -145,7 +145,7 @@ def test_a_console_that_nobody_reads_holds_up_the_worker_and_not_the_agent(
 
 def test_one_that_stays_behind_writes_on_when_the_agent_has_ended(tmp_path: Path) -> None:
     code = (
-        "import os, subprocess, sys; from hetagent.job.stderr import Copier; c = Copier(); s = c.open();"
+        "import os, subprocess, sys; from hetagent.job.output.stderr import Copier; c = Copier(); s = c.open();"
         "subprocess.Popen(['sh', '-c', 'read line; echo late >&2'], stdin=0, stderr=s.writer, start_new_session=True);"
         "c.hand_over()"
     )
@@ -161,7 +161,7 @@ def test_one_that_stays_behind_writes_on_when_the_agent_has_ended(tmp_path: Path
 
 def test_what_stays_behind_at_a_terminal_ends_without_a_word() -> None:
     code = (
-        "import subprocess; from hetagent.job.stderr import Copier; c = Copier(); s = c.open();"
+        "import subprocess; from hetagent.job.output.stderr import Copier; c = Copier(); s = c.open();"
         "subprocess.Popen(['sh', '-c', 'read line; echo late >&2'], stdin=0, stderr=s.writer, start_new_session=True);"
         "c.hand_over()"
     )

@@ -1,6 +1,6 @@
 """Nodes that come and go are set aside for a while; those whose workers fail again and again are taken last."""
 
-from hetrdzv.core.conduct import MOST_KEPT, with_blame, with_departure
+from hetrdzv.core.health.conduct import MOST_KEPT, with_blame, with_departure
 from hetrdzv.core.model import Conduct
 from tests.core.driver import Story, running
 

@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing import (
     Std,
 )
 
-from hetagent.job.logs import PREFIX, RoundLogsSpecs
+from hetagent.job.output.logs import PREFIX, RoundLogsSpecs
 from hetagent.node import scratch
 
 

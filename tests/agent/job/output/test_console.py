@@ -15,8 +15,8 @@ from tests.agent.job.rig import Make, soon, tails
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
-from hetagent.job import output
-from hetagent.job.output import drained
+from hetagent.job.output import console
+from hetagent.job.output.console import drained
 
 # torch forgets the files of workers that end by themselves.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
@@ -62,8 +62,8 @@ def tail(log: Path, pipe: Pipe) -> TailLog:
 def test_all_output_is_waited_for_while_somebody_reads_however_slowly(
     tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "STALL_S", 0.4)
-    monkeypatch.setattr(output, "LOOK_S", 0.01)
+    monkeypatch.setattr(console, "STALL_S", 0.4)
+    monkeypatch.setattr(console, "LOOK_S", 0.01)
     log = tmp_path / "log"
     log.write_text(LINE * 600)
     copying = tail(log, pipe)
@@ -85,7 +85,7 @@ def test_output_that_nobody_reads_is_not_waited_for(
     tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch, until_s: float | None
 ) -> None:
     if until_s is None:
-        monkeypatch.setattr(output, "STALL_S", 0.2)
+        monkeypatch.setattr(console, "STALL_S", 0.2)
     log = tmp_path / "log"
     log.write_text(LINE * 600)
     copying = tail(log, pipe)
@@ -98,11 +98,11 @@ def test_a_reader_that_stalls_keeps_neither_the_next_round_nor_the_end_of_the_ag
     rig: Make, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdout", pipe.console)
-    monkeypatch.setattr(output, "STALL_S", 0.5)
+    monkeypatch.setattr(console, "STALL_S", 0.5)
     made = rig("head -c 600000 /dev/zero | tr '\\0' 'x\\n'; touch up.$HET_ROUND; exec sleep 100", tee=Std.OUT)
     made.run(
         *(made.appears("up.1"), made.asks("restart"), made.appears("up.2")),
-        *(lambda: monkeypatch.setattr(output, "STALL_S", 1000.0), made.gets(signal.SIGTERM)),
+        *(lambda: monkeypatch.setattr(console, "STALL_S", 1000.0), made.gets(signal.SIGTERM)),
     )
     assert made.said.count("nobody reads the workers' output: continuing without waiting for it") == 2
     assert made.agent.signum == signal.SIGTERM

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from hetrdzv.core.drift import MOST_CHARACTERS, PARTS, drift
+from hetrdzv.core.health.drift import MOST_CHARACTERS, PARTS, drift
 from hetrdzv.core.model import Node
 from tests.core.driver import Story
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from hetrdzv.core.health.waits import NO_ANSWER, Blame, Collectives, Lane, Place, Waits, Worker, who_waits
 from hetrdzv.core.phrasing import ranked
-from hetrdzv.core.waits import NO_ANSWER, Blame, Collectives, Lane, Place, Waits, Worker, who_waits
 
 __all__ = ["Collectives", "Verdict", "Worker", "judge"]
 

@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -15,6 +15,8 @@ from hetrdzv.core.selection import Lack, Selection, Shortfall, select
 from hetrdzv.core.spec import GroupSpec
 from hetrdzv.core.worlds import Worlds
 from hetrdzv.protocol.errors import InvalidSpec
+from tests.core.driver import Story, running
+from tests.core.worlds import PAGE, Cluster, page
 from tests.support.needs import ALL, show
 
 EVERYTHING = os.environ.get(ALL) == "1"
@@ -187,3 +189,227 @@ def test_who_reaches_the_master_makes_the_largest_world() -> None:
             if pairs:
                 assert answer.master is not None
                 assert not any((one.node_id, answer.master) in pairs for one in answer.nodes)
+
+
+# -- in a group ----------------------------------------------------------------------------------------------
+
+
+def cluster(slots: Mapping[str, int], **spec: object) -> Cluster:
+    made = Cluster(slots, **spec)
+    made.come(*slots)
+    return made
+
+
+def test_the_page_tells_what_happens() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.core.worlds writes it anew"
+
+
+def test_a_spare_says_which_world_size_it_would_make() -> None:
+    found = cluster({"a": 4, "b": 4, "c": 3}, world_size_multiple=4)
+    assert found.world == 8
+    assert found.story.told("c").why == (
+        "round 1 runs without c, which is kept as a spare: with its 3 slots the world size would be 11, not a "
+        "multiple of 4"
+    )
+    full = cluster({"a": 4, "b": 4}, max_world_size=4)
+    assert full.story.told("b").why.endswith("the world size would be 8, above max_world_size, which is 4")
+    crowded = cluster({"a": 4, "b": 4}, world_size_multiple=4, max_nodes=1)
+    assert crowded.story.told("b").why.endswith("kept as a spare (max_nodes is 1)")
+
+
+def test_a_joiner_ends_a_round_only_where_the_world_grows() -> None:
+    found = cluster({"a": 4, "b": 2, "c": 2, "d": 4}, world_size_multiple=4, max_nodes=2)
+    assert (found.world, found.story.order) == (8, ["a", "d"])
+    found.slots = {**found.slots, "e": 3, "f": 8}
+    found.come("e")
+    assert (found.world, found.story.group.last_round) == (8, 1)
+    found.come("f")
+    assert (found.world, found.story.order) == (12, ["a", "f"])
+    assert found.story.said("round_ended") == ["round 1 ended: f joined"]
+
+
+def test_a_joiner_counts_with_the_spares_that_are_there() -> None:
+    found = cluster({"a": 4, "b": 3}, world_size_multiple=4)
+    found.slots = {**found.slots, "c": 1}
+    found.come("c")
+    assert (found.world, found.story.order) == (8, ["a", "b", "c"])
+
+
+def test_a_loss_shrinks_at_once_to_the_best_set() -> None:
+    found = cluster({"a": 4, "b": 4, "c": 3, "d": 1}, world_size_multiple=4)
+    found.story.lose("d")
+    for node_id in "abc":
+        found.story.join(node_id, found.slots[node_id])
+    assert (found.world, found.story.order) == (8, ["a", "b"])
+
+
+def test_a_smaller_world_waits_for_a_replacement() -> None:
+    found = cluster({"a": 4, "b": 4, "c": 3}, world_size_multiple=4, replace_wait_s=5.0)
+    found.story.lose("b")
+    found.story.join("a", 4)
+    assert found.world == 0
+    assert "waiting for a replacement: starts in" in found.story.why
+    found.slots = {**found.slots, "e": 4}
+    found.story.join("e", 4)
+    assert (found.world, found.story.order) == (8, ["a", "e"])
+
+
+def test_growth_pauses() -> None:
+    found = cluster({"a": 4}, growth_pause_s=20.0)
+    formed_at = found.story.group.active_round.formed_at  # type: ignore[union-attr]
+    found.story.join("b", 4)
+    left = formed_at + 20.0 - found.story.now
+    assert found.story.told("b").why.endswith(f"will restart to include b (at most {left:.0f} s more)")
+    assert found.story.deadline_in is not None
+    found.story.wait(left - 1.0)
+    assert found.world == 4
+    found.settle()
+    assert found.world == 8
+    found.go("b")
+    assert found.world == 4, "a loss does not wait"
+
+
+def test_at_the_largest_world_nobody_is_waited_for() -> None:
+    story = Story(max_world_size=10, world_size_multiple=4, last_call_s=60.0)
+    story.join("a", 4)
+    assert story.why == (
+        "1 node with 4 slots ready (a); last call: starts in 60 s, or as soon as nodes with 8 slots are"
+    )
+    story.join("b", 4)
+    assert story.order == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("slots", "spec", "why"),
+    [
+        (
+            [4, 2],
+            {"min_world_size": 8, "max_world_size": 16, "world_size_multiple": 4},
+            (
+                "2 nodes with 6 slots ready (a, b); the world size must be from 8 to 16 and a multiple of 4: "
+                "waiting for 2 more slots"
+            ),
+        ),
+        (
+            [3, 3, 3],
+            {"world_size_multiple": 4},
+            (
+                "3 nodes with 9 slots ready (a, b, c); no set of them has a world size that is a multiple of 4: "
+                "waiting for others"
+            ),
+        ),
+        (
+            [3],
+            {"max_world_size": 8, "world_size_multiple": 4},
+            (
+                "1 node with 3 slots ready (a); nodes of 3 slots never make a world whose size is at most 8 and a "
+                "multiple of 4: waiting for others"
+            ),
+        ),
+        (
+            [5, 3],
+            {"min_world_size": 12, "max_world_size": 12, "max_nodes": 3},
+            (
+                "2 nodes with 8 slots ready (a, b); nodes of 3, 5 slots never make a world of at most 3 nodes whose "
+                "size is 12: waiting for others"
+            ),
+        ),
+        ([4], {"min_world_size": 8, "min_nodes": 2}, "1 of 2 nodes ready (a); waiting for 1 more"),
+    ],
+)
+def test_why_no_round_can_form(slots: list[int], spec: dict[str, int], why: str) -> None:
+    story = Story(join_timeout_s=20.0, **spec)
+    for name, number in zip("abc", slots, strict=False):
+        story.join(name, number)
+    assert story.why.partition(" (at most")[0] == why
+    story.wait(21)
+    assert story.group.root_cause is not None
+    assert story.group.root_cause.kind == "join_timeout"
+    assert "waiting for" not in story.group.root_cause.message
+
+
+def test_who_gave_up_leaves_too_few_slots() -> None:
+    found = cluster({"a": 4, "b": 2, "c": 2}, world_size_multiple=8)
+    found.story.failed("a", final=True)
+    for node_id in "bc":
+        found.story.join(node_id, 2)
+    found.story.leave("a")
+    assert found.story.group.state == "failed"
+    assert found.story.said("group_failed")[0].endswith("a gave up, and 2 nodes with 4 slots are left")
+
+
+def test_never_agrees_with_trying() -> None:
+    rng = random.Random(18)
+    for _ in range(CASES // 2):
+        sizes = {rng.randint(1, 7) for _ in range(rng.randint(1, 3))}
+        least, fewest = rng.randint(1, 12), rng.randint(1, 4)
+        most = rng.choice((None, rng.randint(least, 14)))
+        many = rng.choice((None, rng.randint(fewest, 5)))
+        worlds = Worlds(least, most, rng.randint(1, 6), fewest, many)
+        sums = {(0, 0)}
+        for _ in range(14 if most is not None else 24):
+            sums |= {(world + size, nodes + 1) for world, nodes in sums for size in sizes if world < 60}
+        ever = any(worlds.allows(world) and fewest <= nodes <= (many or 99) for world, nodes in sums)
+        assert worlds.never(sizes) is not ever, (worlds, sizes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {"min_world_size": 16, "max_world_size": 8},
+            "max_world_size is 8, below min_world_size, which is 16: raise",
+        ),
+        (
+            {"min_world_size": 9, "max_world_size": 11, "world_size_multiple": 4},
+            (
+                "world_size_multiple is 4, but from 9 (min_world_size) to 11 (max_world_size) there is no multiple of "
+                "it: lower min_world_size to 8, or raise max_world_size to 12"
+            ),
+        ),
+        (
+            {"max_world_size": 3, "world_size_multiple": 4},
+            (
+                "world_size_multiple is 4, but max_world_size is 3: raise max_world_size to 4 or more, or lower "
+                "world_size_multiple"
+            ),
+        ),
+        (
+            {"min_nodes": 5, "max_world_size": 4},
+            (
+                "min_nodes is 5, but max_world_size is 4, and a node has at least one slot: raise max_world_size or "
+                "lower min_nodes"
+            ),
+        ),
+        (
+            {"max_nodes": 2, "min_world_size": 2049},
+            (
+                "min_world_size is 2049, but max_nodes is 2, and a node has at most 1024 slots: raise max_nodes or "
+                "lower min_world_size"
+            ),
+        ),
+    ],
+)
+def test_contradictions_name_both_values_and_what_to_do(fields: dict[str, int], says: str) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        GroupSpec(**fields)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(says)
+
+
+def test_spares_that_come_and_go_end_no_round() -> None:
+    """Five agents, of which the job takes four: 200 comings and goings of the fifth (and a sixth) end no round."""
+    story = running("a", "b", "c", "d", min_nodes=4, max_nodes=4, last_call_s=0.5)
+    rng, births = random.Random(348), 0
+    for _ in range(200):
+        name = rng.choice("ef")
+        known = story.group.nodes.get(name)
+        if known is None or known.gone:
+            births += 1
+            story.join(name, rng.randint(1, 8), inc=f"{name}-{births}")
+        elif rng.random() < 0.5:
+            story.lose(name)
+        else:
+            story.leave(name)
+        story.wait(rng.choice((0.0, 1.0, 2.0)))
+    assert story.ended is None
+    assert story.group.last_round == 1

@@ -178,7 +178,9 @@ def _explain_wait_for_nodes(group: Group, now: float) -> str:
         have += f" ({names(node.node_id for node in ready)})"
     answer = next_round(group)
     if isinstance(answer, Shortfall) and answer.lack is not Lack.MASTER:
-        return _explain_too_few(group, have, lacking(group.spec, ready, answer), now)
+        if why := lacking(group.spec, ready, answer):
+            have += f"; {why}"
+        return _explain_too_few(group, have, answer, now)
     if group.bounds_since is None:
         who = unreached(group.unreachable, {node.node_id for node in ready})
         more = f"waiting for more{_in_place_of(group.round, group)}{_until(group, now)}"
@@ -209,27 +211,30 @@ def standing(spec: GroupSpec, ready: Sequence[Node]) -> str:
 
 
 def lacking(spec: GroupSpec, ready: Sequence[Node], answer: Shortfall) -> str:
-    """What is waited for so that a round can form; and what can never form one, whoever else comes."""
-    if answer.lack is Lack.NODES:
-        return f"waiting for {answer.missing} more"
+    """Why these nodes make no world, in a clause, also whether they ever could; empty where they are just too few."""
+    if answer.lack is not Lack.WORLD:
+        return ""
     worlds = Worlds.of(spec)
-    if worlds.never(node.slots for node in ready):
+    if answer.never:
         sizes = sorted({node.slots for node in ready})
         slots = count(sizes[0], "slot") if len(sizes) == 1 else f"{', '.join(map(str, sizes))} slots"
         most = f" of at most {count(spec.max_nodes, 'node')}" if spec.max_nodes is not None else ""
-        return f"nodes of {slots} never make a world{most} whose size is {worlds}: waiting for others"
+        return f"nodes of {slots} never make a world{most} whose size is {worlds}"
     if answer.missing:
-        what = count(answer.missing, "more slot")
-        return f"waiting for {what} (the world size must be {worlds})"
-    return f"no set of them has a world size that is {worlds}: waiting for others"
+        return f"the world size must be {worlds}"
+    return f"no set of them has a world size that is {worlds}"
 
 
-def _explain_too_few(group: Group, have: str, lack: str, now: float) -> str:
+def _explain_too_few(group: Group, have: str, answer: Shortfall, now: float) -> str:
     wanting = [n.node_id for n in group.live if n.wants_command and group.spec.command is None]
     if wanting:
         create = f"hetctl create {group.group_id} -- train.py"
         return f"{names(wanting)} {'waits' if len(wanting) == 1 else 'wait'} for a command: {create}"
-    return f"{have}; {lack}{_in_place_of(group.round, group)}{_until(group, now)}"
+    in_place_of = f"{_in_place_of(group.round, group)}{_until(group, now)}"
+    if answer.lack is Lack.NODES:
+        return f"{have}; waiting for {answer.missing} more{in_place_of}"
+    more = count(answer.missing, "more slot") if answer.missing and not answer.never else "others"
+    return f"{have}: waiting for {more}{in_place_of}"
 
 
 def _until(group: Group, now: float) -> str:

@@ -66,12 +66,14 @@ class Shortfall:
         lack: what is missing.
         missing: how many nodes more are needed, or how many slots for the smallest world; 0 where it is a master, or
             where slots are enough, but no set of nodes makes a world.
+        never: whether no number of nodes like these would make a world size that is allowed.
         final: whether more nodes would not help: nobody who is missing could serve as master.
         suspects, full, smaller: as `Selection` has them.
     """
 
     lack: Lack
     missing: int = 0
+    never: bool = False
     final: bool = False
     suspects: tuple[Node, ...] = ()
     full: bool = False
@@ -154,11 +156,10 @@ class _Choice:
         if len(self._ready) < worlds.min_nodes:
             return Shortfall(lack=Lack.NODES, missing=worlds.min_nodes - len(self._ready))
         slots = sum(node.slots for node in self._ready)
-        if slots < worlds.smallest:
-            return Shortfall(lack=Lack.WORLD, missing=worlds.smallest - slots)
-        chosen = self._best(frozenset())
+        chosen = self._best(frozenset()) if slots >= worlds.smallest else None
         if chosen is None:
-            return Shortfall(lack=Lack.WORLD)
+            never = worlds.never(node.slots for node in self._ready)
+            return Shortfall(lack=Lack.WORLD, missing=max(0, worlds.smallest - slots), never=never)
         master = None
         if unreachable:
             served = self._served(chosen, unreachable) if failed_masters < MASTERS_TRIED else None

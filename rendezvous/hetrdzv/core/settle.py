@@ -352,7 +352,7 @@ def _finish_unreachable(work: Work, ready: Sequence[Node]) -> None:
 def _finish_incomplete(work: Work, ready: Sequence[Node], answer: Shortfall) -> None:
     spec = work.group.spec
     who = f" ({names(node.node_id for node in ready)})" if ready else ""
-    why = f"; {lacking(spec, ready, answer)}" if answer.lack is Lack.WORLD else ""
+    why = f"; {lack}" if (lack := lacking(spec, ready, answer)) else ""
     message = (
         f"not enough nodes joined within {spec.join_timeout_s:g} s: "
         f"{standing(spec, ready)} ready{who}{why}{not_ready_clause(work.group)}"

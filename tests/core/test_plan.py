@@ -44,7 +44,7 @@ def test_a_spare_takes_the_place_of_a_node_that_goes() -> None:
     assert places(found) == [("gpu4", 0), ("gpu2", 2), ("gpu3", 6)]
     assert (found.master, found.world_size, found.was_world_size) == ("gpu4", 14, 20)
     assert (found.restarted, found.stops, found.moves) == (("gpu2", "gpu3"), ("gpu1",), ("gpu2", "gpu3"))
-    assert found.ended == "gpu1 left: its agent left"
+    assert found.ended == "gpu1 left: as supposed"
     assert [one.was_offset for one in found.members] == [None, 8, 12]
     assert [one.node_id for one in found.gone] == ["gpu1"]
     assert found.in_s == 0
@@ -60,6 +60,16 @@ def test_a_joiner_is_admitted_after_the_last_call() -> None:
     assert (places(found)[3], [one.node_id for one in found.spares]) == (("new1", 3), ["new2"])
     story = running("gpu1", "gpu2", last_call_s=10.0)
     assert planned(story, add=(NewNode(slots=3),)).in_s == 10
+
+
+def test_a_node_without_a_name_is_preferred_to_none_that_has_one() -> None:
+    story = Story(min_nodes=2, max_nodes=2)
+    story.joins("zoe9", "zoe10")
+    story.started("zoe9", "zoe10")
+    story.join("zz-top", 1)
+    found = planned(story, remove=("zoe9",), add=(NewNode(slots=1), NewNode(slots=1)))
+    assert places(found) == [("zz-top", 0), ("zoe10", 1)]
+    assert [one.node_id for one in found.spares] == ["zznew1", "zznew2"]
 
 
 def test_a_node_that_comes_back_with_other_slots() -> None:

@@ -3,7 +3,6 @@
 from hetrdzv.core.commands import Join, Report, ReportKind, StartDaemon
 from hetrdzv.core.health.waits import Collectives
 from hetrdzv.core.model import OFFERED, Failure
-from hetrdzv.core.plan import Changes, NewNode
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.daemon import refusal
 from hetrdzv.protocol.errors import DaemonRefused
@@ -58,18 +57,6 @@ def said(body: wire.PollRequest) -> Said:
 def stacks(node_id: str, body: wire.StacksRequest) -> list[Stack]:
     """The stacks that a node sends."""
     return [Stack(one.rank, node_id, one.text, one.why) for one in body.stacks]
-
-
-def changes(body: wire.PlanRequest) -> Changes:
-    """What a plan supposes."""
-    return Changes(
-        remove=tuple(body.remove),
-        drain=tuple(body.drain),
-        add=tuple(
-            NewNode(slots=one.slots, node_id=one.node_id or "", labels=dict(one.labels)) for one in body.add
-        ),
-        restart=body.restart,
-    )
 
 
 def daemon_command(node_id: str, body: wire.DaemonRequest) -> StartDaemon:

@@ -5,6 +5,7 @@ is told, at once and without a fault, until the group waits for nobody but new n
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf, nextafter
@@ -45,7 +46,7 @@ class NewNode:
     """A node that a plan adds.
 
     Attributes:
-        node_id: that of a node that is gone: it comes back; empty: a name is made up.
+        node_id: that of a node that is gone: it comes back; empty: one that goes last is made up.
     """
 
     slots: int
@@ -99,7 +100,8 @@ class Plan:
     """What would happen.
 
     Attributes:
-        state, why: where the group would be then, and why.
+        now: where the group stands now, in a sentence.
+        state, why: where it would be then, and why.
         in_s: how long that would take by the group's own waits (seconds); how long workers take to stop is not in it.
         ended: why the round that runs now would end; None: it would go on, or none runs.
         round, world_size: of the round that would run; 0: none would.
@@ -115,6 +117,7 @@ class Plan:
     """
 
     group_id: str
+    now: str
     state: GroupState
     why: str
     in_s: float
@@ -260,7 +263,11 @@ def _commands(group: Group, changes: Changes) -> list[Command]:
     removed = [_known(group, node_id) for node_id in changes.remove]
     return [
         *(Drain(node_id) for node_id in changes.drain),
-        *(Leave(node_id=one.node_id, incarnation=one.incarnation) for one in removed if not one.gone),
+        *(
+            Leave(node_id=one.node_id, incarnation=one.incarnation, why="as supposed")
+            for one in removed
+            if not one.gone
+        ),
         *([Restart()] if changes.restart else []),
         *_joins(group, changes),
     ]
@@ -277,10 +284,10 @@ def _known(group: Group, node_id: str) -> Node:
 def _joins(group: Group, changes: Changes) -> Iterator[Join]:
     """Joins of the added nodes: in what a plan does not ask for each is as it was, or like one that is here."""
     taken = {node.node_id for node in group.live}.difference(changes.remove)
-    made_up = (name for number in count(1) if (name := f"new{number}") not in group.nodes)
+    made_up = _names_after({*group.nodes, *(one.node_id for one in changes.add)})
     spec = {name: getattr(group.spec, name) for name in SETTINGS} if begins_anew(group) else {}
     for one in changes.add:
-        node_id = one.node_id or next(name for name in made_up if name not in taken)
+        node_id = one.node_id or next(made_up)
         if node_id in taken:
             raise NodeIdInUse(
                 f"the plan adds node '{node_id}', but group '{group.group_id}' has it, or the plan adds it twice: "
@@ -300,6 +307,14 @@ def _joins(group: Group, changes: Changes) -> Iterator[Join]:
             wants_command=alike is not None and alike.wants_command,
             spec=spec,
         )
+
+
+def _names_after(node_ids: AbstractSet[str]) -> Iterator[str]:
+    """Names behind all others in natural order: a node without a name is preferred to none that has one."""
+    prefix, last = "new", max(map(natural_key, node_ids), default=natural_key(""))
+    while natural_key(prefix) <= last:
+        prefix = f"z{prefix}"
+    return (f"{prefix}{number}" for number in count(1))
 
 
 def _any_node(group: Group) -> Node | None:
@@ -328,6 +343,7 @@ def _compared(before: Group, rehearsal: _Rehearsal, now: float) -> Plan:
     came = after.nodes.keys() - before.nodes.keys()
     return Plan(
         group_id=after.group_id,
+        now=explain(before, now),
         state=after.state,
         why=explain(after, rehearsal.now),
         in_s=rehearsal.now - now,

@@ -606,6 +606,7 @@ class PlanReply(Reply):
     """`POST /v1/groups/{g}/plan`: what would happen; see core/plan.py, Plan."""
 
     group_id: str
+    now: str
     state: Shown[GroupState]
     why: str
     in_s: float

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from hetrdzv.api import problems, views
-from hetrdzv.api.commands import changes
 from hetrdzv.api.dispatch import service_of
 from hetrdzv.api.lenient import LenientRoute
 from hetrdzv.auth.policy import Permit, permit_of
@@ -16,6 +15,7 @@ from hetrdzv.core.commands import Cancel, Put, Restart
 from hetrdzv.core.explain import explain
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import NoRound, UnknownRank
+from hetrdzv.protocol.plans import changes
 from hetrdzv.service.history import PLACE_PATTERN, Place, follow
 from hetrdzv.service.service import Service
 

@@ -120,6 +120,7 @@ class Nnodes(click.ParamType[Any]):
 
 GROUP = click.argument("group", type=Id())
 NODE = click.argument("node", type=Id())
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what would happen.")
 
 
 class ScriptLast(click.Command):

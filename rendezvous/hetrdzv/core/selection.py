@@ -156,7 +156,12 @@ class _Choice:
         if len(self._ready) < worlds.min_nodes:
             return Shortfall(lack=Lack.NODES, missing=worlds.min_nodes - len(self._ready))
         slots = sum(node.slots for node in self._ready)
-        chosen = self._best(frozenset()) if slots >= worlds.smallest else None
+        everybody = worlds.allows(slots) and (
+            worlds.max_nodes is None or len(self._ready) <= worlds.max_nodes
+        )
+        chosen: Collection[str] | None = self._by_id if everybody else None
+        if chosen is None and slots >= worlds.smallest:
+            chosen = self._best(frozenset())
         if chosen is None:
             never = worlds.never(node.slots for node in self._ready)
             return Shortfall(lack=Lack.WORLD, missing=max(0, worlds.smallest - slots), never=never)
@@ -179,19 +184,22 @@ class _Choice:
             without: node ids that cannot be in it.
             master: a node id that must be.
         """
-        kinds: dict[Kind, list[str]] = {}
+        by_slots: dict[int, list[str]] = {}
         for node in self._ready:
-            node_id = node.node_id
-            if node_id not in without and node_id != master:
-                last, moves = node_id in self._taken_last, node_id not in self._last
-                kind = Kind(last, moves, node_id not in self._seated, node.slots)
-                kinds.setdefault(kind, []).append(node_id)
+            by_slots.setdefault(node.slots, []).append(node.node_id)
+        kinds: dict[Kind, Sequence[str]] = {}
+        for slots, node_ids in by_slots.items():
+            usable = [one for one in node_ids if one not in without and one != master] if master else node_ids
+            for last, some in _split(usable, self._taken_last):
+                for stays, part in _split(some, self._last):
+                    for seated, alike in _split(part, self._seated):
+                        kinds[Kind(last, not stays, not seated, slots)] = alike
         if master is None:
             return best_set(kinds, self._worlds)
         others = best_set(kinds, self._worlds, (self._by_id[master].slots, 1))
         return None if others is None else [master, *others]
 
-    def _served(self, chosen: Sequence[str], unreachable: Pairs) -> tuple[list[str], str] | None:
+    def _served(self, chosen: Collection[str], unreachable: Pairs) -> tuple[list[str], str] | None:
         """Nodes that can all reach their master, and that master: those chosen, or the largest world there is."""
         ordered, master = _master_of(chosen, self._seats, self._last, unreachable)
         if master is not None:
@@ -209,6 +217,13 @@ class _Choice:
             if found is not None and (world := sum(self._by_id[one].slots for one in found)) > largest:
                 best, largest = (found, master), world
         return best
+
+
+def _split(names: Sequence[str], by: AbstractSet[str]) -> Iterable[tuple[bool, Sequence[str]]]:
+    """Names that are in a set, and those that are not, both in the order in which they are."""
+    inside = [name for name in names if name in by] if by else ()
+    outside = [name for name in names if name not in by] if inside else names
+    return (True, inside), (False, outside)
 
 
 def _by_preference(

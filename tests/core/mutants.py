@@ -103,7 +103,9 @@ def main() -> int:
     made = parser(__doc__)
     made.add_argument("--machine", action="store_true", help="run the random machine on every mutant")
     args = made.parse_args()
-    with copied("rendezvous", "tests/core", "pyproject.toml", "tests/__init__.py") as home:
+    with copied(
+        "rendezvous", "tests/core", "tests/support", "docs/worlds.md", "pyproject.toml", "tests/__init__.py"
+    ) as home:
         if (wrong := pytest(home, "tests/core")) is not None:
             print(f"the tests fail without a mutant: {wrong}")
             return 2

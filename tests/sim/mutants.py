@@ -64,7 +64,7 @@ def main() -> int:
     made = parser(__doc__)
     made.add_argument("--seeds", type=int, default=400, help="how many are tried on each (default: 400)")
     args = made.parse_args()
-    with copied("rendezvous", "agent", "tests/sim", "tests/__init__.py") as home:
+    with copied("rendezvous", "agent", "tests/sim", "tests/support", "tests/__init__.py") as home:
         if (wrong := simulate(home, 50)) is not None:
             print(f"the simulation fails without a mutant: {wrong}")
             return 2

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core import subset
-from hetrdzv.core.model import Node
+from hetrdzv.core.model import Conduct, Node
 from hetrdzv.core.order import natural_key
-from hetrdzv.core.selection import Lack, Selection, Shortfall
+from hetrdzv.core.selection import MASTERS_TRIED, Lack, Selection, Shortfall, next_round, select
 from hetrdzv.core.spec import GroupSpec
 from hetrdzv.core.worlds import Worlds
 from hetrdzv.protocol.errors import InvalidSpec
@@ -203,6 +203,28 @@ def test_a_smaller_world_waits_for_a_replacement() -> None:
     found.slots = {**found.slots, "e": 4}
     found.story.join("e", 4)
     assert (found.world, found.story.order) == (8, ["a", "e"])
+
+
+def test_who_is_set_aside_is_taken_where_its_slots_are_needed() -> None:
+    spec = GroupSpec(world_size_multiple=4)
+    ready = [node("a", 2), node("b", 1), node("c", 2)]
+    group = Story(world_size_multiple=4).group
+    conduct = {"b": Conduct(aside=True, free_at=1.0), "c": Conduct(aside=True, free_at=2.0)}
+    nodes = {one.node_id: one for one in ready}
+    answer = next_round(replace(group, spec=spec, nodes=nodes, conduct=conduct))
+    assert chosen(answer) == ["a", "c"]
+    answer = next_round(replace(group, spec=spec, nodes=nodes | {"d": node("d", 2)}, conduct=conduct))
+    assert chosen(answer) == ["a", "d"]
+
+
+def test_after_three_masters_that_nobody_reaches_no_more_are_tried() -> None:
+    spec, pairs = GroupSpec(min_world_size=3), frozenset({("b", "a"), ("c", "a")})
+    ready = [node(name, 1) for name in "abcd"]
+    found = select(spec, ready, unreachable=pairs, failed_masters=MASTERS_TRIED - 1)
+    assert isinstance(found, Selection)
+    found = select(spec, ready, unreachable=pairs, failed_masters=MASTERS_TRIED)
+    assert isinstance(found, Shortfall)
+    assert (found.lack, found.final) == (Lack.MASTER, True)
 
 
 def test_growth_pauses() -> None:

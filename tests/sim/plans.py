@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetrdzv.core.commands import Drain, NoteStall, Restart, Undrain
-from hetrdzv.core.explain import explain_wait
+from hetrdzv.core.explain import explain_left_out
 from hetrdzv.core.model import Group, GroupState
 from hetrdzv.core.plan import Changes, NewNode, Plan, plan
 from tests.sim.machine import Machine
@@ -240,7 +240,7 @@ def _real(group: Group, now: float) -> dict[str, Any]:
             (
                 node.node_id,
                 node.slots,
-                _timeless(explain_wait(group, node, now)) if active is not None else "",
+                _timeless(explain_left_out(group, node, now)) if active is not None else "",
             )
             for node in others
         },

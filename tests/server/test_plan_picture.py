@@ -8,6 +8,7 @@ import pytest
 
 from hetrdzv.cli import hetctl
 from hetrdzv.protocol.wire import PlanReply
+from tests.test_docs import page, section
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -55,6 +56,12 @@ def test_a_terminal_shows_a_row_of_cells_for_each_node(plan: Callable[..., str])
         "moves": "b, c (2 nodes)",
         "stops": "a (1 node)",
     }
+
+
+def test_the_picture_in_the_docs_is_what_is_shown(plan: Callable[..., str]) -> None:
+    told = section(page("docs/groups.md"), "What if").partition("    $ hetctl plan ")[2].splitlines()
+    shown = [line.rstrip() for line in plan(*told[0].split(), columns=110).splitlines()]
+    assert [line.removeprefix("    ") for line in told[1 : 1 + len(shown)]] == shown
 
 
 def test_a_pipe_gets_a_line_for_each_node(plan: Callable[..., str]) -> None:

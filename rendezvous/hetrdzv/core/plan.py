@@ -24,7 +24,7 @@ from hetrdzv.core.commands import (
     Tick,
 )
 from hetrdzv.core.directive import DirectiveKind, heading
-from hetrdzv.core.explain import explain, explain_wait
+from hetrdzv.core.explain import explain, explain_left_out
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import OFFERED, Event, Group, GroupState, Member, Node, NodePhase, Round
 from hetrdzv.core.order import natural_key
@@ -109,7 +109,7 @@ class Plan:
         restarts: how many restarts the job would have used.
         master: the node id of that round's master; None without one.
         members: in rank order.
-        spares: the other nodes that would be here. Where no round would run, all of them, and `why` says why.
+        spares: the other nodes that would be here. Where no round would run, all of them, each without a `why`.
         gone: the nodes that are here, or join, and would be gone.
         stops: node ids whose workers run now and would be stopped for good.
         restarted: node ids whose workers run now and would be restarted.
@@ -357,7 +357,9 @@ def _compared(before: Group, rehearsal: _Rehearsal, now: float) -> Plan:
         members=members,
         spares=tuple(
             LeftOut(
-                node.node_id, node.slots, explain_wait(after, node, rehearsal.now) if then is not None else ""
+                node.node_id,
+                node.slots,
+                explain_left_out(after, node, rehearsal.now) if then is not None else "",
             )
             for node in others
             if not node.gone

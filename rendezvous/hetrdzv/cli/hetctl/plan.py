@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from hetrdzv.cli.hetctl.calls import show_plan, tell_plan
-from hetrdzv.cli.hetctl.groups import settings_of_a_group
-from hetrdzv.cli.hetctl.options import Id, Nnodes, command
+from hetrdzv.cli.hetctl.groups import settings_of_a_group, spec_of
+from hetrdzv.cli.hetctl.options import Id, command
 from hetrdzv.core.plan import first_round
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.ids import checked_id
@@ -83,40 +83,30 @@ def _label(text: str) -> tuple[str, str]:
     "--with", "added", type=_NewNodes(), default=(), help="Nodes that join, as in 8,4 or gpu9=8:rack=r1."
 )
 @click.option("--nodes", type=_NewNodes(), help="No GROUP, no server: these nodes make one, as in a=8,b=4.")
-@click.option("--nnodes", type=Nnodes(), help="How many nodes that group wants.")
 @settings_of_a_group
 def plan(
     group: str | None,
     without: Sequence[str],
     added: Sequence[NewNodeFields],
     nodes: Sequence[NewNodeFields] | None,
-    nnodes: tuple[int, int] | None,
     **fields: object,
 ) -> None:
     """Show what would happen to GROUP if nodes came or went; nothing does.
 
     With --nodes, show what nodes that exist nowhere would do; the settings below are those of their group.
     """
-    spec = {name: value for name, value in fields.items() if value is not None}
-    if nnodes is not None:
-        spec["min_nodes"], spec["max_nodes"] = nnodes
     if group is not None and nodes is not None:
         raise click.UsageError("give GROUP or --nodes, not both: --nodes is for a group that is on no server")
     request = PlanRequest(remove=list(without), add=list(added))
     if group is not None:
-        if spec:
-            raise click.UsageError(
-                f"{_flag(next(iter(spec)))} is for --nodes: '{group}' has its own settings"
-            )
+        if name := next((name for name, value in fields.items() if value is not None), None):
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} is for --nodes: '{group}' has its own settings")
         show_plan(group, request)
     elif nodes is not None:
-        tell_plan(_without_server(spec, nodes, request), request)
+        tell_plan(_without_server(spec_of(fields), nodes, request), request)
     else:
         raise click.UsageError("name a GROUP, or say with --nodes which nodes there are, for example a=8,b=4")
-
-
-def _flag(name: str) -> str:
-    return "--nnodes" if name in ("min_nodes", "max_nodes") else f"--{name.replace('_', '-')}"
 
 
 def _without_server(

@@ -68,8 +68,10 @@ class World:
         return random.Random(f"{self.seed}.{name}")
 
     def _machine(self, number: int, slots: int) -> Machine:
-        name = f"n{number + 1}"
-        return Machine(name, slots, f"10.0.0.{number + 1}", Link(name, self._rng(f"link.{number}")))
+        name, story = f"n{number + 1}", self.scenario
+        link = Link(name, self._rng(f"link.{number}"))
+        what = slots, story.labels[number], story.weights[number]
+        return Machine(name, *what, f"10.0.0.{number + 1}", link)
 
     def note(self, fault: str) -> None:
         """Count a fault."""

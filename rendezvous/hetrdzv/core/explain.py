@@ -1,5 +1,7 @@
 """Why a group stands where it stands, and why a node waits, in one sentence each (docs/design.md, rule 9)."""
 
+from collections.abc import Sequence
+
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Conduct, Group, GroupState, Node, NodePhase, Round, Stall
 from hetrdzv.core.order import natural_key
@@ -15,6 +17,7 @@ from hetrdzv.core.selection import (
     ready_nodes,
     spare_reason,
 )
+from hetrdzv.core.spec import GroupSpec
 from hetrdzv.core.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
 
 
@@ -163,6 +166,12 @@ def not_ready_clause(group: Group) -> str:
     return f"; {who} are not ready; {first.node_id}: {clipped(first.not_ready)}"
 
 
+def master_clause(spec: GroupSpec, ready: Sequence[Node]) -> str:
+    """That no node that is ready may be master, and why."""
+    who = "it may not" if len(ready) == 1 else "none of them may"
+    return f"{who} be master, since master is {spec.master}"
+
+
 def _explain_wait_for_nodes(group: Group, now: float) -> str:
     ready = ready_nodes(group)
     have = f"{len(ready)} of {count(group.spec.min_nodes, 'node')} ready" if ready else "no node is ready"
@@ -171,8 +180,12 @@ def _explain_wait_for_nodes(group: Group, now: float) -> str:
     answer = next_round(group)
     if isinstance(answer, Shortfall) and answer.lack is Lack.NODES:
         return _explain_too_few(group, have, answer.missing, now)
+    if isinstance(answer, Shortfall) and answer.lack is Lack.ALLOWED_MASTER:
+        return f"{have}, but {master_clause(group.spec, ready)}; waiting for one that may{_until(group, now)}"
     if group.bounds_since is None:
         who = unreached(group.unreachable, {node.node_id for node in ready})
+        if group.spec.master is not None:
+            who += f"; master is {group.spec.master}"
         more = f"waiting for more{_in_place_of(group.round, group)}{_until(group, now)}"
         return f"{have}, but none can be master ({who}); {more}"
     if answer.suspects:

@@ -4,7 +4,7 @@
 of spares follow from what it answers.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,7 +13,7 @@ from functools import cached_property
 from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node, NodePhase, Round
-from hetrdzv.core.order import natural_key, seat
+from hetrdzv.core.order import NO_ROUND, Former, by_gaps, former_round, in_order, may_be_master, natural_key
 from hetrdzv.core.spec import GroupSpec, OnJoin
 from hetrdzv.protocol.addresses import is_loopback
 
@@ -48,6 +48,7 @@ class Lack(StrEnum):
 
     NODES = "nodes"
     MASTER = "master"
+    ALLOWED_MASTER = "allowed_master"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class Shortfall:
 
     Attributes:
         lack: what is missing.
-        missing: how many nodes more are needed; 0 where it is a master.
+        missing: how many nodes more are needed; 0 where it is a master that all reach, or that the settings allow.
         final: whether more nodes would not help: nobody who is missing could serve as master.
         suspects, full, smaller: as `Selection` has them.
     """
@@ -73,20 +74,21 @@ def select(
     spec: GroupSpec,
     ready: Sequence[Node],
     seats: Sequence[str] = (),
-    last_members: Collection[str] = (),
+    last: Former = NO_ROUND,
     unreachable: Pairs = frozenset(),
     failed_masters: int = 0,
     taken_last: AbstractSet[str] = frozenset(),
 ) -> Selection | Shortfall:
     """Choose the nodes of the next round.
 
-    Survivors of the last round come first, then nodes that have a place, then natural order. Where no master serves
-    all of those who would be taken, the largest part of all that one serves is taken, if it is large enough.
+    Survivors of the last round come first, then nodes that have a place, then those that best fill its gaps, then
+    natural order. One that may be master is always among them. Where no master serves all of those who would be
+    taken, the largest part of all that one serves is taken, if it is large enough.
 
     Args:
         ready: the nodes to choose from.
         seats: places of the past, in rank order.
-        last_members: node ids of the last round, or none.
+        last: the last round, or none.
         unreachable: pairs among all nodes of the group.
         failed_masters: how many masters in a row no node could reach.
         taken_last: node ids before which all others are taken.
@@ -96,48 +98,78 @@ def select(
         return Shortfall(lack=Lack.NODES, missing=spec.min_nodes - found)
     suspects = tuple(node for node in ready if node.cut_at is not None)
     full = most is not None and found >= most
-    smaller = found < len(last_members)
-    if not unreachable and (most is None or found <= most):
+    smaller = found < len(last.slots)
+    enough = most is None or found <= most
+    if not unreachable and enough and spec.master is None:
         return Selection(nodes=tuple(ready), master=None, suspects=suspects, full=full, smaller=smaller)
     by_id = {node.node_id: node for node in ready}
-    last = frozenset(last_members)
-    preferred = _by_preference(by_id, seats, by_id.keys() & last, taken_last)
-    chosen, master = preferred[:most], None
-    if failed_masters >= MASTERS_TRIED:
+    allowed = {node.node_id for node in ready if may_be_master(spec, node)}
+    if not allowed:
+        return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects, full=full, smaller=smaller)
+    if failed_masters >= MASTERS_TRIED and not (enough and not unreachable):
         return Shortfall(lack=Lack.MASTER, final=True, suspects=suspects, full=full, smaller=smaller)
-    if unreachable:
-        chosen, master = _served(chosen, preferred, seats, last, unreachable, most)
+    preferred = _by_preference(spec, by_id, seats, last, taken_last)
+    chosen = _with_one_of(allowed, preferred, most)
+    master: str | None = None
+    if unreachable or spec.master is not None:
+        ordered, _ = in_order(spec, [by_id[node_id] for node_id in chosen], seats, last)
+        masters = [node.node_id for node in ordered if node.node_id in allowed]
+        chosen, master = _served(chosen, preferred, masters, allowed, unreachable, most)
         if len(chosen) < spec.min_nodes:
-            final = by_id.keys() >= last
+            final = by_id.keys() >= last.slots.keys()
             return Shortfall(lack=Lack.MASTER, final=final, suspects=suspects, full=full, smaller=smaller)
     nodes = tuple(by_id[node_id] for node_id in chosen)
     return Selection(nodes=nodes, master=master, suspects=suspects, full=full, smaller=smaller)
 
 
 def _by_preference(
-    node_ids: Iterable[str], seats: Sequence[str], survivors: AbstractSet[str], last: AbstractSet[str]
+    spec: GroupSpec,
+    nodes: Mapping[str, Node],
+    seats: Sequence[str],
+    last: Former,
+    taken_last: AbstractSet[str],
 ) -> list[str]:
-    """Whom a round takes first: of those not to be taken last survivors, then those with a place, then by name."""
+    """Whom a round takes first: of those not to be taken last survivors, those with a place, those who fill gaps."""
     seated = frozenset(seats)
+    gaps = by_gaps(spec, nodes, seats, last, taken_last)
+    none = len(gaps)
     return sorted(
-        node_ids,
-        key=lambda one: (one in last, one not in survivors, one not in seated, natural_key(one)),
+        nodes,
+        key=lambda one: (
+            one in taken_last,
+            one not in last.slots,
+            one not in seated,
+            gaps.get(one, none),
+            natural_key(one),
+        ),
     )
+
+
+def _with_one_of(allowed: AbstractSet[str], preferred: Sequence[str], most: int | None) -> list[str]:
+    """The first nodes, but one of those that may be master among them, if need be in place of the last of them."""
+    chosen = list(preferred[:most])
+    if allowed.isdisjoint(chosen):
+        chosen[-1] = next(one for one in preferred if one in allowed)
+    return chosen
 
 
 def _served(
     chosen: Sequence[str],
     preferred: Sequence[str],
-    seats: Sequence[str],
-    last: AbstractSet[str],
+    masters: Sequence[str],
+    allowed: AbstractSet[str],
     unreachable: Pairs,
     most: int | None,
 ) -> tuple[list[str], str]:
-    """Nodes that can all reach their master, and that master: all who were chosen, or the largest part there is."""
+    """Nodes that can all reach their master, and that master: all who were chosen, or the largest part there is.
+
+    Args:
+        masters: those of the chosen nodes that may be master, in order.
+        allowed: all that may be master.
+    """
     taken = frozenset(chosen)
-    ordered = [node_id for node_id in seat(taken, seats, last - taken) if node_id in taken]
     shunned = {master for node_id, master in unreachable if node_id in taken}
-    master = next((node_id for node_id in ordered if node_id not in shunned), None)
+    master = next((node_id for node_id in masters if node_id not in shunned), None)
     if master is not None:
         return list(chosen), master
     everybody = frozenset(preferred)
@@ -146,9 +178,9 @@ def _served(
         if node_id in everybody:
             cut_off.setdefault(one, set()).add(node_id)
     limit = len(preferred) if most is None else most
-    masters = [*ordered, *preferred[len(ordered) :]]
+    others = (one for one in preferred if one in allowed and one not in taken)
     # of equals the earlier master
-    master = max(masters, key=lambda one: min(limit, len(preferred) - len(cut_off.get(one, ()))))
+    master = max([*masters, *others], key=lambda one: min(limit, len(preferred) - len(cut_off.get(one, ()))))
     without = cut_off.get(master, set())
     return [master, *(each for each in preferred if each != master and each not in without)][:most], master
 
@@ -186,13 +218,11 @@ def not_ready_nodes(group: Group) -> Sequence[Node]:
 @kept
 def next_round(group: Group) -> Selection | Shortfall:
     """What `select` answers for the ready nodes of a group that runs no round."""
-    ready = ready_nodes(group)
-    last = tuple(member.node_id for member in group.round.members) if group.round is not None else ()
     return select(
         group.spec,
-        _needed(group, ready),
+        _needed(group, ready_nodes(group)),
         group.seats,
-        last,
+        former_round(group),
         group.unreachable,
         group.failed_masters,
         taken_last(group),
@@ -205,9 +235,14 @@ def _needed(group: Group, ready: Sequence[Node]) -> Sequence[Node]:
     if not aside:
         return ready
     free = [node for node in ready if node.node_id not in aside]
-    missing = max(0, group.spec.min_nodes - len(free))
-    others = [node for node in ready if node.node_id in aside]
-    return [*free, *sorted(others, key=lambda node: group.conduct[node.node_id].free_at)[:missing]]
+    others = sorted(
+        (node for node in ready if node.node_id in aside),
+        key=lambda node: group.conduct[node.node_id].free_at,
+    )
+    if not any(may_be_master(group.spec, node) for node in free):
+        masters = [node for node in others if may_be_master(group.spec, node)][:1]
+        free, others = [*free, *masters], [node for node in others if node not in masters]
+    return [*free, *others[: max(0, group.spec.min_nodes - len(free))]]
 
 
 @dataclass(frozen=True)
@@ -263,7 +298,7 @@ def growth(group: Group) -> Growth:
         return Growth()
     members = [group.nodes[member.node_id] for member in active.members]
     last = frozenset(member.node_id for member in active.members)
-    answer = select(group.spec, [*members, *waiting], group.seats, last, group.unreachable)
+    answer = select(group.spec, [*members, *waiting], group.seats, former_round(group), group.unreachable)
     if isinstance(answer, Shortfall) or len(answer.nodes) <= len(members):
         return Growth()
     joiners = tuple(node for node in answer.nodes if node.node_id not in last)

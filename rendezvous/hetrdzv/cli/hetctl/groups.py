@@ -8,7 +8,7 @@ import click
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, print_json, standing, tell
-from hetrdzv.cli.hetctl.options import GROUP, Id, Nnodes, Numbers, ScriptLast, Seconds, command, shared
+from hetrdzv.cli.hetctl.options import GROUP, Id, Nnodes, Numbers, ScriptLast, Seconds, Words, command, shared
 from hetrdzv.core.phrasing import count
 from hetrdzv.protocol.wire import SETTINGS, Setting, SpecFields
 
@@ -29,6 +29,8 @@ def flag_type(setting: Setting) -> click.ParamType[Any]:
     """What the flag of a setting takes."""
     if setting.choices:
         return click.Choice(setting.choices)
+    if setting.kind is str:
+        return Words(setting.metavar, setting.reads)
     least, most = setting.least or 0, setting.most or math.inf
     if setting.kind is tuple:
         return Numbers(int(least), int(most))

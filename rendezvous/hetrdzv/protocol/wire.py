@@ -371,6 +371,7 @@ class DirectiveReply(Reply):
         restarts: how many restarts the job has used.
         replaced: the settings of the group that this node's join replaced, as they were and as it gave them.
         cancelled: with `exit` of a node that joined after the job was cancelled.
+        hang: with `stop` and `exit`: the round was ended since its workers hung.
         hang_timeout_s: see core/spec.py.
         stacks: in reply to a `POST` only.
         warnings: with `start`: what differs between the nodes and matters.
@@ -394,6 +395,7 @@ class DirectiveReply(Reply):
     root_cause: RootCauseReply | None = None
     replaced: list[DifferenceReply] | None = None
     cancelled: CancelledReply | None = None
+    hang: bool | None = None
     hang_timeout_s: float | None = None
     stacks: StacksAsked | None = None
     warnings: list[str] | None = None

@@ -13,7 +13,7 @@ from hetagent.job.ready.node_check import TIMEOUT_S as NODE_CHECK_TIMEOUT_S
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
-from hetagent.options.values import label, port_range, seconds, setting, weight
+from hetagent.options.values import label, port_range, seconds, setting, weight, world_size
 from hetagent.protocol.contact import CONNECT_TIMEOUT_S
 from hetrdzv import __version__
 from hetrdzv.protocol.wire import SETTINGS, Setting
@@ -116,6 +116,11 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "default": 1.0,
         "metavar": "X",
         "help": "How fast this node is, compared with the others, for --rank-order speed (default: 1).",
+    },
+    "--world-size": {
+        "type": world_size,
+        "metavar": "N|MIN:MAX",
+        "help": "How many workers the job may have in all; of the nodes the best set is taken, the others are spares.",
     },
     "--connect-timeout-s": {
         "type": seconds,

@@ -96,7 +96,7 @@ def master_rule(text: str) -> MasterRule:
     raise ValueError(f"{_quoted(text)} must be LABEL=VALUE or a node id")
 
 
-def contradiction(order: str, master: str | None) -> str | None:
+def contradicts_master(order: str, master: str | None) -> str | None:
     """What is wrong with two values that are right each by itself, in a sentence; None: nothing."""
     found, wanted = rank_order(order), master_rule(master).node_id if master is not None else None
     if found.kind is not OrderKind.LISTED or wanted is None:

@@ -4,7 +4,7 @@
 of spares follow from what it answers.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +15,8 @@ from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node, NodePhase, Round
 from hetrdzv.core.order import NO_ROUND, Former, by_gaps, former_round, in_order, may_be_master, natural_key
 from hetrdzv.core.spec import GroupSpec, OnJoin
+from hetrdzv.core.subset import Kind, best_set
+from hetrdzv.core.worlds import Worlds
 from hetrdzv.protocol.addresses import is_loopback
 
 Pairs = AbstractSet[tuple[str, str]]
@@ -33,7 +35,7 @@ class Selection:
         master: the node id that must be master, since not everybody reaches the first in order; None: the first.
         suspects: ready nodes that were cut off and not heard since: nothing forms before that is settled.
         full: whether no further node could be taken.
-        smaller: whether the round has fewer nodes than the last one had.
+        smaller: whether the round has fewer nodes, or slots where those are bounded, than the last one had.
     """
 
     nodes: tuple[Node, ...]
@@ -42,11 +44,17 @@ class Selection:
     full: bool
     smaller: bool
 
+    @property
+    def world_size(self) -> int:
+        """How many workers the round has."""
+        return sum(node.slots for node in self.nodes)
+
 
 class Lack(StrEnum):
     """What a round is short of."""
 
     NODES = "nodes"
+    WORLD = "world"
     MASTER = "master"
     ALLOWED_MASTER = "allowed_master"
 
@@ -57,13 +65,16 @@ class Shortfall:
 
     Attributes:
         lack: what is missing.
-        missing: how many nodes more are needed; 0 where it is a master that all reach, or that the settings allow.
+        missing: how many nodes more are needed, or how many slots for the smallest world; 0 where it is a master, or
+            where slots are enough, but no set of nodes makes a world.
+        never: whether no number of nodes like these would make a world size that is allowed.
         final: whether more nodes would not help: nobody who is missing could serve as master.
         suspects, full, smaller: as `Selection` has them.
     """
 
     lack: Lack
     missing: int = 0
+    never: bool = False
     final: bool = False
     suspects: tuple[Node, ...] = ()
     full: bool = False
@@ -82,8 +93,9 @@ def select(
     """Choose the nodes of the next round.
 
     Survivors of the last round come first, then nodes that have a place, then those that best fill its gaps, then
-    natural order. One that may be master is always among them. Where no master serves all of those who would be
-    taken, the largest part of all that one serves is taken, if it is large enough.
+    natural order; where world sizes are bounded, the best set as `best_set` says. One that may be master is always
+    among them. Where no master serves all of those who would be taken, the largest part of all that one serves is
+    taken, if it is large enough.
 
     Args:
         ready: the nodes to choose from.
@@ -93,96 +105,228 @@ def select(
         failed_masters: how many masters in a row no node could reach.
         taken_last: node ids before which all others are taken.
     """
-    found, most = len(ready), spec.max_nodes
-    if found < spec.min_nodes:
-        return Shortfall(lack=Lack.NODES, missing=spec.min_nodes - found)
-    suspects = tuple(node for node in ready if node.cut_at is not None)
-    full = most is not None and found >= most
-    smaller = found < len(last.slots)
-    enough = most is None or found <= most
-    if not unreachable and enough and spec.master is None:
-        return Selection(nodes=tuple(ready), master=None, suspects=suspects, full=full, smaller=smaller)
-    by_id = {node.node_id: node for node in ready}
-    allowed = {node.node_id for node in ready if may_be_master(spec, node)}
-    if not allowed:
-        return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects, full=full, smaller=smaller)
-    if failed_masters >= MASTERS_TRIED and not (enough and not unreachable):
-        return Shortfall(lack=Lack.MASTER, final=True, suspects=suspects, full=full, smaller=smaller)
-    preferred = _by_preference(spec, by_id, seats, last, taken_last)
-    chosen = _with_one_of(allowed, preferred, most)
-    master: str | None = None
-    if unreachable or spec.master is not None:
-        ordered, _ = in_order(spec, [by_id[node_id] for node_id in chosen], seats, last)
-        masters = [node.node_id for node in ordered if node.node_id in allowed]
-        chosen, master = _served(chosen, preferred, masters, allowed, unreachable, most)
-        if len(chosen) < spec.min_nodes:
-            final = by_id.keys() >= last.slots.keys()
-            return Shortfall(lack=Lack.MASTER, final=final, suspects=suspects, full=full, smaller=smaller)
-    nodes = tuple(by_id[node_id] for node_id in chosen)
-    return Selection(nodes=nodes, master=master, suspects=suspects, full=full, smaller=smaller)
+    kind = _Sized if spec.sized else _Counted
+    return kind(spec, ready, seats, last, taken_last).select(unreachable, failed_masters)
 
 
-def _by_preference(
-    spec: GroupSpec,
-    nodes: Mapping[str, Node],
-    seats: Sequence[str],
-    last: Former,
-    taken_last: AbstractSet[str],
-) -> list[str]:
-    """Whom a round takes first: of those not to be taken last survivors, those with a place, those who fill gaps."""
-    seated = frozenset(seats)
-    gaps = by_gaps(spec, nodes, seats, last, taken_last)
-    none = len(gaps)
-    return sorted(
-        nodes,
-        key=lambda one: (
-            one in taken_last,
-            one not in last.slots,
-            one not in seated,
-            gaps.get(one, none),
-            natural_key(one),
-        ),
-    )
+class _Choice:
+    """A selection in progress."""
+
+    def __init__(
+        self,
+        spec: GroupSpec,
+        ready: Sequence[Node],
+        seats: Sequence[str],
+        last: Former,
+        taken_last: AbstractSet[str],
+    ) -> None:
+        self._spec = spec
+        self._ready = ready
+        self._seats = seats
+        self._last = last
+        self._taken_last = taken_last
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, Node]:
+        return {node.node_id: node for node in self._ready}
+
+    @cached_property
+    def _seated(self) -> AbstractSet[str]:
+        return frozenset(self._seats)
+
+    @cached_property
+    def _gaps(self) -> Mapping[str, int]:
+        """The nodes that fill gaps, numbered by how well they do."""
+        return by_gaps(self._spec, self._by_id, self._seats, self._last, self._taken_last)
+
+    @cached_property
+    def _allowed(self) -> AbstractSet[str]:
+        """Who may be master."""
+        return {node.node_id for node in self._ready if may_be_master(self._spec, node)}
+
+    @property
+    def _suspects(self) -> tuple[Node, ...]:
+        return tuple(node for node in self._ready if node.cut_at is not None)
+
+    def _masters_of(self, chosen: Iterable[str], unreachable: Pairs) -> tuple[list[str], str | None]:
+        """Those of the chosen nodes that may be master, in order, and the first of them that all the others reach."""
+        taken = frozenset(chosen)
+        ordered, _ = in_order(self._spec, [self._by_id[one] for one in taken], self._seats, self._last)
+        masters = [node.node_id for node in ordered if node.node_id in self._allowed]
+        shunned = {master for node_id, master in unreachable if node_id in taken}
+        return masters, next((node_id for node_id in masters if node_id not in shunned), None)
 
 
-def _with_one_of(allowed: AbstractSet[str], preferred: Sequence[str], most: int | None) -> list[str]:
-    """The first nodes, but one of those that may be master among them, if need be in place of the last of them."""
-    chosen = list(preferred[:most])
-    if allowed.isdisjoint(chosen):
-        chosen[-1] = next(one for one in preferred if one in allowed)
-    return chosen
+class _Counted(_Choice):
+    """A selection where only the number of nodes counts."""
+
+    def select(self, unreachable: Pairs, failed_masters: int) -> Selection | Shortfall:
+        """As the function of that name."""
+        spec, found, most = self._spec, len(self._ready), self._spec.max_nodes
+        if found < spec.min_nodes:
+            return Shortfall(lack=Lack.NODES, missing=spec.min_nodes - found)
+        suspects = self._suspects
+        full = most is not None and found >= most
+        smaller = found < len(self._last.slots)
+        enough = most is None or found <= most
+        if not unreachable and enough and spec.master is None:
+            return Selection(
+                nodes=tuple(self._ready), master=None, suspects=suspects, full=full, smaller=smaller
+            )
+        if not self._allowed:
+            return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects, full=full, smaller=smaller)
+        if failed_masters >= MASTERS_TRIED and (unreachable or not enough):
+            return Shortfall(lack=Lack.MASTER, final=True, suspects=suspects, full=full, smaller=smaller)
+        preferred = self._by_preference()
+        chosen, master = preferred[:most], None
+        if self._allowed.isdisjoint(chosen):
+            chosen[-1] = next(one for one in preferred if one in self._allowed)
+        if unreachable or spec.master is not None:
+            chosen, master = self._served(chosen, preferred, unreachable)
+            if len(chosen) < spec.min_nodes:
+                final = self._by_id.keys() >= self._last.slots.keys()
+                return Shortfall(lack=Lack.MASTER, final=final, suspects=suspects, full=full, smaller=smaller)
+        nodes = tuple(self._by_id[node_id] for node_id in chosen)
+        return Selection(nodes=nodes, master=master, suspects=suspects, full=full, smaller=smaller)
+
+    def _by_preference(self) -> list[str]:
+        """Whom a round takes first: of those not to be taken last survivors, who had a place, who fills gaps."""
+        none = len(self._gaps)
+        return sorted(
+            self._by_id,
+            key=lambda one: (
+                one in self._taken_last,
+                one not in self._last.slots,
+                one not in self._seated,
+                self._gaps.get(one, none),
+                natural_key(one),
+            ),
+        )
+
+    def _served(
+        self, chosen: Sequence[str], preferred: Sequence[str], unreachable: Pairs
+    ) -> tuple[list[str], str]:
+        """Nodes that can all reach their master, and that master: all who were chosen, or the largest part there is."""
+        masters, master = self._masters_of(chosen, unreachable)
+        if master is not None:
+            return list(chosen), master
+        cut_off = _cut_off(frozenset(preferred), unreachable)
+        most = self._spec.max_nodes
+        limit = len(preferred) if most is None else most
+        taken = frozenset(chosen)
+        others = [one for one in preferred if one in self._allowed and one not in taken]
+        # of equals the earlier master
+        master = max(
+            [*masters, *others], key=lambda one: min(limit, len(preferred) - len(cut_off.get(one, ())))
+        )
+        without = cut_off.get(master, frozenset())
+        return [master, *(each for each in preferred if each != master and each not in without)][
+            :most
+        ], master
 
 
-def _served(
-    chosen: Sequence[str],
-    preferred: Sequence[str],
-    masters: Sequence[str],
-    allowed: AbstractSet[str],
-    unreachable: Pairs,
-    most: int | None,
-) -> tuple[list[str], str]:
-    """Nodes that can all reach their master, and that master: all who were chosen, or the largest part there is.
+class _Sized(_Choice):
+    """A selection where not every world size is allowed."""
 
-    Args:
-        masters: those of the chosen nodes that may be master, in order.
-        allowed: all that may be master.
-    """
-    taken = frozenset(chosen)
-    shunned = {master for node_id, master in unreachable if node_id in taken}
-    master = next((node_id for node_id in masters if node_id not in shunned), None)
-    if master is not None:
-        return list(chosen), master
-    everybody = frozenset(preferred)
-    cut_off: dict[str, set[str]] = {}
-    for node_id, one in unreachable:
-        if node_id in everybody:
-            cut_off.setdefault(one, set()).add(node_id)
-    limit = len(preferred) if most is None else most
-    others = (one for one in preferred if one in allowed and one not in taken)
-    # of equals the earlier master
-    master = max([*masters, *others], key=lambda one: min(limit, len(preferred) - len(cut_off.get(one, ()))))
-    without = cut_off.get(master, set())
-    return [master, *(each for each in preferred if each != master and each not in without)][:most], master
+    @cached_property
+    def _worlds(self) -> Worlds:
+        return Worlds.of(self._spec)
+
+    def select(self, unreachable: Pairs, failed_masters: int) -> Selection | Shortfall:
+        """As the function of that name."""
+        worlds, suspects = self._worlds, self._suspects
+        if len(self._ready) < worlds.min_nodes:
+            return Shortfall(lack=Lack.NODES, missing=worlds.min_nodes - len(self._ready))
+        slots = self._size(self._by_id)
+        chosen = self._best(frozenset()) if slots >= worlds.smallest else None
+        if chosen is None:
+            never = worlds.never(node.slots for node in self._ready)
+            return Shortfall(lack=Lack.WORLD, missing=max(0, worlds.smallest - slots), never=never)
+        if self._allowed.isdisjoint(chosen):
+            chosen = self._best_with_master()
+            if chosen is None:
+                return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects)
+        master = None
+        if unreachable or self._spec.master is not None:
+            served = self._served(chosen, unreachable) if failed_masters < MASTERS_TRIED else None
+            if served is None:
+                final = failed_masters >= MASTERS_TRIED or self._by_id.keys() >= self._last.slots.keys()
+                return Shortfall(lack=Lack.MASTER, final=final, suspects=suspects)
+            chosen, master = served
+        nodes = tuple(self._by_id[node_id] for node_id in chosen)
+        world = self._size(chosen)
+        full = world == worlds.largest or len(nodes) == worlds.max_nodes
+        smaller = world < sum(self._last.slots.values())
+        return Selection(nodes=nodes, master=master, suspects=suspects, full=full, smaller=smaller)
+
+    def _size(self, node_ids: Iterable[str]) -> int:
+        return sum(self._by_id[node_id].slots for node_id in node_ids)
+
+    def _kind(self, node_id: str) -> Kind:
+        return Kind(
+            node_id in self._taken_last,
+            node_id not in self._last.slots,
+            node_id not in self._seated,
+            self._by_id[node_id].slots,
+        )
+
+    def _best(self, without: AbstractSet[str], master: str | None = None) -> list[str] | None:
+        """The best set of nodes.
+
+        Args:
+            without: node ids that cannot be in it.
+            master: a node id that must be.
+        """
+        kinds: dict[Kind, list[str]] = {}
+        for node_id in self._by_id:
+            if node_id not in without and node_id != master:
+                kinds.setdefault(self._kind(node_id), []).append(node_id)
+        if master is None:
+            return best_set(kinds, self._worlds)
+        others = best_set(kinds, self._worlds, (self._by_id[master].slots, 1))
+        return None if others is None else [master, *others]
+
+    def _best_with_master(self) -> list[str] | None:
+        """The best set that has a node that may be master; of those that are of one kind the first is tried."""
+        first: dict[Kind, str] = {}
+        for node_id in sorted(self._allowed, key=natural_key):
+            first.setdefault(self._kind(node_id), node_id)
+        found = [best for one in first.values() if (best := self._best(frozenset(), one)) is not None]
+        return min(found, key=self._cost, default=None)
+
+    def _cost(self, chosen: Sequence[str]) -> tuple[object, ...]:
+        """What makes a set better than another, the most important first (less is better); as `best_set` has it."""
+        kinds = [self._kind(node_id) for node_id in chosen]
+        worse = ((kind.last * kind.slots, kind.moves * kind.slots, kind.fresh * kind.slots) for kind in kinds)
+        return (-self._size(chosen), *map(sum, zip(*worse, strict=True)), len(chosen))
+
+    def _served(self, chosen: Sequence[str], unreachable: Pairs) -> tuple[list[str], str] | None:
+        """Nodes that can all reach their master, and that master: those chosen, or the largest world there is."""
+        masters, master = self._masters_of(chosen, unreachable)
+        if master is not None:
+            return list(chosen), master
+        cut_off = _cut_off(self._by_id, unreachable)
+        others = sorted(self._allowed - frozenset(chosen), key=natural_key)
+        best: tuple[list[str], str] | None = None
+        largest = 0
+        for master in (*masters, *others):  # of equals the earlier one
+            without = cut_off.get(master, frozenset())
+            slots = self._size(self._by_id.keys() - without)
+            if (self._worlds.up_to(slots) or 0) <= largest:
+                continue
+            found = self._best(without, master)
+            if found is not None and (world := self._size(found)) > largest:
+                best, largest = (found, master), world
+        return best
+
+
+def _cut_off(among: Container[str], unreachable: Pairs) -> Mapping[str, AbstractSet[str]]:
+    """By master, which of some nodes cannot reach it."""
+    found: dict[str, set[str]] = {}
+    for node_id, master in unreachable:
+        if node_id in among:
+            found.setdefault(master, set()).add(node_id)
+    return found
 
 
 # -- the same of a group -------------------------------------------------------------------------------------
@@ -235,14 +379,16 @@ def _needed(group: Group, ready: Sequence[Node]) -> Sequence[Node]:
     if not aside:
         return ready
     free = [node for node in ready if node.node_id not in aside]
-    others = sorted(
-        (node for node in ready if node.node_id in aside),
-        key=lambda node: group.conduct[node.node_id].free_at,
-    )
-    if not any(may_be_master(group.spec, node) for node in free):
-        masters = [node for node in others if may_be_master(group.spec, node)][:1]
-        free, others = [*free, *masters], [node for node in others if node not in masters]
-    return [*free, *others[: max(0, group.spec.min_nodes - len(free))]]
+    others = [node for node in ready if node.node_id in aside]
+    others.sort(key=lambda node: group.conduct[node.node_id].free_at)
+    missing = max(0, group.spec.min_nodes - len(free))
+    needed = [*free, *others[:missing]]
+    bounded = group.spec.sized or group.spec.master is not None
+    for node in others[missing:] if bounded else ():
+        if isinstance(select(group.spec, needed), Selection):
+            break
+        needed.append(node)
+    return needed
 
 
 @dataclass(frozen=True)
@@ -276,6 +422,7 @@ class Spare(StrEnum):
     SUCCEEDED = "succeeded"
     OUT_OF_REACH = "out_of_reach"
     LOOPBACK_MASTER = "loopback_master"
+    WORLD_SIZE = "world_size"
     NOT_LARGER = "not_larger"
     SET_ASIDE = "set_aside"
     TAKEN_LAST = "taken_last"
@@ -298,11 +445,22 @@ def growth(group: Group) -> Growth:
         return Growth()
     members = [group.nodes[member.node_id] for member in active.members]
     last = frozenset(member.node_id for member in active.members)
+    sized = group.spec.sized
+    if sized and not _may_grow(group.spec, active, waiting):
+        return Growth()
     answer = select(group.spec, [*members, *waiting], group.seats, former_round(group), group.unreachable)
-    if isinstance(answer, Shortfall) or len(answer.nodes) <= len(members):
+    if isinstance(answer, Shortfall):
+        return Growth()
+    if answer.world_size <= active.world_size if sized else len(answer.nodes) <= len(members):
         return Growth()
     joiners = tuple(node for node in answer.nodes if node.node_id not in last)
     return Growth(joiners, answer.full)
+
+
+def _may_grow(spec: GroupSpec, active: Round, waiting: Iterable[Node]) -> bool:
+    """Whether there are slots enough for a larger world, whoever has them."""
+    slots = active.world_size + sum(node.slots for node in waiting)
+    return (Worlds.of(spec).up_to(slots) or 0) > active.world_size
 
 
 def spare_reason(group: Group, node: Node, active: Round) -> Spare:
@@ -318,7 +476,9 @@ def spare_reason(group: Group, node: Node, active: Round) -> Spare:
         return Spare.OUT_OF_REACH
     if is_loopback(active.master.address) and not is_loopback(node.address):
         return Spare.LOOPBACK_MASTER
-    return Spare.NOT_LARGER
+    if Worlds.of(group.spec).excludes(active.world_size + node.slots):
+        return Spare.WORLD_SIZE
+    return Spare.FULL if len(active.members) == group.spec.max_nodes else Spare.NOT_LARGER
 
 
 @kept
@@ -328,7 +488,8 @@ def _nobody_joins(group: Group) -> Spare | None:
     assert active is not None
     if group.spec.on_join is not OnJoin.RESTART:
         return Spare.ON_JOIN
-    if group.spec.max_nodes is not None and len(active.members) >= group.spec.max_nodes:
+    most = group.spec.max_nodes
+    if most is not None and len(active.members) >= most and not group.spec.sized:
         return Spare.FULL
     if active.finished or any(group.phase_of(one) is NodePhase.SUCCEEDED for one in active.members):
         return Spare.SUCCEEDED

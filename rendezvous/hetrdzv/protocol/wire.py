@@ -13,6 +13,7 @@ from hetrdzv.core.commands import ReportKind as ReportKind  # part of the wire, 
 from hetrdzv.core.directive import DirectiveKind as DirectiveKind
 from hetrdzv.core.model import GroupState
 from hetrdzv.core.spec import DEFAULTS as DEFAULTS
+from hetrdzv.core.spec import MAX_SLOTS as MAX_SLOTS
 from hetrdzv.core.spec import SETTINGS as SETTINGS
 from hetrdzv.core.spec import UNLIMITED_RESTARTS as UNLIMITED_RESTARTS
 from hetrdzv.core.spec import Setting as Setting
@@ -21,9 +22,6 @@ from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH
 
 MAX_BODY_BYTES = 1 << 20
 """The largest body of a request."""
-
-MAX_SLOTS = 1024
-"""How many workers a node may offer at most."""
 
 MAX_WEIGHT = 1_000_000.0
 """The largest weight of a node."""

@@ -33,6 +33,7 @@ ShortText = Annotated[str, StringConstraints(max_length=256)]
 Whole = Annotated[int, Strict(), Field(ge=-(2**53), le=2**53)]
 """A JSON integer that every reader understands as the same number; not a string or a boolean."""
 Seconds = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Weight = Annotated[float, Strict(), Field(gt=0, le=MAX_WEIGHT)]
 Flag = Annotated[bool, Strict()]
 Port = Annotated[Whole, Field(ge=1, le=65_535)]
 
@@ -126,7 +127,7 @@ class JoinRequest(Wire):
     script_port: Annotated[Whole, Field(ge=0, le=65_535)] = 0
     after_round: Annotated[Whole, Field(ge=0)] = 0
     role: Id = "default"
-    weight: Annotated[Seconds, Field(gt=0, le=MAX_WEIGHT)] = 1.0
+    weight: Weight = 1.0
     labels: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
     device: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
     wants_command: Flag = False
@@ -267,6 +268,7 @@ class NewNodeFields(Wire):
     slots: Annotated[Whole, Field(ge=1, le=MAX_SLOTS)]
     node_id: Id | None = None
     labels: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
+    weight: Weight | None = None
 
 
 MAX_PLANNED = 10_000

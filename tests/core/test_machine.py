@@ -57,6 +57,8 @@ SPECS = st.fixed_dictionaries(
         "hang_timeout_s": st.just(3.0),
         "crash_loop": st.integers(0, 2),
         "restart_wait_s": st.just(0.0),
+        "rank_order": st.sampled_from(["speed", "topology:rack", "n10,*,n1"]),
+        "master": st.sampled_from(["rack=0", "n10"]),
     },
 )
 
@@ -84,6 +86,8 @@ class Agent:
             port=4000 + self.acked,
             after_round=self.acked,
             wants_daemon=self.slots % 2 == 0,
+            labels={"rack": str(len(self.node_id) % 2)} if self.slots < 3 else {},
+            weight=1.0 + self.slots % 2,
         )
 
     def report(

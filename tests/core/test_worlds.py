@@ -10,7 +10,7 @@ import pytest
 
 from hetrdzv.core import subset
 from hetrdzv.core.model import Node
-from hetrdzv.core.order import natural_key
+from hetrdzv.core.order import Former, natural_key
 from hetrdzv.core.selection import Lack, Selection, Shortfall, select
 from hetrdzv.core.spec import GroupSpec
 from hetrdzv.core.worlds import Worlds
@@ -42,7 +42,8 @@ class Case:
     taken_last: AbstractSet[str] = frozenset()
 
     def answer(self) -> Selection | Shortfall:
-        return select(self.spec, self.ready, self.seats, self.last, self.unreachable, 0, self.taken_last)
+        last = Former(dict.fromkeys(self.last, 1))
+        return select(self.spec, self.ready, self.seats, last, self.unreachable, 0, self.taken_last)
 
 
 def chosen(answer: Selection | Shortfall) -> list[str] | None:

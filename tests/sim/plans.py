@@ -87,7 +87,7 @@ class PlannedWorld(World):
         group = self.server.group
         if self.kinds or group is None:
             super()._end()
-        elif self._everybody_is_here(group):
+        elif self._rests(group):
             self._next(group)
         else:
             self.timeline.at(1.0, super()._look, self.timeline.now)
@@ -187,7 +187,9 @@ class PlannedWorld(World):
             node = now.nodes.get(machine.node_id)
             return node is not None and node.incarnation == incarnation
 
-        new = NewNode(node_id=machine.node_id, slots=machine.slots)
+        new = NewNode(
+            node_id=machine.node_id, slots=machine.slots, labels=machine.labels, weight=machine.weight
+        )
         self._plan(group, what, Changes(add=(new,)), joined)
         self.start_agent(machine)
 

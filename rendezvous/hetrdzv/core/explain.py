@@ -194,18 +194,28 @@ def not_ready_clause(group: Group) -> str:
     return f"; {who} are not ready; {first.node_id}: {clipped(first.not_ready)}"
 
 
+def master_clause(spec: GroupSpec, ready: Sequence[Node]) -> str:
+    """That no node that is ready may be master, and why."""
+    who = "it may not" if len(ready) == 1 else "none of them may"
+    return f"{who} be master, since master is {spec.master}"
+
+
 def _explain_wait_for_nodes(group: Group, now: float) -> str:
     ready = ready_nodes(group)
     have = f"{standing(group.spec, ready)} ready" if ready else "no node is ready"
     if ready:
         have += f" ({names(node.node_id for node in ready)})"
     answer = next_round(group)
+    if isinstance(answer, Shortfall) and answer.lack is Lack.ALLOWED_MASTER:
+        return f"{have}, but {master_clause(group.spec, ready)}; waiting for one that may{_until(group, now)}"
     if isinstance(answer, Shortfall) and answer.lack is not Lack.MASTER:
         if why := lacking(group.spec, ready, answer):
             have += f"; {why}"
         return _explain_too_few(group, have, answer, now)
     if group.bounds_since is None:
         who = unreached(group.unreachable, {node.node_id for node in ready})
+        if group.spec.master is not None:
+            who += f"; master is {group.spec.master}"
         more = f"waiting for more{_in_place_of(group.round, group)}{_until(group, now)}"
         return f"{have}, but none can be master ({who}); {more}"
     if answer.suspects:

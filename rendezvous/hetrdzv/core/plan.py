@@ -47,11 +47,13 @@ class NewNode:
 
     Attributes:
         node_id: that of a node that is gone: it comes back; empty: one that goes last is made up.
+        labels, weight: empty and None: what the node had when it was here.
     """
 
     slots: int
     node_id: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    weight: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +306,7 @@ def _joins(group: Group, changes: Changes) -> Iterator[Join]:
             port=alike.port if alike is not None else 1,
             role=alike.role if alike is not None else "default",
             labels=one.labels or (known.labels if known is not None else {}),
+            weight=one.weight or (known.weight if known is not None else 1.0),
             wants_command=alike is not None and alike.wants_command,
             spec=spec,
         )

@@ -16,6 +16,7 @@ from hetrdzv.cli.hetctl.options import (
     Numbers,
     ScriptLast,
     Seconds,
+    Words,
     WorldSize,
     command,
     shared,
@@ -64,6 +65,8 @@ def flag_type(setting: Setting) -> click.ParamType[Any]:
     """What the flag of a setting takes."""
     if setting.choices:
         return click.Choice(setting.choices)
+    if setting.kind is str:
+        return Words(setting.metavar, setting.reads)
     least, most = setting.least or 0, setting.most or math.inf
     if setting.kind is tuple:
         return Numbers(int(least), int(most))

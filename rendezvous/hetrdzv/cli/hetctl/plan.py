@@ -13,7 +13,7 @@ from hetrdzv.core.plan import first_round
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.ids import checked_id
 from hetrdzv.protocol.plans import changes, new_nodes
-from hetrdzv.protocol.wire import MAX_SLOTS, NewNodeFields, PlanReply, PlanRequest, SpecFields
+from hetrdzv.protocol.wire import MAX_SLOTS, MAX_WEIGHT, NewNodeFields, PlanReply, PlanRequest, SpecFields
 
 NO_GROUP = "example"
 """What a group is called that is on no server."""
@@ -56,6 +56,7 @@ class _NewNodes(_Items):
 
     def _item(self, text: str) -> NewNodeFields:
         head, *labels = text.split(":")
+        head, at, weight = head.partition("@")
         name, equals, slots = head.rpartition("=")
         if re.fullmatch(r"[0-9]{1,9}", slots) is None or not 1 <= int(slots) <= MAX_SLOTS:
             raise ValueError(
@@ -66,7 +67,15 @@ class _NewNodes(_Items):
             fields["node_id"] = checked_id(name)
         if labels:
             fields["labels"] = dict(map(_label, labels))
+        if at:
+            fields["weight"] = _weight(weight)
         return NewNodeFields(**fields)
+
+
+def _weight(text: str) -> float:
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) is None or not 0 < float(text) <= MAX_WEIGHT:
+        raise ValueError(f"weight {text!r} must be a number above 0, up to {MAX_WEIGHT:g}, for example 0.5")
+    return float(text)
 
 
 def _label(text: str) -> tuple[str, str]:
@@ -80,7 +89,7 @@ def _label(text: str) -> tuple[str, str]:
 @click.argument("group", type=Id(), required=False)
 @click.option("--without", type=_NodeIds(), default=(), help="Nodes that go, as in gpu3,gpu4.")
 @click.option(
-    "--with", "added", type=_NewNodes(), default=(), help="Nodes that join, as in 8,4 or gpu9=8:rack=r1."
+    "--with", "added", type=_NewNodes(), default=(), help="Nodes that join, as in 8,4 or gpu9=8@0.5:rack=r1."
 )
 @click.option("--nodes", type=_NewNodes(), help="No GROUP, no server: these nodes make one, as in a=8,b=4.")
 @settings_of_a_group

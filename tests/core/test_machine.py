@@ -63,6 +63,8 @@ SPECS = st.fixed_dictionaries(
         "max_world_size": st.integers(6, 12),
         "world_size_multiple": st.sampled_from([1, 2, 4]),
         "growth_pause_s": st.just(4.0),
+        "rank_order": st.sampled_from(["speed", "topology:rack", "n10,*,n1"]),
+        "master": st.sampled_from(["rack=0", "n10"]),
     },
 )
 
@@ -90,6 +92,8 @@ class Agent:
             port=4000 + self.acked,
             after_round=self.acked,
             wants_daemon=self.slots % 2 == 0,
+            labels={"rack": str(len(self.node_id) % 2)} if self.slots < 3 else {},
+            weight=1.0 + self.slots % 2,
         )
 
     def report(

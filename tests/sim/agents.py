@@ -53,6 +53,8 @@ class Agent:
         self._not_ready = ""
         offer = Offer(
             slots=machine.slots,
+            labels=machine.labels,
+            weight=machine.weight,
             address=machine.address,
             spec=world.scenario.spec,
             ready_within_s=self._check.choice((0.0, 0.0, 2.0)),

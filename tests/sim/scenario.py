@@ -1,7 +1,9 @@
 """What a seed stands for: the group's spec, its nodes, the weather, and how its scripts behave."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.spec import GroupSpec, OnJoin
@@ -22,6 +24,9 @@ class Weather:
     latency_s: float
 
 
+MOST_MACHINES = 6
+"""How many a story has at most."""
+
 CALM = Weather(lost=0.0, reply_lost=0.0, cut=0.0, doubled=0.0, late=0.0, latency_s=0.002)
 
 
@@ -30,7 +35,8 @@ class Scenario:
     """One story.
 
     Attributes:
-        slots: of each machine.
+        slots: of each machine at the start.
+        labels, weights: of each machine, later ones included.
         separate: the spec promises that old workers end before new ones start, and no fault is told that the
             promise leaves out (docs/operations.md, Two writers of one checkpoint).
         faults: how many happen, within `story_s` seconds.
@@ -43,6 +49,8 @@ class Scenario:
 
     spec: SpecFields
     slots: tuple[int, ...]
+    labels: tuple[Mapping[str, str], ...]
+    weights: tuple[float, ...]
     separate: bool
     weather: Weather
     faults: int
@@ -84,6 +92,7 @@ def scenario(seed: int) -> Scenario:
         restart_wait_s=rng.choice((0.0, 2.0, 60.0)),
         strikes=rng.choice((0, 1, 3)),
         hang_timeout_s=rng.choice((None, 2.0, 10.0)),
+        **_order(random.Random(f"{seed}.order")),
     )
     bad = rng.choice((0.0, 0.01, 0.03))
     weather = Weather(
@@ -97,6 +106,11 @@ def scenario(seed: int) -> Scenario:
     made = Scenario(
         spec=spec,
         slots=tuple(rng.choice((1, 2, 4, 8)) for _ in range(nodes)),
+        labels=tuple(_labels(seed, number) for number in range(MOST_MACHINES)),
+        weights=tuple(
+            random.Random(f"{seed}.weight.{number}").choice((1.0, 0.5, 2.0))
+            for number in range(MOST_MACHINES)
+        ),
         separate=separate,
         weather=weather,
         faults=rng.randint(2, 12),
@@ -128,7 +142,22 @@ def _worlds(seed: int, made: Scenario) -> dict[str, object]:
     except InvalidSpec:
         return pause
     nodes = [
-        Node(node_id=f"n{number}", incarnation="any", slots=slots, address="any", port=1)
-        for number, slots in enumerate(made.slots)
+        Node(node_id=f"n{number + 1}", incarnation="any", slots=slots, address="any", port=1, labels=labels)
+        for number, (slots, labels) in enumerate(zip(made.slots, made.labels, strict=False))
     ]
     return pause if best_of_all(Case(spec, nodes)) is None else pause | worlds
+
+
+def _order(rng: random.Random) -> dict[str, Any]:
+    """The settings about ranks."""
+    orders = ("sticky", "sticky", "speed", "topology:rack", "topology:zone,rack", "n3,*,n1")
+    return {"rank_order": rng.choice(orders), "master": rng.choice((None, None, None, "public=yes"))}
+
+
+def _labels(seed: int, number: int) -> Mapping[str, str]:
+    """The labels of a machine; the first may always be master."""
+    rng = random.Random(f"{seed}.labels.{number}")
+    labels = {"zone": rng.choice("xy"), "rack": rng.choice("12")}
+    if number == 0 or rng.random() < 0.5:
+        labels["public"] = "yes"
+    return {name: value for name, value in labels.items() if name == "public" or rng.random() < 0.9}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.order import natural_key
+from hetrdzv.core.order import Former, may_be_master, natural_key
 from hetrdzv.core.selection import Selection, Shortfall, ready_nodes, select
 from hetrdzv.core.spec import GroupSpec
 
@@ -24,11 +24,14 @@ class Case:
 
     def answer(self) -> Selection | Shortfall:
         """What it answers."""
-        return select(self.spec, self.ready, self.seats, self.last, self.unreachable, 0, self.taken_last)
+        last = Former(dict.fromkeys(self.last, 1))
+        return select(self.spec, self.ready, self.seats, last, self.unreachable, 0, self.taken_last)
 
 
 def fits(spec: GroupSpec, found: Sequence[Node]) -> bool:
-    """Whether a set of nodes keeps all bounds."""
+    """Whether a set of nodes keeps all bounds, and has one that may be master."""
+    if not any(may_be_master(spec, one) for one in found):
+        return False
     world = sum(one.slots for one in found)
     if world % spec.world_size_multiple or not (spec.min_world_size or 1) <= world:
         return False
@@ -75,5 +78,9 @@ def not_best(old: Group, new: Group) -> str:
     expected = best_of_all(Case(new.spec, ready, old.seats, last, taken_last=taken_last(new)))
     names = sorted((member.node_id for member in formed.members), key=natural_key)
     if expected == names or (new.unreachable and fits(new.spec, members)):
+        return ""
+    # of equal worlds another may be taken for the sake of its master
+    known = expected if expected is not None and new.spec.master is not None else ()
+    if known and sum(new.nodes[name].slots for name in known) == formed.world_size:
         return ""
     return f"round {formed.number} has {names}, but {expected} is best"

@@ -1,10 +1,13 @@
 """What a node offers its group, and the join request that carries it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetrdzv.protocol.wire import JoinRequest, SpecFields
+
+NEWER = frozenset({"ready_within_s", "not_ready", "weight"})
+"""Fields of a join that a server of 0.1 refuses; they are sent only where they say something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,12 +18,17 @@ class Offer:
     address: str
     role: str = "default"
     labels: Mapping[str, str] = field(default_factory=dict)
+    weight: float = 1.0
     device: Mapping[str, str] = field(default_factory=dict)
     wants_command: bool = False
     wants_members: bool = False
     wants_daemon: bool = False
     ready_within_s: float = 0.0
     spec: SpecFields = field(default_factory=SpecFields)
+
+    def of_0_1(self) -> "Offer":
+        """As much of this offer as a server of 0.1 knows."""
+        return replace(self, ready_within_s=0.0, weight=1.0)
 
     def request(
         self, incarnation: str, ports: tuple[int, int], after_round: int, not_ready: str = ""
@@ -35,8 +43,9 @@ class Offer:
         Raises:
             pydantic.ValidationError: no server could accept it.
         """
-        # Servers that know no such fields refuse them, so they are sent only where they say something.
         news: dict[str, Any] = {"ready_within_s": self.ready_within_s, "not_ready": not_ready}
+        if self.weight != 1:
+            news["weight"] = self.weight
         return JoinRequest(
             incarnation=incarnation,
             slots=self.slots,

@@ -8,7 +8,6 @@ for `requests`, then for `directives` and `notices`.
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import ceil, inf
 
 from pydantic import ValidationError
@@ -16,7 +15,7 @@ from pydantic import ValidationError
 from hetagent.protocol.asides import Asides
 from hetagent.protocol.contact import CONNECT_TIMEOUT_S, Contact
 from hetagent.protocol.directives import Directives, Need
-from hetagent.protocol.offer import Offer
+from hetagent.protocol.offer import NEWER, Offer
 from hetagent.protocol.refusals import (
     STRANGERS,
     conflict_of,
@@ -417,7 +416,7 @@ class Session:
 
     def _join(self, at: float) -> None:
         """Have a join sent, unless this node is about to leave."""
-        offer = replace(self.offer, ready_within_s=0.0) if self._is_older else self.offer
+        offer = self.offer.of_0_1() if self._is_older else self.offer
         body = offer.request(self.incarnation, self._ports, self._told.over_round, self._not_ready)
         if self._is_older and self._not_ready:
             self._join_due = None
@@ -507,7 +506,7 @@ class Session:
                 if not self._finishing_told:
                     self._finishing_told = True
                     self._notices.append(f"{error}; waiting for that to happen")
-            case Join(), "invalid_request" if request.body.not_ready or request.body.ready_within_s:
+            case Join(), "invalid_request" if request.body.model_fields_set & NEWER:
                 self._hear(request, now)
                 self._join_older(now)
             case Join(), _ if self._is_final(error):
@@ -560,6 +559,8 @@ class Session:
 
     def _join_older(self, now: float) -> None:
         """The server may be of 0.1, and refuse what it does not know: it only hears of a node that is ready."""
+        if self.offer.weight != 1 and not self._is_older:
+            self._notices.append("the server is older than this agent: --weight has no effect")
         self._is_older = True
         self._join(now)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.tables import Table, median
 from hetrdzv.core.model import Node
+from hetrdzv.core.order import Former
 from hetrdzv.core.selection import Selection, Shortfall, select
 from hetrdzv.core.spec import GroupSpec
 
@@ -65,7 +66,7 @@ def main() -> None:
         ready = cluster(args.nodes, sizes)
         slots = sum(node.slots for node in ready)
         seats = tuple(node.node_id for node in ready[: args.nodes * 8 // 10])
-        last = seats[: args.nodes * 6 // 10]
+        last = Former({node.node_id: node.slots for node in ready[: args.nodes * 6 // 10]})
         for bounds, spec in (
             ("a multiple of 64", GroupSpec(world_size_multiple=64)),
             ("half of the slots", GroupSpec(world_size_multiple=8, max_world_size=slots // 2)),

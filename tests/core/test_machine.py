@@ -570,6 +570,7 @@ class GroupMachine(RuleBasedStateMachine):
             and self.group.state == "waiting"
             and current.end is not None
             and current.end.judged
+            and current.end.kind is EndKind.FAILED  # not that a node was lost or drained meanwhile
         ):
             failed = [
                 node for node in self.group.nodes.values() if self.group.in_round(node) and node.failure

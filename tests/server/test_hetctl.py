@@ -170,6 +170,7 @@ def test_create_sends_the_given_fields_only(ctl: Callable[..., str], server: Het
         ("restart-wait-s", 5.0),
         ("strikes", 2),
         ("hang-timeout-s", 30.0),
+        ("notice-s", 20.0),
     ],
 )
 def test_create_has_a_flag_for_every_field(
@@ -549,7 +550,7 @@ def test_a_program_that_does_not_speak_http_answers(ctl: Callable[..., str]) -> 
         ),
         (
             ["create", "g", "--nodes", "2"],
-            "No such option '--nodes'. Did you mean '--nnodes'? See hetctl create",
+            "No such option '--nodes'. (Did you mean one of: '--nnodes', '--notice-s'?); see hetctl create",
         ),
         (["create", "g", "--on-join", "panic"], "'panic' is not one of 'restart', 'spare'"),
         (["status", "--token", "sesame"], "No such option"),

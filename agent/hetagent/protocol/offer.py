@@ -6,6 +6,9 @@ from typing import Any
 
 from hetrdzv.protocol.wire import JoinRequest, SpecFields
 
+NEWER = frozenset({"takes_notice", "ready_within_s", "not_ready"})
+"""Fields of a join that servers of 0.1 refuse; they are sent only where they say something."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
@@ -19,6 +22,7 @@ class Offer:
     wants_command: bool = False
     wants_members: bool = False
     wants_daemon: bool = False
+    takes_notice: bool = False
     ready_within_s: float = 0.0
     spec: SpecFields = field(default_factory=SpecFields)
 
@@ -35,8 +39,11 @@ class Offer:
         Raises:
             pydantic.ValidationError: no server could accept it.
         """
-        # Servers that know no such fields refuse them, so they are sent only where they say something.
-        news: dict[str, Any] = {"ready_within_s": self.ready_within_s, "not_ready": not_ready}
+        news: dict[str, Any] = {
+            "takes_notice": self.takes_notice,
+            "ready_within_s": self.ready_within_s,
+            "not_ready": not_ready,
+        }
         return JoinRequest(
             incarnation=incarnation,
             slots=self.slots,

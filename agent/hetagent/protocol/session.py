@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from hetagent.protocol.asides import Asides
 from hetagent.protocol.contact import CONNECT_TIMEOUT_S, Contact
 from hetagent.protocol.directives import Directives, Need
-from hetagent.protocol.offer import Offer
+from hetagent.protocol.offer import NEWER, Offer
 from hetagent.protocol.refusals import (
     STRANGERS,
     conflict_of,
@@ -176,6 +176,10 @@ class Session:
             must_meet: whether it is a failure if that is not all of them.
         """
         self._report(ReportKind.SUCCEEDED, round_number, now, met=met, must_meet=must_meet)
+
+    def ready_to_stop(self, round_number: int, now: float) -> None:
+        """After a notice, all local workers have said that they may be stopped."""
+        self._report(ReportKind.READY_TO_STOP, round_number, now)
 
     def failed(self, round_number: int, failure: FailureFields, now: float) -> None:
         """A local worker failed; `now` is when that was seen."""
@@ -411,7 +415,9 @@ class Session:
 
     def _join(self, at: float) -> None:
         """Have a join sent, unless this node is about to leave."""
-        offer = replace(self.offer, ready_within_s=0.0) if self._is_older else self.offer
+        offer = self.offer
+        if self._is_older:
+            offer = replace(offer, ready_within_s=0.0, takes_notice=False)
         body = offer.request(self.incarnation, self._ports, self._told.over_round, self._not_ready)
         if self._is_older and self._not_ready:
             self._join_due = None
@@ -501,7 +507,7 @@ class Session:
                 if not self._finishing_told:
                     self._finishing_told = True
                     self._notices.append(f"{error}; waiting for that to happen")
-            case Join(), "invalid_request" if request.body.not_ready or request.body.ready_within_s:
+            case Join(), "invalid_request" if request.body.model_fields_set & NEWER:
                 self._hear(request, now)
                 self._join_older(now)
             case Join(), _ if self._is_final(error):

@@ -9,6 +9,7 @@ import click
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, print_json, standing, tell
 from hetrdzv.cli.hetctl.options import GROUP, Id, Nnodes, Numbers, ScriptLast, Seconds, command, shared
+from hetrdzv.core.model import GroupState
 from hetrdzv.core.phrasing import count
 from hetrdzv.protocol.wire import SETTINGS, Setting, SpecFields
 
@@ -94,8 +95,17 @@ def restart(group: str) -> None:
 @command("End a group's job.")
 @GROUP
 def cancel(group: str) -> None:
-    """End the job of GROUP: all workers are stopped, agents exit with 3."""
+    """End the job of GROUP: all workers are stopped, agents exit with 3.
+
+    Where the group gives notice (--notice-s), the workers may save first; a second time does not wait for that.
+    """
     reply = call(lambda client: client.cancel(group))
+    if reply.state != GroupState.CANCELLED:
+        tell(
+            reply,
+            f"group '{group}' is going to be cancelled, {standing(reply)}; to wait no longer: cancel it again",
+        )
+        return
     live = reply.counts.nodes
     stopping = f"; {count(live, 'node')} told to stop" if live else ""
     tell(reply, f"group '{group}' is cancelled{stopping}")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.agent.protocol.session.driver import Bench, problem
 
+from hetagent.protocol.offer import NEWER
 from hetagent.protocol.requests import Answer, Join, Request
 from hetrdzv.core import commands
 from hetrdzv.core.model import GroupState, NodePhase
@@ -115,7 +116,7 @@ class Of01(Bench):
     """With a server of 0.1, which refuses what it does not know."""
 
     def execute(self, request: Request) -> Answer:
-        if isinstance(request, Join) and {"not_ready", "ready_within_s"} & request.body.model_fields_set:
+        if isinstance(request, Join) and NEWER & request.body.model_fields_set:
             return problem(422, "invalid_request")
         return super().execute(request)
 
@@ -141,10 +142,18 @@ def test_a_server_of_0_1_is_not_told_how_long_a_check_takes() -> None:
     assert (bench.last.kind, bench.notices) == ("start", [])
 
 
+def test_a_server_of_0_1_is_not_told_that_notices_are_taken() -> None:
+    bench = Of01()
+    bench.session.offer = replace(bench.session.offer, takes_notice=True)
+    ready(bench)
+    assert (bench.last.kind, bench.notices) == ("start", [])
+    assert len(joins(bench)) == 2
+
+
 def test_of_what_is_new_only_what_says_something_is_sent(bench: Bench) -> None:
     ready(bench)
     join = next(one for one in bench.sent if isinstance(one, Join))
-    assert not {"not_ready", "ready_within_s"} & join.body.model_fields_set
+    assert not NEWER & join.body.model_fields_set
 
 
 def test_a_server_that_forgot_a_node_is_told_again_that_it_is_not_ready() -> None:

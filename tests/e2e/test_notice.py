@@ -25,6 +25,7 @@ def job(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
+@pytest.mark.long
 def test_a_joiner_a_restart_and_a_drain_cost_no_step(job: Cluster) -> None:
     rounds = [job.start({"a": 2})]
     job.agent("b", 1)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from tests.agent.job.rig import Make, OtherNode, Rig, soon
+from tests.support.cluster import WORKLOAD
+from tests.support.workload.worklog import WorkLog
 
 from hetagent import progress
 from hetagent.job import local_round
@@ -121,6 +123,24 @@ def test_the_round_ends_once_the_workers_are_ready(rig: Make) -> None:
     said = " ".join(made.said)
     assert "round 1 is about to end (a restart was requested): the workers have 60 s to save" in said
     assert "round 1: the workers are ready to stop" in said
+
+
+def test_no_step_is_lost_where_all_ranks_agree_and_save(rig: Make) -> None:
+    words = f"exec {sys.executable} {WORKLOAD} --into . --light --notice"
+    made = rig(words, slots=2, report_stacks=True, notice_s=60.0)
+    made.offers(takes_notice=True)
+    log = WorkLog(made.folder)
+
+    def goes_on() -> None:
+        soon(lambda: log.world(2, round_above=1), "the next round")
+        log.finish()
+
+    assert (
+        made.run(made.exists, running(made), lambda: soon(log.lines, "steps"), made.asks("restart"), goes_on)
+        == 0
+    )
+    made_by = {number: [one["made"] for one in log.lines() if one["round"] == number] for number in (1, 2)}
+    assert min(made_by[2]) == max(made_by[1]) + 1
 
 
 def running(made: Rig) -> Any:

@@ -1,5 +1,6 @@
 """Planned stops with `--notice-s`: workers save before, so no step is made twice."""
 
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster, cluster
+
+TRAIN = str(Path(__file__).parents[2] / "examples" / "digits" / "train.py")
 
 
 def steps_lost(job: Cluster, first: int, second: int) -> int:
@@ -45,3 +48,37 @@ def test_a_joiner_a_restart_and_a_drain_cost_no_step(job: Cluster) -> None:
     assert "round 1 is about to end (b joined): the workers have 50 s to save" in job.agents["a"].stderr
     job.end_well("a")
     assert job.group()["restarts"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_the_digits_go_on_at_the_step_at_which_they_were_stopped(tmp_path: Path) -> None:
+    """A node joins, one is drained, somebody restarts the job."""
+    flags = ("--nnodes", "1:2", "--last-call-s", "1", "--notice-s", "60", "--max-restarts", "0")
+    args = ("--checkpoint-dir", str(tmp_path / "digits"), "--epochs", "8", "--step-sleep", "0.1")
+
+    with cluster(tmp_path, *flags) as job:
+
+        def said(pattern: str) -> list[str]:
+            """What rank 0 has said, in the order of rounds; it is on the first node of each."""
+            return re.findall(pattern, job.agents["a"].stderr)
+
+        def goes_on(rounds: int) -> None:
+            job.wait_for(lambda: len(said("(?m)^world size")) == rounds, f"round {rounds}")
+            known = len(said("(?m)^epoch"))
+            job.wait_for(lambda: len(said("(?m)^epoch")) > known, "an epoch")
+
+        job.agent("a", 2, script=TRAIN, args=args)
+        goes_on(1)
+        job.agent("b", 1, script=TRAIN, args=args)
+        goes_on(2)
+        job.post("restart")
+        goes_on(3)
+        job.post("nodes/b/drain")
+        goes_on(4)
+        assert [job.agents[name].wait(200) for name in "ba"] == [4, 0], job.report()
+        assert said(r"(?m)^world size (\d)") == ["2", "3", "3", "2"]
+        assert len(saved := said(r"saved after step (\d+)")) == 3
+        assert said(r"resuming after epoch \d+, step (\d+)") == saved
+        (accuracy,) = said(r"final accuracy ([.\d]+)")
+        assert float(accuracy) > 0.9

@@ -409,6 +409,7 @@ def _report_is_lost(request: Report, disk: Disk) -> str | None:
     if node is None or node["incarnation"] != body.incarnation or current is None:
         return None
     over = current["number"] != body.round or current["end"] is not None
+    over = over or (disk.group is not None and disk.group["state"] == "cancelled")  # it was about to be
     match body.kind:
         case ReportKind.LEAVING:
             return None if node["leaving"] or node["gone_at"] is not None else "the intention to leave"

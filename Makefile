@@ -39,10 +39,11 @@ define install
 	  exit 1; }
 	@test -x $(BIN)/pip || { echo 'creating $(VENV)' && $(PYTHON) -m venv $(VENV); }
 	@echo 'installing $(2) into $(VENV): one to ten minutes, for torch most of all (200 MB for CPUs, some GB with CUDA)'
-	@$(BIN)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt -e '.[$(1)]' | sed -unE \
+	@$(BIN)/python -m pip install --no-compile --progress-bar off --disable-pip-version-check -c constraints.txt -e '.[$(1)]' | sed -unE \
 	  -e 's/^ *(Downloading|Using cached) (.*\/)?([^ /]+ \([0-9]{2,}[.0-9]* MB\)|[^ /]+ \([.0-9]+ GB\)).*/  \3/p' \
 	  -e 's/^Processing .*\/(torch-[^/]+\.whl)( .*)?$$/  \1/p' \
 	  -e 's/^Installing collected packages: .*/  unpacking/p'
+	@echo '  compiling' && { $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true; }  # pip does not use all cores
 	@touch $@
 endef
 

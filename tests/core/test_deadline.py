@@ -6,7 +6,7 @@ import pytest
 
 from hetrdzv.core.commands import NoteStall, Tick
 from hetrdzv.core.group import step
-from hetrdzv.core.model import Stall
+from hetrdzv.core.model import Stall, StallKind
 from hetrdzv.core.timers import deadline
 from tests.core.driver import LEASE_S, Story, running
 
@@ -62,13 +62,17 @@ def lapsing() -> Story:
 
 def stalling() -> Story:
     story = running("a", "b", lease_s=100)
-    story.do(NoteStall(1, Stall(kind="behind", ranks=(0,), node_id="a", text="...", since=story.now - 5)))
+    story.do(
+        NoteStall(1, Stall(kind=StallKind.BEHIND, ranks=(0,), node_id="a", text="...", since=story.now - 5))
+    )
     return story
 
 
 def hanging() -> Story:
     story = running("a", "b", lease_s=100, hang_timeout_s=30)
-    story.do(NoteStall(1, Stall(kind="behind", ranks=(0,), node_id="a", text="...", since=story.now - 20)))
+    story.do(
+        NoteStall(1, Stall(kind=StallKind.BEHIND, ranks=(0,), node_id="a", text="...", since=story.now - 20))
+    )
     return story
 
 

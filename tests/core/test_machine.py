@@ -32,7 +32,7 @@ from hetrdzv.core.directive import Directive, DirectiveKind, directive
 from hetrdzv.core.explain import explain
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import EndKind, Failure, Group, Stall
+from hetrdzv.core.model import EndKind, Failure, Group, Stall, StallKind
 from hetrdzv.core.timers import deadline
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
 
@@ -357,9 +357,9 @@ class GroupMachine(RuleBasedStateMachine):
     @rule(
         node_id=NODES,
         ago_s=st.sampled_from([None, 0.0, 2.0, 20.0]),
-        kind=st.sampled_from(["behind", "deadlock"]),
+        kind=st.sampled_from([StallKind.BEHIND, StallKind.DEADLOCK]),
     )
-    def workers_wait(self, node_id: str, ago_s: float | None, kind: str) -> None:
+    def workers_wait(self, node_id: str, ago_s: float | None, kind: StallKind) -> None:
         """The server sees who is waited for, or that nobody is any more (None)."""
         active = self.group.active_round
         if active is not None:

@@ -189,7 +189,22 @@ def test_a_setting_that_is_a_whole_number_is_sent_as_one() -> None:
 
 def test_create_knows_every_field_of_a_spec() -> None:
     flags = {parameter.name for parameter in hetctl.cli.commands["create"].params}
-    assert set(SpecFields.model_fields) - {"min_nodes", "max_nodes"} <= flags
+    ranges = {"min_nodes", "max_nodes", "min_world_size", "max_world_size"}
+    assert set(SpecFields.model_fields) - ranges <= flags
+
+
+def test_create_takes_world_sizes(ctl: Callable[..., str]) -> None:
+    ctl("create", "sized", "--world-size", "8:16", "--world-size-multiple", "4", "--growth-pause-s", "60")
+    spec = json.loads(ctl("status", "sized", "--json"))["spec"]
+    assert (spec["min_world_size"], spec["max_world_size"], spec["world_size_multiple"]) == (8, 16, 4)
+    assert "wanted: 1 or more, world size 8 to 16, a multiple of 4" in ctl("status", "sized")
+    assert "wanted: 1 or more, world size 8 or more" in ctl("create", "open", "--world-size", "8:") + ctl(
+        "status", "open"
+    )
+    said = ctl("create", "none", "--world-size", "9:11", "--world-size-multiple", "4", status=1)
+    assert "lower min_world_size to 8, or raise max_world_size to 12" in said
+    for wrong in ("0", "9:8", ":", "", "1:2:3", "x"):
+        assert "--world-size" in ctl("create", "none", "--world-size", wrong, status=2)
 
 
 def test_status_of_an_empty_server(ctl: Callable[..., str]) -> None:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from hetrdzv.core.commands import Cancel, Drain, NoteStall, Restart, Undrain
-from hetrdzv.core.model import Stall
+from hetrdzv.core.model import Stall, StallKind
 from tests.sim.machine import Machine
 from tests.sim.network import DOWN, UP
 from tests.sim.store import Trouble
@@ -85,7 +85,7 @@ class Faults:
             return False
         member = self._rng.choice(active.members)
         stall = Stall(
-            kind=self._rng.choice(("behind", "no_answer", "deadlock")),
+            kind=self._rng.choice((StallKind.BEHIND, StallKind.NO_ANSWER, StallKind.DEADLOCK)),
             ranks=(member.rank_offset,),
             node_id=member.node_id,
             text=f"others wait for rank {member.rank_offset}",

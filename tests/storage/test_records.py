@@ -118,6 +118,9 @@ specs: st.SearchStrategy[Mapping[str, object]] = st.fixed_dictionaries(
     optional={
         "min_nodes": st.integers(1, 2),
         "max_nodes": st.integers(2, 3),
+        "world_size_multiple": st.integers(1, 3),
+        "min_world_size": st.integers(1, 6),
+        "growth_pause_s": st.sampled_from([0.0, 3.0]),
         "max_restarts": st.integers(0, 2),
         "last_call_s": st.sampled_from([0.0, 1.0]),
         "join_timeout_s": st.sampled_from([2.5, 600.0]),
@@ -276,6 +279,9 @@ def full() -> Group:
         spec=GroupSpec(
             min_nodes=2,
             max_nodes=5,
+            min_world_size=4,
+            max_world_size=12,
+            world_size_multiple=2,
             max_restarts=7,
             join_timeout_s=60.5,
             last_call_s=2.0,
@@ -289,6 +295,7 @@ def full() -> Group:
             restart_wait_s=30.0,
             strikes=4,
             hang_timeout_s=30.0,
+            growth_pause_s=5.0,
             on_join=OnJoin.SPARE,
             command=("train.py", "--lr", "0.1"),
         ),

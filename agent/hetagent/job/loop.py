@@ -380,8 +380,13 @@ class Agent:
 
     def _keep_stacks(self, directive: DirectiveReply) -> None:
         """Keep the stacks of workers that hang, for whoever looks into the logs."""
-        if self._watching is not None and self._local is not None and not self._local.stopping:
-            self._watching.over(directive.why)
+        if (
+            directive.hang
+            and self._watching is not None
+            and self._local is not None
+            and not self._local.stopping
+        ):
+            self._watching.keep_stacks()
 
     def _on_stopped(self) -> None:
         """Clean up once the workers have ended or their grace is over; then say that we are ready."""

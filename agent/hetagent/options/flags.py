@@ -13,7 +13,7 @@ from hetagent.job.ready.node_check import TIMEOUT_S as NODE_CHECK_TIMEOUT_S
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
-from hetagent.options.values import label, notice_signal, port_range, seconds, setting
+from hetagent.options.values import label, notice_signal, port_range, seconds, setting, world_size
 from hetagent.protocol.contact import CONNECT_TIMEOUT_S
 from hetrdzv import __version__
 from hetrdzv.protocol.wire import SETTINGS, Setting
@@ -115,6 +115,11 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "type": label,
         "metavar": "KEY=VALUE",
         "help": "A label for this node; repeatable.",
+    },
+    "--world-size": {
+        "type": world_size,
+        "metavar": "N|MIN:MAX",
+        "help": "How many workers the job may have in all; of the nodes the best set is taken, the others are spares.",
     },
     "--connect-timeout-s": {
         "type": seconds,

@@ -137,6 +137,7 @@ def _fill_from_slurm(args: Namespace, environ: Mapping[str, str]) -> slurm.Defau
         cpu=args.device == "cpu",
         nnodes=_nnodes(args),
         signals=None if args.signals_to_handle == TORCHRUNS_SIGNALS else _signals(args.signals_to_handle),
+        world_size=args.world_size is not None or args.world_size_multiple is not None,
         standalone=bool(args.standalone),
     )
     try:
@@ -216,6 +217,9 @@ def _spec(args: Namespace) -> dict[str, object]:
         spec["max_restarts"] = int(args.max_restarts)
     if (nnodes := _nnodes(args)) is not None:
         spec["min_nodes"], spec["max_nodes"] = nnodes
+    if args.world_size is not None:
+        bounds = zip(("min_world_size", "max_world_size"), args.world_size, strict=True)
+        spec |= {name: value for name, value in bounds if value is not None}
     if args.standalone:
         if spec.get("min_nodes", 1) != 1 or spec.get("max_nodes", 1) != 1:
             raise UsageError(

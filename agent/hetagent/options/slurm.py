@@ -43,6 +43,7 @@ class Given:
         workers: as `--nproc-per-node`.
         cpu: `--device cpu`.
         nnodes: the bounds of `--nnodes`.
+        world_size: the nodes are chosen by their slots, so not all of them need take part.
         signals: `--signals-to-handle`, unless it is torchrun's default.
     """
 
@@ -52,6 +53,7 @@ class Given:
     workers: str | None = None
     cpu: bool = False
     nnodes: tuple[int, int] | None = None
+    world_size: bool = False
     signals: tuple[signal.Signals, ...] | None = None
     standalone: bool = False
 
@@ -229,8 +231,8 @@ def _told(taken: Defaults, step: Step, given: Given) -> str:
 
 
 def _alone(step: Step, given: Given) -> bool:
-    """Whether the group will have this step's nodes and no others."""
-    return not given.standalone and step.job_nodes == step.nodes
+    """Whether the group will have all of this step's nodes and no others."""
+    return not given.standalone and not given.world_size and step.job_nodes == step.nodes
 
 
 def _signals(step: Step) -> tuple[signal.Signals, ...]:

@@ -114,6 +114,23 @@ def streams(text: str) -> Streams:
     raise ValueError("0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3")
 
 
+def world_size(text: str) -> tuple[int | None, int | None]:
+    """The smallest and largest world size of `N`, `MIN:MAX`, `MIN:` or `:MAX`.
+
+    Raises:
+        ArgumentTypeError: it is none of these, or MAX is below MIN.
+    """
+    low, colon, high = text.partition(":")
+    if not re.fullmatch(r"\d+|\d*:\d+|\d+:", text, re.ASCII):
+        raise ArgumentTypeError(
+            f"{text!r} must be N or MIN:MAX in slots, for example 8 or 8:16, or 8: for 8 or more"
+        )
+    least, most = (int(one) if one else None for one in (low, high if colon else low))
+    if least == 0 or most == 0 or (least is not None and most is not None and most < least):
+        raise ArgumentTypeError(f"{text}: MIN must be at least 1, and MAX not below MIN")
+    return least, most
+
+
 def nodes(text: str) -> tuple[int, int]:
     """The fewest and most nodes of `N` or `MIN:MAX`.
 

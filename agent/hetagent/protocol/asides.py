@@ -1,7 +1,7 @@
 """What a node tells beside its reports: how far its workers have come, and their stacks if somebody asks for them.
 
-Progress goes with the polls, and at once in a request of its own when the server has to know. Such requests are never
-repeated: what they say is soon old.
+Progress goes with the polls, and at once in a request of its own when the server has to know. If that fails, what
+is new then is told a little later; stacks are not: nobody waits for them any more.
 """
 
 from collections import deque
@@ -17,7 +17,6 @@ REFUSED = (404, 405, 413, 422)
 
 MISSING = ("unknown_group", "unknown_node")
 """Codes with the first of these numbers that mean something else."""
-
 
 SAME_S = 10.0
 """A question with the number of one that was handed out not longer ago is the same (seconds); another server of the

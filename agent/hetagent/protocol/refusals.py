@@ -72,9 +72,7 @@ def replaced_text(group: str, replaced: Sequence[DifferenceReply], spec: SpecFie
 
 
 def _flags(found: Sequence[DifferenceReply], spec: SpecFields) -> list[tuple[str, str, str]]:
-    given = spec.given()
-    nnodes = (given["min_nodes"], given["max_nodes"]) if given.keys() >= {"min_nodes", "max_nodes"} else None
-    return as_flags([Difference(one.name, one.group, one.given) for one in found], nnodes)
+    return as_flags([Difference(one.name, one.group, one.given) for one in found], spec.given())
 
 
 def directive_of(error: HetError) -> DirectiveReply | None:

@@ -59,6 +59,9 @@ PACE_S = 0.1
 FINISHING_RETRY_S = 0.3
 """Pause before another attempt to join a group whose last job is still exiting (seconds)."""
 
+TELL_PACE_S = 1.0
+"""How long after it was sent progress is sent anew that the server has not taken (seconds)."""
+
 REJOIN_PACE_S = 0.3
 """Joins that the session sends by itself are at least this far apart (seconds)."""
 
@@ -106,7 +109,7 @@ class Session:
         # requests
         self._next_number = 1
         self._poll: Poll | None = None
-        self._poll_sent_at = self._aside_sent_at = 0.0
+        self._poll_sent_at = self._aside_sent_at = self._aside_at = 0.0
         self._talk: Join | Report | StartDaemon | Leave | None = None
         self._talk_sent_at = 0.0
         self._poll_at = 0.0
@@ -247,7 +250,10 @@ class Session:
         if isinstance(answer, HetError):
             if self._asides.is_older(request, answer):
                 self._hear(request, now)
-            elif not isinstance(request, Tell | Stacks):  # the next poll tells more
+            elif isinstance(request, Tell):
+                self._asides.tell()
+                self._aside_at = self._aside_sent_at + TELL_PACE_S
+            elif not isinstance(request, Stacks):
                 self._refused(request, answer, now)
             return
         self._hear(request, now)
@@ -367,7 +373,7 @@ class Session:
         """When to send what goes beside polls and reports."""
         if not self._asides.due or not self._known or self._goodbye is not None or self._finished:
             return None
-        return self._contact.retry_at
+        return max(self._contact.retry_at, self._aside_at)
 
     def _disconnects_at(self) -> float | None:
         """When workers are to be stopped because no server answers (rule 8)."""

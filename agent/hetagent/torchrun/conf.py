@@ -21,7 +21,7 @@ from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.ids import checked_id
-from hetrdzv.protocol.wire import UNLIMITED_RESTARTS, JoinRequest, SpecFields
+from hetrdzv.protocol.wire import SETTINGS, UNLIMITED_RESTARTS, JoinRequest, SpecFields
 
 TORCHS_STOP_TIMEOUT_S = 30.0
 """How long torch's agent gives workers to stop before a restart, whatever --shutdown-timeout says (seconds)."""
@@ -44,6 +44,9 @@ def _whole(text: str) -> int:
     return int(text)
 
 
+WORLD_SIZES = ("min_world_size", "max_world_size")
+"""What hetagent's --world-size gives."""
+
 OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "node_id": checked_id,
     "slots": _whole,
@@ -55,6 +58,7 @@ OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "ca_cert": _path,
     "client_cert": _path,
     "client_key": _path,
+    **{name: partial(setting, SETTINGS[name]) for name in WORLD_SIZES},
     "max_restarts": _whole,
     **{name: partial(setting, one) for name, one in SPEC_FLAGS.items()},
 }
@@ -104,7 +108,7 @@ def conf_of(params: RendezvousParameters) -> Conf:
         raise ConfError("local_addr and interface both choose the address: give one of them")
     # torch's agents count restarts (--max-restarts): the server sets no limit of its own unless asked to
     spec = {"max_restarts": UNLIMITED_RESTARTS, "min_nodes": params.min_nodes, "max_nodes": params.max_nodes}
-    spec |= {name: options[name] for name in ("max_restarts", *SPEC_FLAGS) if name in options}
+    spec |= {name: options[name] for name in ("max_restarts", *WORLD_SIZES, *SPEC_FLAGS) if name in options}
     slots = options.get("slots")
     return Conf(
         servers=_servers(params.endpoint),

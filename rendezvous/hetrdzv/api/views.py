@@ -1,7 +1,6 @@
 """Converts values of the core to replies of the API."""
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from pydantic_core import to_json
 from hetrdzv.core.directive import Directive, Start, Warned, warned
 from hetrdzv.core.explain import explain
 from hetrdzv.core.health.drift import drift
-from hetrdzv.core.health.stragglers import Waiting, stragglers
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import (
     DRAINED,
@@ -33,6 +31,7 @@ from hetrdzv.core.model import (
 from hetrdzv.protocol import wire
 from hetrdzv.service.directives import Told
 from hetrdzv.service.liveness.leases import Pace
+from hetrdzv.service.progress import slow
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
@@ -142,6 +141,7 @@ def directive_reply(group: Group, directive: Directive, pace: Pace) -> wire.Dire
         outcome=directive.outcome,
         exit_code=directive.exit_code,
         root_cause=_root_cause(directive.root_cause),
+        hang=directive.hang or None,
         replaced=[wire.DifferenceReply.model_validate(one) for one in directive.replaced] or None,
         cancelled=_cancelled(directive.cancellation) if directive.cancellation is not None else None,
     )
@@ -274,12 +274,6 @@ def _only(members: Iterable[Member], node_ids: AbstractSet[str]) -> Sequence[Mem
     return [member for member in members if member.node_id in node_ids]
 
 
-TELLS_AFTER_S = 60.0
-"""How long a round has to have run until it is said who slows it down (seconds)."""
-
-MOST_STRAGGLERS = 3
-
-
 def _round(
     group: Group, current: Round, shown: Sequence[Member], seen: Mapping[int, Seen], now: float
 ) -> wire.RoundReply:
@@ -295,25 +289,8 @@ def _round(
         stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
         notice=_notice(warned(group, now)),
         workers=[_worker(one, now) for _, one in sorted(seen.items()) if one.node_id in on_page],
-        stragglers=_stragglers(group, current, seen, now),
+        stragglers=slow.shown(group, current, seen, now),
     )
-
-
-def _stragglers(group: Group, current: Round, seen: Mapping[int, Seen], now: float) -> list[str]:
-    """Who slows a round down, once it has run for long enough to tell."""
-    if group.active_round is not current or now < current.formed_at + TELLS_AFTER_S:
-        return []
-    waiting = [
-        Waiting(one.sample.rank, one.node_id, one.sample.waiting, _gpu_type(group.nodes.get(one.node_id)))
-        for one in seen.values()
-        if one.sample.waiting is not None
-    ]
-    return [one.text for one in stragglers(waiting)[:MOST_STRAGGLERS]]
-
-
-def _gpu_type(node: Node | None) -> str:
-    """The name of a node's GPUs; empty for CPU workers."""
-    return re.sub(r"\d+ x ", "", node.device.get("name", "")) if node is not None else ""
 
 
 def _stall(stall: Stall, now: float) -> wire.StallReply:

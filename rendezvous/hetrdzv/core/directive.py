@@ -101,6 +101,7 @@ class Directive:
         stop_timeout_s: how long workers have between SIGTERM and SIGKILL (seconds).
         replaced: the settings of the group that this node's join replaced.
         cancellation: with `exit` of a node that joined after its group was cancelled.
+        hang: whether that round was ended since its workers hung.
     """
 
     kind: DirectiveKind
@@ -116,6 +117,7 @@ class Directive:
     root_cause: RootCause | None = None
     replaced: tuple[Difference, ...] = ()
     cancellation: Cancellation | None = None
+    hang: bool = False
 
     @property
     def version(self) -> str:
@@ -195,8 +197,15 @@ def directive(group: Group, node: Node, now: float) -> Directive:
         reason=head.reason,
         stop_timeout_s=group.spec.stop_timeout_s,
         replaced=node.replaced,
+        hang=_is_hang(group, head.round),
         **_details(group, node, head, now),
     )
+
+
+def _is_hang(group: Group, round_number: int) -> bool:
+    newest = group.round
+    end = newest.end if newest is not None and newest.number == round_number else None
+    return end is not None and end.hang is not None
 
 
 def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Why a group stands where it stands, and why a node waits, in one sentence each (docs/design.md, rule 9)."""
 
+from collections.abc import Sequence
+
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Conduct, Group, GroupState, Node, NodePhase, Round, Stall
 from hetrdzv.core.notice import ends_at, waited_for
@@ -16,7 +18,9 @@ from hetrdzv.core.selection import (
     ready_nodes,
     spare_reason,
 )
+from hetrdzv.core.spec import GroupSpec
 from hetrdzv.core.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
+from hetrdzv.core.worlds import Worlds
 
 
 def explain(group: Group, now: float) -> str:
@@ -89,6 +93,9 @@ def explain_wait(group: Group, node: Node, now: float) -> str:
         times=conduct.departures,
         left=f"{max(0.0, conduct.free_at - now):.0f}",
         blamed=conduct.blamed,
+        slots=count(node.slots, "slot"),
+        world=active.world_size + node.slots,
+        excluded=Worlds.of(group.spec).excludes(active.world_size + node.slots),
     )
     return f"round {active.number} runs without {node.node_id}, which is kept as a spare{text}"
 
@@ -105,6 +112,7 @@ _SPARE_REASONS = {
         " ({master}, the master, offers address {address}, which no other host can reach: start hetagent there "
         "with --local-addr or --interface)"
     ),
+    Spare.WORLD_SIZE: ": with its {slots} the world size would be {world}, {excluded}",
     Spare.NOT_LARGER: "",
     Spare.SET_ASIDE: (
         " (it has come and gone {times} times: for {left} s more, unless it is needed; to lift that: {lift})"
@@ -172,12 +180,14 @@ def not_ready_clause(group: Group) -> str:
 
 def _explain_wait_for_nodes(group: Group, now: float) -> str:
     ready = ready_nodes(group)
-    have = f"{len(ready)} of {count(group.spec.min_nodes, 'node')} ready" if ready else "no node is ready"
+    have = f"{standing(group.spec, ready)} ready" if ready else "no node is ready"
     if ready:
         have += f" ({names(node.node_id for node in ready)})"
     answer = next_round(group)
-    if isinstance(answer, Shortfall) and answer.lack is Lack.NODES:
-        return _explain_too_few(group, have, answer.missing, now)
+    if isinstance(answer, Shortfall) and answer.lack is not Lack.MASTER:
+        if why := lacking(group.spec, ready, answer):
+            have += f"; {why}"
+        return _explain_too_few(group, have, answer, now)
     if group.bounds_since is None:
         who = unreached(group.unreachable, {node.node_id for node in ready})
         more = f"waiting for more{_in_place_of(group.round, group)}{_until(group, now)}"
@@ -195,15 +205,43 @@ def _explain_last_wait(group: Group, answer: Selection | Shortfall, now: float) 
         return f"restart {which} waits {rests_until - now:.0f} s more, since {group.quick} came in quick succession"
     what = "last call" if group.last_call else "waiting for a replacement"
     most = f", or as soon as {group.spec.max_nodes} are ready" if group.spec.max_nodes is not None else ""
+    if (world := Worlds.of(group.spec).largest) is not None:
+        most += f", or as soon as nodes with {count(world, 'slot')} are"
     return f"{what}: starts in {max(0.0, forms_at(group, answer) - now):.0f} s{most}"
 
 
-def _explain_too_few(group: Group, have: str, missing: int, now: float) -> str:
+def standing(spec: GroupSpec, ready: Sequence[Node]) -> str:
+    """How many nodes there are, to be put before "ready": `2 of 3 nodes`, `2 nodes with 7 slots`."""
+    if spec.sized and len(ready) >= spec.min_nodes:
+        return f"{count(len(ready), 'node')} with {count(sum(node.slots for node in ready), 'slot')}"
+    return f"{len(ready)} of {count(spec.min_nodes, 'node')}"
+
+
+def lacking(spec: GroupSpec, ready: Sequence[Node], answer: Shortfall) -> str:
+    """Why these nodes make no world, in a clause, also whether they ever could; empty where they are just too few."""
+    if answer.lack is not Lack.WORLD:
+        return ""
+    worlds = Worlds.of(spec)
+    if answer.never:
+        sizes = sorted({node.slots for node in ready})
+        slots = count(sizes[0], "slot") if len(sizes) == 1 else f"{', '.join(map(str, sizes))} slots"
+        most = f" of at most {count(spec.max_nodes, 'node')}" if spec.max_nodes is not None else ""
+        return f"nodes of {slots} never make a world{most} whose size is {worlds}"
+    if answer.missing:
+        return f"the world size must be {worlds}"
+    return f"no set of them has a world size that is {worlds}"
+
+
+def _explain_too_few(group: Group, have: str, answer: Shortfall, now: float) -> str:
     wanting = [n.node_id for n in group.live if n.wants_command and group.spec.command is None]
     if wanting:
         create = f"hetctl create {group.group_id} -- train.py"
         return f"{names(wanting)} {'waits' if len(wanting) == 1 else 'wait'} for a command: {create}"
-    return f"{have}; waiting for {missing} more{_in_place_of(group.round, group)}{_until(group, now)}"
+    in_place_of = f"{_in_place_of(group.round, group)}{_until(group, now)}"
+    if answer.lack is Lack.NODES:
+        return f"{have}; waiting for {answer.missing} more{in_place_of}"
+    more = count(answer.missing, "more slot") if answer.missing and not answer.never else "others"
+    return f"{have}: waiting for {more}{in_place_of}"
 
 
 def _until(group: Group, now: float) -> str:

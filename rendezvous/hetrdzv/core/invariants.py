@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round
+from hetrdzv.core.worlds import Worlds
 
 MOST_SHOWN = 5
 """How many violations an error names; the others are counted."""
@@ -94,6 +95,8 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
         yield f"round {current.number} has {len(names)} nodes of at most {group.spec.max_nodes}"
     if len(names) < group.spec.min_nodes:
         yield f"round {current.number} has {len(names)} nodes of at least {group.spec.min_nodes}"
+    if excluded := Worlds.of(group.spec).excludes(offset):
+        yield f"round {current.number} has world size {offset}, {excluded}"
     if not current.finished <= set(names):
         yield f"round {current.number} has finished nodes that are no members: {sorted(current.finished)}"
     if group.active_round is None or group.state.terminal:

@@ -261,6 +261,16 @@ class End:
     hang: Failure | None = None
 
 
+class StallKind(StrEnum):
+    """What is wrong where workers wait for too long; see `wire.StallReply`."""
+
+    BEHIND = "behind"
+    NO_ANSWER = "no_answer"
+    DEADLOCK = "deadlock"
+    MISMATCH = "mismatch"
+    NOTHING_COMPLETES = "nothing_completes"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
     """A round is about to end though it runs well; its workers know, and have some time to save (notice.py).
@@ -283,7 +293,6 @@ class Stall:
     """Workers of a round wait for others, or their collectives do not complete.
 
     Attributes:
-        kind: as in `wire.StallReply`.
         ranks: the first few workers that are waited for; empty if nobody is behind.
         node_id: the node of the first of them, or None.
         text: all of it but the time, in a clause (`ranks 0 to 2 wait for rank 3 (gpu2), which is at ...`).
@@ -292,7 +301,7 @@ class Stall:
         told: whether it has lasted long enough for an event and the state to say it.
     """
 
-    kind: str
+    kind: StallKind
     ranks: tuple[int, ...]
     node_id: str | None
     text: str

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from hetrdzv.core.explain import not_ready_clause
+from hetrdzv.core.explain import lacking, not_ready_clause, standing
 from hetrdzv.core.health.conduct import with_blame, without_past
 from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, restart_wait_s
 from hetrdzv.core.health.drift import drift
@@ -35,6 +35,7 @@ from hetrdzv.core.selection import (
     not_ready_nodes,
     out_of_reach,
     ready_nodes,
+    select,
     stranded,
 )
 from hetrdzv.core.spec import OnJoin
@@ -131,8 +132,8 @@ def _judge(work: Work) -> None:
     given_up = {failed.node_id for failed in failures if failed.node_id and failed.failure.final} - {
         node.node_id for node in left
     }
-    if given_up and len(left) < work.group.spec.min_nodes:
-        _finish_given_up(work, end, failures[0].cause(ended.number), given_up, len(left))
+    if given_up and isinstance(select(work.group.spec, left), Shortfall):
+        _finish_given_up(work, end, failures[0].cause(ended.number), given_up, left)
     elif end.kind is EndKind.FAILED:
         count_failed_round(work, replace(ended, end=end), [failed.failure for failed in failures])
         if failures[0].node_id is not None:
@@ -228,11 +229,13 @@ def _finish_hopeless(work: Work, ended: Round, first: _Failed, why: str) -> None
     finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
 
 
-def _finish_given_up(work: Work, end: End, cause: RootCause, given_up: set[str], left: int) -> None:
+def _finish_given_up(
+    work: Work, end: End, cause: RootCause, given_up: set[str], left: Sequence[Node]
+) -> None:
     """Fail the group, too few nodes being left; if a node was lost, that is the cause of the failures after it."""
     if end.kind in LOSSES:
         cause = RootCause(kind=f"node_{end.kind}", message=end.why, round=cause.round, node_id=end.node_id)
-    few = f"{left} of {count(work.group.spec.min_nodes, 'node')} {'is' if left == 1 else 'are'} left"
+    few = f"{standing(work.group.spec, left)} {'is' if len(left) == 1 else 'are'} left"
     text = f"the job failed: {cause.message}; {names(given_up)} gave up, and {few}"
     finish(work, GroupState.FAILED, text, cause)
 
@@ -265,8 +268,8 @@ def _form_or_fail(work: Work, ready: Sequence[Node], answer: Selection | Shortfa
     if isinstance(answer, Selection):
         _start_round(work, answer)
         _tell_left_out(work)
-    elif answer.lack is Lack.NODES:
-        _finish_incomplete(work, ready)
+    elif answer.lack is not Lack.MASTER:
+        _finish_incomplete(work, ready, answer)
     else:
         _finish_unreachable(work, ready)
 
@@ -366,12 +369,13 @@ def _finish_unreachable(work: Work, ready: Sequence[Node]) -> None:
     finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
 
 
-def _finish_incomplete(work: Work, ready: Sequence[Node]) -> None:
+def _finish_incomplete(work: Work, ready: Sequence[Node], answer: Shortfall) -> None:
     spec = work.group.spec
     who = f" ({names(node.node_id for node in ready)})" if ready else ""
+    why = f"; {lack}" if (lack := lacking(spec, ready, answer)) else ""
     message = (
         f"not enough nodes joined within {spec.join_timeout_s:g} s: "
-        f"{len(ready)} of {count(spec.min_nodes, 'node')} ready{who}{not_ready_clause(work.group)}"
+        f"{standing(spec, ready)} ready{who}{why}{not_ready_clause(work.group)}"
     )
     cause = RootCause(kind="join_timeout", message=message)
     finish(work, GroupState.FAILED, f"the job failed: {message}", cause)

@@ -97,6 +97,9 @@ def _setting(
 
 DAY_S = 86_400
 
+MAX_SLOTS = 1024
+"""How many workers a node may offer at most."""
+
 UNLIMITED_RESTARTS = 1_000_000
 """A `max_restarts` that no job reaches, for agents that count restarts themselves (torch's). Texts leave it out."""
 
@@ -111,6 +114,11 @@ class GroupSpec:
 
     min_nodes: int = _setting(int, 1, 1, 100_000)
     max_nodes: int | None = _setting(int, None, 1, 100_000, optional=True)
+    min_world_size: int | None = _setting(int, None, 1, 100_000 * MAX_SLOTS, optional=True)
+    max_world_size: int | None = _setting(int, None, 1, 100_000 * MAX_SLOTS, optional=True)
+    world_size_multiple: int = _setting(
+        int, 1, 1, 100_000, help="The world size is a multiple of this; nodes that do not fit are spares."
+    )
     max_restarts: int = _setting(int, 3, 0, UNLIMITED_RESTARTS)
     join_timeout_s: float = _setting(
         float, 600.0, 0.1, 30 * DAY_S, help="Seconds until the group fails if its nodes do not come together."
@@ -173,6 +181,13 @@ class GroupSpec:
         optional=True,
         help="Seconds for which workers may wait for another one before that ends the round as a failure.",
     )
+    growth_pause_s: float = _setting(
+        float,
+        0.0,
+        0,
+        DAY_S,
+        help="Seconds that a round runs at least before nodes that join restart the job.",
+    )
     on_join: OnJoin = _setting(
         OnJoin,
         OnJoin.RESTART,
@@ -183,15 +198,52 @@ class GroupSpec:
     def __post_init__(self) -> None:
         for setting in SETTINGS.values():
             setting.check(getattr(self, setting.name))
-        if self.max_nodes is not None and self.max_nodes < self.min_nodes:
-            raise InvalidSpec(f"max_nodes is {self.max_nodes}, below min_nodes, which is {self.min_nodes}")
+        if contradiction := _contradiction(self):
+            raise InvalidSpec(contradiction)
         if self.command is not None and not self.command:
             raise InvalidSpec("command is empty: name a script, for example: -- train.py --lr 0.1")
 
     @property
     def bounded(self) -> bool:
-        """Whether a number of nodes was given."""
-        return self.min_nodes > 1 or self.max_nodes is not None
+        """Whether a number of nodes, or of slots in all, was given."""
+        given = (self.max_nodes, self.min_world_size, self.max_world_size)
+        return self.min_nodes > 1 or any(one is not None for one in given)
+
+    @property
+    def sized(self) -> bool:
+        """Whether not every world size is allowed, so that nodes are chosen by their slots (core/worlds.py)."""
+        bounds = (self.min_world_size, self.max_world_size)
+        return self.world_size_multiple > 1 or any(one is not None for one in bounds)
+
+
+def _contradiction(spec: GroupSpec) -> str:
+    """Which bounds contradict each other, and what to do about it; empty where none do."""
+    least, most, multiple = spec.min_world_size or 1, spec.max_world_size, spec.world_size_multiple
+    if spec.max_nodes is not None and spec.max_nodes < spec.min_nodes:
+        text = f"max_nodes is {spec.max_nodes}, below min_nodes, which is {spec.min_nodes}"
+        return f"{text}: raise max_nodes or lower min_nodes"
+    if spec.max_nodes is not None and spec.max_nodes * MAX_SLOTS < least:
+        text = f"min_world_size is {least}, but max_nodes is {spec.max_nodes}, and a node has at most {MAX_SLOTS} slots"
+        return f"{text}: raise max_nodes or lower min_world_size"
+    if most is None:
+        return ""
+    if most < least:
+        text = f"max_world_size is {most}, below min_world_size, which is {least}"
+        return f"{text}: raise max_world_size or lower min_world_size"
+    if most < spec.min_nodes:
+        text = (
+            f"min_nodes is {spec.min_nodes}, but max_world_size is {most}, and a node has at least one slot"
+        )
+        return f"{text}: raise max_world_size or lower min_nodes"
+    below = most - most % multiple
+    if below >= least:
+        return ""
+    text = f"world_size_multiple is {multiple}, but "
+    if below == 0:
+        text += f"max_world_size is {most}"
+        return f"{text}: raise max_world_size to {multiple} or more, or lower world_size_multiple"
+    text += f"from {least} (min_world_size) to {most} (max_world_size) there is no multiple of it"
+    return f"{text}: lower min_world_size to {below}, or raise max_world_size to {below + multiple}"
 
 
 SETTINGS: Mapping[str, Setting] = {

@@ -128,8 +128,9 @@ def gives_up_at(group: Group) -> float | None:
 
 def admits_at(group: Group, larger: Growth) -> float:
     """When a running round ends for its joiners if nothing else happens (seconds)."""
-    since = group.joiners_since or 0.0
-    return since if larger.full else since + group.spec.last_call_s
+    since, active = group.joiners_since or 0.0, group.active_round
+    at = since if larger.full else since + group.spec.last_call_s
+    return at if active is None else max(at, active.formed_at + group.spec.growth_pause_s)
 
 
 # -- a stall -------------------------------------------------------------------------------------------------

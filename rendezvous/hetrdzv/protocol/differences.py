@@ -1,6 +1,6 @@
 """Differences between the settings that a group has and those that somebody gave, also in the words of flags."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 NO_VALUE = "none"
@@ -16,29 +16,39 @@ class Difference:
     given: str
 
 
-def as_flags(found: Iterable[Difference], nnodes: tuple[int, int] | None) -> list[tuple[str, str, str]]:
+RANGES: Mapping[str, tuple[str, str, str]] = {
+    "--nnodes": ("min_nodes", "max_nodes", "1"),
+    "--world-size": ("min_world_size", "max_world_size", NO_VALUE),
+}
+"""Flags that give two settings at once, with the default of the first."""
+
+
+def as_flags(found: Iterable[Difference], given: Mapping[str, object]) -> list[tuple[str, str, str]]:
     """Differences in the words of the command line: flag, the group's value, the given value.
 
     Args:
-        nnodes: the bounds of nodes that were given, for the half of `--nnodes` that does not differ; None: neither was.
+        given: the settings that were given, for the half of a range that does not differ.
     """
     by_name = {one.name: one for one in found}
     rows = []
-    if bounds := [by_name.pop(name) for name in ("min_nodes", "max_nodes") if name in by_name]:
-        least, most = (str(one) for one in nnodes or (1, NO_VALUE))
-        theirs, ours = {"min_nodes": least, "max_nodes": most}, {"min_nodes": least, "max_nodes": most}
-        for one in bounds:
-            theirs[one.name], ours[one.name] = one.group, one.given
-        is_range = any(side["min_nodes"] != side["max_nodes"] for side in (theirs, ours))
-        rows.append(("--nnodes", _bounds(theirs, is_range), _bounds(ours, is_range)))
+    for flag, (low, high, default) in RANGES.items():
+        if bounds := [by_name.pop(name) for name in (low, high) if name in by_name]:
+            theirs = {low: str(given.get(low, default)), high: str(given.get(high, NO_VALUE))}
+            ours = dict(theirs)
+            for one in bounds:
+                theirs[one.name], ours[one.name] = one.group, one.given
+            is_range = any(side[low] != side[high] for side in (theirs, ours))
+            there, here = (_bounds(side[low], side[high], is_range) for side in (theirs, ours))
+            rows.append((flag, there, here))
     rows += [(_flag(one.name), one.group, one.given) for one in by_name.values()]
     return rows
 
 
-def _bounds(side: dict[str, str], is_range: bool) -> str:
-    least, most = side["min_nodes"], side["max_nodes"]
+def _bounds(least: str, most: str, is_range: bool) -> str:
     if most == NO_VALUE:
-        return f"{least} or more" if least != "1" else "not given"
+        return f"{least} or more" if least not in ("1", NO_VALUE) else "not given"
+    if least == NO_VALUE:
+        return f"at most {most}"
     return f"{least}:{most}" if is_range else least
 
 

@@ -13,6 +13,7 @@ from hetrdzv.core.commands import ReportKind as ReportKind  # part of the wire, 
 from hetrdzv.core.directive import DirectiveKind as DirectiveKind
 from hetrdzv.core.model import GroupState
 from hetrdzv.core.spec import DEFAULTS as DEFAULTS
+from hetrdzv.core.spec import MAX_SLOTS as MAX_SLOTS
 from hetrdzv.core.spec import SETTINGS as SETTINGS
 from hetrdzv.core.spec import UNLIMITED_RESTARTS as UNLIMITED_RESTARTS
 from hetrdzv.core.spec import Setting as Setting
@@ -21,9 +22,6 @@ from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH
 
 MAX_BODY_BYTES = 1 << 20
 """The largest body of a request."""
-
-MAX_SLOTS = 1024
-"""How many workers a node may offer at most."""
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN, max_length=MAX_ID_LENGTH)]
 Text = Annotated[str, StringConstraints(max_length=16_384)]
@@ -381,6 +379,7 @@ class DirectiveReply(Reply):
         restarts: how many restarts the job has used.
         replaced: the settings of the group that this node's join replaced, as they were and as it gave them.
         cancelled: with `exit` of a node that joined after the job was cancelled.
+        hang: with `stop` and `exit`: the round was ended since its workers hung.
         hang_timeout_s: see core/spec.py.
         stacks: in reply to a `POST` only.
         notice: with `start`: the round is about to end, and its workers may save now.
@@ -405,6 +404,7 @@ class DirectiveReply(Reply):
     root_cause: RootCauseReply | None = None
     replaced: list[DifferenceReply] | None = None
     cancelled: CancelledReply | None = None
+    hang: bool | None = None
     hang_timeout_s: float | None = None
     stacks: StacksAsked | None = None
     notice: NoticeReply | None = None

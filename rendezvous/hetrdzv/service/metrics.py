@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from hetrdzv.core.model import Event, Group, GroupState, NodePhase
+from hetrdzv.core.model import Event, Group, GroupState, NodePhase, StallKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -17,8 +17,6 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 """Buckets for commits (seconds)."""
-
-STALL_KINDS = ("behind", "no_answer", "deadlock", "mismatch", "nothing_completes")
 
 _AT_WORK = (GroupState.STARTING, GroupState.RUNNING, GroupState.WAITING)
 
@@ -190,7 +188,7 @@ class Metrics:
         """All metrics in Prometheus' text format (`CONTENT_TYPE`)."""
         states: Tally[str] = Tally({state.value: 0 for state in GroupState})
         phases: Tally[str] = Tally({phase.value: 0 for phase in NodePhase})
-        stalls: Tally[str] = Tally(dict.fromkeys(STALL_KINDS, 0))
+        stalls: Tally[str] = Tally(dict.fromkeys(StallKind, 0))
         for group in groups:
             states[group.state.value] += 1
             phases.update(node.phase.value for node in group.nodes.values())

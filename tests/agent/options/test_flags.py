@@ -251,6 +251,7 @@ def test_a_setting_that_is_a_whole_number_is_sent_as_one() -> None:
 def test_the_groups_spec() -> None:
     given = ["--nnodes", "2:4", "--max-restarts", "0", "--on-join", "spare"]
     given += ["--crash-loop", "5", "--no-restart-on", "2,64", "--strikes", "4"]
+    given += ["--world-size", "8:16", "--world-size-multiple", "4"]
     seconds = {name: 1.5 for name, one in SPEC_FLAGS.items() if one.kind is float}
     given += [word for name in seconds for word in (f"--{name.replace('_', '-')}", "1.5")]
     assert options(*given).spec == {
@@ -261,8 +262,31 @@ def test_the_groups_spec() -> None:
         "crash_loop": 5,
         "strikes": 4,
         "no_restart_on": (2, 64),
+        "min_world_size": 8,
+        "max_world_size": 16,
+        "world_size_multiple": 4,
         **seconds,
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("8", {"min_world_size": 8, "max_world_size": 8}),
+        ("8:", {"min_world_size": 8}),
+        (":16", {"max_world_size": 16}),
+        ("0", "0: MIN must be at least 1, and MAX not below MIN"),
+        ("9:8", "9:8: MIN must be at least 1, and MAX not below MIN"),
+        (":", "':' must be N or MIN:MAX in slots, for example 8 or 8:16, or 8: for 8 or more"),
+        ("x", "'x' must be N or MIN:MAX"),
+    ],
+)
+def test_world_sizes(text: str, spec: dict[str, int] | str) -> None:
+    if isinstance(spec, str):
+        with pytest.raises(UsageError, match=f"--world-size: {spec}"):
+            options("--world-size", text)
+    else:
+        assert options("--world-size", text).spec == spec
 
 
 def test_servers_and_group_from_the_environment() -> None:

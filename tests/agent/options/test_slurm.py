@@ -128,6 +128,7 @@ def test_flags_and_their_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nnodes(options(STEP, "--nnodes", "1:2")) == (1, 2)
     assert options(STEP, "--nproc-per-node", "2").gpus is None
     assert options(STEP, "--rdzv-id", "bert").group == "bert"
+    assert options(STEP, "--world-size-multiple", "2").spec == {"world_size_multiple": 2}
     assert options(STEP | {"HET_GROUP": "bert"}).group == "bert"
     monkeypatch.setenv("PET_NNODES", "1:2")
     monkeypatch.setenv("PET_NPROC_PER_NODE", "2")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.commands import NoteStall
-from hetrdzv.core.model import Stall
+from hetrdzv.core.model import Stall, StallKind
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.storage.records import changes, restore
 from tests.core.driver import Story
@@ -15,7 +15,7 @@ TEXT = "ranks 0 and 1 wait for rank 2 (b), which is at collective 17,203 of 17,2
 
 def stalled(story: Story, for_s: float = 0.0, **more: object) -> Stall:
     """The service sees that the first worker of b is waited for."""
-    stall = Stall(kind="behind", ranks=(2,), node_id="b", text=TEXT, since=story.now - for_s)
+    stall = Stall(kind=StallKind.BEHIND, ranks=(2,), node_id="b", text=TEXT, since=story.now - for_s)
     stall = replace(stall, **more)  # type: ignore[arg-type]
     story.do(NoteStall(1, stall))
     return stall
@@ -113,15 +113,19 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     why = f"a worker hangs: {TEXT.replace('wait for', 'have waited 30 s for')}"
     assert story.said("round_ended") == [f"round 1 ended: {why}"]
     assert story.told("a").kind == story.told("b").kind == "stop"
+    assert story.told("a").hang
     story.failed("a", rank=0, age_s=100, exit_code=7)  # what stopped workers report replaces nothing
     story.failed("b", rank=2, exit_code=None, signal="SIGTERM")
     story.joins("a", "b")
     assert story.said("restart_spent") == [f"restart 1 of 1: {why}"]
     assert story.group.round is not None
     assert (story.group.round.number, story.group.round.restarted_by) == (2, why)
+    assert not story.told("a").hang
 
     story.started("a", "b")
-    stall = Stall(kind="no_answer", ranks=(3,), node_id="b", text=TEXT, since=story.now, stack="line 9")
+    stall = Stall(
+        kind=StallKind.NO_ANSWER, ranks=(3,), node_id="b", text=TEXT, since=story.now, stack="line 9"
+    )
     story.do(NoteStall(2, stall))
     story.wait(30)
     story.joins("a", "b")
@@ -131,14 +135,17 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     assert (cause.kind, cause.node_id, cause.round) == ("hang", "b", 2)
     assert (cause.failure.rank, cause.failure.local_rank, cause.failure.message) == (3, 1, "line 9")
     assert story.told("a").root_cause == cause
+    assert story.told("a").hang
     assert story.told("a").exit_code == 1
     assert story.why == f"the job failed: {why}"
 
 
-@pytest.mark.parametrize("kind", ["deadlock", "nothing_completes", "mismatch"])
-def test_a_hang_of_nobody_in_particular_blames_no_node(kind: str) -> None:
+@pytest.mark.parametrize("kind", [StallKind.DEADLOCK, StallKind.NOTHING_COMPLETES, StallKind.MISMATCH])
+def test_a_hang_of_nobody_in_particular_blames_no_node(kind: StallKind) -> None:
     story = job(hang_timeout_s=5, max_restarts=0)
-    of_whom = {"ranks": (0, 2), "node_id": "a"} if kind == "deadlock" else {"ranks": (), "node_id": None}
+    of_whom = (
+        {"ranks": (0, 2), "node_id": "a"} if kind is StallKind.DEADLOCK else {"ranks": (), "node_id": None}
+    )
     stalled(story, for_s=4, kind=kind, text="ranks 0 to 3 wait for each other: ...", **of_whom)
     assert story.said("stalled") == []
     story.wait(1)
@@ -191,11 +198,11 @@ def test_a_node_lost_while_it_stops_is_the_cause_of_the_hang() -> None:
 def test_a_stall_of_another_round_or_of_none_changes_nothing() -> None:
     story = job()
     before = story.group
-    story.do(NoteStall(7, Stall(kind="behind", ranks=(0,), node_id="a", text=TEXT, since=0.0)))
+    story.do(NoteStall(7, Stall(kind=StallKind.BEHIND, ranks=(0,), node_id="a", text=TEXT, since=0.0)))
     assert story.group is before
     story.restart()
     before = story.group
-    story.do(NoteStall(1, Stall(kind="behind", ranks=(0,), node_id="a", text=TEXT, since=0.0)))
+    story.do(NoteStall(1, Stall(kind=StallKind.BEHIND, ranks=(0,), node_id="a", text=TEXT, since=0.0)))
     assert story.group is before
     with pytest.raises(StaleRound):
         story.succeeded("a")

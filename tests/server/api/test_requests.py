@@ -93,6 +93,41 @@ async def test_a_value_out_of_range_in_a_spec_is_named(field: str, value: object
             assert "must be" in problem(response, 422, "invalid_spec", field)
 
 
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (
+            {"min_nodes": 3, "max_nodes": 2},
+            "max_nodes is 2, below min_nodes, which is 3: raise max_nodes or lower ",
+        ),
+        (
+            {"min_world_size": 9, "max_world_size": 8},
+            "max_world_size is 8, below min_world_size, which is 9: raise ",
+        ),
+        (
+            {"min_nodes": 9, "max_world_size": 8},
+            "min_nodes is 9, but max_world_size is 8, and a node has at least ",
+        ),
+        (
+            {"max_world_size": 3, "world_size_multiple": 4},
+            "world_size_multiple is 4, but max_world_size is 3: raise ",
+        ),
+        (
+            {"max_nodes": 1, "min_world_size": 1025},
+            "min_world_size is 1025, but max_nodes is 1, and a node has at ",
+        ),
+    ],
+)
+async def test_bounds_that_contradict_each_other_are_named(spec: dict[str, int], says: str) -> None:
+    async with serving() as (service, _), api(service) as client:
+        for response in (
+            await client.put("/v1/groups/g", json=spec),
+            await client.put(NODE, json={**JOIN, "spec": spec}),
+        ):
+            assert problem(response, 422, "invalid_spec", says.split()[0]).startswith(says)
+        assert list(service.groups()) == []
+
+
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 async def test_numbers_that_are_none_are_refused(number: str) -> None:
     headers = {"Content-Type": "application/json"}

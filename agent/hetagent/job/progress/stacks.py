@@ -33,13 +33,6 @@ HURRY_S = 0.1
 
 _OURS = re.compile(rf"{re.escape(runner.__file__)}|\(hetagent/worker/runner\.py:\d+\)")
 
-HANGS = re.compile(r"\bhangs?: ")
-
-
-def ended_by_hang(why: str) -> bool:
-    """Whether this is the server's reason for the end of a round in which workers hung."""
-    return HANGS.search(why) is not None
-
 
 @dataclass(slots=True)
 class Target:

@@ -15,25 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetrdzv.protocol.wire import CollectivesFields
+
 OP_LENGTH, NAME_LENGTH = 120, 120
 """How much is told of an operation, and of a group's name (characters)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collectives:
-    """How far a worker has come in one process group; the fields are those of `CollectivesFields`."""
-
-    name: str
-    size: int
-    enqueued: int
-    started: int
-    completed: int
-    op: str = ""
-
-    @property
-    def waits(self) -> bool:
-        """Whether a collective was asked for that is not done."""
-        return self.enqueued > self.completed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +33,7 @@ class Seen:
     """
 
     counts: Mapping[str, tuple[int, int, int]]
-    groups: Sequence[Collectives]
+    groups: Sequence[CollectivesFields]
     newest_at: float | None
     nameless: bool
 
@@ -121,9 +106,9 @@ class Trace:
 
     def _collectives(
         self, group: _Group, sizes: Mapping[str, int], enqueued: int, started: int, completed: int
-    ) -> Collectives:
+    ) -> CollectivesFields:
         size = self.world_size if group.name == "0" else sizes.get(group.name, 0)
-        return Collectives(
+        return CollectivesFields(
             name=group.name[:NAME_LENGTH] + self.suffix,
             size=size,
             enqueued=max(0, enqueued - group.apart),

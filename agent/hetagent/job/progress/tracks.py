@@ -3,12 +3,11 @@
 Pure: looks come in, each with its time (monotonic seconds), and `ProgressFields` go out.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
-from hetagent.job.progress.trace import Collectives
 from hetrdzv.protocol.wire import CollectivesFields, ProgressFields, WorkerFields
 
 STILL_MIN_S = 2.0
@@ -75,7 +74,7 @@ class Track:
     began_at: float
     said: Said = Said()
     counts: Mapping[str, object] = field(default_factory=dict)
-    groups: Sequence[Collectives] = ()
+    groups: Sequence[CollectivesFields] = ()
     changed_at: float = field(init=False)
     looked_at: float = field(init=False)
     _state: State = State.RUNS
@@ -110,7 +109,7 @@ class Track:
     def asked_for(
         self,
         counts: Mapping[str, object],
-        groups: Sequence[Collectives],
+        groups: Sequence[CollectivesFields],
         at: float,
         newest_at: float | None = None,
     ) -> None:
@@ -120,7 +119,7 @@ class Track:
             newest_at: when it asked for the last one, if that is known.
         """
         self._answers += 1
-        self._waits += any(one.waits for one in groups)
+        self._waits += any(_waits(one) for one in groups)
         if counts != self.counts:
             since = newest_at if newest_at is not None and self.looked_at < newest_at <= at else at
             self._changed(since, counts=bool(self.counts) and self.said.until <= self.changed_at)
@@ -203,23 +202,14 @@ class Track:
             waiting=None if (share := self.waiting()) is None else round(share, 3),
             long_s=round(max(0.0, self.said.until - at), 3),
             step=self.said.step,
-            collectives=[
-                CollectivesFields(
-                    name=one.name,
-                    size=one.size,
-                    enqueued=one.enqueued,
-                    started=one.started,
-                    completed=one.completed,
-                    op=one.op,
-                )
-                for one in _first(self.groups, most)
-            ],
+            # first those in which it waits
+            collectives=sorted(self.groups, key=lambda one: not _waits(one))[:most],
         )
 
 
-def _first(groups: Sequence[Collectives], most: int) -> Iterable[Collectives]:
-    """As many as the server takes; first those in which somebody waits."""
-    return sorted(groups, key=lambda one: not one.waits)[:most]
+def _waits(one: CollectivesFields) -> bool:
+    """Whether the worker has asked for a collective that is not done."""
+    return one.enqueued > one.completed
 
 
 @dataclass(slots=True)

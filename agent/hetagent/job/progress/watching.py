@@ -100,14 +100,10 @@ class Watching:
         known = {"collectives": collectives, "step": step}
         return {name: value for name, value in known.items() if value is not None}
 
-    def over(self, why: str) -> None:
-        """The round is over, and its workers are about to be stopped; their stacks are kept if it hangs.
-
-        Args:
-            why: the server's words.
-        """
+    def keep_stacks(self) -> None:
+        """Keep the stacks of workers that hang and are about to be stopped."""
         watch = self._watch
-        if watch is None or not self._keeps_stacks or not stacks.ended_by_hang(why):
+        if watch is None or not self._keeps_stacks:
             return
 
         def keep() -> None:

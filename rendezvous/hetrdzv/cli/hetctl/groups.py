@@ -8,7 +8,17 @@ import click
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, print_json, standing, tell
-from hetrdzv.cli.hetctl.options import GROUP, Id, Nnodes, Numbers, ScriptLast, Seconds, command, shared
+from hetrdzv.cli.hetctl.options import (
+    GROUP,
+    Id,
+    Nnodes,
+    Numbers,
+    ScriptLast,
+    Seconds,
+    WorldSize,
+    command,
+    shared,
+)
 from hetrdzv.core.model import GroupState
 from hetrdzv.core.phrasing import count
 from hetrdzv.protocol.wire import SETTINGS, Setting, SpecFields
@@ -40,6 +50,7 @@ def flag_type(setting: Setting) -> click.ParamType[Any]:
 @GROUP
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGS...]")
 @click.option("--nnodes", type=Nnodes(), help="How many nodes the job wants.")
+@click.option("--world-size", type=WorldSize(), help="How many workers the job may have in all.")
 @click.option(
     "--max-restarts",
     type=flag_type(SETTINGS["max_restarts"]),
@@ -47,14 +58,22 @@ def flag_type(setting: Setting) -> click.ParamType[Any]:
     help=f"Restarts of the whole group (default: {SETTINGS['max_restarts'].shown_default}).",
 )
 @_settings_of_a_group
-def create(group: str, command: tuple[str, ...], nnodes: tuple[int, int] | None, **fields: object) -> None:
+def create(
+    group: str,
+    command: tuple[str, ...],
+    nnodes: tuple[int, int] | None,
+    world_size: tuple[int | None, int | None] | None,
+    **fields: object,
+) -> None:
     """Create GROUP with the given settings and the defaults for the others.
 
     Agents that are started without a script run SCRIPT. If the group exists, its settings must be the same.
     """
-    spec = {name: value for name, value in fields.items() if value is not None}
     if nnodes is not None:
-        spec["min_nodes"], spec["max_nodes"] = nnodes
+        fields["min_nodes"], fields["max_nodes"] = nnodes
+    if world_size is not None:
+        fields["min_world_size"], fields["max_world_size"] = world_size
+    spec: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     if command:
         spec["command"] = list(command)
     reply = call(lambda client: client.put(group, SpecFields.model_validate(spec)))

@@ -118,6 +118,26 @@ class Nnodes(click.ParamType[Any]):
         return least, most
 
 
+class WorldSize(click.ParamType[Any]):
+    """`N`, `MIN:MAX`, `MIN:` or `:MAX`, in slots."""
+
+    name = "N|MIN:MAX"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int | None, int | None]:
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"(?=.*[0-9])([0-9]{0,9})(:?)([0-9]{0,9})", value)
+        if found is None:
+            self.fail(f"{value!r} must be N or MIN:MAX in slots, for example 8 or 8:16", param, ctx)
+        least = int(found[1]) if found[1] else None
+        most = (int(found[3]) if found[3] else None) if found[2] else least
+        if 0 in (least, most) or (least is not None and most is not None and most < least):
+            self.fail(f"{value}: MIN must be at least 1, and MAX not below MIN", param, ctx)
+        return least, most
+
+
 GROUP = click.argument("group", type=Id())
 NODE = click.argument("node", type=Id())
 

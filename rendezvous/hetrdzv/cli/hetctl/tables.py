@@ -3,8 +3,9 @@
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
@@ -200,9 +201,23 @@ def _counted(group: GroupReply) -> str:
 
 def _wanted(group: GroupReply) -> str:
     low, high = group.spec.get("min_nodes", 1), group.spec.get("max_nodes")
-    if high is None:
-        return f"{low} or more"
-    return str(low) if low == high else f"{low} to {high}"
+    nodes = str(low) if low == high else f"{low} or more" if high is None else f"{low} to {high}"
+    world = _wanted_world(group.spec)
+    return f"{nodes}, {world}" if world else nodes
+
+
+def _wanted_world(spec: Mapping[str, Any]) -> str:
+    low, high, multiple = (
+        spec.get(name) for name in ("min_world_size", "max_world_size", "world_size_multiple")
+    )
+    words = []
+    if high is not None:
+        words.append(f"at most {high}" if low is None else str(low) if low == high else f"{low} to {high}")
+    elif low is not None:
+        words.append(f"{low} or more")
+    if multiple is not None and multiple > 1:
+        words.append(f"a multiple of {multiple}")
+    return f"world size {', '.join(words)}" if words else ""
 
 
 def _live_table(nodes: list[NodeReply]) -> Table:

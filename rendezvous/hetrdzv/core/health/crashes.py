@@ -24,31 +24,36 @@ def made_progress(group: Group, ended: Round, failures: Sequence[Failure]) -> bo
     Args:
         failures: the root cause comes first.
     """
-    steps = [failure.step for failure in failures if failure.step is not None]
-    counts = [failure.collectives for failure in failures if failure.collectives is not None]
-    if steps:
-        further = group.step is None or max(steps) > group.step
-    elif counts:
-        further = max(counts) > (group.collectives or 0)
+    step, collectives = _reached(failures)
+    if step is not None:
+        further = group.step is None or step > group.step
+    elif collectives is not None:
+        further = collectives > (group.collectives or 0)
     else:
         return None
     if further:
         return True
     killed = failures[0].signal in FROM_OUTSIDE
-    return None if killed or _lasted(ended) or max(counts, default=0) > AT_START else False
+    return None if killed or _lasted(ended) or (collectives or 0) > AT_START else False
+
+
+def _reached(failures: Sequence[Failure]) -> tuple[int | None, int | None]:
+    """The highest step, and the most collectives; None: nobody knows."""
+    steps = [failure.step for failure in failures if failure.step is not None]
+    counts = [failure.collectives for failure in failures if failure.collectives is not None]
+    return max(steps, default=None), max(counts, default=None)
 
 
 def count_failed_round(work: Work, ended: Round, failures: Sequence[Failure]) -> None:
     """Count a round that failed among those in a row that made no progress, and those in quick succession."""
     group = work.group
     progress = made_progress(group, ended, failures)
-    steps = [failure.step for failure in failures if failure.step is not None]
-    counts = [failure.collectives for failure in failures if failure.collectives is not None]
+    step, collectives = _reached(failures)
     work.change(
         fruitless=group.fruitless + 1 if progress is False else 0,
         quick=1 if progress or _lasted(ended) else group.quick + 1,
-        step=max([*steps, group.step] if group.step is not None else steps, default=None),
-        collectives=max(counts, default=None),
+        step=max((one for one in (step, group.step) if one is not None), default=None),
+        collectives=collectives,
     )
 
 

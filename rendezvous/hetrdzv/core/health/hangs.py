@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from hetrdzv.core.commands import NoteStall
-from hetrdzv.core.model import EndKind, Failure, Round, Stall
+from hetrdzv.core.model import EndKind, Failure, Round, Stall, StallKind
 from hetrdzv.core.phrasing import describe_hang, lasting
 from hetrdzv.core.timers import hangs_at, stall_rests, told_at
 from hetrdzv.core.transitions import Work, end_round
@@ -49,7 +49,7 @@ def settle_stall(work: Work) -> None:
 def _failure(active: Round, stall: Stall, for_s: float) -> Failure:
     """The hang as a failure of the first worker that is waited for, or of nobody."""
     member = active.member(stall.node_id) if stall.node_id is not None else None
-    if member is None or not stall.ranks or stall.kind == "deadlock":
+    if member is None or not stall.ranks or stall.kind is StallKind.DEADLOCK:
         return Failure(local_rank=-1, rank=-1, at=stall.since, hang=lasting(stall.text, for_s))
     rank = stall.ranks[0]
     return Failure(

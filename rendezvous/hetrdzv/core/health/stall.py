@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from hetrdzv.core.health.waits import NO_ANSWER, Blame, Collectives, Lane, Place, Waits, Worker, who_waits
+from hetrdzv.core.model import StallKind
 from hetrdzv.core.phrasing import ranked
 
 __all__ = ["Collectives", "Verdict", "Worker", "judge"]
@@ -44,14 +45,13 @@ class Verdict:
     """Workers wait for others, or their collectives do not complete.
 
     Attributes:
-        kind: as in `wire.StallReply`.
         ranks: the first few that are waited for; empty if nobody is behind.
         node_id: the node of the first of them, or None.
         text: all of it but the time, in a clause (`ranks 0 to 2 wait for rank 3 (gpu2), which is at ...`).
         for_s: for how long (seconds).
     """
 
-    kind: str
+    kind: StallKind
     ranks: tuple[int, ...]
     node_id: str | None
     text: str
@@ -98,7 +98,7 @@ def _behind(waits: Waits, least_s: float) -> Verdict | None:
     waiting = waits.waiting_for(one.place.worker.rank for one in worst)
     who = _nodes_named([one.place.worker for one in worst])
     text = f"{ranked(waiting)} wait{_s(waiting)} for {who}, {_which(worst)}"
-    kind = "behind" if first.answers else "no_answer"
+    kind = StallKind.BEHIND if first.answers else StallKind.NO_ANSWER
     return _verdict(kind, [one.place.worker for one in worst], text, for_s)
 
 
@@ -145,7 +145,7 @@ def _deadlock(waits: Waits) -> Verdict | None:
         parts.append(f"others in {len(knot) - MOST_GROUPS} more process groups")
     text = f"{ranked(members)} wait for each other: {', '.join(parts)}"
     for_s = min(worker.idle_s for worker in members.values())
-    return _verdict("deadlock", sorted(members.values(), key=lambda one: one.rank), text, for_s)
+    return _verdict(StallKind.DEADLOCK, sorted(members.values(), key=lambda one: one.rank), text, for_s)
 
 
 def _nothing_completes(waits: Waits) -> Verdict | None:
@@ -157,7 +157,9 @@ def _nothing_completes(waits: Waits) -> Verdict | None:
     number = _where(lane, lane.places[0])
     one = len(lane.places) == 1
     text = f"{who} wait{'s' if one else ''} for {number}, which does not complete although nobody is behind"
-    return Verdict("nothing_completes", (), None, text, min(place.worker.idle_s for place in lane.places))
+    return Verdict(
+        StallKind.NOTHING_COMPLETES, (), None, text, min(place.worker.idle_s for place in lane.places)
+    )
 
 
 def _any_moves(workers: Sequence[Worker], least_s: float) -> bool:
@@ -175,7 +177,7 @@ def _first_use(waits: Waits, nobody_moves: bool) -> Verdict | None:
     others = "another member" if lane.missing == 1 else "other members"
     has = "has" if lane.missing == 1 else "have"
     text = f"{who} wait{_s(waiting)} for {others}{lane.suffix}, which {has} asked for none of its collectives yet"
-    return Verdict("behind", (), None, text, min(worker.idle_s for worker in waiting))
+    return Verdict(StallKind.BEHIND, (), None, text, min(worker.idle_s for worker in waiting))
 
 
 def _mismatch(waits: Waits) -> Verdict | None:
@@ -207,12 +209,12 @@ def _unlike(lane: Lane, number: int, asked: Mapping[str, list[Worker]]) -> Verdi
         everybody = ranked(worker.rank for side in asked.values() for worker in side)
         parts = ", ".join(f"{ranked(w.rank for w in side)} for {one}" for one, side in sides[:MOST_GROUPS])
         text = f"{everybody} wait for each other: as {where}, {parts.replace(' for ', ' asked for ', 1)}"
-        return Verdict("mismatch", (), None, text, for_s)
+        return Verdict(StallKind.MISMATCH, (), None, text, for_s)
     wrong = sorted((worker for _, side in others for worker in side), key=lambda worker: worker.rank)
     who = ranked(worker.rank for worker in most)
     asked_for = f"as {where}, {who} asked for {op}, {_nodes_named(wrong)} for {others[0][0]}"
     text = f"{who} wait{_s(most)} for {ranked(worker.rank for worker in wrong)}: {asked_for}"
-    return _verdict("mismatch", wrong, text, for_s)
+    return _verdict(StallKind.MISMATCH, wrong, text, for_s)
 
 
 def _alike(op: str) -> str:
@@ -249,7 +251,7 @@ def _by_steps(known: Sequence[Worker], world_size: int, least_s: float) -> Verdi
     behind = hung or [worker for worker in working if worker.step == first]
     if not hung and first == last:
         text = f"{everybody} wait{_s(steps)} for the end of step {first:,}, and none is behind"
-        return Verdict("nothing_completes", (), None, text, for_s)
+        return Verdict(StallKind.NOTHING_COMPLETES, (), None, text, for_s)
     waiting = steps.keys() - {worker.rank for worker in behind}
     one = behind[0]
     are = "are" if len(behind) > 1 else "is"
@@ -261,13 +263,13 @@ def _by_steps(known: Sequence[Worker], world_size: int, least_s: float) -> Verdi
         if waiting
         else f"{who} {are} {where}"
     )
-    return _verdict("no_answer" if hung else "behind", behind, text, for_s)
+    return _verdict(StallKind.NO_ANSWER if hung else StallKind.BEHIND, behind, text, for_s)
 
 
 # -- words ---------------------------------------------------------------------------------------------------
 
 
-def _verdict(kind: str, blamed: Sequence[Worker], text: str, for_s: float) -> Verdict:
+def _verdict(kind: StallKind, blamed: Sequence[Worker], text: str, for_s: float) -> Verdict:
     ranks = tuple(worker.rank for worker in blamed[:MOST_RANKS])
     return Verdict(kind, ranks, blamed[0].node_id, text, for_s)
 

@@ -51,9 +51,9 @@ def test_groups_have_the_names_that_all_members_use_not_the_numbers_of_one_proce
         ("0", 2, 7, 7),
         ("4", 0, 2, 2),
     ]
-    assert [(group.name, group.enqueued, group.waits) for group in other] == [
-        ("0", 7, False),
-        ("4", 1, True),
+    assert [(group.name, group.enqueued, group.completed) for group in other] == [
+        ("0", 7, 7),
+        ("4", 1, 0),
     ]
     assert [group.op for group in one] == ["all_reduce [[10]]", "barrier [[10]]"]
 

@@ -1,12 +1,10 @@
 """What follows from looks at workers: who stands still, and what the server has to know at once."""
 
-from dataclasses import replace
-
-from hetagent.job.progress.trace import NAME_LENGTH, OP_LENGTH, Collectives
+from hetagent.job.progress.trace import NAME_LENGTH, OP_LENGTH
 from hetagent.job.progress.tracks import MAX_GROUPS, Said, State, Track, Tracks
-from hetrdzv.protocol.wire import MAX_BODY_BYTES, MAX_SLOTS, PollRequest
+from hetrdzv.protocol.wire import MAX_BODY_BYTES, MAX_SLOTS, CollectivesFields, PollRequest
 
-GROUP = Collectives(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
+GROUP = CollectivesFields(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
 
 
 class Watched:
@@ -23,7 +21,7 @@ class Watched:
         """A second later, this is what its server says."""
         self.now += seconds
         done = enqueued if completed is None else completed
-        group = replace(GROUP, enqueued=enqueued, completed=done)
+        group = GROUP.model_copy(update={"enqueued": enqueued, "completed": done})
         counts = {"0": (enqueued, 0, done)} if enqueued else {}
         self.track.asked_for(counts, [group] if enqueued else [], self.now)
         self.judge()
@@ -238,8 +236,10 @@ def test_the_share_of_looks_at_which_it_waited() -> None:
 
 
 def test_of_many_groups_those_are_told_in_which_it_waits() -> None:
-    groups = [replace(GROUP, name=str(number), enqueued=1, completed=1) for number in range(40)]
-    groups[-1] = replace(groups[-1], completed=0)
+    groups = [
+        GROUP.model_copy(update={"name": str(number), "enqueued": 1, "completed": 1}) for number in range(40)
+    ]
+    groups[-1] = groups[-1].model_copy(update={"completed": 0})
     track = Track(0.0)
     track.asked_for({"0": (1, 0, 1)}, groups, 1.0)
     told = track.fields(0, 1.0, knows_groups=True).collectives
@@ -248,7 +248,9 @@ def test_of_many_groups_those_are_told_in_which_it_waits() -> None:
 
 
 def test_what_is_told_of_the_largest_node_fits_into_a_request() -> None:
-    longest = replace(GROUP, name="n" * NAME_LENGTH, enqueued=2**53, completed=2**53, op="o" * OP_LENGTH)
+    longest = GROUP.model_copy(
+        update={"name": "n" * NAME_LENGTH, "enqueued": 2**53, "completed": 2**53, "op": "o" * OP_LENGTH}
+    )
     groups = [longest] * 40
     for workers in (1, 8, 200, MAX_SLOTS):
         tracks = Tracks(3, {rank: Track(0.0) for rank in range(workers)})

@@ -232,15 +232,3 @@ def test_the_stacks_of_the_largest_node_fit_into_a_request() -> None:
         assert len(shown[-1].text) == min(16_000, stacks.MAX_SHOWN // workers)
         body = StacksRequest(incarnation="i" * 128, number=1, stacks=shown)
         assert len(body.model_dump_json().encode()) < MAX_BODY_BYTES
-
-
-@pytest.mark.parametrize(
-    ("why", "hangs"),
-    [
-        ("a worker hangs: rank 0 has waited 5 s for rank 1 (vm), which is at collective 100 of 101", True),
-        ("the workers hang: ranks 0 to 3 have waited 5 s", True),
-        ("rank 1 (local rank 1) on gpu2 exited with code 1", False),
-    ],
-)
-def test_the_servers_words_say_whether_a_round_ended_by_a_hang(why: str, hangs: bool) -> None:
-    assert stacks.ended_by_hang(why) == hangs

@@ -39,7 +39,7 @@ def test_what_the_server_has_to_know_is_told_beside_the_open_poll(bench: Bench) 
     assert [request for request, _ in bench.flight] == [open_poll]
 
 
-def test_progress_that_a_server_did_not_get_is_not_told_twice(bench: Bench) -> None:
+def test_progress_that_a_server_did_not_get_is_told_a_little_later(bench: Bench) -> None:
     bench.started()
     bench.session.watch(sample)
     bench.run(3)
@@ -47,6 +47,9 @@ def test_progress_that_a_server_did_not_get_is_not_told_twice(bench: Bench) -> N
     (request,) = bench.send()
     bench.receive(request, problem(503, "unavailable"))
     assert bench.session.requests(bench.now) == []
+    bench.session.watch(newer := lambda: sample().model_copy(update={"age_s": 0.5}))
+    bench.run(2)
+    assert [one.body.progress for one in bench.sent if isinstance(one, Tell)] == [sample(), newer()]
     assert bench.notices == []
     assert bench.kinds == [("start", 1)]
 

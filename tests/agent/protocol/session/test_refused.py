@@ -181,6 +181,17 @@ def test_settings_that_a_live_node_holds_are_refused_in_the_words_of_the_command
     )
 
 
+def test_other_world_sizes_are_told_as_the_flag() -> None:
+    bench = Bench(spec=SpecFields(min_world_size=8, world_size_multiple=4))
+    other_node(bench, min_world_size=4, max_world_size=16)
+    bench.ready()
+    assert (
+        "(--world-size 8 or more here, 4:16 there, --world-size-multiple 4 here, 1 there)"
+        not in bench.last.why
+    )
+    assert "(--world-size 8 or more here, 4 or more there" in bench.last.why
+
+
 def test_settings_are_given_again_until_the_last_old_node_has_gone() -> None:
     bench = Bench(spec=nnodes(1, 1))
     other_node(bench, min_nodes=2, max_nodes=2)

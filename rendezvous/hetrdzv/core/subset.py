@@ -1,0 +1,342 @@
+"""The best set of unlike nodes: the largest world size that is allowed, and of those the set that costs least.
+
+Nodes that are alike (`Kind`) differ in nothing but their names. Every node adds its slots to the world and a number
+to the cost, so the cheapest set of each sum follows from those of smaller sums (a knapsack).
+
+Of many nodes few need to be tried. Take nodes in the order of preference until the world is full, and call D the most
+slots of a node. A best set leaves out fewer than D of those nodes of each kind, and has fewer than 2 D others: of more
+than that, some that it leaves out and some others that it has would have equal slots in all, since among any s numbers
+the sum of some is a multiple of s; they could change places, and the set would be better.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import NamedTuple
+
+from hetrdzv.core.order import natural_key
+from hetrdzv.core.worlds import Worlds
+
+MOST_WORK = 1 << 22
+"""How many sums a search looks at before it is content with a set nearby: those of 64 nodes of 16 slots with bounds
+in nodes, or of 64 nodes of 1024 slots without."""
+
+
+class Kind(NamedTuple):
+    """What nodes, or items of several nodes, have in common.
+
+    Attributes:
+        last: they are taken last.
+        moves: they were not in the last round.
+        fresh: they have no place from the past.
+        slots: of each.
+        nodes: of each.
+    """
+
+    last: bool
+    moves: bool
+    fresh: bool
+    slots: int
+    nodes: int = 1
+
+
+Names = Mapping[Kind, Sequence[str]]
+"""The names of the nodes of each kind."""
+
+
+def best_set(names: Names, worlds: Worlds, base: tuple[int, int] = (0, 0)) -> list[str] | None:
+    """The names of the best set of nodes; None where no set makes a world.
+
+    Best is the largest world; then the fewest ranks on nodes that are taken last, on nodes that were not in the last
+    round, on nodes without a place from the past; then the fewest nodes; then natural order. That is exact within
+    `MOST_WORK`; beyond, the set makes a world, but perhaps not the largest.
+
+    Args:
+        names: of the nodes to choose from.
+        base: slots and nodes that are in the set anyway; they count, but are not among the names.
+    """
+    search = _Search(names, worlds, base)
+    found = search.ignoring_nodes()
+    if found is None or search.is_allowed(found):
+        return None if found is None else found.names
+    if search.is_small():
+        found = search.with_nodes()
+        return None if found is None else found.names
+    most = None if worlds.max_nodes is None else worlds.max_nodes - base[1]
+    if most is not None and found.nodes > most:
+        search = _Search(_largest_nodes(names, most), worlds, base)
+    else:
+        search = _Search(names, worlds, base, many=True)
+    found = search.ignoring_nodes()
+    return found.names if found is not None and search.is_allowed(found) else None
+
+
+def _largest_nodes(names: Names, most: int) -> Names:
+    """The nodes with the most slots, as many as there may be."""
+    found: dict[Kind, Sequence[str]] = {}
+    for kind in sorted(names, key=lambda kind: (-kind.slots / kind.nodes, kind)):
+        found[kind] = heapq.nsmallest(most // kind.nodes, names[kind], natural_key)
+        most -= kind.nodes * len(found[kind])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A set that makes a world."""
+
+    names: list[str]
+    nodes: int
+
+
+class _Batch(NamedTuple):
+    """Nodes of one kind: those that are in the set, and those that may be, in natural order.
+
+    Attributes:
+        expected: how many of the undecided ones are in the set if nodes are taken in the order of preference.
+    """
+
+    kind: Kind
+    taken: Sequence[str]
+    undecided: Sequence[str]
+    expected: int
+
+
+class _Search:
+    """A search among the nodes of one selection. Sums are in units: the greatest common divisor of all slots.
+
+    Args:
+        many: prefer more nodes instead of fewer.
+    """
+
+    def __init__(self, names: Names, worlds: Worlds, base: tuple[int, int], *, many: bool = False) -> None:
+        self._sign = -1 if many else 1
+        self._names = {kind: names[kind] for kind in sorted(names, key=self._preference) if names[kind]}
+        self._worlds = worlds
+        self._base_slots, base_nodes = base
+        self._fewest = worlds.min_nodes - base_nodes
+        self._nodes = sum(kind.nodes * len(known) for kind, known in self._names.items())
+        self._most = (
+            self._nodes if worlds.max_nodes is None else min(self._nodes, worlds.max_nodes - base_nodes)
+        )
+        self._unit = gcd(*(kind.slots for kind in self._names)) or 1
+        self._total = sum(self._size(kind) * len(known) for kind, known in self._names.items())
+        self._room = min(self._total, self._most_by_nodes())
+
+    def _preference(self, kind: Kind) -> tuple[bool, bool, bool, float]:
+        return kind.last, kind.moves, kind.fresh, self._sign * kind.nodes / kind.slots
+
+    def _size(self, kind: Kind) -> int:
+        return kind.slots // self._unit
+
+    def _most_by_nodes(self) -> int:
+        """The most that as many nodes as there may be can add up to, if items could be divided."""
+        left, total = self._most, 0
+        for kind in sorted(self._names, key=lambda kind: -kind.slots / kind.nodes):
+            count = min(len(self._names[kind]), -(-left // kind.nodes))
+            total += count * self._size(kind)
+            left = max(0, left - count * kind.nodes)
+        return total
+
+    def is_allowed(self, found: _Found) -> bool:
+        """Whether a set has neither too few nodes nor too many."""
+        return self._fewest <= found.nodes <= self._most
+
+    # -- without regard to the number of nodes -------------------------------------------------------------------
+
+    def ignoring_nodes(self) -> _Found | None:
+        """The best set, however many nodes it has."""
+        everything = [_Batch(kind, (), known, 0) for kind, known in self._names.items()]
+        counts = self._counts(everything)
+        target = self._largest(counts, 0)
+        if target is None:
+            return None
+        if target == self._total:
+            return _Found([name for known in self._names.values() for name in known], self._nodes)
+        near = largest = max(counts)
+        apart = largest * largest + largest
+        while (work := self._work(batches := self._near(target, near), apart)) > MOST_WORK and near > 1:
+            near //= 2
+        if near < largest or work > MOST_WORK:
+            batches = _shortened(batches, work // MOST_WORK)
+            target = self._largest(self._counts(batches), self._taken(batches))
+        return None if target is None else self._cheapest(batches, target, apart)
+
+    def _largest(self, counts: Mapping[int, int], taken: int) -> int | None:
+        """The sum of the largest world, or None.
+
+        Args:
+            counts: how many of each size may be added.
+            taken: the sum of those that are in the set anyway.
+        """
+        bits = 1
+        for size, count in counts.items():
+            left, step = count, 1
+            while left:
+                step = min(step, left)
+                bits |= bits << size * step
+                left -= step
+                step *= 2
+        known = bits.to_bytes(bits.bit_length() // 8 + 1, "little")
+        for world in self._worlds.downward(self._base_slots + self._room * self._unit):
+            target, rest = divmod(world - self._base_slots, self._unit)
+            open_ = target - taken
+            if not rest and 0 <= open_ >> 3 < len(known) and known[open_ >> 3] >> (open_ & 7) & 1:
+                return target
+        return None
+
+    def _near(self, target: int, near: int) -> list[_Batch]:
+        """All nodes, of each kind those undecided that may be in a best set or not.
+
+        Args:
+            near: the most slots of a node, or less for a smaller search.
+        """
+        batches = []
+        left = target
+        for kind, known in self._names.items():
+            expected = min(len(known), left // self._size(kind))
+            left = left - expected * self._size(kind) if expected == len(known) else 0
+            first, end = max(0, expected - near), min(len(known), expected + 2 * near)
+            if end - first == len(known):
+                batches.append(_Batch(kind, (), sorted(known, key=natural_key), expected))
+            elif first == 0:
+                batches.append(_Batch(kind, (), heapq.nsmallest(end, known, natural_key), expected))
+            elif end == len(known):
+                open_ = heapq.nlargest(end - first, known, natural_key)[::-1]
+                taken = list(frozenset(known).difference(open_))
+                batches.append(_Batch(kind, taken, open_, expected - first))
+            else:
+                ordered = sorted(known, key=natural_key)
+                batches.append(_Batch(kind, ordered[:first], ordered[first:end], expected - first))
+        return batches
+
+    def _taken(self, batches: Iterable[_Batch]) -> int:
+        return sum(self._size(batch.kind) * len(batch.taken) for batch in batches)
+
+    def _undecided(self, batches: Iterable[_Batch]) -> int:
+        return sum(self._size(batch.kind) * len(batch.undecided) for batch in batches)
+
+    def _counts(self, batches: Iterable[_Batch]) -> dict[int, int]:
+        """How many undecided nodes there are of each size."""
+        counts: dict[int, int] = {}
+        for batch in batches:
+            size = self._size(batch.kind)
+            counts[size] = counts.get(size, 0) + len(batch.undecided)
+        return counts
+
+    def _work(self, batches: Sequence[_Batch], apart: int) -> int:
+        """About how many sums a search looks at."""
+        return sum(len(batch.undecided) for batch in batches) * min(self._undecided(batches), apart)
+
+    def _cheapest(self, batches: Sequence[_Batch], target: int, apart: int) -> _Found | None:
+        """The cheapest set of a sum.
+
+        Args:
+            apart: how far a best set may be from nodes taken in the order of preference, at each kind.
+        """
+        costs = _Costs(batches, self._total * self._unit + self._nodes + 1, self._sign)
+        rest, at = self._undecided(batches), self._taken(batches)
+        best = {at: 0}
+        for batch in batches:
+            size = self._size(batch.kind)
+            for name in batch.undecided:
+                best = _with(best, size, costs.of(batch.kind, name), target)
+            rest -= size * len(batch.undecided)
+            at += size * batch.expected
+            low, high = max(target - rest, at - apart), at + apart
+            best = {reached: cost for reached, cost in best.items() if low <= reached <= high}
+        return None if target not in best else costs.found(best[target])
+
+    # -- with bounds in nodes ------------------------------------------------------------------------------------
+
+    def is_small(self) -> bool:
+        """Whether all sums and numbers of nodes can be looked at."""
+        count = sum(min(len(known), self._most) for known in self._names.values())
+        return count * self._room * self._most <= MOST_WORK
+
+    def with_nodes(self) -> _Found | None:
+        """The best set among those with neither too few nodes nor too many."""
+        largest = self._worlds.up_to(self._base_slots + self._room * self._unit)
+        if largest is None:
+            return None
+        room = (largest - self._base_slots) // self._unit
+        batches = [
+            _Batch(kind, (), heapq.nsmallest(self._most // kind.nodes, known, natural_key), 0)
+            for kind, known in self._names.items()
+        ]
+        costs = _Costs(batches, self._total * self._unit + self._nodes + 1, self._sign)
+        stride = self._nodes + 1  # a sum and its number of nodes are one key
+        best = {0: 0}
+        for batch in batches:
+            step = self._size(batch.kind) * stride + batch.kind.nodes
+            for name in batch.undecided:
+                best = _with(best, step, costs.of(batch.kind, name), room * stride + self._most)
+                best = {key: cost for key, cost in best.items() if key % stride <= self._most}
+        found = [
+            (key // stride, -cost)
+            for key, cost in best.items()
+            if key % stride >= self._fewest
+            and self._worlds.allows(self._base_slots + key // stride * self._unit)
+        ]
+        return costs.found(-max(found)[1]) if found else None
+
+
+def _with(best: Mapping[int, int], step: int, cost: int, limit: int) -> dict[int, int]:
+    """The cheapest sets of all sums with one node more."""
+    found = dict(best)
+    for before, so_far in best.items():
+        reached = before + step
+        if reached <= limit:
+            known = best.get(reached)
+            if known is None or so_far + cost < known:
+                found[reached] = so_far + cost
+    return found
+
+
+def _shortened(batches: Sequence[_Batch], share: int) -> list[_Batch]:
+    """Batches with fewer undecided nodes: one of so many."""
+    share, found = max(1, share), []
+    for batch in batches:
+        first = batch.expected - -(-batch.expected // share)
+        end = batch.expected + (len(batch.undecided) - batch.expected) // share
+        taken, open_ = [*batch.taken, *batch.undecided[:first]], batch.undecided[first:end]
+        found.append(_Batch(batch.kind, taken, open_, batch.expected - first))
+    return found
+
+
+class _Costs:
+    """What every undecided node adds to the cost of a set, as one number: the sums of several costs side by side.
+
+    The lowest digits have a bit for each undecided node. So of sets that cost the same the first in natural order is
+    the cheapest, and the cost of a set says which nodes are in it.
+
+    Args:
+        limit: no sum of one of these costs is as large.
+        sign: -1 where more nodes are better.
+    """
+
+    def __init__(self, batches: Sequence[_Batch], limit: int, sign: int) -> None:
+        self._batches = batches
+        self._kinds = {name: batch.kind for batch in batches for name in batch.undecided}
+        self._ordered = sorted(self._kinds, key=natural_key)
+        self._bits = {name: 1 << place for place, name in enumerate(reversed(self._ordered))}
+        self._digit = limit.bit_length() + 1
+        self._sign = sign
+
+    def of(self, kind: Kind, name: str) -> int:
+        """The cost of a node."""
+        cost = 0
+        for one in (kind.last * kind.slots, kind.moves * kind.slots, kind.fresh * kind.slots):
+            cost = (cost << self._digit) + one
+        cost = (cost << self._digit) + self._sign * kind.nodes
+        return (cost << len(self._ordered)) - self._bits[name]
+
+    def found(self, cost: int) -> _Found:
+        """The set that has this cost, with those that are in it anyway."""
+        bits = -cost & (1 << len(self._ordered)) - 1
+        names = [name for name in self._ordered if bits & self._bits[name]]
+        nodes = sum(self._kinds[name].nodes for name in names)
+        for batch in self._batches:
+            names += batch.taken
+            nodes += batch.kind.nodes * len(batch.taken)
+        return _Found(names, nodes)

@@ -1,0 +1,36 @@
+"""Who is said to slow a round down."""
+
+import re
+from collections.abc import Mapping
+
+from hetrdzv.core.health.stragglers import Waiting, stragglers
+from hetrdzv.core.model import Group, Node, Round
+from hetrdzv.service.progress.table import Seen
+
+AFTER_S = 60.0
+"""How long a round has to have run until it is said who slows it down (seconds)."""
+
+MOST = 3
+"""How many sentences are shown."""
+
+
+def shown(group: Group, current: Round, seen: Mapping[int, Seen], now: float) -> list[str]:
+    """Who slows the running round down, in a sentence each, once it has run for long enough to tell.
+
+    Args:
+        seen: how far its workers have come, by global rank.
+        now: the server's clock (seconds).
+    """
+    if group.active_round is not current or now < current.formed_at + AFTER_S:
+        return []
+    waiting = [
+        Waiting(one.sample.rank, one.node_id, one.sample.waiting, _gpu_type(group.nodes.get(one.node_id)))
+        for one in seen.values()
+        if one.sample.waiting is not None
+    ]
+    return [one.text for one in stragglers(waiting)[:MOST]]
+
+
+def _gpu_type(node: Node | None) -> str:
+    """The name of a node's GPUs; empty for CPU workers."""
+    return re.sub(r"\d+ x ", "", node.device.get("name", "")) if node is not None else ""

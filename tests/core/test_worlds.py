@@ -1,0 +1,415 @@
+"""The best set of nodes for bounds in slots, against a second implementation that tries every set there is."""
+
+import os
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import pytest
+
+from hetrdzv.core import subset
+from hetrdzv.core.model import Node
+from hetrdzv.core.order import natural_key
+from hetrdzv.core.selection import Lack, Selection, Shortfall, select
+from hetrdzv.core.spec import GroupSpec
+from hetrdzv.core.worlds import Worlds
+from hetrdzv.protocol.errors import InvalidSpec
+from tests.core.driver import Story, running
+from tests.core.worlds import PAGE, Cluster, page
+from tests.support.needs import ALL, show
+
+EVERYTHING = os.environ.get(ALL) == "1"
+CASES = 20_000 if EVERYTHING else 600
+"""How many random selections are compared."""
+
+MOST_NODES = 12 if EVERYTHING else 9
+
+
+def node(node_id: str, slots: int) -> Node:
+    return Node(node_id=node_id, incarnation=f"{node_id}-1", slots=slots, address="10.0.0.1", port=4000)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What `select` is asked."""
+
+    spec: GroupSpec
+    ready: Sequence[Node]
+    seats: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+    unreachable: AbstractSet[tuple[str, str]] = frozenset()
+    taken_last: AbstractSet[str] = frozenset()
+
+    def answer(self) -> Selection | Shortfall:
+        return select(self.spec, self.ready, self.seats, self.last, self.unreachable, 0, self.taken_last)
+
+
+def chosen(answer: Selection | Shortfall) -> list[str] | None:
+    """The node ids of a selection in natural order; None where there is none."""
+    if isinstance(answer, Shortfall):
+        return None
+    return sorted((node.node_id for node in answer.nodes), key=natural_key)
+
+
+def random_case(rng: random.Random) -> Case:
+    sizes = rng.choice(((1,), (3,), (1, 2), (2, 4), (1, 2, 4, 8), (3, 5, 7), (1, 3), tuple(range(1, 9))))
+    names = [f"n{number}" for number in rng.sample(range(1, 30), rng.randint(1, MOST_NODES))]
+    ready = [node(name, rng.choice(sizes)) for name in names]
+    total = sum(one.slots for one in ready)
+    least = rng.choice((None, None, rng.randint(1, total)))
+    most = rng.choice((None, rng.randint(least or 1, total + 4)))
+    multiple = rng.choice((1, 2, 3, 4, 4, 6))
+    fewest = rng.choice((1, 1, rng.randint(1, len(ready))))
+    many = rng.choice((None, None, rng.randint(fewest, len(ready) + 1)))
+    try:
+        spec = GroupSpec(
+            min_world_size=least,
+            max_world_size=most,
+            world_size_multiple=multiple,
+            min_nodes=fewest,
+            max_nodes=many,
+        )
+    except InvalidSpec:
+        return random_case(rng)
+    if not spec.sized:
+        return random_case(rng)
+    seats = [f"n{number}" for number in range(1, 30) if rng.random() < 0.4]
+    rng.shuffle(seats)
+    last = tuple(name for name in seats if rng.random() < 0.7)
+    late = frozenset(name for name in names if rng.random() < 0.15)
+    return Case(spec, ready, tuple(seats), last, frozenset(), late)
+
+
+def best_of_all(case: Case) -> list[str] | None:
+    """Tries every set. The smallest of (-world, ranks taken last, that move, without a place, nodes, names) is best."""
+    spec = case.spec
+    best: tuple[object, ...] | None = None
+    nodes = sorted(case.ready, key=lambda one: natural_key(one.node_id))
+    for mask in range(1, 1 << len(nodes)):
+        found = [one for place, one in enumerate(nodes) if mask >> place & 1]
+        world = sum(one.slots for one in found)
+        if world % spec.world_size_multiple or not (spec.min_world_size or 1) <= world:
+            continue
+        if spec.max_world_size is not None and world > spec.max_world_size:
+            continue
+        if len(found) < spec.min_nodes or (spec.max_nodes is not None and len(found) > spec.max_nodes):
+            continue
+
+        def ranks(of: Iterable[str], among: Sequence[Node] = found) -> int:
+            return sum(one.slots for one in among if one.node_id in of)
+
+        places = tuple(place for place in range(len(nodes)) if mask >> place & 1)
+        key = (
+            -world,
+            ranks(case.taken_last),
+            world - ranks(case.last),
+            world - ranks(case.seats),
+            len(found),
+            places,
+        )
+        if best is None or key < best:
+            best = key
+    if best is None:
+        return None
+    return [nodes[place].node_id for place in best[-1]]  # type: ignore[attr-defined]
+
+
+def test_the_best_set_is_chosen() -> None:
+    rng = random.Random(14)
+    shortfalls = 0
+    for number in range(CASES):
+        case = random_case(rng)
+        expected = best_of_all(case)
+        shortfalls += expected is None
+        assert chosen(case.answer()) == expected, f"case {number}: {case}"
+    show(
+        f"best sets against trying every set: {CASES} cases of up to {MOST_NODES} nodes agree, {shortfalls} of them "
+        f"without any set"
+    )
+
+
+def test_permutations_and_more_nodes() -> None:
+    """The order in which nodes came does not matter, and one more never makes the world smaller."""
+    rng = random.Random(15)
+    for _ in range(CASES // 4):
+        case = random_case(rng)
+        answer = case.answer()
+        shuffled = rng.sample(list(case.ready), len(case.ready))
+        again = Case(case.spec, shuffled, case.seats, case.last, case.unreachable, case.taken_last).answer()
+        assert chosen(again) == chosen(answer)
+        more = [*case.ready, node("n99", rng.randint(1, 8))]
+        larger = Case(case.spec, more, case.seats, case.last, case.unreachable, case.taken_last).answer()
+        if isinstance(answer, Selection):
+            assert isinstance(larger, Selection)
+            assert larger.world_size >= answer.world_size
+
+
+@pytest.mark.parametrize("work", [1, 50, 2_000])
+def test_what_is_too_much_work_is_still_allowed(work: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subset, "MOST_WORK", work)
+    rng = random.Random(16)
+    worse = 0
+    for _ in range(CASES // 4):
+        case = random_case(rng)
+        answer, worlds = case.answer(), Worlds.of(case.spec)
+        expected = best_of_all(case)
+        if isinstance(answer, Shortfall):
+            worse += expected is not None
+            continue
+        assert worlds.allows(answer.world_size)
+        assert case.spec.min_nodes <= len(answer.nodes) <= (case.spec.max_nodes or 99)
+        assert len(set(chosen(answer) or ())) == len(answer.nodes)
+        worse += chosen(answer) != expected
+    print(work, worse)
+
+
+def test_who_reaches_the_master_makes_the_largest_world() -> None:
+    rng = random.Random(17)
+    for _ in range(CASES // 4):
+        case = random_case(rng)
+        names = [one.node_id for one in case.ready]
+        pairs = frozenset((a, b) for a in names for b in names if a != b and rng.random() < 0.3)
+        cut = Case(case.spec, case.ready, case.seats, case.last, pairs, case.taken_last)
+        answer = cut.answer()
+        largest = 0
+        for master in names:
+            reach = [one for one in case.ready if (one.node_id, master) not in pairs]
+            for mask in range(1 << len(reach)):
+                found = [one for place, one in enumerate(reach) if mask >> place & 1]
+                world = sum(one.slots for one in found)
+                if world > largest and any(one.node_id == master for one in found):
+                    bounds = (case.spec.min_nodes, case.spec.max_nodes or 99)
+                    if Worlds.of(case.spec).allows(world) and bounds[0] <= len(found) <= bounds[1]:
+                        largest = world
+        if isinstance(answer, Shortfall):
+            assert largest == 0 or answer.lack is not Lack.MASTER, cut
+        else:
+            assert answer.world_size == largest, cut
+            if pairs:
+                assert answer.master is not None
+                assert not any((one.node_id, answer.master) in pairs for one in answer.nodes)
+
+
+# -- in a group ----------------------------------------------------------------------------------------------
+
+
+def cluster(slots: Mapping[str, int], **spec: object) -> Cluster:
+    made = Cluster(slots, **spec)
+    made.come(*slots)
+    return made
+
+
+def test_the_page_tells_what_happens() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.core.worlds writes it anew"
+
+
+def test_a_spare_says_which_world_size_it_would_make() -> None:
+    found = cluster({"a": 4, "b": 4, "c": 3}, world_size_multiple=4)
+    assert found.world == 8
+    assert found.story.told("c").why == (
+        "round 1 runs without c, which is kept as a spare: with its 3 slots the world size would be 11, not a "
+        "multiple of 4"
+    )
+    full = cluster({"a": 4, "b": 4}, max_world_size=4)
+    assert full.story.told("b").why.endswith("the world size would be 8, above max_world_size, which is 4")
+    crowded = cluster({"a": 4, "b": 4}, world_size_multiple=4, max_nodes=1)
+    assert crowded.story.told("b").why.endswith("kept as a spare (max_nodes is 1)")
+
+
+def test_a_joiner_ends_a_round_only_where_the_world_grows() -> None:
+    found = cluster({"a": 4, "b": 2, "c": 2, "d": 4}, world_size_multiple=4, max_nodes=2)
+    assert (found.world, found.story.order) == (8, ["a", "d"])
+    found.slots = {**found.slots, "e": 3, "f": 8}
+    found.come("e")
+    assert (found.world, found.story.group.last_round) == (8, 1)
+    found.come("f")
+    assert (found.world, found.story.order) == (12, ["a", "f"])
+    assert found.story.said("round_ended") == ["round 1 ended: f joined"]
+
+
+def test_a_joiner_counts_with_the_spares_that_are_there() -> None:
+    found = cluster({"a": 4, "b": 3}, world_size_multiple=4)
+    found.slots = {**found.slots, "c": 1}
+    found.come("c")
+    assert (found.world, found.story.order) == (8, ["a", "b", "c"])
+
+
+def test_a_loss_shrinks_at_once_to_the_best_set() -> None:
+    found = cluster({"a": 4, "b": 4, "c": 3, "d": 1}, world_size_multiple=4)
+    found.story.lose("d")
+    for node_id in "abc":
+        found.story.join(node_id, found.slots[node_id])
+    assert (found.world, found.story.order) == (8, ["a", "b"])
+
+
+def test_a_smaller_world_waits_for_a_replacement() -> None:
+    found = cluster({"a": 4, "b": 4, "c": 3}, world_size_multiple=4, replace_wait_s=5.0)
+    found.story.lose("b")
+    found.story.join("a", 4)
+    assert found.world == 0
+    assert "waiting for a replacement: starts in" in found.story.why
+    found.slots = {**found.slots, "e": 4}
+    found.story.join("e", 4)
+    assert (found.world, found.story.order) == (8, ["a", "e"])
+
+
+def test_growth_pauses() -> None:
+    found = cluster({"a": 4}, growth_pause_s=20.0)
+    formed_at = found.story.group.active_round.formed_at  # type: ignore[union-attr]
+    found.story.join("b", 4)
+    left = formed_at + 20.0 - found.story.now
+    assert found.story.told("b").why.endswith(f"will restart to include b (at most {left:.0f} s more)")
+    assert found.story.deadline_in is not None
+    found.story.wait(left - 1.0)
+    assert found.world == 4
+    found.settle()
+    assert found.world == 8
+    found.go("b")
+    assert found.world == 4, "a loss does not wait"
+
+
+def test_at_the_largest_world_nobody_is_waited_for() -> None:
+    story = Story(max_world_size=10, world_size_multiple=4, last_call_s=60.0)
+    story.join("a", 4)
+    assert story.why == (
+        "1 node with 4 slots ready (a); last call: starts in 60 s, or as soon as nodes with 8 slots are"
+    )
+    story.join("b", 4)
+    assert story.order == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("slots", "spec", "why"),
+    [
+        (
+            [4, 2],
+            {"min_world_size": 8, "max_world_size": 16, "world_size_multiple": 4},
+            (
+                "2 nodes with 6 slots ready (a, b); the world size must be from 8 to 16 and a multiple of 4: "
+                "waiting for 2 more slots"
+            ),
+        ),
+        (
+            [3, 3, 3],
+            {"world_size_multiple": 4},
+            (
+                "3 nodes with 9 slots ready (a, b, c); no set of them has a world size that is a multiple of 4: "
+                "waiting for others"
+            ),
+        ),
+        (
+            [3],
+            {"max_world_size": 8, "world_size_multiple": 4},
+            (
+                "1 node with 3 slots ready (a); nodes of 3 slots never make a world whose size is at most 8 and a "
+                "multiple of 4: waiting for others"
+            ),
+        ),
+        (
+            [5, 3],
+            {"min_world_size": 12, "max_world_size": 12, "max_nodes": 3},
+            (
+                "2 nodes with 8 slots ready (a, b); nodes of 3, 5 slots never make a world of at most 3 nodes whose "
+                "size is 12: waiting for others"
+            ),
+        ),
+        ([4], {"min_world_size": 8, "min_nodes": 2}, "1 of 2 nodes ready (a); waiting for 1 more"),
+    ],
+)
+def test_why_no_round_can_form(slots: list[int], spec: dict[str, int], why: str) -> None:
+    story = Story(join_timeout_s=20.0, **spec)
+    for name, number in zip("abc", slots, strict=False):
+        story.join(name, number)
+    assert story.why.partition(" (at most")[0] == why
+    story.wait(21)
+    assert story.group.root_cause is not None
+    assert story.group.root_cause.kind == "join_timeout"
+    assert "waiting for" not in story.group.root_cause.message
+
+
+def test_who_gave_up_leaves_too_few_slots() -> None:
+    found = cluster({"a": 4, "b": 2, "c": 2}, world_size_multiple=8)
+    found.story.failed("a", final=True)
+    for node_id in "bc":
+        found.story.join(node_id, 2)
+    found.story.leave("a")
+    assert found.story.group.state == "failed"
+    assert found.story.said("group_failed")[0].endswith("a gave up, and 2 nodes with 4 slots are left")
+
+
+def test_never_agrees_with_trying() -> None:
+    rng = random.Random(18)
+    for _ in range(CASES // 2):
+        sizes = {rng.randint(1, 7) for _ in range(rng.randint(1, 3))}
+        least, fewest = rng.randint(1, 12), rng.randint(1, 4)
+        most = rng.choice((None, rng.randint(least, 14)))
+        many = rng.choice((None, rng.randint(fewest, 5)))
+        worlds = Worlds(least, most, rng.randint(1, 6), fewest, many)
+        sums = {(0, 0)}
+        for _ in range(14 if most is not None else 24):
+            sums |= {(world + size, nodes + 1) for world, nodes in sums for size in sizes if world < 60}
+        ever = any(worlds.allows(world) and fewest <= nodes <= (many or 99) for world, nodes in sums)
+        assert worlds.never(sizes) is not ever, (worlds, sizes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {"min_world_size": 16, "max_world_size": 8},
+            "max_world_size is 8, below min_world_size, which is 16: raise",
+        ),
+        (
+            {"min_world_size": 9, "max_world_size": 11, "world_size_multiple": 4},
+            (
+                "world_size_multiple is 4, but from 9 (min_world_size) to 11 (max_world_size) there is no multiple of "
+                "it: lower min_world_size to 8, or raise max_world_size to 12"
+            ),
+        ),
+        (
+            {"max_world_size": 3, "world_size_multiple": 4},
+            (
+                "world_size_multiple is 4, but max_world_size is 3: raise max_world_size to 4 or more, or lower "
+                "world_size_multiple"
+            ),
+        ),
+        (
+            {"min_nodes": 5, "max_world_size": 4},
+            (
+                "min_nodes is 5, but max_world_size is 4, and a node has at least one slot: raise max_world_size or "
+                "lower min_nodes"
+            ),
+        ),
+        (
+            {"max_nodes": 2, "min_world_size": 2049},
+            (
+                "min_world_size is 2049, but max_nodes is 2, and a node has at most 1024 slots: raise max_nodes or "
+                "lower min_world_size"
+            ),
+        ),
+    ],
+)
+def test_contradictions_name_both_values_and_what_to_do(fields: dict[str, int], says: str) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        GroupSpec(**fields)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(says)
+
+
+def test_spares_that_come_and_go_end_no_round() -> None:
+    """Five agents, of which the job takes four: 200 comings and goings of the fifth (and a sixth) end no round."""
+    story = running("a", "b", "c", "d", min_nodes=4, max_nodes=4, last_call_s=0.5)
+    rng, births = random.Random(348), 0
+    for _ in range(200):
+        name = rng.choice("ef")
+        known = story.group.nodes.get(name)
+        if known is None or known.gone:
+            births += 1
+            story.join(name, rng.randint(1, 8), inc=f"{name}-{births}")
+        elif rng.random() < 0.5:
+            story.lose(name)
+        else:
+            story.leave(name)
+        story.wait(rng.choice((0.0, 1.0, 2.0)))
+    assert story.ended is None
+    assert story.group.last_round == 1

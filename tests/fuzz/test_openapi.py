@@ -4,6 +4,7 @@ Schemathesis makes requests from the document, valid ones and such that are not,
 """
 
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any
 

@@ -320,6 +320,29 @@ def test_restart_drain_undrain_cancel_delete_say_what_happened(ctl: Callable[...
     assert "there is no group" in ctl("status", name, status=1)
 
 
+def test_a_plan_of_a_group_and_dry_runs_change_nothing(ctl: Callable[..., str], job: Job) -> None:
+    job.run()
+    before = job.ask(lambda client: client.events(job.group)).last
+    nodes = rows(ctl("plan", job.group, "--without", "gpu1", "--with", "6"), "NODE")
+    assert [row[:2] for row in nodes] == [
+        ["spare1", "master"],
+        [LONG, "member"],
+        ["znew1", "spare"],
+        ["gpu1", "gone"],
+    ]
+    assert nodes[1][2:] == ["2-5", "2", "4", "restarts; offset was 8"]
+    drained = ctl("drain", job.group, "gpu1", "--dry-run")
+    assert "if        gpu1 is drained\n" in drained
+    assert "because   gpu1 is leaving: drained\n" in drained
+    restarted = ctl("restart", job.group, "--dry-run")
+    assert "because   a restart was requested\n" in restarted
+    assert "then      round 2, world size 12 on 2 nodes; master gpu1\n" in restarted
+    assert json.loads(ctl("restart", job.group, "--dry-run", "--json"))["restarted"] == ["gpu1", LONG]
+    assert "then   the same: round 1 goes on\n" in ctl("plan", job.group)
+    assert "has no node 'gpu7'" in ctl("drain", job.group, "gpu7", "--dry-run", status=1)
+    assert job.ask(lambda client: client.events(job.group)).last == before
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_every_action_can_print_json(ctl: Callable[..., str], job: Job, before: bool) -> None:
     job.run()
@@ -485,7 +508,7 @@ def test_who_is_not_ready_and_what_differs_is_shown(ctl: Callable[..., str], job
     assert "; gpu2 is not ready: node check failed: Xid 79" in shown
 
 
-@pytest.mark.parametrize("command", ["status", "events", "restart", "cancel", "delete"])
+@pytest.mark.parametrize("command", ["status", "events", "plan", "restart", "cancel", "delete"])
 def test_unknown_group(ctl: Callable[..., str], command: str) -> None:
     assert ctl(command, "nope", status=1) == "hetctl: there is no group 'nope'\n"
 
@@ -513,6 +536,30 @@ def test_another_program_answers(ctl: Callable[..., str]) -> None:
         threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
         said = ctl("--server", f"127.0.0.1:{web.server_port}", "status", status=1)
         assert "answered, but is not a hetserver (HTTP 200, text/html): check --server" in said
+        web.shutdown()
+
+
+class _Older(BaseHTTPRequestHandler):
+    """A hetserver of 0.1, which has no such route."""
+
+    def do_POST(self) -> None:
+        detail = f"there is nothing at {self.path}; see /docs for all routes"
+        problem = {"title": "Not Found", "status": 404, "detail": detail, "code": "no_such_route"}
+        self.send_response(404)
+        self.send_header("Content-Type", "application/problem+json")
+        self.send_header("Het-Api-Version", "1")
+        self.end_headers()
+        self.wfile.write(json.dumps(problem).encode())
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_an_older_server_makes_no_plans(ctl: Callable[..., str]) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Older) as web:
+        threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
+        said = ctl("--server", f"127.0.0.1:{web.server_port}", "plan", "job", status=1)
+        assert said == "hetctl: this server makes no plans, since it is older: upgrade hetserver\n"
         web.shutdown()
 
 

@@ -44,11 +44,15 @@ class Outcome:
 
 
 class World:
-    """The world of one seed."""
+    """The world of one seed.
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        told: another scenario than that of the seed.
+    """
+
+    def __init__(self, seed: int, told: Scenario | None = None) -> None:
         self.seed = seed
-        self.scenario: Scenario = scenario(seed)
+        self.scenario: Scenario = told or scenario(seed)
         self.timeline = Timeline()
         self.counts: Counter[str] = Counter()
         self.checks = Checks(self.timeline, separate=self.scenario.separate)

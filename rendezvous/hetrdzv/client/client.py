@@ -31,6 +31,8 @@ from hetrdzv.protocol.wire import (
     GroupReply,
     GroupsReply,
     JoinRequest,
+    PlanReply,
+    PlanRequest,
     PollRequest,
     ReportRequest,
     SpecFields,
@@ -204,6 +206,10 @@ class Client:
     async def restart(self, group: str) -> GroupReply:
         """End the running round, or start a finished group's job again. One call never sends it twice."""
         return await self._ask(GroupReply, "POST", f"{_group(group)}/restart", once=True)
+
+    async def plan(self, group: str, request: PlanRequest) -> PlanReply:
+        """What would happen if nodes came or went; changes nothing."""
+        return await self._ask(PlanReply, "POST", f"{_group(group)}/plan", body=request)
 
     async def cancel(self, group: str) -> GroupReply:
         """End the job."""

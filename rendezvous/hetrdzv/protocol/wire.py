@@ -257,6 +257,27 @@ class DaemonRequest(Wire):
     words: Annotated[list[Word], Field(min_length=1, max_length=MAX_WORDS)]
 
 
+class NewNodeFields(Wire):
+    """A node that a plan adds; see core/plan.py, NewNode."""
+
+    slots: Annotated[Whole, Field(ge=1, le=MAX_SLOTS)]
+    node_id: Id | None = None
+    labels: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
+
+
+MAX_PLANNED = 10_000
+"""How many nodes a plan may add, remove or drain at most."""
+
+
+class PlanRequest(Wire):
+    """`POST /v1/groups/{g}/plan`: what a plan supposes, all at once; see core/plan.py, Changes."""
+
+    remove: Annotated[list[Id], Field(max_length=MAX_PLANNED)] = []
+    drain: Annotated[list[Id], Field(max_length=MAX_PLANNED)] = []
+    add: Annotated[list[NewNodeFields], Field(max_length=MAX_PLANNED)] = []
+    restart: Flag = False
+
+
 class FailureReply(Reply):
     """How a worker failed."""
 
@@ -579,6 +600,47 @@ class GroupsReply(Reply):
     """`GET /v1/groups`."""
 
     groups: list[GroupSummary]
+
+
+class PlannedMemberReply(Reply):
+    """A node's place in the round that would run; `was_offset` is its rank offset in the last one, if it was in it."""
+
+    node_id: str
+    group_rank: int
+    rank_offset: int
+    slots: int
+    was_offset: int | None = None
+
+
+class LeftOutReply(Reply):
+    """A node that would be in no round, and why."""
+
+    node_id: str
+    slots: int
+    why: str = ""
+
+
+class PlanReply(Reply):
+    """`POST /v1/groups/{g}/plan`: what would happen; see core/plan.py, Plan."""
+
+    group_id: str
+    now: str
+    state: Shown[GroupState]
+    why: str
+    in_s: float
+    ended: str | None = None
+    round: int
+    world_size: int
+    was_round: int
+    was_world_size: int
+    restarts: int
+    master: str | None = None
+    members: list[PlannedMemberReply]
+    spares: list[LeftOutReply]
+    gone: list[LeftOutReply]
+    stops: list[str]
+    restarted: list[str]
+    moves: list[str]
 
 
 class EventReply(Reply):

@@ -5,6 +5,7 @@ from itertools import islice
 
 from hetrdzv.core.commands import Command, Drain, Join
 from hetrdzv.core.model import Group
+from hetrdzv.core.plan import Changes
 from hetrdzv.protocol.errors import TooManyGroups, TooManyNodes
 from hetrdzv.service.ledger import Ledger
 from hetrdzv.settings import Limits
@@ -45,10 +46,23 @@ def require_places(group: Group, command: Command, limits: Limits) -> None:
         case _:
             return
     if full:
+        raise TooManyNodes(f"group '{group.group_id}' has {most} nodes and may have no more: {_WAY_OUT}")
+
+
+def require_room_for(group: Group, changes: Changes, limits: Limits) -> None:
+    """Check that a plan gives a group no more nodes than it may have.
+
+    Raises:
+        TooManyNodes: it would.
+    """
+    most, nodes = limits.max_nodes_per_group, len(group.live) - len(changes.remove) + len(changes.add)
+    if changes.add and nodes > most:
         raise TooManyNodes(
-            f"group '{group.group_id}' has {most} nodes and may have no more: "
-            f"use another group, or start hetserver with a larger --max-nodes-per-group"
+            f"the plan gives group '{group.group_id}' {nodes} nodes, but it may have {most}: {_WAY_OUT}"
         )
+
+
+_WAY_OUT = "use another group, or start hetserver with a larger --max-nodes-per-group"
 
 
 class Retention:

@@ -31,6 +31,7 @@ from hetrdzv.service.liveness.clock import ServedClock
 from hetrdzv.service.liveness.leases import is_heartbeat, is_one_of_many, speaker_of
 from hetrdzv.service.liveness.silence import Silence
 from hetrdzv.service.metrics import Metrics
+from hetrdzv.service.plans import Plans
 from hetrdzv.service.progress.progress import Progress
 from hetrdzv.service.retention import Retention, require_places, require_room
 from hetrdzv.service.timers import Timers
@@ -58,6 +59,7 @@ class Service:
     Attributes:
         silence: when nodes were heard, and which leases they have.
         progress: how far workers have come, and who is waited for.
+        plans: what would happen to groups.
         stopping: whether a stop has begun.
     """
 
@@ -80,6 +82,7 @@ class Service:
         self.progress = Progress(
             lambda: self._ledger.groups, self.now, self.execute, self._watchers.wake, self._spawn
         )
+        self.plans = Plans(limits)
         self._retention = Retention(limits)
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopping = False

@@ -15,6 +15,7 @@ from hetrdzv.core.commands import Cancel, Put, Restart
 from hetrdzv.core.explain import explain
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import NoRound, UnknownRank
+from hetrdzv.protocol.plans import changes
 from hetrdzv.service.history import PLACE_PATTERN, Place, follow
 from hetrdzv.service.service import Service
 
@@ -29,6 +30,8 @@ router = APIRouter(
 NodesShown = Annotated[
     Literal["all", "none"], Query(description="Whether the reply shows the nodes of the group.")
 ]
+
+NO_CHANGES = wire.PlanRequest()
 
 KEEPALIVE_S = 15.0
 """A followed history sends something at least this often, so that both ends notice a dead connection (seconds)."""
@@ -96,6 +99,16 @@ async def cancel_group(request: Request, group_id: wire.Id, nodes: NodesShown = 
     host = request.client.host if request.client is not None else ""
     command = Cancel(by=permit.bearer(host), at=datetime.now(UTC).isoformat(timespec="seconds"))
     return await views.group_response(service, await service.execute(group_id, command), views.PAGES[nodes])
+
+
+@router.post("/{group_id}/plan", response_model=wire.PlanReply)
+async def plan_group(request: Request, group_id: wire.Id, body: wire.PlanRequest = NO_CHANGES) -> Response:
+    """What would happen if nodes came or went: ranks, master, spares, who restarts. Changes nothing."""
+    service = service_of(request)
+    supposed = changes(body)
+    found = await service.plans.plan(service.group(group_id), supposed, service.now())
+    nodes = len(found.members) + len(found.spares)
+    return await views.made(nodes, lambda: wire.PlanReply.model_validate(found))
 
 
 @router.post("/{group_id}/stacks", response_model=wire.StacksReply)

@@ -11,11 +11,12 @@ from pydantic import BaseModel
 
 from hetrdzv.auth.client_token import client_token, reread_token
 from hetrdzv.auth.tls import ClientTls
-from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl import picture, tables
 from hetrdzv.cli.hetctl.options import shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.clock_times import with_clock_times
-from hetrdzv.protocol.wire import GroupReply
+from hetrdzv.protocol.errors import Problem
+from hetrdzv.protocol.wire import GroupReply, PlanReply, PlanRequest
 
 _T = TypeVar("_T")
 
@@ -54,6 +55,27 @@ def tell(reply: GroupReply, text: str) -> None:
 def standing(group: GroupReply) -> str:
     """A group's state and the reason for it."""
     return f"{group.state}: {with_clock_times(group.why, datetime.now().astimezone())}"
+
+
+def show_plan(group: str, request: PlanRequest) -> None:
+    """Ask what would happen to a group, and print that as a picture or as JSON."""
+    try:
+        reply = call(lambda client: client.plan(group, request))
+    except Problem as problem:
+        if problem.code != "no_such_route":
+            raise
+        raise click.ClickException(
+            "this server makes no plans, since it is older: upgrade hetserver"
+        ) from None
+    tell_plan(reply, request)
+
+
+def tell_plan(reply: PlanReply, request: PlanRequest) -> None:
+    """Print what would happen, as a picture or as JSON."""
+    if shared().as_json:
+        print_json(reply)
+    else:
+        picture.show(reply, request)
 
 
 def print_json(reply: BaseModel) -> None:

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 import click
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import call, print_json, standing, tell
+from hetrdzv.cli.hetctl.calls import call, print_json, show_plan, standing, tell
 from hetrdzv.cli.hetctl.options import (
+    DRY_RUN,
     GROUP,
     Id,
     Nnodes,
@@ -21,12 +22,12 @@ from hetrdzv.cli.hetctl.options import (
 )
 from hetrdzv.core.model import GroupState
 from hetrdzv.core.phrasing import count
-from hetrdzv.protocol.wire import SETTINGS, Setting, SpecFields
+from hetrdzv.protocol.wire import SETTINGS, PlanRequest, Setting, SpecFields
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def _settings_of_a_group(function: _F) -> _F:
+def settings_of_a_group(function: _F) -> _F:
     """A flag for each setting of a group that has a flag of its own name."""
     for setting in reversed(list(SETTINGS.values())):
         if setting.has_flag:
@@ -57,7 +58,7 @@ def flag_type(setting: Setting) -> click.ParamType[Any]:
     metavar="N",
     help=f"Restarts of the whole group (default: {SETTINGS['max_restarts'].shown_default}).",
 )
-@_settings_of_a_group
+@settings_of_a_group
 def create(
     group: str,
     command: tuple[str, ...],
@@ -105,8 +106,12 @@ def status(group: str | None, ranks: bool) -> None:
 
 @command("End a group's round so that another forms.")
 @GROUP
-def restart(group: str) -> None:
+@DRY_RUN
+def restart(group: str, dry_run: bool) -> None:
     """End the round of GROUP so that another forms, or start a finished job again; does not count as a restart."""
+    if dry_run:
+        show_plan(group, PlanRequest(restart=True))
+        return
     reply = call(lambda client: client.restart(group))
     tell(reply, f"group '{group}' restarts, {standing(reply)}")
 

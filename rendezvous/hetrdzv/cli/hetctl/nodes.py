@@ -1,14 +1,19 @@
 """Subcommands about one node of a group: drain, undrain."""
 
-from hetrdzv.cli.hetctl.calls import call, standing, tell
-from hetrdzv.cli.hetctl.options import GROUP, NODE, command
+from hetrdzv.cli.hetctl.calls import call, show_plan, standing, tell
+from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, NODE, command
+from hetrdzv.protocol.wire import PlanRequest
 
 
 @command("Take a node out of a group.")
 @GROUP
 @NODE
-def drain(group: str, node: str) -> None:
+@DRY_RUN
+def drain(group: str, node: str, dry_run: bool) -> None:
     """Take NODE out of GROUP until it is undrained; its agent exits with 4."""
+    if dry_run:
+        show_plan(group, PlanRequest(drain=[node]))
+        return
     reply = call(lambda client: client.drain(group, node))
     tell(reply, f"node '{node}' is drained; group '{group}' is {standing(reply)}")
 

@@ -140,6 +140,7 @@ class WorldSize(click.ParamType[Any]):
 
 GROUP = click.argument("group", type=Id())
 NODE = click.argument("node", type=Id())
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what would happen.")
 
 
 class ScriptLast(click.Command):

@@ -81,7 +81,7 @@ def one_line(text: str) -> str:
 
 def groups_table(groups: Iterable[GroupSummary]) -> Table:
     """All groups, one per row."""
-    table = _table()
+    table = new_table()
     table.add_column("GROUP", overflow="fold", min_width=8)
     table.add_column("STATE", no_wrap=True)
     for name in ("ROUND", "WORLD", "NODES", "RESTARTS"):
@@ -131,7 +131,7 @@ def event_line(event: EventReply) -> str:
     return f"{event.number:>4}  {at:%Y-%m-%d %H:%M:%S}  {one_line(event.text)}"
 
 
-def _table() -> Table:
+def new_table() -> Table:
     return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
 
 
@@ -221,7 +221,7 @@ def _wanted_world(spec: Mapping[str, Any]) -> str:
 
 
 def _live_table(nodes: list[NodeReply]) -> Table:
-    table = _table()
+    table = new_table()
     table.add_column("NODE", overflow="fold", min_width=10)
     table.add_column("STATE", no_wrap=True)
     for name in ("RANKS", "OFFSET", "SLOTS"):
@@ -247,7 +247,7 @@ def _live_table(nodes: list[NodeReply]) -> Table:
 
 
 def _workers_table(workers: list[WorkerReply]) -> Table:
-    table = _table()
+    table = new_table()
     table.add_column("RANK", no_wrap=True, justify="right")
     table.add_column("NODE", overflow="fold", min_width=10)
     table.add_column("STATE", no_wrap=True)
@@ -292,7 +292,7 @@ def _progress(current: RoundReply) -> str:
 
 
 def _gone_table(nodes: list[NodeReply]) -> Table:
-    table = _table()
+    table = new_table()
     table.add_column("GONE", overflow="fold", min_width=8)
     table.add_column("STATE", no_wrap=True)
     table.add_column("SLOTS", no_wrap=True, justify="right")

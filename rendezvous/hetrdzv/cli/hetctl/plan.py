@@ -1,0 +1,138 @@
+"""Subcommand `plan`: what would happen if nodes came or went, of a group on a server or of none at all."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from hetrdzv.cli.hetctl.calls import show_plan, tell_plan
+from hetrdzv.cli.hetctl.groups import settings_of_a_group
+from hetrdzv.cli.hetctl.options import Id, Nnodes, command
+from hetrdzv.core.plan import first_round
+from hetrdzv.protocol.errors import InvalidSpec
+from hetrdzv.protocol.ids import checked_id
+from hetrdzv.protocol.plans import changes, new_nodes
+from hetrdzv.protocol.wire import MAX_SLOTS, NewNodeFields, PlanReply, PlanRequest, SpecFields
+
+NO_GROUP = "example"
+"""What a group is called that is on no server."""
+
+
+class _Items(click.ParamType[Any]):
+    """Items separated by commas, each given once."""
+
+    def _item(self, text: str) -> Any:
+        raise NotImplementedError
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        if not isinstance(value, str):
+            return tuple(value)
+        try:
+            found = tuple(self._item(word.strip()) for word in value.split(","))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        ids = [node_id for one in found if (node_id := getattr(one, "node_id", one)) is not None]
+        if twice := next((node_id for node_id in ids if ids.count(node_id) > 1), None):
+            self.fail(f"{twice!r} is named twice", param, ctx)
+        return found
+
+
+class _NodeIds(_Items):
+    """Node ids."""
+
+    name = "NODE[,NODE...]"
+
+    def _item(self, text: str) -> str:
+        return checked_id(text)
+
+
+class _NewNodes(_Items):
+    """Nodes that do not exist yet: how many slots each has, and what else matters for its place."""
+
+    name = "[NODE=]SLOTS[,...]"
+
+    def _item(self, text: str) -> NewNodeFields:
+        head, *labels = text.split(":")
+        name, equals, slots = head.rpartition("=")
+        if re.fullmatch(r"[0-9]{1,9}", slots) is None or not 1 <= int(slots) <= MAX_SLOTS:
+            raise ValueError(
+                f"{text!r} must be SLOTS or NODE=SLOTS, for example 8 or gpu7=8, with 1 to {MAX_SLOTS} slots"
+            )
+        fields: dict[str, Any] = {"slots": int(slots)}
+        if equals:
+            fields["node_id"] = checked_id(name)
+        if labels:
+            fields["labels"] = dict(map(_label, labels))
+        return NewNodeFields(**fields)
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals) or max(len(name), len(value)) > 256:
+        raise ValueError(f"label {text!r} must be LABEL=VALUE, for example rack=r1")
+    return name, value
+
+
+@command("Show what would happen if nodes came or went.")
+@click.argument("group", type=Id(), required=False)
+@click.option("--without", type=_NodeIds(), default=(), help="Nodes that go, as in gpu3,gpu4.")
+@click.option(
+    "--with", "added", type=_NewNodes(), default=(), help="Nodes that join, as in 8,4 or gpu9=8:rack=r1."
+)
+@click.option("--nodes", type=_NewNodes(), help="No GROUP, no server: these nodes make one, as in a=8,b=4.")
+@click.option("--nnodes", type=Nnodes(), help="How many nodes that group wants.")
+@settings_of_a_group
+def plan(
+    group: str | None,
+    without: Sequence[str],
+    added: Sequence[NewNodeFields],
+    nodes: Sequence[NewNodeFields] | None,
+    nnodes: tuple[int, int] | None,
+    **fields: object,
+) -> None:
+    """Show what would happen to GROUP if nodes came or went; nothing does.
+
+    With --nodes, show what nodes that exist nowhere would do; the settings below are those of their group.
+    """
+    spec = {name: value for name, value in fields.items() if value is not None}
+    if nnodes is not None:
+        spec["min_nodes"], spec["max_nodes"] = nnodes
+    if group is not None and nodes is not None:
+        raise click.UsageError("give GROUP or --nodes, not both: --nodes is for a group that is on no server")
+    request = PlanRequest(remove=list(without), add=list(added))
+    if group is not None:
+        if spec:
+            raise click.UsageError(
+                f"{_flag(next(iter(spec)))} is for --nodes: '{group}' has its own settings"
+            )
+        show_plan(group, request)
+    elif nodes is not None:
+        tell_plan(_without_server(spec, nodes, request), request)
+    else:
+        raise click.UsageError("name a GROUP, or say with --nodes which nodes there are, for example a=8,b=4")
+
+
+def _flag(name: str) -> str:
+    return "--nnodes" if name in ("min_nodes", "max_nodes") else f"--{name.replace('_', '-')}"
+
+
+def _without_server(
+    spec: dict[str, object], nodes: Sequence[NewNodeFields], request: PlanRequest
+) -> PlanReply:
+    """What a server would say, worked out here."""
+    named = [
+        one if one.node_id else one.model_copy(update={"node_id": f"node{number}"})
+        for number, one in enumerate(nodes, 1)
+    ]
+    supposed = changes(request) if request.remove or request.add else None
+    unknown = [one for one in request.remove if one not in {node.node_id for node in named}]
+    if unknown:
+        raise click.UsageError(f"--without names '{unknown[0]}', which is not among --nodes")
+    given = SpecFields.model_validate(spec).given()
+    try:
+        return PlanReply.model_validate(first_round(NO_GROUP, given, new_nodes(named), supposed))
+    except InvalidSpec as error:
+        raise click.UsageError(str(error)) from None

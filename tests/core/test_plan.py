@@ -1,0 +1,191 @@
+"""What would happen if nodes came or went, told by the state machine itself, and nothing of it happens."""
+
+import pytest
+
+from hetrdzv.core.model import GroupState
+from hetrdzv.core.plan import Changes, NewNode, Plan, first_round, plan
+from hetrdzv.protocol.errors import InvalidSpec, NodeIdInUse, Refused, UnknownNode
+from tests.core.driver import Story, running
+
+
+def uneven(**spec: object) -> Story:
+    """Round 1 runs on gpu1 (8 slots), gpu2 (4) and gpu3 (8); gpu4 (2) is a spare."""
+    story = Story(**{"min_nodes": 2, "max_nodes": 3, "last_call_s": 10.0, **spec})
+    for node_id, slots in (("gpu1", 8), ("gpu2", 4), ("gpu3", 8), ("gpu4", 2)):
+        story.join(node_id, slots)
+    story.started("gpu1", "gpu2", "gpu3")
+    assert story.order == ["gpu1", "gpu2", "gpu3"]
+    return story
+
+
+def planned(story: Story, **changes: object) -> Plan:
+    """A plan, which leaves the group as it is."""
+    before = story.group
+    found = plan(before, Changes(**changes), story.now)  # type: ignore[arg-type]
+    assert story.group == before
+    return found
+
+
+def places(found: Plan) -> list[tuple[str, int]]:
+    return [(member.node_id, member.rank_offset) for member in found.members]
+
+
+def test_no_change_is_what_is_there() -> None:
+    found = planned(uneven())
+    assert places(found) == [("gpu1", 0), ("gpu2", 8), ("gpu3", 12)]
+    assert (found.state, found.round, found.was_round, found.ended) == ("running", 1, 1, None)
+    assert (found.restarted, found.stops, found.moves, found.gone) == ((), (), (), ())
+    assert [(one.node_id, one.slots) for one in found.spares] == [("gpu4", 2)]
+    assert "max_nodes is 3" in found.spares[0].why
+
+
+def test_a_spare_takes_the_place_of_a_node_that_goes() -> None:
+    found = planned(uneven(), remove=("gpu1",))
+    assert places(found) == [("gpu4", 0), ("gpu2", 2), ("gpu3", 6)]
+    assert (found.master, found.world_size, found.was_world_size) == ("gpu4", 14, 20)
+    assert (found.restarted, found.stops, found.moves) == (("gpu2", "gpu3"), ("gpu1",), ("gpu2", "gpu3"))
+    assert found.ended == "gpu1 left: as supposed"
+    assert [one.was_offset for one in found.members] == [None, 8, 12]
+    assert [one.node_id for one in found.gone] == ["gpu1"]
+    assert found.in_s == 0
+
+
+def test_a_joiner_is_admitted_after_the_last_call() -> None:
+    story = running("gpu1", "gpu2", "gpu3", max_nodes=4, last_call_s=10.0)
+    found = planned(story, add=(NewNode(slots=3),), remove=("gpu2",))
+    assert (places(found)[1], found.in_s) == (("new1", 1), 0), "it takes the place that is free"
+    found = planned(story, add=(NewNode(slots=3, node_id="gpu0"),))
+    assert (places(found)[3], found.in_s) == (("gpu0", 3), 0), "the round is full"
+    found = planned(story, add=(NewNode(slots=3), NewNode(slots=1)))
+    assert (places(found)[3], [one.node_id for one in found.spares]) == (("new1", 3), ["new2"])
+    story = running("gpu1", "gpu2", last_call_s=10.0)
+    assert planned(story, add=(NewNode(slots=3),)).in_s == 10
+
+
+def test_a_node_without_a_name_is_preferred_to_none_that_has_one() -> None:
+    story = Story(min_nodes=2, max_nodes=2)
+    story.joins("zoe9", "zoe10")
+    story.started("zoe9", "zoe10")
+    story.join("zz-top", 1)
+    found = planned(story, remove=("zoe9",), add=(NewNode(slots=1), NewNode(slots=1)))
+    assert places(found) == [("zz-top", 0), ("zoe10", 1)]
+    assert [one.node_id for one in found.spares] == ["zznew1", "zznew2"]
+
+
+def test_a_node_that_comes_back_with_other_slots() -> None:
+    found = planned(uneven(), remove=("gpu2",), add=(NewNode(slots=6, node_id="gpu2"),))
+    assert places(found) == [("gpu1", 0), ("gpu2", 8), ("gpu3", 14)]
+    assert found.moves == ("gpu3",)
+    assert found.gone == ()
+
+
+def test_a_drain_says_what_a_drain_does() -> None:
+    story = uneven()
+    found = planned(story, drain=("gpu3", "gpu4"))
+    assert places(found) == [("gpu1", 0), ("gpu2", 8)]
+    assert found.ended == "gpu3 is leaving: drained"
+    assert [(one.node_id, one.why) for one in found.gone] == [("gpu3", "drained"), ("gpu4", "drained")]
+    story.drain("gpu3")
+    story.drain("gpu4")
+    assert planned(story).ended is None, "that round has ended already"
+    assert places(planned(story)) == places(found)
+
+
+def test_too_few_nodes_wait_and_say_for_what() -> None:
+    found = planned(uneven(), remove=("gpu1", "gpu2", "gpu3"))
+    assert (found.state, found.round, found.master, found.members) == (GroupState.WAITING, 0, None, ())
+    assert "1 of 2 nodes ready (gpu4); waiting for 1 more in place of gpu1, gpu2, gpu3" in found.why
+    assert [(one.node_id, one.why) for one in found.spares] == [("gpu4", "")]
+    assert found.stops == ("gpu1", "gpu2", "gpu3")
+
+
+def test_a_restart_and_one_that_cannot_be() -> None:
+    story = uneven()
+    found = planned(story, restart=True)
+    assert (found.round, found.ended, found.restarts) == (2, "a restart was requested", 0)
+    assert (found.restarted, found.moves) == (("gpu1", "gpu2", "gpu3"), ())
+    for node_id in ("gpu1", "gpu2", "gpu3"):
+        story.leave(node_id)
+    with pytest.raises(Refused, match="no running round to restart"):
+        planned(story, restart=True)
+
+
+def test_what_cannot_be_planned() -> None:
+    story = uneven()
+    for changes in ({"remove": ("gpu9",)}, {"drain": ("gpu9",)}):
+        with pytest.raises(UnknownNode, match=r"no node 'gpu9'; its nodes: gpu1, gpu2, gpu3, gpu4"):
+            planned(story, **changes)
+    for add in ((NewNode(slots=1, node_id="gpu2"),), (NewNode(slots=1, node_id="x"),) * 2):
+        with pytest.raises(NodeIdInUse, match="has it, or the plan adds it twice"):
+            planned(story, add=add)
+    with pytest.raises(InvalidSpec, match="max_nodes is 1, below min_nodes"):
+        first_round("g", {"min_nodes": 2, "max_nodes": 1}, [NewNode(slots=8)])
+
+
+def test_a_failed_round_is_planned_on_with_its_restart() -> None:
+    story = uneven(max_restarts=1)
+    story.failed("gpu2")
+    assert (planned(story).round, planned(story).restarts) == (2, 1)
+    for node_id in ("gpu1", "gpu2", "gpu3"):
+        story.join(node_id)
+    story.started("gpu1", "gpu2", "gpu3")
+    story.failed("gpu2")
+    found = planned(story)
+    assert (found.state, found.members) == (GroupState.FAILED, ())
+    assert "rank 0 (local rank 0) on gpu2 exited with code 1" in found.why
+    assert [one.node_id for one in found.gone] == ["gpu1", "gpu2", "gpu3", "gpu4"]
+
+
+def test_a_suspect_is_taken_to_come_back_and_a_stall_to_end() -> None:
+    story = uneven(hang_timeout_s=5.0)
+    story.cut("gpu2")
+    found = planned(story, restart=True)
+    assert places(found) == [("gpu1", 0), ("gpu2", 8), ("gpu3", 12)]
+
+
+def test_a_node_that_is_not_ready_stays_a_spare() -> None:
+    story = uneven()
+    story.join("gpu4", 2, not_ready="a GPU is missing")
+    found = planned(story, remove=("gpu1",))
+    assert places(found) == [("gpu2", 0), ("gpu3", 4)]
+    assert "not ready: a GPU is missing" in found.spares[0].why
+
+
+def test_nodes_on_loopback_get_a_neighbour_on_loopback() -> None:
+    story = Story(last_call_s=0)
+    story.join("a", 1, address="127.0.0.1")
+    story.wait(1)
+    assert places(planned(story, add=(NewNode(slots=2),))) == [("a", 0), ("new1", 1)]
+
+
+def test_agents_without_a_script_wait_for_one_more_of_their_kind() -> None:
+    story = Story(min_nodes=2)
+    story.join("a", 1, wants_command=True)
+    found = planned(story, add=(NewNode(slots=2),))
+    assert found.state is GroupState.WAITING
+    assert "a, new1 wait for a command" in found.why
+
+
+def test_a_finished_group_begins_anew_with_the_same_settings() -> None:
+    story = uneven(min_nodes=3)
+    story.succeeded("gpu1", "gpu2", "gpu3")
+    with pytest.raises(Refused, match="waiting for its nodes to exit"):
+        planned(story, add=(NewNode(slots=1),))
+    for node_id in ("gpu1", "gpu2", "gpu3", "gpu4"):
+        story.leave(node_id)
+    found = planned(story, add=(NewNode(slots=1), NewNode(slots=2, node_id="gpu2")))
+    assert "2 of 3 nodes ready (gpu2, new1); waiting for 1 more" in found.why
+    found = planned(story, add=tuple(NewNode(slots=slots) for slots in (1, 2, 3)))
+    assert (found.round, found.was_round, places(found)) == (2, 0, [("new1", 0), ("new2", 1), ("new3", 3)])
+
+
+def test_the_first_round_and_what_comes_after_it() -> None:
+    nodes = [NewNode(slots=slots, node_id=name) for name, slots in (("a", 8), ("b", 4), ("c", 3))]
+    found = first_round("g", {"min_nodes": 2, "max_nodes": 3}, nodes)
+    assert places(found) == [("a", 0), ("b", 8), ("c", 12)]
+    assert (found.was_round, found.in_s, found.restarted) == (0, 0.0, ())
+    assert first_round("g", {"min_nodes": 2}, nodes).in_s == 10
+    lost = first_round("g", {"min_nodes": 2}, nodes, Changes(remove=("a",)))
+    assert (places(lost), lost.was_world_size) == ([("b", 0), ("c", 4)], 15)
+    few = first_round("g", {"min_nodes": 4}, nodes)
+    assert "3 of 4 nodes ready (a, b, c); waiting for 1 more" in few.why

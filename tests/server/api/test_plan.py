@@ -1,0 +1,74 @@
+"""`POST /v1/groups/{g}/plan`; no sockets."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from hetrdzv.protocol import wire
+from hetrdzv.service import plans
+from hetrdzv.settings import Limits
+from tests.support.served import api, join, serving, two_nodes
+
+PLAN = "/v1/groups/g/plan"
+
+
+async def test_a_plan_is_what_then_happens_and_changes_nothing() -> None:
+    async with serving() as (service, _), api(service) as client:
+        before = await two_nodes(service)
+        reply = await client.post(PLAN, json={"add": [{"slots": 4, "node_id": "c"}], "drain": ["a"]})
+        found = wire.PlanReply.model_validate_json(reply.content)
+        assert service.group("g") == before
+        assert [(one.node_id, one.rank_offset, one.was_offset) for one in found.members] == [
+            ("c", 0, None),
+            ("b", 4, 1),
+        ]
+        assert (found.state, found.round, found.was_round, found.world_size) == ("running", 2, 1, 5)
+        assert (found.master, found.restarted, found.stops, found.moves) == ("c", ["b"], ["a"], ["b"])
+        assert [(one.node_id, one.slots, one.why) for one in found.gone] == [("a", 1, "drained")]
+
+
+@pytest.mark.parametrize("body", [None, {}, {"add": [], "remove": [], "restart": False}])
+async def test_without_a_change_it_is_what_is_there(body: Any) -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        found = (
+            (await client.post(PLAN, json=body)).json()
+            if body is not None
+            else (await client.post(PLAN)).json()
+        )
+        assert (found["round"], found["ended"], found["restarted"]) == (1, None, [])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "detail"),
+    [
+        ({"remove": ["z"]}, 404, "group 'g' has no node 'z'; its nodes: a, b"),
+        ({"drain": ["z"]}, 404, "group 'g' has no node 'z'; its nodes: a, b"),
+        ({"add": [{"slots": 1, "node_id": "a"}]}, 409, "the plan adds node 'a', but group 'g' has it"),
+        ({"add": [{"slots": 0}]}, 422, "add.0.slots: Input should be greater than or equal to 1"),
+        ({"add": [{"slots": True}]}, 422, "add.0.slots: Input should be a valid integer"),
+        ({"add": [{"slots": 1, "node_id": "../x"}]}, 422, "add.0.node_id: String should match pattern"),
+        ({"add": [{}]}, 422, "add.0.slots: it is missing"),
+        ({"with": [{"slots": 1}]}, 422, "with: "),
+        ({"restart": "yes"}, 422, "restart: Input should be a valid boolean"),
+        ({"remove": "a"}, 422, "remove: Input should be a valid list"),
+        ({"add": [{"slots": 1}] * 3}, 409, "the plan gives group 'g' 5 nodes, but it may have 4: use"),
+    ],
+)
+async def test_wrong_requests_are_refused_by_name(body: Any, status: int, detail: str) -> None:
+    async with serving(limits=Limits(max_nodes_per_group=4)) as (service, _), api(service) as client:
+        await two_nodes(service)
+        reply = await client.post(PLAN, json=body)
+        assert (reply.status_code, reply.json()["detail"][: len(detail)]) == (status, detail)
+
+
+async def test_large_groups_are_planned_one_at_a_time_beside_the_loop() -> None:
+    async with serving() as (service, _), api(service) as client:
+        many = plans.LARGE + 1
+        spec = {"min_nodes": many, "max_nodes": many}
+        await asyncio.gather(*(service.execute("g", join(f"n{i}", **spec)) for i in range(many)))
+        replies = await asyncio.gather(*(client.post(PLAN, json={"remove": [f"n{i}"]}) for i in (3, 4)))
+        for reply in replies:
+            assert reply.json()["state"] == "waiting"
+            assert f"{many - 1} of {many} nodes ready" in reply.json()["why"]

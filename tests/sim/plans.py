@@ -1,0 +1,285 @@
+"""Stories in which every change is planned first, and the plan is held against what then really happens.
+
+A story begins as any other, with its faults; once the group has got over them, nodes come and go one change after
+another. `python -m tests.sim.plans --cases 500` runs them by themselves.
+"""
+
+import argparse
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hetrdzv.core.commands import Drain, NoteStall, Restart, Undrain
+from hetrdzv.core.explain import explain_wait
+from hetrdzv.core.model import Group, GroupState
+from hetrdzv.core.plan import Changes, NewNode, Plan, plan
+from tests.sim.machine import Machine
+from tests.sim.scenario import Scenario, scenario
+from tests.sim.world import World
+
+CASES_A_STORY = 5
+"""How many changes follow each other in one story."""
+
+LOOKS_S = 0.2
+"""How often the group is looked at (seconds)."""
+
+
+@dataclass(slots=True)
+class Case:
+    """A change, what was planned for it, and what shows that it has begun.
+
+    Attributes:
+        midway: what is planned when it has begun, without any further change; None before.
+    """
+
+    what: str
+    changes: Changes
+    planned: Plan
+    has_begun: Callable[[Group], bool]
+    since: float
+    midway: Plan | None = None
+
+
+class PlannedWorld(World):
+    """The world of one seed, in which changes are planned.
+
+    Attributes:
+        kinds: how often which change was planned.
+        ends: how often the group was in which state after one.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, _lasting(scenario(seed)))
+        self.kinds: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter()
+        self._choices = random.Random(f"{seed}.plans")
+        self._case: Case | None = None
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    def _look(self, calm_since: float) -> None:
+        """Wait for the group to come to rest, hold the plan against it, and make the next change."""
+        if self._case is None and not self.kinds:
+            super()._look(calm_since)  # until it has got over the faults, as in any story
+            return
+        group, case = self.server.group, self._case
+        assert group is not None
+        assert case is not None
+        if case.midway is None and case.has_begun(group):
+            case.midway = plan(group, Changes(), self.server.served_s)
+        if case.has_begun(group) and self._rests(group):
+            self._compare(case, group)
+            self._case = None
+            self._next(group)
+        elif self.timeline.now - case.since > self.bound_s:
+            self.checks.violate("plans come true", f"{case.what} is not over; planned: {case.planned.why}")
+        else:
+            self.timeline.at(LOOKS_S, self._look, calm_since)
+
+    def _end(self) -> None:
+        """The group has got over the faults: now the changes begin."""
+        group = self.server.group
+        if self.kinds or group is None:
+            super()._end()
+        elif self._everybody_is_here(group):
+            self._next(group)
+        else:
+            self.timeline.at(1.0, super()._look, self.timeline.now)
+
+    def _everybody_is_here(self, group: Group) -> bool:
+        """Whether the server has heard of every agent, and believes it to be alive."""
+        here = {node.incarnation for node in group.live}
+        return all(machine.agent is None or machine.agent.incarnation in here for machine in self.machines)
+
+    def _rests(self, group: Group) -> bool:
+        """Whether nothing more will happen unless nodes come or go."""
+        if not self._everybody_is_here(group):
+            return False
+        agents = [machine.agent for machine in self.machines if machine.agent is not None]
+        if group.state is GroupState.WAITING:
+            round_ = group.round
+            judged = round_ is None or (round_.end is not None and round_.end.judged)
+            return judged and group.bounds_since is None and not any(agent.workers for agent in agents)
+        if group.state.terminal:
+            return not agents
+        return self._is_settled(group)
+
+    # -- changing --------------------------------------------------------------------------------------------
+
+    def _next(self, group: Group) -> None:
+        if sum(self.kinds.values()) == CASES_A_STORY:
+            super()._end()
+            return
+        if group.active_round is not None and group.active_round.stall is not None:
+            self.server.command(NoteStall(group.active_round.number, None))
+        for node_id in group.drained:
+            if self._choices.random() < 0.5:
+                self.server.command(Undrain(node_id))
+        self.timeline.at(self._choices.uniform(0.5, 3), self._change)
+
+    def _change(self) -> None:
+        group = self.server.group
+        assert group is not None
+        here = [machine for machine in self.machines if machine.agent is not None]
+        away = [machine for machine in self.machines if machine.agent is None]
+        kinds: list[tuple[float, Callable[[Group, list[Machine]], None], list[Machine]]] = [
+            (1, self._restart, here if group.active_round is not None else []),
+            (2, self._drain, here),
+            (2, self._terminate, here),
+            (1, self._lose, here),
+            (3, self._start, away),
+            (2, self._start, [self._machine(len(self.machines), self._choices.choice((1, 2, 3, 4, 8)))]),
+        ]
+        able = [(weight, act, on) for weight, act, on in kinds if on]
+        _, act, on = self._choices.choices(able, [weight for weight, _, _ in able])[0]
+        several = act != self._start and len(on) > 1 and self._choices.random() < 0.25
+        act(group, self._choices.sample(on, 2 if several else 1))
+        self._look(self.timeline.now)
+
+    def _restart(self, group: Group, _: list[Machine]) -> None:
+        self._plan(group, "restart", Changes(restart=True), lambda now: now.round is not group.round)
+        self.server.command(Restart())
+
+    def _drain(self, group: Group, some: list[Machine]) -> None:
+        ids = tuple(machine.node_id for machine in some)
+        self._plan(group, "drain", Changes(drain=ids), lambda now: now.drained >= {*ids})
+        for node_id in ids:
+            self.server.command(Drain(node_id))
+
+    def _terminate(self, group: Group, some: list[Machine]) -> None:
+        self._plan_removal(group, "SIGTERM", some)
+        for machine in some:
+            assert machine.agent is not None
+            machine.agent.sigterm()
+
+    def _lose(self, group: Group, some: list[Machine]) -> None:
+        self._plan_removal(group, "power cut", some)
+        for machine in some:
+            self.kill_agent(machine, guardian=True, power=True)
+
+    def _plan_removal(self, group: Group, what: str, some: list[Machine]) -> None:
+        ids = tuple(machine.node_id for machine in some)
+        gone = lambda now: all(now.nodes[one].gone for one in ids)  # noqa: E731
+        self._plan(group, what, Changes(remove=ids), gone)
+
+    def _start(self, group: Group, some: list[Machine]) -> None:
+        """An agent starts on a machine that is without one, or that nobody has seen before."""
+        machine = some[0]
+        incarnation = f"{machine.node_id}-{machine.births + 1}"
+        what = "return" if machine in self.machines else "join"
+        if what == "join":
+            self.machines.append(machine)
+
+        def joined(now: Group) -> bool:
+            node = now.nodes.get(machine.node_id)
+            return node is not None and node.incarnation == incarnation
+
+        new = NewNode(node_id=machine.node_id, slots=machine.slots)
+        self._plan(group, what, Changes(add=(new,)), joined)
+        self.start_agent(machine)
+
+    def _plan(self, group: Group, what: str, changes: Changes, has_begun: Callable[[Group], bool]) -> None:
+        planned = plan(group, changes, self.server.served_s)
+        self.kinds[what] += 1
+        who = [*changes.remove, *changes.drain, *(f"{one.node_id}={one.slots}" for one in changes.add)]
+        what = " ".join([what, *who])
+        self.checks.say("PLAN", f"{what}: {planned.why}; {planned.members}")
+        self._case = Case(what, changes, planned, has_begun, self.timeline.now)
+
+    # -- comparing -------------------------------------------------------------------------------------------
+
+    def _compare(self, case: Case, group: Group) -> None:
+        self.ends[group.state] += 1
+        real = _real(group, self.server.served_s)
+        for when, planned in (("before", case.planned), ("midway", case.midway)):
+            assert planned is not None
+            if (found := _planned(planned)) != real:
+                wrong = {name: (found[name], real[name]) for name in found if found[name] != real[name]}
+                self.checks.violate("plans come true", f"{case.what}, planned {when}: {wrong}")
+        formed_s = self.timeline.now - case.since
+        if case.planned.in_s > formed_s + LOOKS_S:
+            self.checks.violate("plans come true", f"{case.what} took {formed_s} s, not {case.planned.in_s}")
+
+
+def _lasting(told: Scenario) -> Scenario:
+    """A scenario in which no script ends by itself, and no group fails while nobody looks."""
+    spec = told.spec.model_copy(update={"join_timeout_s": 6_000.0})
+    return replace(told, work_s=None, spec=spec, story_s=told.story_s / 4, faults=told.faults // 2)
+
+
+def _planned(planned: Plan) -> dict[str, Any]:
+    """What a plan says that can be seen of a group."""
+    return {
+        "state": planned.state,
+        "round": planned.round,
+        "world size": planned.world_size,
+        "restarts": planned.restarts,
+        "master": planned.master,
+        "members": [(one.node_id, one.group_rank, one.rank_offset, one.slots) for one in planned.members],
+        "spares": {(one.node_id, one.slots, _timeless(one.why)) for one in planned.spares},
+    }
+
+
+def _real(group: Group, now: float) -> dict[str, Any]:
+    """The same of a group, without any plan."""
+    active = group.active_round
+    members = active.members if active is not None else ()
+    others = [node for node in group.live if active is None or active.member(node.node_id) is None]
+    return {
+        "state": group.state,
+        "round": active.number if active is not None else 0,
+        "world size": sum(member.slots for member in members),
+        "restarts": group.restarts,
+        "master": members[0].node_id if members else None,
+        "members": [(one.node_id, one.group_rank, one.rank_offset, one.slots) for one in members],
+        "spares": {
+            (
+                node.node_id,
+                node.slots,
+                _timeless(explain_wait(group, node, now)) if active is not None else "",
+            )
+            for node in others
+        },
+    }
+
+
+def _timeless(why: str) -> str:
+    return re.sub(r"\d+ s\b", "N s", why)
+
+
+def main() -> int:
+    """Returns the exit status: 1 where a plan did not come true."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.plans", description=__doc__)
+    parser.add_argument("--cases", type=int, default=500, metavar="N", help="how many (default: 500)")
+    parser.add_argument("--from", type=int, default=0, metavar="K", dest="first", help="the first seed")
+    parser.add_argument("--seeds", type=int, metavar="N", help="so many stories instead")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print every trace")
+    args = parser.parse_args()
+    kinds: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
+    seed, failed = args.first, 0
+    while (sum(kinds.values()) < args.cases) if args.seeds is None else (seed < args.first + args.seeds):
+        world = PlannedWorld(seed)
+        outcome = world.run()
+        kinds += world.kinds
+        ends += world.ends
+        if outcome.check or args.verbose:
+            for moment, who, what in outcome.trace if args.verbose else []:
+                print(f"{moment:9.3f}  {who:<7} {what}")
+        if outcome.check:
+            failed += 1
+            print(f"seed {seed} fails: {outcome.check}: {outcome.what}")
+            print(f"replay: python -m tests.sim.plans --seeds 1 --from {seed} -v")
+        seed += 1
+    print(f"{sum(kinds.values())} changes planned in {seed - args.first} stories, {failed} did not come true")
+    print("changes: " + ", ".join(f"{name} {number}" for name, number in kinds.most_common()))
+    print("after them: " + ", ".join(f"{name} {number}" for name, number in ends.most_common()))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

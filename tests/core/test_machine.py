@@ -57,6 +57,7 @@ SPECS = st.fixed_dictionaries(
         "hang_timeout_s": st.just(3.0),
         "crash_loop": st.integers(0, 2),
         "restart_wait_s": st.just(0.0),
+        "notice_s": st.just(4.0),
     },
 )
 
@@ -84,6 +85,7 @@ class Agent:
             port=4000 + self.acked,
             after_round=self.acked,
             wants_daemon=self.slots % 2 == 0,
+            takes_notice=self.slots % 3 != 0,
         )
 
     def report(
@@ -442,6 +444,16 @@ class GroupMachine(RuleBasedStateMachine):
                     assert after.number != before.number or after.met == before.met
 
     @rule()
+    def all_are_ready_to_stop(self) -> None:
+        """After a notice, and sometimes without one."""
+        before = self.group.active_round
+        for agent in self.living():
+            if agent.at_work:
+                self.send(agent, agent.report(ReportKind.READY_TO_STOP))
+        if before is not None and before.notice is None and self.group.round is not None:
+            assert self.group.round.end is None, "a round ended although nothing had been announced"
+
+    @rule()
     def all_succeed(self) -> None:
         for agent in self.living():
             if agent.at_work:
@@ -596,6 +608,7 @@ class GroupMachine(RuleBasedStateMachine):
             + 4 * spec.last_call_s
             + spec.replace_wait_s
             + 2 * self.group.spec.lease_s
+            + 2 * spec.notice_s
             + len(self.cut) * (spec.last_call_s + 3.0)
             + 10.0
         )

@@ -298,7 +298,8 @@ class Checks:
             and node.ready_to_stop < before.number
         ]
         given, again = before.notice, isinstance(command, commands.Restart | commands.Cancel)
-        dead = any(new.phase_of(m).gone or new.phase_of(m) is NodePhase.FAILED for m in before.members)
+        at_work = (NodePhase.RUNNING, NodePhase.SUCCEEDED)
+        dead = any(new.phase_of(member) not in at_work for member in before.members)
         if (
             late
             and (given is None or (now < given.at + new.spec.notice_s and not again))

@@ -77,7 +77,7 @@ _BROKEN = (
     ("what nobody knows is no progress", "health/crashes", "    else:\n        return None\n", "    else:\n        return False\n"),
     ("who comes and goes joins at once", "selection", "node.node_id not in aside and is_loopback", "is_loopback"),
     ("who is set aside is not taken even if needed", "selection", "others[:missing]]", "others[:0]]"),
-    ("a drained node has just gone", "transitions", " and kind is not EndKind.DRAINED:", ":"),
+    ("a drained node has just gone", "transitions", "    elif kind is EndKind.DRAINED:\n        stop_kindly(work, kind, node.node_id, why)\n", ""),
     ("a step mutates its group", "transitions", "self.group = self.group.with_node(changed)", "self.group.nodes[node.node_id] = changed"),
     ("the version follows the text", "directive", '"not_ready" if node.not_ready else "waiting")', 'f"waiting of {len(group.nodes)}")'),
     ("any world size is a multiple", "worlds", " and size % self.multiple == 0 and ", " and "),

@@ -250,3 +250,14 @@ def test_a_refusal_costs_little_in_a_large_group() -> None:
     with pytest.raises(SpecConflict, match="which n0, n1, n2, n3, n4 and 495 more joined"):
         step(group, other, 2.0, leases)
     assert leases.asked < 100
+
+
+@pytest.mark.parametrize("more", [{"min_nodes": 2}, {"world_size_multiple": 2}])
+def test_bounds_cannot_change_under_a_round(more: dict[str, int]) -> None:
+    """An agent without a script may bring the command in its settings; the others are fixed once a round forms."""
+    story = Story(command=["train.py"], last_call_s=0.0)
+    story.join("a", wants_command=True)
+    story.wait(1)
+    assert story.order == ["a"]
+    with pytest.raises(SpecConflict):
+        story.join("b", spec=more)

@@ -632,7 +632,7 @@ class GroupMachine(RuleBasedStateMachine):
                 if agent is None or agent.exited:
                     self.agent_starts(node_id, 1)
             self.pass_time(1.0, heard=True)
-        if self.group.state == "waiting" and self.group.spec.sized:
+        if self.group.state == "waiting" and (spec.sized or spec.master is not None):
             ready = ready_nodes(self.group)
             assert best_of_all(Case(self.group.spec, ready)) is None or self.group.unreachable, self.why
             return

@@ -40,7 +40,6 @@ MUTANTS = (
     Mutant("the session gives up on reports", f"{AGENT}/session.py", "        if self._contact.is_old(request):\n            return\n", "        self._reports.drop('')\n        if self._contact.is_old(request):\n            return\n"),
     Mutant("nobody stops without a server", f"{AGENT}/contact.py", "        return None if self._heard_at is None else self._heard_at + max_disconnect_s\n", "        return None\n"),
     Mutant("a late answer proves that a server is there", f"{AGENT}/contact.py", "heard_at = min(now, sent_at + max_disconnect_s / 2)", "heard_at = now"),
-    Mutant("ranks move for nothing", f"{CORE}/subset.py", "kind.moves * kind.slots", "0 * kind.slots"),
     Mutant("any world size is a multiple", f"{CORE}/worlds.py", "range(top - top % self.multiple, self.smallest - 1, -self.multiple)", "range(top, 0, -1)"),
     Mutant("bounds in nodes are forgotten", f"{CORE}/subset.py", "if found is None or search.is_allowed(found):", "if True:"),
     Mutant("the deadline forgets the pause", f"{CORE}/timers.py", "            yield admits_at(group, larger)", "            yield group.joiners_since + group.spec.last_call_s"),

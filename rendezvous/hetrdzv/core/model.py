@@ -374,7 +374,8 @@ class Group:
     Attributes:
         spec: fixed by whoever named the group first.
         given: the settings that somebody has given while `spec_fixed` is False.
-        spec_fixed: False while only agents without a script have joined: whoever brings the command fixes the rest.
+        spec_fixed: False while only agents without a script have joined, and no round has formed: whoever brings the
+            command fixes the rest.
         by_put: created by `PUT`, so it stays finished until somebody restarts it.
         job: counts the jobs that have run under this name, from 1.
         last_round: the highest round number ever used, or claimed by a node of a group that was forgotten.

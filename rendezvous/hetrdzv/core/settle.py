@@ -315,6 +315,7 @@ def _start_round(work: Work, selection: Selection) -> None:
     first = former is None
     work.change(
         state=GroupState.STARTING,
+        spec_fixed=True,  # the round keeps the bounds under which it formed
         last_round=number,
         round=new,
         nodes=nodes,

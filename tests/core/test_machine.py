@@ -35,6 +35,7 @@ from hetrdzv.core.invariants import check
 from hetrdzv.core.model import EndKind, Failure, Group, Stall, StallKind
 from hetrdzv.core.timers import deadline
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
+from tests.support.units import left_behind
 
 NODE_IDS = ("n1", "n2", "n10", "n20")
 NODES = st.sampled_from(NODE_IDS)
@@ -59,7 +60,10 @@ SPECS = st.fixed_dictionaries(
         "restart_wait_s": st.just(0.0),
         "rank_order": st.sampled_from(["speed", "topology:rack", "n10,*,n1"]),
         "master": st.sampled_from(["rack=0", "n10"]),
+        "unit": st.just("rack"),
     },
+).filter(  # there may be no so small set of whole units
+    lambda spec: not spec.keys() >= {"unit", "max_nodes"}
 )
 
 
@@ -139,6 +143,8 @@ class GroupMachine(RuleBasedStateMachine):
         assert (before, dict(before.nodes), before.round) == snapshot, "a step mutated its group"
         after = transition.group
         check(after)
+        if after.last_round > before.last_round and after.active_round is not None:
+            assert not left_behind(after), "a unit was taken in part"
         if isinstance(command, Report) and command.kind is not ReportKind.LEAVING:
             assert before.round is not None
             assert command.round == before.round.number, "a report of an older round was accepted"

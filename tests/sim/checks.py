@@ -26,6 +26,7 @@ from hetrdzv.service.liveness import leases as leases_module
 from tests.sim.store import Disk
 from tests.sim.timeline import Timeline
 from tests.sim.workers import Workers
+from tests.support.units import left_behind
 
 
 class Violation(AssertionError):
@@ -129,6 +130,10 @@ class Checks:
             self.say("core", f"    {event.kind}: {event.text}")
         for wrong in violations(new):
             self.violate("invariants", wrong)
+        if new.last_round > old.last_round and new.active_round is not None and (left := left_behind(new)):
+            self.violate(
+                "all nodes of a unit or none", f"round {new.last_round} is without {', '.join(left)}"
+            )
         if new.job == old.job:
             if new.restarts > old.restarts or (new.state is GroupState.FAILED and not old.state.terminal):
                 self._charges(old, new, now)

@@ -91,6 +91,13 @@ def scenario(seed: int) -> Scenario:
         hang_timeout_s=rng.choice((None, 2.0, 10.0)),
         **_order(random.Random(f"{seed}.order")),
     )
+    worlds = (spec.min_world_size, spec.max_world_size, spec.world_size_multiple)
+    if any(
+        bound is not None for bound in worlds
+    ):  # there may be no such world with a master, or of whole units
+        spec = spec.model_copy(update={"master": None, "unit": None})
+    if spec.max_nodes is not None:
+        spec = spec.model_copy(update={"unit": None})
     bad = rng.choice((0.0, 0.01, 0.03))
     weather = Weather(
         lost=0.0 if separate else bad * rng.random(),
@@ -124,7 +131,11 @@ def scenario(seed: int) -> Scenario:
 def _order(rng: random.Random) -> dict[str, Any]:
     """The settings about ranks."""
     orders = ("sticky", "sticky", "speed", "topology:rack", "topology:zone,rack", "n3,*,n1")
-    return {"rank_order": rng.choice(orders), "master": rng.choice((None, None, None, "public=yes"))}
+    return {
+        "rank_order": rng.choice(orders),
+        "master": rng.choice((None, None, None, "public=yes")),
+        "unit": rng.choice((None, None, None, "rack")),
+    }
 
 
 def _labels(seed: int, number: int) -> Mapping[str, str]:

@@ -296,6 +296,7 @@ def full() -> Group:
             on_join=OnJoin.SPARE,
             rank_order="topology:zone,rack",
             master="public=yes",
+            unit="rack",
             command=("train.py", "--lr", "0.1"),
         ),
         given=frozenset({"min_nodes", "command"}),
@@ -552,6 +553,7 @@ def test_a_record_from_before_a_field_gets_its_default() -> None:
         "hang_timeout_s",
         "rank_order",
         "master",
+        "unit",
     )
     for name in ("replace_wait_s", *since_0_1):
         del spec[name]

@@ -173,6 +173,7 @@ def test_create_sends_the_given_fields_only(ctl: Callable[..., str], server: Het
         ("rank-order", "gpu7,gpu2,*"),
         ("master", "public=yes"),
         ("unit", "rack"),
+        ("notice-s", 20.0),
     ],
 )
 def test_create_has_a_flag_for_every_field(

@@ -155,7 +155,9 @@ class PlannedWorld(World):
 
     def _drain(self, group: Group, some: list[Machine]) -> None:
         ids = tuple(machine.node_id for machine in some)
-        self._plan(group, "drain", Changes(drain=ids), lambda now: now.drained >= {*ids})
+        nodes = lambda now: [now.nodes[one] for one in ids]  # noqa: E731
+        leaving = lambda now: all(one.gone or one.leaving is not None for one in nodes(now))  # noqa: E731
+        self._plan(group, "drain", Changes(drain=ids), leaving)
         for node_id in ids:
             self.server.command(Drain(node_id))
 

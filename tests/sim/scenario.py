@@ -2,11 +2,14 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hetrdzv.core.spec import OnJoin
+from hetrdzv.core.model import Node
+from hetrdzv.core.spec import GroupSpec, OnJoin
+from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.wire import SpecFields
+from tests.support.every_set import Case, best_of_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,8 @@ class Scenario:
         follows: chance that a worker fails when a peer of its round is gone.
         stubborn: chance that workers ignore SIGTERM.
         unfit: chance that a node's own check fails.
+        deaf: chance that an agent knows no notices.
+        saves: chance that workers save when they get a notice.
     """
 
     spec: SpecFields
@@ -57,12 +62,15 @@ class Scenario:
     follows: float
     stubborn: float
     unfit: float
+    deaf: float
+    saves: float
     connect_timeout_s: float
 
 
 def scenario(seed: int) -> Scenario:
     """The scenario of a seed."""
     rng = random.Random(f"{seed}.scenario")
+    kindness = random.Random(f"{seed}.kindness")
     nodes = rng.choice((2, 2, 3, 3, 3, 4, 5))
     separate = rng.random() < 0.3
     min_nodes = rng.randint(1, nodes)
@@ -88,15 +96,11 @@ def scenario(seed: int) -> Scenario:
         no_restart_on=rng.choice(((), (), (), (1,))),
         restart_wait_s=rng.choice((0.0, 2.0, 60.0)),
         strikes=rng.choice((0, 1, 3)),
+        notice_s=kindness.choice((0.0, 0.0, 0.5, 3.0, 20.0)),
         hang_timeout_s=rng.choice((None, 2.0, 10.0)),
         **_order(random.Random(f"{seed}.order")),
     )
-    worlds = (spec.min_world_size, spec.max_world_size, spec.world_size_multiple)
-    if any(
-        bound is not None for bound in worlds
-    ):  # there may be no such world with a master, or of whole units
-        spec = spec.model_copy(update={"master": None, "unit": None})
-    if spec.max_nodes is not None:
+    if spec.max_nodes is not None:  # a machine that comes later may make a rack too large
         spec = spec.model_copy(update={"unit": None})
     bad = rng.choice((0.0, 0.01, 0.03))
     weather = Weather(
@@ -107,7 +111,7 @@ def scenario(seed: int) -> Scenario:
         late=0.0 if separate else rng.choice((0.0, 0.02, 0.1)),
         latency_s=rng.choice((0.001, 0.01, 0.1)),
     )
-    return Scenario(
+    made = Scenario(
         spec=spec,
         slots=tuple(rng.choice((1, 2, 4, 8)) for _ in range(nodes)),
         labels=tuple(_labels(seed, number) for number in range(MOST_MACHINES)),
@@ -125,7 +129,34 @@ def scenario(seed: int) -> Scenario:
         stubborn=rng.choice((0.0, 0.2, 0.6)),
         connect_timeout_s=rng.choice((8.0, 60.0)),
         unfit=rng.choice((0.0, 0.0, 0.1, 0.4)),
+        deaf=kindness.choice((0.0, 0.0, 0.3, 1.0)),
+        saves=kindness.choice((0.3, 1.0, 1.0)),
     )
+    return replace(made, spec=spec.model_copy(update=_worlds(seed, made)))
+
+
+def _worlds(seed: int, made: Scenario) -> dict[str, object]:
+    """Bounds of the world size that all machines together can keep, in half of the stories, and a pause in some."""
+    rng = random.Random(f"{seed}.worlds")
+    pause: dict[str, object] = {"growth_pause_s": rng.choice((1.0, 5.0, 15.0))} if rng.random() < 0.3 else {}
+    if rng.random() < 0.5:
+        return pause
+    total = sum(made.slots)
+    worlds = {
+        "min_world_size": rng.choice((None, rng.randint(1, total))),
+        "max_world_size": rng.choice((None, rng.randint(1, total))),
+        "world_size_multiple": rng.choice((1, 2, 2, 3, 4, 8)),
+        "unit": None,
+    }
+    try:
+        spec = GroupSpec(**made.spec.given() | worlds)
+    except InvalidSpec:
+        return pause
+    nodes = [
+        Node(node_id=f"n{number + 1}", incarnation="any", slots=slots, address="any", port=1, labels=labels)
+        for number, (slots, labels) in enumerate(zip(made.slots, made.labels, strict=False))
+    ]
+    return pause if best_of_all(Case(spec, nodes)) is None else pause | worlds
 
 
 def _order(rng: random.Random) -> dict[str, Any]:

@@ -127,7 +127,15 @@ class World:
         """How long after the last fault the group may take (seconds)."""
         spec = self.scenario.spec
         lease_s, stop_s = spec.lease_s or 0.0, self.stop_timeout_s + 5.0
-        return 40.0 + 2 * lease_s + 2 * stop_s + 3 * (spec.last_call_s or 0.0) + (spec.replace_wait_s or 0.0)
+        return (
+            40.0
+            + 2 * lease_s
+            + 2 * stop_s
+            + 3 * (spec.last_call_s or 0.0)
+            + (spec.replace_wait_s or 0.0)
+            + (spec.growth_pause_s or 0.0)
+            + 2 * (spec.notice_s or 0.0)
+        )
 
     def _be_calm(self) -> None:
         self.checks.say("world", "no more faults")
@@ -173,6 +181,8 @@ class World:
             return not any(agent.workers for agent in agents.values())
         if group.state is not GroupState.RUNNING or group.round is None or group.joiners_since is not None:
             return False
+        if group.round.notice is not None:
+            return False
         if any(node.not_ready and node.incarnation in agents for node in group.live):
             return False  # all nodes are ready by now
         for member in group.round.members:
@@ -216,6 +226,13 @@ class World:
         machine.workers.remove(workers)
         self.checks.workers_ended(workers, how)
         self.peers_suffer(workers.round)
+
+    def workers_saved(self, machine: Machine, workers: Workers) -> None:
+        """Workers have ended by themselves since their round is about to end; their peers do the same."""
+        if workers.alive and not workers.failed:
+            workers.alive = False
+            machine.workers.remove(workers)
+            self.checks.workers_ended(workers, "have saved")
 
     def worker_fails(self, workers: Workers, how: str) -> None:
         """One worker of a node exits with an error, unless that was before the last fault."""

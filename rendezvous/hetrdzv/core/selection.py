@@ -4,7 +4,7 @@
 of spares follow from what it answers.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
@@ -238,12 +238,15 @@ class _Sized(_Choice):
         worlds, suspects = self._worlds, self._suspects
         if len(self._ready) < worlds.min_nodes:
             return Shortfall(lack=Lack.NODES, missing=worlds.min_nodes - len(self._ready))
-        slots = self._size(self._by_id)
-        chosen = self._best(frozenset()) if slots >= worlds.smallest else None
+        slots = sum(node.slots for node in self._ready)
+        everybody = worlds.allows(slots) and len(self._ready) <= (worlds.max_nodes or len(self._ready))
+        chosen = list(self._by_id) if everybody else None
+        if chosen is None and slots >= worlds.smallest:
+            chosen = self._best(frozenset())
         if chosen is None:
             never = worlds.never(node.slots for node in self._ready)
             return Shortfall(lack=Lack.WORLD, missing=max(0, worlds.smallest - slots), never=never)
-        if self._allowed.isdisjoint(chosen):
+        if self._spec.master is not None and self._allowed.isdisjoint(chosen):
             chosen = self._best_with_master()
             if chosen is None:
                 return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects)
@@ -266,18 +269,24 @@ class _Sized(_Choice):
         return sum(self._by_id[node_id].slots for node_id in node_ids)
 
     @cached_property
-    def _items(self) -> Mapping[str, Sequence[Node]]:
-        """What is taken as a whole, a unit or a node, by the node id of its first node."""
+    def _units(self) -> Mapping[str, Sequence[Node]] | None:
+        """What is taken as a whole, by the node id of its first node; None: every node by itself."""
+        if self._spec.unit is None:
+            return None
         return {unit[0].node_id: unit for unit in in_units(self._spec, self._ready)}
 
     @cached_property
-    def _item_of(self) -> Mapping[str, str]:
-        return {node.node_id: name for name, unit in self._items.items() for node in unit}
+    def _unit_of(self) -> Mapping[str, str]:
+        return {node.node_id: name for name, unit in (self._units or {}).items() for node in unit}
+
+    def _item(self, node_id: str) -> str:
+        """The name under which a node is taken: its own, or its unit's."""
+        return self._unit_of.get(node_id, node_id)
 
     def _kind(self, item: str) -> Kind:
-        kinds = [self._kind_of(node) for node in self._items[item]]
-        if len(kinds) == 1:
-            return kinds[0]
+        if self._units is None:
+            return self._kind_of(self._by_id[item])
+        kinds = [self._kind_of(node) for node in self._units[item]]
         last, moves, fresh, slots, nodes = zip(*kinds, strict=True)
         return Kind(any(last), any(moves), any(fresh), sum(slots), sum(nodes))
 
@@ -294,14 +303,11 @@ class _Sized(_Choice):
             without: node ids that cannot be in it.
             master: a node id that must be.
         """
-        forced = None if master is None else self._item_of[master]
-        excluded = {self._item_of[node_id] for node_id in without if node_id in self._by_id}
+        forced = None if master is None else self._item(master)
+        excluded = {self._item(node_id) for node_id in without if node_id in self._by_id}
         if forced in excluded:
             return None
-        kinds: dict[Kind, list[str]] = {}
-        for item in self._items:
-            if item not in excluded and item != forced:
-                kinds.setdefault(self._kind(item), []).append(item)
+        kinds = self._kinds(excluded if forced is None else excluded | {forced})
         if forced is None:
             found = best_set(kinds, self._worlds)
         else:
@@ -310,19 +316,38 @@ class _Sized(_Choice):
         if found is None:
             return None
         taken = found if forced is None else [forced, *found]
-        return [node.node_id for item in taken for node in self._items[item]]
+        return taken if self._units is None else [one.node_id for item in taken for one in self._units[item]]
+
+    def _kinds(self, excluded: AbstractSet[str]) -> dict[Kind, Sequence[str]]:
+        """What may be taken, by kind."""
+        kinds: dict[Kind, Sequence[str]] = {}
+        if self._units is not None:
+            by_kind: dict[Kind, list[str]] = {}
+            for item in self._units.keys() - excluded:
+                by_kind.setdefault(self._kind(item), []).append(item)
+            return {**by_kind}
+        by_slots: dict[int, list[str]] = {}
+        for node in self._ready:
+            by_slots.setdefault(node.slots, []).append(node.node_id)
+        for slots, node_ids in by_slots.items():
+            usable = [one for one in node_ids if one not in excluded] if excluded else node_ids
+            for last, some in _split(usable, self._taken_last):
+                for stays, part in _split(some, self._last.slots):
+                    for seated, alike in _split(part, self._seated):
+                        kinds[Kind(last, not stays, not seated, slots)] = alike
+        return kinds
 
     def _best_with_master(self) -> list[str] | None:
         """The best set that has a node that may be master; of those that are of one kind the first is tried."""
         first: dict[Kind, str] = {}
-        for item in sorted({self._item_of[node_id] for node_id in self._allowed}, key=natural_key):
+        for item in sorted({self._item(node_id) for node_id in self._allowed}, key=natural_key):
             first.setdefault(self._kind(item), item)
         found = [best for one in first.values() if (best := self._best(frozenset(), one)) is not None]
         return min(found, key=self._cost, default=None)
 
     def _cost(self, chosen: Sequence[str]) -> tuple[object, ...]:
         """What makes a set better than another, the most important first (less is better); as `best_set` has it."""
-        kinds = [self._kind(item) for item in {self._item_of[node_id] for node_id in chosen}]
+        kinds = [self._kind(item) for item in {self._item(node_id) for node_id in chosen}]
         worse = ((kind.last * kind.slots, kind.moves * kind.slots, kind.fresh * kind.slots) for kind in kinds)
         return (-self._size(chosen), *map(sum, zip(*worse, strict=True)), len(chosen))
 
@@ -344,6 +369,13 @@ class _Sized(_Choice):
             if found is not None and (world := self._size(found)) > largest:
                 best, largest = (found, master), world
         return best
+
+
+def _split(names: Sequence[str], by: Collection[str]) -> Iterable[tuple[bool, Sequence[str]]]:
+    """The names that are in a set, and those that are not, both in the order in which they came."""
+    inside = [name for name in names if name in by] if by else ()
+    outside = [name for name in names if name not in by] if inside else names
+    return (True, inside), (False, outside)
 
 
 def _cut_off(among: Container[str], unreachable: Pairs) -> Mapping[str, AbstractSet[str]]:

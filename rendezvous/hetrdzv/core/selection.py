@@ -33,7 +33,8 @@ class Selection:
 
     Attributes:
         nodes: who is in it, in no particular order (order.py has that).
-        master: the node id that must be master, since not everybody reaches the first in order; None: the first.
+        master: the node id that must be master, since not everybody reaches the first in order; None: the first that
+            may be.
         suspects: ready nodes that were cut off and not heard since: nothing forms before that is settled.
         full: whether no further node could be taken.
         smaller: whether the round has fewer nodes, or slots where those are bounded, than the last one had.
@@ -170,19 +171,19 @@ class _Counted(_Choice):
         full = most is not None and found >= most
         smaller = found < len(self._last.slots)
         enough = most is None or found <= most
-        if not unreachable and enough and spec.master is None:
+        if spec.master is not None and not self._allowed:
+            return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects, full=full, smaller=smaller)
+        if not unreachable and enough:
             return Selection(
                 nodes=tuple(self._ready), master=None, suspects=suspects, full=full, smaller=smaller
             )
-        if not self._allowed:
-            return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects, full=full, smaller=smaller)
-        if failed_masters >= MASTERS_TRIED and (unreachable or not enough):
+        if failed_masters >= MASTERS_TRIED:
             return Shortfall(lack=Lack.MASTER, final=True, suspects=suspects, full=full, smaller=smaller)
         preferred = self._by_preference()
         chosen, master = preferred[:most], None
-        if self._allowed.isdisjoint(chosen):
+        if spec.master is not None and self._allowed.isdisjoint(chosen):
             chosen[-1] = next(one for one in preferred if one in self._allowed)
-        if unreachable or spec.master is not None:
+        if unreachable:
             chosen, master = self._served(chosen, preferred, unreachable)
             if len(chosen) < spec.min_nodes:
                 final = self._by_id.keys() >= self._last.slots.keys()
@@ -251,7 +252,7 @@ class _Sized(_Choice):
             if chosen is None:
                 return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects)
         master = None
-        if unreachable or self._spec.master is not None:
+        if unreachable:
             served = self._served(chosen, unreachable) if failed_masters < MASTERS_TRIED else None
             if served is None:
                 final = failed_masters >= MASTERS_TRIED or self._by_id.keys() >= self._last.slots.keys()

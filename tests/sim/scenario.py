@@ -2,11 +2,14 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hetrdzv.core.spec import OnJoin
+from hetrdzv.core.model import Node
+from hetrdzv.core.spec import GroupSpec, OnJoin
+from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.wire import SpecFields
+from tests.support.every_set import Case, best_of_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +103,7 @@ def scenario(seed: int) -> Scenario:
         late=0.0 if separate else rng.choice((0.0, 0.02, 0.1)),
         latency_s=rng.choice((0.001, 0.01, 0.1)),
     )
-    return Scenario(
+    made = Scenario(
         spec=spec,
         slots=tuple(rng.choice((1, 2, 4, 8)) for _ in range(nodes)),
         labels=tuple(_labels(seed, number) for number in range(MOST_MACHINES)),
@@ -119,6 +122,30 @@ def scenario(seed: int) -> Scenario:
         connect_timeout_s=rng.choice((8.0, 60.0)),
         unfit=rng.choice((0.0, 0.0, 0.1, 0.4)),
     )
+    return replace(made, spec=spec.model_copy(update=_worlds(seed, made)))
+
+
+def _worlds(seed: int, made: Scenario) -> dict[str, object]:
+    """Bounds of the world size that all machines together can keep, in half of the stories, and a pause in some."""
+    rng = random.Random(f"{seed}.worlds")
+    pause: dict[str, object] = {"growth_pause_s": rng.choice((1.0, 5.0, 15.0))} if rng.random() < 0.3 else {}
+    if rng.random() < 0.5:
+        return pause
+    total = sum(made.slots)
+    worlds = {
+        "min_world_size": rng.choice((None, rng.randint(1, total))),
+        "max_world_size": rng.choice((None, rng.randint(1, total))),
+        "world_size_multiple": rng.choice((1, 2, 2, 3, 4, 8)),
+    }
+    try:
+        spec = GroupSpec(**made.spec.given() | worlds)
+    except InvalidSpec:
+        return pause
+    nodes = [
+        Node(node_id=f"n{number + 1}", incarnation="any", slots=slots, address="any", port=1, labels=labels)
+        for number, (slots, labels) in enumerate(zip(made.slots, made.labels, strict=False))
+    ]
+    return pause if best_of_all(Case(spec, nodes)) is None else pause | worlds
 
 
 def _order(rng: random.Random) -> dict[str, Any]:

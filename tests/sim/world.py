@@ -127,7 +127,14 @@ class World:
         """How long after the last fault the group may take (seconds)."""
         spec = self.scenario.spec
         lease_s, stop_s = spec.lease_s or 0.0, self.stop_timeout_s + 5.0
-        return 40.0 + 2 * lease_s + 2 * stop_s + 3 * (spec.last_call_s or 0.0) + (spec.replace_wait_s or 0.0)
+        return (
+            40.0
+            + 2 * lease_s
+            + 2 * stop_s
+            + 3 * (spec.last_call_s or 0.0)
+            + (spec.replace_wait_s or 0.0)
+            + (spec.growth_pause_s or 0.0)
+        )
 
     def _be_calm(self) -> None:
         self.checks.say("world", "no more faults")

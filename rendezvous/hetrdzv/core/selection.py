@@ -4,7 +4,7 @@
 of spares follow from what it answers.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
@@ -237,12 +237,15 @@ class _Sized(_Choice):
         worlds, suspects = self._worlds, self._suspects
         if len(self._ready) < worlds.min_nodes:
             return Shortfall(lack=Lack.NODES, missing=worlds.min_nodes - len(self._ready))
-        slots = self._size(self._by_id)
-        chosen = self._best(frozenset()) if slots >= worlds.smallest else None
+        slots = sum(node.slots for node in self._ready)
+        everybody = worlds.allows(slots) and len(self._ready) <= (worlds.max_nodes or len(self._ready))
+        chosen = list(self._by_id) if everybody else None
+        if chosen is None and slots >= worlds.smallest:
+            chosen = self._best(frozenset())
         if chosen is None:
             never = worlds.never(node.slots for node in self._ready)
             return Shortfall(lack=Lack.WORLD, missing=max(0, worlds.smallest - slots), never=never)
-        if self._allowed.isdisjoint(chosen):
+        if self._spec.master is not None and self._allowed.isdisjoint(chosen):
             chosen = self._best_with_master()
             if chosen is None:
                 return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects)
@@ -277,10 +280,16 @@ class _Sized(_Choice):
             without: node ids that cannot be in it.
             master: a node id that must be.
         """
-        kinds: dict[Kind, list[str]] = {}
-        for node_id in self._by_id:
-            if node_id not in without and node_id != master:
-                kinds.setdefault(self._kind(node_id), []).append(node_id)
+        by_slots: dict[int, list[str]] = {}
+        for node in self._ready:
+            by_slots.setdefault(node.slots, []).append(node.node_id)
+        kinds: dict[Kind, Sequence[str]] = {}
+        for slots, node_ids in by_slots.items():
+            usable = [one for one in node_ids if one not in without and one != master] if master else node_ids
+            for last, some in _split(usable, self._taken_last):
+                for stays, part in _split(some, self._last.slots):
+                    for seated, alike in _split(part, self._seated):
+                        kinds[Kind(last, not stays, not seated, slots)] = alike
         if master is None:
             return best_set(kinds, self._worlds)
         others = best_set(kinds, self._worlds, (self._by_id[master].slots, 1))
@@ -318,6 +327,13 @@ class _Sized(_Choice):
             if found is not None and (world := self._size(found)) > largest:
                 best, largest = (found, master), world
         return best
+
+
+def _split(names: Sequence[str], by: Collection[str]) -> Iterable[tuple[bool, Sequence[str]]]:
+    """The names that are in a set, and those that are not, both in the order in which they came."""
+    inside = [name for name in names if name in by] if by else ()
+    outside = [name for name in names if name not in by] if inside else names
+    return (True, inside), (False, outside)
 
 
 def _cut_off(among: Container[str], unreachable: Pairs) -> Mapping[str, AbstractSet[str]]:

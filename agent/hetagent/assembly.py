@@ -171,6 +171,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
             reports_stacks=_reports(options.report_stacks, "HET_REPORT_STACKS"),
             keeps_stacks=options.torchrun.log_dir is not None,
         ),
+        notice_signal=options.notice_signal,
         stop_timeout_s=options.shutdown_timeout_s,
         tell=tell,
         signals=options.signals,
@@ -226,6 +227,7 @@ def _offer(
         "wants_command": wants_command,
         "wants_members": launch.wants_members,
         "wants_daemon": launch.wants_daemon,
+        "takes_notice": True,
         "ready_within_s": ready_within_s,
     }
     try:

@@ -9,18 +9,35 @@
     with progress.long(600):             # nothing need change for up to ten minutes
         save_checkpoint()
 
-Programs in other languages write the number of their step, as text, into the file that HET_PROGRESS_FILE names.
+    if agreed(progress.stop_requested()):  # by all ranks, which see it at different moments: docs/notice.md
+        save_checkpoint()
+        progress.ready_to_stop()
+
+Programs in other languages write the number of their step, as text, into the file that HET_PROGRESS_FILE names. Their
+round is about to end once the file exists that HET_NOTICE_FILE names; when they may be stopped, they add a line to the
+file beside it, with .ready at the end of its name.
 """
 
 import contextlib
+import json
 import mmap
 import os
 import struct
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 FILE = "HET_PROGRESS_FILE"
 """Variable of a worker: the file for its progress. What this module writes is in another one beside it."""
+
+NOTICE_FILE = "HET_NOTICE_FILE"
+"""Variable of a worker: the file that appears when the round is about to end."""
+
+READY = ".ready"
+"""What the name of the file beside it ends with to which each worker that may be stopped adds a line."""
+
+LOOK_S = 0.01
+"""How often `stop_requested` looks whether that file is there (seconds)."""
 
 SUFFIX = ".map"
 """What the name of that other file ends with: who writes a text truncates, and a map would not survive that."""
@@ -32,6 +49,10 @@ _UNTIL = struct.Struct("=d")
 _UNTIL_AT = 8
 
 _pack = struct.Struct("=q").pack_into
+_looks = [
+    0.0,
+    False,
+]  # when to look for a notice again (CLOCK_MONOTONIC, seconds), and what the last look found
 _maps: list[mmap.mmap | bytearray] = []  # one, once it is opened
 
 
@@ -64,6 +85,61 @@ def long(seconds: float) -> Iterator[None]:
     finally:
         with contextlib.suppress(Exception):
             _UNTIL.pack_into(_opened(), _UNTIL_AT, before)
+
+
+class Notice(NamedTuple):
+    """The round is about to end.
+
+    Attributes:
+        kind: what will end it: `joined`, `drained`, `restarted` or `cancelled`; empty: nobody knows.
+        why: one sentence for people.
+        left_s: for how much longer this worker may save at most (seconds).
+    """
+
+    kind: str
+    why: str
+    left_s: float
+
+
+def stop_requested() -> bool:
+    """Whether the round is about to end, so that it is time to save; takes well below a microsecond.
+
+    Workers see it at slightly different moments, so they have to agree before one of them leaves the others alone in a
+    collective: all-reduce the answer.
+    """
+    now = time.monotonic()
+    if now >= _looks[0]:
+        _looks[:] = now + LOOK_S, os.path.exists(os.environ.get(NOTICE_FILE) or "")
+    return bool(_looks[1])
+
+
+def notice() -> Notice | None:
+    """Why the round is about to end, and for how much longer it goes on; None: it is not about to."""
+    try:
+        with open(os.environ.get(NOTICE_FILE) or "", "rb") as file:
+            text = file.read()
+    except (OSError, ValueError):
+        return None
+    try:
+        told = json.loads(text)
+        return Notice(str(told["kind"]), str(told["why"]), max(0.0, float(told["until"]) - time.monotonic()))
+    except Exception:  # there is one, whatever it says
+        return Notice("", "", 0.0)
+
+
+def ready_to_stop() -> None:
+    """Say that this worker has saved what it has done, and may be stopped; does nothing without a notice.
+
+    What it does from now on may be lost. It may also exit with status 0, which then is no success.
+    """
+    with contextlib.suppress(Exception):
+        path = os.environ[NOTICE_FILE]
+        if os.path.exists(path):
+            descriptor = os.open(path + READY, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, b"%d\n" % os.getpid())
+            finally:
+                os.close(descriptor)
 
 
 def _opened() -> mmap.mmap | bytearray:

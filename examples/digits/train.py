@@ -1,5 +1,7 @@
 """Train a small network on scikit-learn's digits with DDP; a restarted job resumes after its last epoch.
 
+Under hetagent with --notice-s, one that is stopped on purpose resumes after its last step (docs/notice.md).
+
 Runs under hetagent or plain torchrun, on any number of nodes with any number of workers each:
 
     torchrun --standalone --nproc-per-node 4 examples/digits/train.py --checkpoint-dir /tmp/digits
@@ -19,7 +21,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import TensorDataset
+
+from hetagent import progress
 
 HELD_OUT = 360
 """How many of the 1,797 digits are never trained on."""
@@ -83,25 +87,55 @@ def load(path: Path | None, device: torch.device) -> dict[str, Any] | None:
     return torch.load(io.BytesIO(data), map_location=device, weights_only=True) if data else None
 
 
+def share(digits: int, epoch: int, seed: int, seen: int) -> Tensor:
+    """Return which digits of an epoch this rank trains on, in order: every `world_size`-th of those that are left.
+
+    Every rank gets as many, so some may get a digit that another one has, too. Without `seen` this is what
+    `DistributedSampler` does.
+
+    Args:
+        seen: how many of the epoch's digits all ranks have trained on before.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    left = torch.randperm(digits, generator=torch.Generator().manual_seed(seed + epoch))[seen:]
+    left = torch.cat([left, left[: -len(left) % world_size]])
+    return left[rank::world_size]
+
+
 def train_epoch(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batches: DataLoader, step_sleep: float
-) -> float:
-    """Train on this rank's share of one epoch; return the mean loss over all ranks.
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    train: TensorDataset,
+    batches: tuple[Tensor, ...],
+    step_sleep: float,
+) -> tuple[float, int]:
+    """Train on this rank's share of one epoch, or of what is left of it, until all ranks agree to stop.
 
     Args:
         step_sleep: how long to do nothing after every step (seconds).
+
+    Returns:
+        the mean loss over all ranks, and how many steps were made.
     """
     model.train()
-    total = torch.zeros(2, device=next(model.parameters()).device)
-    for images, labels in batches:
-        loss = cross_entropy(model(images), labels)
+    images, labels = train.tensors
+    total = torch.zeros(2, device=images.device)
+    steps = 0
+    for batch in batches:
+        loss = cross_entropy(model(images[batch]), labels[batch])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        total += torch.stack([loss.detach() * len(labels), torch.tensor(len(labels), device=loss.device)])
+        total += torch.stack([loss.detach() * len(batch), torch.tensor(len(batch), device=loss.device)])
+        steps += 1
         time.sleep(step_sleep)
+        # The ranks hear of it at different moments; one that stopped alone would leave the others in their next step.
+        stop = torch.tensor(int(progress.stop_requested()), device=images.device)
+        dist.all_reduce(stop, dist.ReduceOp.MAX)
+        if stop:
+            break
     dist.all_reduce(total)
-    return (total[0] / total[1]).item()
+    return (total[0] / total[1]).item(), steps
 
 
 @torch.no_grad()
@@ -134,26 +168,40 @@ def main() -> None:
     network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
     optimizer = torch.optim.Adam(network.parameters(), lr=args.lr)
     checkpoint = args.checkpoint_dir and args.checkpoint_dir / "checkpoint.pt"
-    done = 0
+    done = seen = step = 0
     if state := load(checkpoint, device):
         network.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        done = state["epoch"]
+        done, seen, step = state["epoch"], state["seen"], state["step"]
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    since = f"resuming after epoch {done}" if done else "starting from scratch"
+    since = f"resuming after epoch {done}, step {step}" if step else "starting from scratch"
     say(f"world size {world_size}, restart {restart}, {since}")
 
     model = DistributedDataParallel(network)
     train, held_out = digits(device)
-    sampler = DistributedSampler(train, seed=args.seed)
-    batches = DataLoader(train, batch_size=-(-args.batch_size // world_size), sampler=sampler)
-    for epoch in range(done + 1, args.epochs + 1):
-        sampler.set_epoch(epoch)
-        loss = train_epoch(model, optimizer, batches, args.step_sleep)
-        score = accuracy(network, held_out)
+    batch_size = -(-args.batch_size // world_size)
+
+    def keep(epoch: int) -> None:
         if rank == 0 and checkpoint:
-            state = {"epoch": epoch, "model": network.state_dict(), "optimizer": optimizer.state_dict()}
-            save(checkpoint, state)
+            state = {"epoch": epoch, "seen": seen, "step": step}
+            save(checkpoint, {**state, "model": network.state_dict(), "optimizer": optimizer.state_dict()})
+
+    for epoch in range(done + 1, args.epochs + 1):
+        batches = share(len(train), epoch, args.seed, seen).split(batch_size)
+        loss, made = train_epoch(model, optimizer, train, batches, args.step_sleep)
+        step += made
+        if made < len(batches):
+            seen += made * batch_size * world_size
+            keep(epoch - 1)
+            why = notice.why if (notice := progress.notice()) else "another rank was told"
+            say(f"saved after step {step}, since the workers are about to be stopped: {why}")
+            dist.barrier()  # rank 0 has saved
+            dist.destroy_process_group()
+            progress.ready_to_stop()
+            return
+        seen = 0
+        score = accuracy(network, held_out)
+        keep(epoch)
         say(f"epoch {epoch:2d}/{args.epochs}: loss {loss:.4f}, held-out accuracy {score:.3f}")
 
     say(f"final accuracy {accuracy(network, held_out):.3f} on {len(held_out)} held-out digits")

@@ -65,6 +65,7 @@ SPECS = st.fixed_dictionaries(
         "growth_pause_s": st.just(4.0),
         "rank_order": st.sampled_from(["speed", "topology:rack", "n10,*,n1"]),
         "master": st.sampled_from(["rack=0", "n10"]),
+        "notice_s": st.just(4.0),
     },
 )
 
@@ -94,6 +95,7 @@ class Agent:
             wants_daemon=self.slots % 2 == 0,
             labels={"rack": str(len(self.node_id) % 2)} if self.slots < 3 else {},
             weight=1.0 + self.slots % 2,
+            takes_notice=self.slots % 3 != 0,
         )
 
     def report(
@@ -453,6 +455,16 @@ class GroupMachine(RuleBasedStateMachine):
                     assert after.number != before.number or after.met == before.met
 
     @rule()
+    def all_are_ready_to_stop(self) -> None:
+        """After a notice, and sometimes without one."""
+        before = self.group.active_round
+        for agent in self.living():
+            if agent.at_work:
+                self.send(agent, agent.report(ReportKind.READY_TO_STOP))
+        if before is not None and before.notice is None and self.group.round is not None:
+            assert self.group.round.end is None, "a round ended although nothing had been announced"
+
+    @rule()
     def all_succeed(self) -> None:
         for agent in self.living():
             if agent.at_work:
@@ -609,6 +621,7 @@ class GroupMachine(RuleBasedStateMachine):
             + 2 * spec.growth_pause_s
             + spec.replace_wait_s
             + 2 * self.group.spec.lease_s
+            + 2 * spec.notice_s
             + len(self.cut) * (spec.last_call_s + 3.0)
             + 10.0
         )

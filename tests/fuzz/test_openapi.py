@@ -120,7 +120,14 @@ def ask(server: VirtualServer, case: Case) -> httpx.Response:
     return server.send(made.method, made.url, headers=[*made.headers.items()], content=made.body)
 
 
-NO_SCHEMA_SAYS = ": (raise|lower) (min|max)_|: begin rank_order with |(rank_order|master) '.*' must be "
+NO_SCHEMA_SAYS = "|".join(
+    [
+        ": (raise|lower) (min|max)_",
+        "begin rank_order with ",
+        "rank_order .* (must be |twice)",
+        "(master|unit) .* must be ",
+    ]
+)
 """Bounds that contradict each other, and texts that mean nothing."""
 
 

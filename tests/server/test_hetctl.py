@@ -172,6 +172,7 @@ def test_create_sends_the_given_fields_only(ctl: Callable[..., str], server: Het
         ("hang-timeout-s", 30.0),
         ("rank-order", "gpu7,gpu2,*"),
         ("master", "public=yes"),
+        ("notice-s", 20.0),
     ],
 )
 def test_create_has_a_flag_for_every_field(

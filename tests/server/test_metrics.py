@@ -137,3 +137,17 @@ def test_commits_are_timed_and_their_failures_counted() -> None:
     read = story.read()
     assert (read("commit_seconds_count"), read("commit_seconds_sum")) == (1, 0.02)
     assert read("commit_failures_total") == 1
+
+
+def test_how_long_notices_take_and_how_they_end() -> None:
+    for how, end, seconds in (("ready_to_stop", "ready", 2), ("", "expired", 30), ("failed", "cut_short", 2)):
+        story = Counted(last_call_s=0.0, max_nodes=1, notice_s=30.0, lease_s=3600.0)
+        story.join("a", takes_notice=True)
+        story.started("a")
+        story.restart()
+        story.wait(float(seconds))
+        if how:
+            story.report("a", how)
+        read = story.read()
+        assert read("notice_seconds_count", end=end) == 1
+        assert read("notice_seconds_sum", end=end) == pytest.approx(seconds)

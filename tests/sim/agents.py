@@ -25,6 +25,9 @@ LEAVE_S = 4.0
 PREFLIGHT_S = 3.0
 """Those of loop.py and preflight.py."""
 
+FORGOTTEN_S = 5.0
+"""That of job/notice.py."""
+
 HOPELESS = 0.03
 """Chance that no restart mends a failure."""
 
@@ -48,6 +51,7 @@ class Agent:
         self.round = 0
         self._rng = random.Random(f"{world.seed}.agent.{incarnation}")
         self._script = random.Random(f"{world.seed}.script.{incarnation}")
+        self._kindness = random.Random(f"{world.seed}.kindness.{incarnation}")
         self._check = random.Random(f"{world.seed}.check.{incarnation}")
         self._asked = 0  # counts how often the loop has begun to ask whether its node is ready
         self._not_ready = ""
@@ -57,6 +61,7 @@ class Agent:
             weight=machine.weight,
             address=machine.address,
             spec=world.scenario.spec,
+            takes_notice=self._kindness.random() >= world.scenario.deaf,
             ready_within_s=self._check.choice((0.0, 0.0, 2.0)),
         )
         self.session = Session(
@@ -214,6 +219,8 @@ class Agent:
             self.node_id, f"obeys {directive.kind} {directive.round} ({directive.reason}: {directive.why})"
         )
         match directive.kind:
+            case DirectiveKind.START if directive.round == self.round:
+                self._heed(directive)
             case DirectiveKind.START:
                 self._start(directive)
             case DirectiveKind.STOP:
@@ -251,6 +258,35 @@ class Agent:
         self.workers, self._stopping = workers, False
         world.workers_start(self.machine, workers)
         self._after(launch_s, self._launched, workers)
+
+    def _heed(self, directive: DirectiveReply) -> None:
+        """The round is about to end: workers may save, say so, and go on or exit."""
+        workers, told = self.workers, directive.notice
+        self.world.checks.heeds(self.node_id, directive, takes_notice=self.session.offer.takes_notice)
+        if (
+            workers is None
+            or self._stopping
+            or told is None
+            or self._kindness.random() >= self.world.scenario.saves
+        ):
+            return
+        exits = self._kindness.random() < 0.5
+        self._after(self._kindness.uniform(0.01, 1.3 * told.left_s + 0.02), self._saved, workers, exits)
+        self._after(told.left_s + FORGOTTEN_S, self._forgotten, workers)
+
+    def _saved(self, workers: Workers, exits: bool) -> None:
+        if workers is self.workers and not self._stopping and workers.alive and not workers.failed:
+            self.world.note("workers have saved")
+            self.session.ready_to_stop(workers.round, self.world.timeline.now)
+            if exits:
+                self.world.workers_saved(self.machine, workers)
+
+    def _forgotten(self, workers: Workers) -> None:
+        """They have ended for a stop that does not come."""
+        if workers is self.workers and not workers.alive and not self._stopping:
+            self.world.note("stop was forgotten")
+            self._ready_after_stop = True
+            self._workers_gone()
 
     def _launched(self, workers: Workers) -> None:
         self.session.started(workers.round, self.world.timeline.now)
@@ -292,6 +328,8 @@ class Agent:
         workers = self.workers
         if workers is None:
             self._on_stopped()
+        elif not workers.alive:
+            self._workers_gone()
         elif not self._stopping:
             self._stopping = True
             if workers.term_s is not None and workers.term_s < grace_s:

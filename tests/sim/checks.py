@@ -137,6 +137,8 @@ class Checks:
                 self._charges(old, new, now)
             if new.last_round < old.last_round:
                 self.violate("rounds only grow", f"from {old.last_round} to {new.last_round}")
+        if new.job == old.job:
+            self._announced(old, command, new, now)
         if new.state is GroupState.SUCCEEDED and not old.state.terminal and new.round is not None:
             for member in new.round.members:
                 if (member.node_id, member.incarnation, new.round.number) not in self._succeeded:
@@ -267,8 +269,48 @@ class Checks:
             case commands.Drain(node_id=node_id) if node_id not in group["drained"]:
                 if not self._undrained:  # else it may be let in again already
                     self.violate("replies survive", f"{node_id} was drained, not on the disk")
-            case commands.Cancel() if group["state"] != "cancelled":
+            case commands.Cancel() if group["state"] not in ("cancelled", "succeeded") and not _will_cancel(
+                disk
+            ):
                 self.violate("replies survive", "the group was cancelled, not on the disk")
+
+    def heeds(self, node_id: str, told: DirectiveReply, *, takes_notice: bool) -> None:
+        """An agent is told something about the round that it is in."""
+        if told.notice is None or not takes_notice:
+            self.violate("a round starts once", f"{node_id} was told {told.version} although it runs")
+
+    def _announced(self, old: Group, command: commands.Command, new: Group, now: float) -> None:
+        """A planned stop comes only once workers that take notice have had theirs."""
+        before, after = old.round, new.round
+        if before is None or after is None or before.end is not None or after.number != before.number:
+            return
+        cancelled = new.state is GroupState.CANCELLED and not old.state.terminal
+        planned = after.end is not None and after.end.kind in (
+            EndKind.JOINED,
+            EndKind.DRAINED,
+            EndKind.RESTARTED,
+        )
+        if not (cancelled or planned) or old.state is not GroupState.RUNNING or new.spec.notice_s == 0:
+            return
+        late = [
+            node.node_id
+            for member in before.members
+            if (node := new.nodes.get(member.node_id)) is not None
+            and node.takes_notice
+            and node.phase is NodePhase.RUNNING
+            and node.ready_to_stop < before.number
+        ]
+        given, again = before.notice, isinstance(command, commands.Restart | commands.Cancel)
+        at_work = (NodePhase.RUNNING, NodePhase.SUCCEEDED)
+        dead = any(new.phase_of(member) not in at_work for member in before.members)
+        if (
+            late
+            and (given is None or (now < given.at + new.spec.notice_s and not again))
+            and not (cancelled and dead)
+        ):
+            self.violate(
+                "planned stops are announced", f"round {before.number} ended before {late} were ready"
+            )
 
     # -- the nodes -------------------------------------------------------------------------------------------
 
@@ -343,6 +385,12 @@ def _gone_or_open(group: Group, ended: Round, overdue: bool, done: Collection[st
             yield f"{member.node_id} has not stopped"
 
 
+def _will_cancel(disk: Disk) -> bool:
+    """Whether the job ends with its round, which is about to."""
+    notice = (disk.round or {}).get("notice")
+    return notice is not None and notice["kind"] == "cancelled"
+
+
 def _join_is_lost(request: Join, disk: Disk) -> str | None:
     group, node = disk.group, disk.node(request.node_id)
     if node is None:
@@ -365,6 +413,7 @@ def _report_is_lost(request: Report, disk: Disk) -> str | None:
     if node is None or node["incarnation"] != body.incarnation or current is None:
         return None
     over = current["number"] != body.round or current["end"] is not None
+    over = over or (disk.group is not None and disk.group["state"] == "cancelled")  # it was about to be
     match body.kind:
         case ReportKind.LEAVING:
             return None if node["leaving"] or node["gone_at"] is not None else "the intention to leave"
@@ -372,6 +421,9 @@ def _report_is_lost(request: Report, disk: Disk) -> str | None:
             return None if over else "the end of the round"
         case ReportKind.STARTED:
             return None if over or node["phase"] != "starting" else "the start"
+        case ReportKind.READY_TO_STOP:
+            told = current["notice"] is not None and node["phase"] == "running"
+            return "that it is ready" if told and not over and node["ready_to_stop"] != body.round else None
         case ReportKind.SUCCEEDED:
             return None if over or node["phase"] not in ("starting", "running") else "the success"
 

@@ -45,6 +45,8 @@ class Scenario:
         follows: chance that a worker fails when a peer of its round is gone.
         stubborn: chance that workers ignore SIGTERM.
         unfit: chance that a node's own check fails.
+        deaf: chance that an agent knows no notices.
+        saves: chance that workers save when they get a notice.
     """
 
     spec: SpecFields
@@ -60,12 +62,15 @@ class Scenario:
     follows: float
     stubborn: float
     unfit: float
+    deaf: float
+    saves: float
     connect_timeout_s: float
 
 
 def scenario(seed: int) -> Scenario:
     """The scenario of a seed."""
     rng = random.Random(f"{seed}.scenario")
+    kindness = random.Random(f"{seed}.kindness")
     nodes = rng.choice((2, 2, 3, 3, 3, 4, 5))
     separate = rng.random() < 0.3
     min_nodes = rng.randint(1, nodes)
@@ -91,6 +96,7 @@ def scenario(seed: int) -> Scenario:
         no_restart_on=rng.choice(((), (), (), (1,))),
         restart_wait_s=rng.choice((0.0, 2.0, 60.0)),
         strikes=rng.choice((0, 1, 3)),
+        notice_s=kindness.choice((0.0, 0.0, 0.5, 3.0, 20.0)),
         hang_timeout_s=rng.choice((None, 2.0, 10.0)),
         **_order(random.Random(f"{seed}.order")),
     )
@@ -121,6 +127,8 @@ def scenario(seed: int) -> Scenario:
         stubborn=rng.choice((0.0, 0.2, 0.6)),
         connect_timeout_s=rng.choice((8.0, 60.0)),
         unfit=rng.choice((0.0, 0.0, 0.1, 0.4)),
+        deaf=kindness.choice((0.0, 0.0, 0.3, 1.0)),
+        saves=kindness.choice((0.3, 1.0, 1.0)),
     )
     return replace(made, spec=spec.model_copy(update=_worlds(seed, made)))
 

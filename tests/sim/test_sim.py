@@ -84,4 +84,5 @@ FAULTS = (
     "slow node",
     "worker fails",
     "worker fails and machine is lost",
+    "workers have saved",
 )

@@ -134,6 +134,7 @@ class World:
             + 3 * (spec.last_call_s or 0.0)
             + (spec.replace_wait_s or 0.0)
             + (spec.growth_pause_s or 0.0)
+            + 2 * (spec.notice_s or 0.0)
         )
 
     def _be_calm(self) -> None:
@@ -180,6 +181,8 @@ class World:
             return not any(agent.workers for agent in agents.values())
         if group.state is not GroupState.RUNNING or group.round is None or group.joiners_since is not None:
             return False
+        if group.round.notice is not None:
+            return False
         if any(node.not_ready and node.incarnation in agents for node in group.live):
             return False  # all nodes are ready by now
         for member in group.round.members:
@@ -223,6 +226,13 @@ class World:
         machine.workers.remove(workers)
         self.checks.workers_ended(workers, how)
         self.peers_suffer(workers.round)
+
+    def workers_saved(self, machine: Machine, workers: Workers) -> None:
+        """Workers have ended by themselves since their round is about to end; their peers do the same."""
+        if workers.alive and not workers.failed:
+            workers.alive = False
+            machine.workers.remove(workers)
+            self.checks.workers_ended(workers, "have saved")
 
     def worker_fails(self, workers: Workers, how: str) -> None:
         """One worker of a node exits with an error, unless that was before the last fault."""

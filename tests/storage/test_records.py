@@ -40,6 +40,7 @@ from hetrdzv.core.model import (
     Member,
     Node,
     NodePhase,
+    Notice,
     RootCause,
     Round,
 )
@@ -255,6 +256,7 @@ def full() -> Group:
         wants_command=True,
         wants_members=True,
         wants_daemon=True,
+        takes_notice=True,
         ready_within_s=60.0,
         not_ready="node check failed",
         daemon=("orted", "-mca", "é"),
@@ -263,6 +265,7 @@ def full() -> Group:
         joined_at=1.5,
         acked_round=3,
         member_of=4,
+        ready_to_stop=3,
         failure=failure,
         leaving="drained",
         rejected="because",
@@ -285,6 +288,7 @@ def full() -> Group:
             last_call_s=2.0,
             replace_wait_s=3.0,
             stop_timeout_s=4.0,
+            notice_s=45.0,
             lease_s=6.0,
             max_disconnect_s=70.0,
             crash_loop=5,
@@ -315,6 +319,7 @@ def full() -> Group:
             met=3,
             restarted_by="rank 5 (local rank 1) on gpu1 was killed by SIGSEGV",
             warnings=("gpu1 has torch 2.12.1, the others 2.13.0",),
+            notice=Notice(kind=EndKind.CANCELLED, node_id="gpu1", why="somebody wants that", at=97.5),
             end=end,
         ),
         nodes={"gpu0": node},
@@ -552,6 +557,7 @@ def test_a_record_from_before_a_field_gets_its_default() -> None:
         "hang_timeout_s",
         "rank_order",
         "master",
+        "notice_s",
     )
     for name in ("replace_wait_s", *since_0_1):
         del spec[name]

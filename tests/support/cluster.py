@@ -106,6 +106,7 @@ class Cluster:
         server: to use instead of one of its own on loopback.
 
     Attributes:
+        notice: whether workers save before a planned stop.
         light: whether workers all-reduce without torch, which starts much faster (see workload/worker.py).
         mark: an event number; `told` leaves out what came before it.
     """
@@ -119,6 +120,7 @@ class Cluster:
         self._all: list[Agent] = []
         self._http = httpx.Client(trust_env=False)
         self.light = False
+        self.notice = False
         self.mark = 0
 
     def __enter__(self) -> Self:
@@ -149,6 +151,8 @@ class Cluster:
         words = [script, *args] if script is not None else [str(WORKLOAD), "--into", str(self.log.folder)]
         if script is None and self.light and not COLD:
             words += ["--light"]
+        if script is None and self.notice:
+            words += ["--notice"]
         if do:
             words += ["--do", do]
         if steps:

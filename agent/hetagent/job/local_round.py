@@ -1,5 +1,6 @@
 """This node's part of one round: its processes, from their start until the last of them is gone."""
 
+import os
 import signal
 import time
 from collections.abc import Collection, Mapping
@@ -7,12 +8,14 @@ from dataclasses import dataclass, replace
 
 from hetagent.job.deaths import Deaths
 from hetagent.job.failures import Left, failure_message, is_permanent
+from hetagent.job.notice import PATIENCE_S, Notice, handles
 from hetagent.job.progress.watching import Watching
 from hetagent.job.starter import Exit, Starter
 from hetagent.job.workers import Cleared, Workers
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
-from hetrdzv.protocol.wire import FailureFields
+from hetagent.progress import NOTICE_FILE
+from hetrdzv.protocol.wire import FailureFields, NoticeReply
 
 FAILING_S = 5.0
 """How long a program may take to end after one of its processes has died (seconds); it stops the others first."""
@@ -81,6 +84,9 @@ class LocalRound:
         self._deaths: Deaths | None = None  # of what the node's one program has started
         self._stop_later: _Stopping | None = None  # once the program has had time to end by itself
         self._look_at: float | None = None  # when the launch looks at its processes (monotonic seconds)
+        self._notice_files: dict[int, str] = {}  # by local rank
+        self._notice: Notice | None = None  # the round is about to end
+        self._ready_told = False  # all workers are ready for that
 
     @property
     def number(self) -> int:
@@ -127,6 +133,11 @@ class LocalRound:
             return self._stopping.kill_at
         later = self._stop_later.kill_at if self._stop_later is not None else None
         moments = [later, self._look_at, self._meet_at, self._end.due_at if self._end is not None else None]
+        if self._notice is not None:
+            if not self._ready_told:
+                moments.append(self._notice.look_at)
+            elif not self._workers.running:
+                moments.append(self._notice.until + PATIENCE_S)
         return min((at for at in moments if at is not None), default=None)
 
     # -- start -----------------------------------------------------------------------------------------------
@@ -155,6 +166,9 @@ class LocalRound:
             shows = command.is_python and not self._launch.one_per_node
             for local_rank, one in enumerate(environs):
                 one.update(watch.environ(local_rank, torch=shows))
+        self._notice_files = {
+            local_rank: path for local_rank, one in enumerate(environs) if (path := one.get(NOTICE_FILE))
+        }
         started = self._starter.start(self.assignment, command, environs)
         self._workers = Workers(started, self._incarnation)
         if self._watching is not None:
@@ -210,6 +224,48 @@ class LocalRound:
             f"or meet in another way than {where}, they train alone or wait for each other"
         )
 
+    # -- a planned stop --------------------------------------------------------------------------------------
+
+    def notify(self, told: NoticeReply, signum: signal.Signals | None) -> list[int]:
+        """Tell the workers that the round is about to end, so that they save.
+
+        Args:
+            signum: what to send to those that handle it; None: nothing.
+
+        Returns:
+            the local ranks that would have been killed by the signal, and so did not get it.
+        """
+        if self._workers is None or self._stopping is not None or self._notice is not None:
+            return []
+        shared_by = self.assignment.start.slots if self._launch.one_per_node else 1
+        self._notice = Notice(told, self._notice_files, shared_by)
+        if signum is None:
+            return []
+        running = self._workers.alive
+        deaf = [local_rank for local_rank, pid in running.items() if not handles(pid, signum)]
+        for local_rank, pid in running.items():
+            if local_rank not in deaf:
+                os.kill(pid, signum)  # it is not reaped before the round is cleared away
+        return deaf
+
+    def ready_to_stop(self) -> bool:
+        """Whether it is to be told now, once, that the workers may be stopped: all have said so or have ended well."""
+        notice = self._notice
+        if notice is None or self._ready_told or self._workers is None or self._stopping is not None:
+            return False
+        if time.monotonic() < notice.look_at and self._workers.running:
+            return False
+        ready = notice.ready() | {one.local_rank for one in self._workers.exits if one.succeeded}
+        self._ready_told = ready >= self._workers.pids.keys() and notice.answered()
+        return self._ready_told
+
+    def is_forgotten(self) -> bool:
+        """Whether all workers have ended for a notice, and the round goes on all the same, long after it."""
+        notice = self._notice
+        if notice is None or self._workers is None or self._stopping is not None or self._workers.running:
+            return False
+        return self._ready_told and time.monotonic() >= notice.until + PATIENCE_S
+
     # -- end -------------------------------------------------------------------------------------------------
 
     def end(self) -> End | None:
@@ -220,6 +276,9 @@ class LocalRound:
         if self._stopping is not None:
             return None
         failed = [one for one in ended if not one.succeeded]
+        over = self._end is None and not failed and not self._workers.running
+        if over and self._notice is not None and self._notice.answered():
+            return None  # they have saved, and wait for the end of the round: the job is not done
         if self._end is None and (failed or not self._workers.running):
             patience_s = self._launch.patience_s(self.assignment, failed=bool(failed))
             first = self._workers.first(failed) if failed else None

@@ -28,6 +28,7 @@ from hetrdzv.protocol.wire import (
     DirectiveKind,
     DirectiveReply,
     FailureFields,
+    NoticeReply,
     StartReply,
 )
 
@@ -69,6 +70,7 @@ class Agent:
         secrets: what no failure report may contain.
         moved: asked before each `ready`: whether this node has another address to offer now.
         readiness: asked before each `ready`, and while this node waits: whether it can take part in a round.
+        notice_signal: what workers get when their round is about to end; None: only the file.
         signals: on which signals the agent stops its workers and leaves.
 
     Attributes:
@@ -95,6 +97,7 @@ class Agent:
         secrets: Callable[[], Collection[str]] = tuple,
         must_meet: bool = False,
         watching: Watching | None = None,
+        notice_signal: signal.Signals | None = None,
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     ) -> None:
         self.outcome: DirectiveReply | None = None
@@ -119,6 +122,7 @@ class Agent:
         self._secrets = secrets
         self._must_meet = must_meet
         self._watching = watching
+        self._notice_signal = notice_signal
         self._signals = signals
         self._selector = selectors.DefaultSelector()
         self._got_signals: list[int] = []
@@ -308,6 +312,7 @@ class Agent:
             self._line.started(self._round, met)
         end = self._local.end()
         if end is None:
+            self._on_ready_to_stop(self._local)
             return
         if end.failure is not None:
             failure, text = self._local.describe(end.failure, self._secrets())
@@ -335,6 +340,8 @@ class Agent:
                     )
                 self._warn(directive.warnings or ())
                 self._on_start(directive.round, directive.start)
+                if directive.notice is not None:
+                    self._on_notice(directive.notice)
             case DirectiveKind.STOP:
                 self._tell(f"round {directive.round} is over: {directive.why}")
                 self._round = max(self._round, directive.round)
@@ -346,6 +353,30 @@ class Agent:
                 self.outcome = directive
                 self._keep_stacks(directive)
                 self._stop(signal.SIGTERM, self._grace_s())
+
+    def _on_notice(self, notice: NoticeReply) -> None:
+        """The round is about to end: its workers may save before they are stopped."""
+        if self._local is None or not self._local.present or self._local.stopping:
+            return
+        left = f"the workers have {notice.left_s:.0f} s to save"
+        self._tell(f"round {self._round} is about to end ({notice.why}): {left}")
+        deaf = self._local.notify(notice, self._notice_signal)
+        if deaf and self._notice_signal is not None:
+            who = f"local rank{'s' if len(deaf) > 1 else ''} {', '.join(map(str, deaf))}"
+            name = self._notice_signal.name
+            self._tell(f"{name} was not sent to {who}: without a handler it would have killed the worker")
+
+    def _on_ready_to_stop(self, local: LocalRound) -> None:
+        """Report that the workers have saved; do not wait for ever for the end of the round."""
+        if local.ready_to_stop():
+            self._tell(f"round {self._round}: the workers are ready to stop")
+            self._line.ready_to_stop(self._round)
+        elif local.is_forgotten():
+            self._tell(
+                f"round {self._round} goes on, but the workers here have stopped for its end: joining again"
+            )
+            self._ready_after_stop = True
+            self._clear_workers()
 
     def _keep_stacks(self, directive: DirectiveReply) -> None:
         """Keep the stacks of workers that hang, for whoever looks into the logs."""

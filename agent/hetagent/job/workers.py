@@ -52,6 +52,11 @@ class Workers:
         return self._started.pids
 
     @property
+    def alive(self) -> Mapping[int, int]:
+        """The pids of those that were running when last looked at, by local rank."""
+        return self._running
+
+    @property
     def running(self) -> bool:
         """Whether a worker itself (not something it started) is still running."""
         return bool(self._running)

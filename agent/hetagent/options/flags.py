@@ -13,7 +13,7 @@ from hetagent.job.ready.node_check import TIMEOUT_S as NODE_CHECK_TIMEOUT_S
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
-from hetagent.options.values import label, port_range, seconds, setting, weight, world_size
+from hetagent.options.values import label, notice_signal, port_range, seconds, setting, weight, world_size
 from hetagent.protocol.contact import CONNECT_TIMEOUT_S
 from hetrdzv import __version__
 from hetrdzv.protocol.wire import SETTINGS, Setting
@@ -55,6 +55,11 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "choices": ("on", "off"),
         "help": "Show the workers' Python stacks to the server if asked, or if they hang (or HET_REPORT_STACKS; "
         "default on).",
+    },
+    "--notice-signal": {
+        "type": notice_signal,
+        "metavar": "SIGUSR1",
+        "help": "What workers that handle it get when their round is about to end (--notice-s).",
     },
     "--require-rendezvous": {
         "action": "store_true",

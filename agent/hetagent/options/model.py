@@ -54,6 +54,7 @@ class Options:
         node_id, node_id_given: if it was not given, it is the host name, to which a second agent of the group on
             this host adds a number (node/names.py).
         preload: the modules that standbys import, as given.
+        notice_signal: what workers get when their round is about to end; None: only the file.
         require_rendezvous: whether it is a failure if workers end well but have not met.
         report_stderr: whether failures are reported with the end of stderr: on or off.
         report_stacks: whether the server is shown the Python stacks of workers: on or off.
@@ -95,6 +96,7 @@ class Options:
     preload: str | None
     report_stderr: str | None
     report_stacks: str | None
+    notice_signal: signal.Signals | None
     require_rendezvous: bool
     node_check: str | None
     node_check_timeout_s: float

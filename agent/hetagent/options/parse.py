@@ -56,6 +56,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         preload=args.preload,
         report_stderr=args.report_stderr,
         report_stacks=args.report_stacks,
+        notice_signal=args.notice_signal,
         require_rendezvous=args.require_rendezvous,
         node_check=args.node_check or environ.get("HET_NODE_CHECK") or None,
         node_check_timeout_s=args.node_check_timeout_s,

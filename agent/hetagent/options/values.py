@@ -2,12 +2,14 @@
 
 import math
 import re
+import signal
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import replace
 
 from hetagent.node.network import parse_port_range
 from hetagent.options.model import Std, Streams
+from hetagent.options.slurm import UNHANDLED
 from hetrdzv.protocol.wire import MAX_WEIGHT, Setting
 
 
@@ -51,6 +53,19 @@ def port_range(text: str) -> tuple[int, int]:
     if first == last:
         raise ArgumentTypeError(f"port range '{text}' is too small: a node needs two ports")
     return first, last
+
+
+def notice_signal(text: str) -> signal.Signals:
+    """The signal of that name, which a program can handle.
+
+    Raises:
+        ArgumentTypeError: there is none, or none can.
+    """
+    found = next((one for one in signal.Signals if one.name == text.upper()), None)
+    if found is None or found in UNHANDLED:
+        why = "there is no such signal" if found is None else "no program can handle it"
+        raise ArgumentTypeError(f"{text!r}: {why}; give SIGUSR1, for example")
+    return found
 
 
 def label(text: str) -> tuple[str, str]:

@@ -144,7 +144,10 @@ class Directives:
                 pass
             case DirectiveKind.START if running and directive.round == self.newest_round:
                 count()
-                if directive.start is not None and directive.start.daemon and not self.stop_told:
+                brings = directive.notice is not None or (
+                    directive.start is not None and directive.start.daemon
+                )
+                if brings and not self.stop_told:
                     self._hand(directive)  # it came after the round's first start
             case _ if running:
                 count(doubtful=True)

@@ -107,6 +107,10 @@ class Line:
         """All local workers ended with status 0; see `Session.succeeded`."""
         self._say(lambda now: self._session.succeeded(round_number, now, met, must_meet=must_meet))
 
+    def ready_to_stop(self, round_number: int) -> None:
+        """After a notice, all local workers may be stopped; see `Session.ready_to_stop`."""
+        self._say(lambda now: self._session.ready_to_stop(round_number, now))
+
     def failed(self, round_number: int, failure: FailureFields, seen_at: float) -> None:
         """A local worker failed; `seen_at` is when that was seen (monotonic seconds)."""
         self._say(lambda now: self._session.failed(round_number, failure, seen_at))

@@ -6,7 +6,7 @@ from typing import Any
 
 from hetrdzv.protocol.wire import JoinRequest, SpecFields
 
-NEWER = frozenset({"ready_within_s", "not_ready", "weight"})
+NEWER = frozenset({"takes_notice", "ready_within_s", "not_ready", "weight"})
 """Fields of a join that a server of 0.1 refuses; they are sent only where they say something."""
 
 
@@ -23,12 +23,13 @@ class Offer:
     wants_command: bool = False
     wants_members: bool = False
     wants_daemon: bool = False
+    takes_notice: bool = False
     ready_within_s: float = 0.0
     spec: SpecFields = field(default_factory=SpecFields)
 
     def of_0_1(self) -> "Offer":
         """As much of this offer as a server of 0.1 knows."""
-        return replace(self, ready_within_s=0.0, weight=1.0)
+        return replace(self, ready_within_s=0.0, weight=1.0, takes_notice=False)
 
     def request(
         self, incarnation: str, ports: tuple[int, int], after_round: int, not_ready: str = ""
@@ -43,7 +44,11 @@ class Offer:
         Raises:
             pydantic.ValidationError: no server could accept it.
         """
-        news: dict[str, Any] = {"ready_within_s": self.ready_within_s, "not_ready": not_ready}
+        news: dict[str, Any] = {
+            "takes_notice": self.takes_notice,
+            "ready_within_s": self.ready_within_s,
+            "not_ready": not_ready,
+        }
         if self.weight != 1:
             news["weight"] = self.weight
         return JoinRequest(

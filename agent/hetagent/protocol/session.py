@@ -179,6 +179,10 @@ class Session:
         """
         self._report(ReportKind.SUCCEEDED, round_number, now, met=met, must_meet=must_meet)
 
+    def ready_to_stop(self, round_number: int, now: float) -> None:
+        """After a notice, all local workers have said that they may be stopped."""
+        self._report(ReportKind.READY_TO_STOP, round_number, now)
+
     def failed(self, round_number: int, failure: FailureFields, now: float) -> None:
         """A local worker failed; `now` is when that was seen."""
         self._report(ReportKind.FAILED, round_number, now, failure=failure)

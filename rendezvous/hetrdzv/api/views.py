@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from hetrdzv.core.directive import Directive, Start
+from hetrdzv.core.directive import Directive, Start, Warned, warned
 from hetrdzv.core.explain import explain
 from hetrdzv.core.health.drift import drift
 from hetrdzv.core.memo import kept
@@ -136,6 +136,7 @@ def directive_reply(group: Group, directive: Directive, pace: Pace) -> wire.Dire
         restarts=group.restarts,
         job=directive.job,
         start=_start(directive.start) if directive.start is not None else None,
+        notice=_notice(directive.notice),
         warnings=list(directive.start.warnings) or None if directive.start is not None else None,
         outcome=directive.outcome,
         exit_code=directive.exit_code,
@@ -152,6 +153,10 @@ def _cancelled(cancellation: Cancellation) -> wire.CancelledReply:
     except (ValueError, TypeError):  # nobody noted when
         ago_s = None
     return wire.CancelledReply(by=cancellation.by, at=cancellation.at, ago_s=ago_s)
+
+
+def _notice(warned: Warned | None) -> wire.NoticeReply | None:
+    return None if warned is None else wire.NoticeReply.model_validate(warned)
 
 
 def _start(start: Start) -> wire.StartReply:
@@ -282,6 +287,7 @@ def _round(
         ended=current.end.why if current.end is not None else None,
         met=current.met,
         stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
+        notice=_notice(warned(group, now)),
         workers=[_worker(one, now) for _, one in sorted(seen.items()) if one.node_id in on_page],
         stragglers=slow.shown(group, current, seen, now),
     )

@@ -44,6 +44,7 @@ class ReportKind(StrEnum):
     STARTED = "started"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    READY_TO_STOP = "ready_to_stop"
     MASTER_UNREACHABLE = "master_unreachable"
     LEAVING = "leaving"
 

@@ -16,6 +16,7 @@ from hetrdzv.core.model import (
     RootCause,
     Round,
 )
+from hetrdzv.core.notice import ends_at
 from hetrdzv.core.phrasing import ended
 from hetrdzv.protocol.differences import Difference
 
@@ -58,6 +59,33 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """What a member is told whose round is about to end.
+
+    Attributes:
+        kind: what will end it: an `EndKind`.
+        why: one sentence for people.
+        left_s: for how much longer its workers may save at most (seconds).
+    """
+
+    kind: str
+    why: str
+    left_s: float
+
+
+def warned(group: Group, now: float) -> Warned | None:
+    """What the members of the newest round are told if it is about to end; None: it is not.
+
+    Args:
+        now: the server's clock (seconds).
+    """
+    notice = group.round.notice if group.round is not None else None
+    if notice is None:
+        return None
+    return Warned(kind=notice.kind, why=notice.why, left_s=max(0.0, ends_at(group, notice) - now))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Directive:
     """What one node has to do now.
 
@@ -66,6 +94,7 @@ class Directive:
         reason: a code that does not depend on the text of `why`.
         why: one sentence for people.
         start: with `start` only.
+        notice: with `start`, if its round is about to end.
         outcome: with `exit`: the group's final state, if it has one.
         exit_code: with `exit`: the agent's exit status.
         root_cause: with `exit` of a failed group.
@@ -82,6 +111,7 @@ class Directive:
     why: str
     stop_timeout_s: float
     start: Start | None = None
+    notice: Warned | None = None
     outcome: GroupState | None = None
     exit_code: int | None = None
     root_cause: RootCause | None = None
@@ -124,6 +154,9 @@ def heading(group: Group, node: Node) -> Heading:
         return tell(DirectiveKind.EXIT, group.state, group.round.number if group.round is not None else 0)
     if node.phase is NodePhase.LEFT:
         return tell(DirectiveKind.EXIT, "left")
+    if _may_save(group, node):
+        reason = "notice" if node.takes_notice else "round_formed"
+        return tell(DirectiveKind.START, reason, node.member_of)
     if node.leaving == DRAINED or node.node_id in group.drained:
         return tell(DirectiveKind.EXIT, DRAINED)
     if node.phase is NodePhase.LOST:
@@ -140,6 +173,14 @@ def heading(group: Group, node: Node) -> Heading:
     if not node.stopped:
         return tell(DirectiveKind.STOP, "round_over", node.member_of)
     return tell(DirectiveKind.WAIT, "not_ready" if node.not_ready else "waiting")
+
+
+def _may_save(group: Group, node: Node) -> bool:
+    """Whether a node's workers run on for now, although their round is about to end, or the node to leave."""
+    active = group.active_round
+    if active is None or active.notice is None or not group.in_round(node) or node.gone or node.stopped:
+        return False
+    return node.leaving is None or not group.part_done(node)
 
 
 def directive(group: Group, node: Node, now: float) -> Directive:
@@ -193,13 +234,15 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
             return {"why": f"the server considers {node.node_id} lost: {node.gone_why}"}
         case "round_ended" if group.round is not None and group.round.end is not None:
             return {"why": group.round.end.why}
-        case "round_formed" | "daemon" | "stalled" if group.round is not None:
+        case "round_formed" | "daemon" | "stalled" | "notice" if group.round is not None:
             start, why = _start(group, group.round, node), f"round {head.round} formed"
             if head.reason == "stalled":
                 why = explain(group, now)
             if start is not None and node.daemon:
                 program = node.daemon[0].rpartition("/")[2]
                 why = f"{start.master.node_id}, the master, has this node run {program}"
+            if head.reason == "notice":
+                return {"why": explain(group, now), "start": start, "notice": warned(group, now)}
             return {"why": why, "start": start}
         case "round_over":
             return {"why": f"round {node.member_of} is over"}

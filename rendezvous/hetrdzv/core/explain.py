@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Conduct, Group, GroupState, Node, NodePhase, Round, Stall
+from hetrdzv.core.notice import ends_at, waited_for
 from hetrdzv.core.order import natural_key
 from hetrdzv.core.phrasing import clipped, count, lasting, names, never_met, spent_of, unreached
 from hetrdzv.core.selection import (
@@ -74,6 +75,8 @@ def explain_wait(group: Group, node: Node, now: float) -> str:
     active = group.active_round
     if active is None:
         return explain(group, now)
+    if active.notice is not None:
+        return _explain_round(group, now)
     if node.not_ready:
         return f"round {active.number} runs without {node.node_id}, which is not ready: {clipped(node.not_ready)}"
     larger = growth(group)
@@ -151,6 +154,10 @@ def _explain_round(group: Group, now: float) -> str:
     if group.state is GroupState.STARTING:
         late = [m.node_id for m in current.members if group.phase_of(m) is NodePhase.STARTING]
         return f"round {current.number} is starting: waiting for {names(late)} to start {_its(late)} workers"
+    if current.notice is not None:
+        left = _left(ends_at(group, current.notice), now)
+        save = f"waiting for {names(waited_for(group))} to save and be ready to stop ({left})"
+        return f"round {current.number} is about to end ({current.notice.why}); {save}"
     nodes = count(len(current.members), "node")
     if current.stall is not None and current.stall.told:
         return f"round {current.number} runs, but {_explain_stall(group, current.stall, now)}"

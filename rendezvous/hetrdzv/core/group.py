@@ -50,9 +50,12 @@ from hetrdzv.core.transitions import (
     end_round,
     expire,
     finish,
+    finish_cancelled,
     heard,
     require_speaker,
     set_leaving,
+    stop,
+    stop_kindly,
     take_out,
     withdraw,
 )
@@ -322,6 +325,9 @@ def _report(work: Work, command: Report) -> None:
                 message = never_met(latest)
                 cause = RootCause(kind="never_met", message=message, round=latest.number)
                 finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
+        case ReportKind.READY_TO_STOP:
+            if current.notice is not None:
+                work.change_node(node, ready_to_stop=current.number)
         case ReportKind.FAILED:
             _worker_failed(work, node, current, command)
         case ReportKind.MASTER_UNREACHABLE:
@@ -437,8 +443,12 @@ def _restart(work: Work) -> None:
         begin_job(work, group.spec, spec_fixed=True)
     elif group.active_round is None:
         raise Refused(f"group '{group.group_id}' has no running round to restart: it is waiting for nodes")
+    elif group.active_round.notice is not None:
+        if group.active_round.notice.kind is EndKind.CANCELLED:
+            raise Refused(f"group '{group.group_id}' is about to be cancelled: restart it once that is done")
+        stop(work, group.active_round.notice)  # it will not wait any longer
     else:
-        end_round(work, EndKind.RESTARTED, None, "a restart was requested")
+        stop_kindly(work, EndKind.RESTARTED, None, "a restart was requested")
 
 
 def _cancel(work: Work, command: Cancel) -> None:
@@ -447,6 +457,12 @@ def _cancel(work: Work, command: Cancel) -> None:
         return
     if group.state.terminal:
         raise GroupFinished(f"group '{group.group_id}' has already {group.state}: there is nothing to cancel")
-    work.change(cancellation=Cancellation(command.by, command.at))
+    active = group.active_round
+    again = active is not None and active.notice is not None and active.notice.kind is EndKind.CANCELLED
+    if not again:
+        work.change(cancellation=Cancellation(command.by, command.at))
     by = f" by {command.by}" if command.by else ""
-    finish(work, GroupState.CANCELLED, f"the job was cancelled{by}")
+    if again:
+        finish_cancelled(work)
+    else:
+        stop_kindly(work, EndKind.CANCELLED, None, f"the job was cancelled{by}")

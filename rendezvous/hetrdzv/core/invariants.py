@@ -77,6 +77,11 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
         yield f"round {current.number} has restart count {current.restart_count}, the group {group.restarts}"
     if current.end is None and current.restart_count != group.restarts:
         yield f"round {current.number} runs with restart count {current.restart_count}, not {group.restarts}"
+    if current.notice is not None:
+        if current.end is not None or group.state is not GroupState.RUNNING:
+            yield f"round {current.number} is about to end, but the group is {group.state}"
+        if group.spec.notice_s <= 0:
+            yield f"round {current.number} is about to end, but no notice is given (notice_s is 0)"
     if current.end is not None and current.stall is not None:
         yield f"round {current.number} has ended, but is said to stall"
     offset = 0

@@ -60,6 +60,7 @@ class EndKind(StrEnum):
     JOINED = "joined"
     RESTARTED = "restarted"
     MASTER_UNREACHABLE = "master_unreachable"
+    CANCELLED = "cancelled"  # of a `Notice` only: the job finishes then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +144,7 @@ class Offer:
         wants_command: the agent was started without a script and runs the group's command.
         wants_members: its `start` lists all members of the round.
         wants_daemon: it runs the launcher's daemon that the master of its round hands it.
+        takes_notice: it tells its workers that their round is about to end, and says when they are ready to stop.
         ready_within_s: how long it may take from the end of its workers until it is ready (seconds): its agent checks
             the node first. The others wait that much longer for it.
         not_ready: why it cannot take part in a round, though its workers are gone; empty: it can.
@@ -159,6 +161,7 @@ class Offer:
     wants_command: bool = False
     wants_members: bool = False
     wants_daemon: bool = False
+    takes_notice: bool = False
     ready_within_s: float = 0.0
     not_ready: str = ""
 
@@ -179,6 +182,7 @@ class Node(Offer):
         job: the job that this incarnation joined (a group can run one job after another).
         acked_round: newest round whose workers this agent has stopped, with no process left.
         member_of: newest round that this incarnation is a member of; 0 for none.
+        ready_to_stop: newest round whose workers have said, after a notice, that they may be stopped; 0 for none.
         leaving: why the node is about to leave while its workers may still run (drained, SIGTERM), or None.
         rejected: why the group cannot use this node, so that its agent must exit, or None.
         daemon: the command line of that daemon for the node's round; empty for none.
@@ -197,6 +201,7 @@ class Node(Offer):
     joined_at: float = 0.0
     acked_round: int = 0
     member_of: int = 0
+    ready_to_stop: int = 0
     failure: Failure | None = None
     leaving: str | None = None
     rejected: str | None = None
@@ -270,6 +275,23 @@ class StallKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """A round is about to end though it runs well; its workers know, and have some time to save (notice.py).
+
+    Attributes:
+        kind: what will end it.
+        node_id: the node that causes it, or None.
+        why: one sentence for people.
+        at: since when its members are told (seconds).
+    """
+
+    kind: EndKind
+    node_id: str | None
+    why: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
     """Workers of a round wait for others, or their collectives do not complete.
 
@@ -303,6 +325,7 @@ class Round:
         restarted_by: the failure that a restart was spent on to form this round, in a line; empty if none was.
         warnings: what differs between its nodes and matters (health/drift.py).
         stall: who is waited for, as the service last saw it; None: nobody (memory only).
+        notice: why it is about to end; None: it is not, or has ended.
         end: how it ended; None while it runs, and for the round in which a job succeeded.
     """
 
@@ -316,6 +339,7 @@ class Round:
     restarted_by: str = ""
     warnings: tuple[str, ...] = ()
     stall: Stall | None = None
+    notice: Notice | None = None
     end: End | None = None
 
     @property

@@ -230,7 +230,15 @@ class _Rehearsal:
 def _answer(group: Group, node: Node) -> Command | None:
     """What the agent of a live node says once it has done what it has to do; None: it has nothing to say."""
     head = heading(group, node)
-    if head.kind is DirectiveKind.EXIT or node.leaving is not None or group.gave_up(node):
+    if head.reason == "notice" and node.ready_to_stop < head.round:
+        return Report(
+            node_id=node.node_id,
+            incarnation=node.incarnation,
+            round=head.round,
+            kind=ReportKind.READY_TO_STOP,
+        )
+    runs_on = group.round is not None and group.round.notice is not None
+    if head.kind is DirectiveKind.EXIT or (node.leaving is not None and not runs_on) or group.gave_up(node):
         return Leave(node_id=node.node_id, incarnation=node.incarnation, why=node.leaving or "")
     if head.kind is DirectiveKind.STOP:
         offer = {name: getattr(node, name) for name in OFFERED}
@@ -249,7 +257,7 @@ def _under_way_until(group: Group) -> float | None:
     if group.active_round is None:
         waits = group.bounds_since is not None or (group.round is not None and not _is_judged(group.round))
     else:
-        waits = group.joiners_since is not None
+        waits = group.joiners_since is not None or group.active_round.notice is not None
     return deadline(group, own_leases=False) if waits else None
 
 

@@ -14,6 +14,7 @@ from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, resta
 from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
 from hetrdzv.core.model import End, EndKind, Failure, Group, GroupState, Node, NodePhase, RootCause, Round
+from hetrdzv.core.notice import ends_at, waited_for
 from hetrdzv.core.order import former_round, place
 from hetrdzv.core.phrasing import (
     count,
@@ -43,11 +44,12 @@ from hetrdzv.core.transitions import (
     GONE_NODES_KEPT,
     LOSSES,
     Work,
-    end_round,
     expire,
     finish,
     reject,
     remembered,
+    stop,
+    stop_kindly,
 )
 from hetrdzv.protocol.addresses import is_loopback
 
@@ -64,6 +66,7 @@ def settle(work: Work) -> None:
         _form(work)
     else:
         _progress(work)
+        _stop_kindly(work)
         settle_stall(work)
     if work.group.active_round is not None and not work.group.state.terminal:
         _admit_joiners(work)
@@ -92,6 +95,23 @@ def _progress(work: Work) -> None:
         work.change(state=GroupState.RUNNING)
         nodes = count(len(active.members), "node")
         work.say("round_running", f"round {active.number} runs on {nodes}, world size {active.world_size}")
+
+
+def _stop_kindly(work: Work) -> None:
+    """End a round whose workers were told so, once all are ready for that, or their time is over."""
+    group, active = work.group, work.group.active_round
+    if active is None or active.notice is None or group.state.terminal:
+        return
+    late = waited_for(group)
+    if late and work.now < ends_at(group, active.notice):
+        return
+    if late:
+        were = f"{names(late)} {'was' if len(late) == 1 else 'were'}"
+        work.say("notice_expired", f"{were} not ready to stop within {group.spec.notice_s:g} s")
+    else:
+        text = f"all nodes are ready to stop, {work.now - active.notice.at:.1f} s after they were told"
+        work.say("ready_to_stop", text)
+    stop(work, active.notice)
 
 
 def _judge(work: Work) -> None:
@@ -383,6 +403,8 @@ def _admit_joiners(work: Work) -> None:
         for node in ready_nodes(work.group):
             if is_loopback(node.address):
                 reject(work, node)
+    if active.notice is not None:
+        return
     larger = growth(work.group)
     if not larger.joiners:
         work.change(joiners_since=None)
@@ -391,4 +413,4 @@ def _admit_joiners(work: Work) -> None:
         work.change(joiners_since=work.now)
     if work.now >= admits_at(work.group, larger) and not larger.has_suspects:
         who = sorted(node.node_id for node in larger.joiners)
-        end_round(work, EndKind.JOINED, who[0], f"{names(who)} joined")
+        stop_kindly(work, EndKind.JOINED, who[0], f"{names(who)} joined")

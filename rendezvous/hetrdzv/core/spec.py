@@ -149,6 +149,13 @@ class GroupSpec:
     stop_timeout_s: float = _setting(
         float, 30.0, 0, DAY_S, help="Seconds between SIGTERM and SIGKILL when workers are stopped."
     )
+    notice_s: float = _setting(
+        float,
+        0.0,
+        0,
+        DAY_S,
+        help="Seconds that workers have to save before a planned stop (HET_NOTICE_FILE); 0: they are not told.",
+    )
     lease_s: float = _setting(
         float, 5.0, 0.5, 3_600, help="Seconds without a heartbeat after which a node is lost."
     )

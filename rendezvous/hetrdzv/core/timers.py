@@ -7,6 +7,7 @@ from typing import Protocol
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import End, Group, Node, Stall
+from hetrdzv.core.notice import ends_at
 from hetrdzv.core.selection import Growth, Selection, Shortfall, growth, next_round
 
 SUSPECT_GRACE_S = 1.0
@@ -147,10 +148,15 @@ def hangs_at(group: Group, stall: Stall) -> float | None:
 
 
 def stall_rests(group: Group) -> bool:
-    """Whether a member of the running round is a suspect: it may be lost, which would explain the stall."""
+    """Whether a stall of the running round means nothing now.
+
+    A member that is a suspect may be lost, which would explain it; and workers that have got a notice wait for the end.
+    """
     active = group.active_round
     if active is None:
         return False
+    if active.notice is not None:
+        return True
     return any(
         node.cut_at is not None and node.member_of == active.number and not node.gone
         for node in group.nodes.values()
@@ -179,7 +185,10 @@ def _timers(group: Group) -> Iterator[float]:
     if group.state.terminal:
         return
     yield from (one.free_at for one in group.conduct.values() if one.aside)
-    if group.active_round is not None:
+    if (active := group.active_round) is not None:
+        if active.notice is not None:
+            yield ends_at(group, active.notice)
+            return
         yield from _joiners_timer(group)
         yield from _stall_timers(group)
         return

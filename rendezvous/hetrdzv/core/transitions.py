@@ -14,9 +14,11 @@ from hetrdzv.core.model import (
     GroupState,
     Node,
     NodePhase,
+    Notice,
     RootCause,
     Round,
 )
+from hetrdzv.core.notice import takes_notice
 from hetrdzv.core.phrasing import ended, names
 from hetrdzv.core.spec import GroupSpec
 from hetrdzv.core.timers import Leases, expired
@@ -122,9 +124,11 @@ def withdraw(work: Work, node: Node, kind: EndKind, why: str, *, done: bool) -> 
     elif node.failure is not None and current.end is not None and work.group.gave_up(node):
         departed = {**current.end.departed, node.node_id: node.failure}
         work.change(round=replace(current, end=replace(current.end, departed=departed)))
+    elif kind is EndKind.DRAINED:
+        stop_kindly(work, kind, node.node_id, why)
     else:
         end_round(work, kind, node.node_id, why)
-        if work.group.round is not current and kind is not EndKind.DRAINED:
+        if work.group.round is not current:
             _note_departure(work, node)
 
 
@@ -185,9 +189,11 @@ def end_round(
     current = work.group.round
     if current is None:
         return
-    if current.end is None:
+    if current.end is None and current.notice is not None and current.notice.kind is EndKind.CANCELLED:
+        finish_cancelled(work)
+    elif current.end is None:
         end = End(kind=kind, node_id=node_id, why=why, at=work.now, hang=hang)
-        ended = replace(current, end=end, stall=None)
+        ended = replace(current, end=end, stall=None, notice=None)
         work.change(state=GroupState.WAITING, round=ended, joiners_since=None)
         work.say("round_ended", f"round {current.number} ended: {why}", node_id)
     elif kind in LOSSES and current.end.kind is EndKind.FAILED and not current.end.judged:
@@ -200,8 +206,37 @@ def _blame(work: Work, ended: Round, end: End) -> None:
     work.say("round_judged", f"round {ended.number} ended because {end.why}", end.node_id)
 
 
+def stop_kindly(work: Work, kind: EndKind, node_id: str | None, why: str) -> None:
+    """End the active round without need: where the group gives notice, only once its workers have saved (notice.py).
+
+    A round that is about to end anyway keeps its notice, unless the job is to end with it.
+    """
+    active = work.group.active_round
+    notice = Notice(kind=kind, node_id=node_id, why=why, at=work.now)
+    if active is not None and active.notice is not None:
+        if kind is EndKind.CANCELLED:
+            work.change(round=replace(active, notice=replace(notice, at=active.notice.at)))
+    elif active is None or not takes_notice(work.group):
+        stop(work, notice)
+    else:
+        work.change(round=replace(active, notice=notice))
+        left = f"its workers have {work.group.spec.notice_s:g} s to save"
+        work.say("stop_announced", f"round {active.number} is about to end ({why}): {left}", node_id)
+
+
+def stop(work: Work, notice: Notice) -> None:
+    """What a notice was about comes true."""
+    if notice.kind is EndKind.CANCELLED:
+        finish_cancelled(work)
+    else:
+        end_round(work, notice.kind, notice.node_id, notice.why)
+
+
 def finish(work: Work, state: GroupState, text: str, root_cause: RootCause | None = None) -> None:
     """Finish the job with an outcome."""
+    active = work.group.active_round
+    if active is not None and active.notice is not None:
+        work.change(round=replace(active, notice=None))
     work.change(
         state=state,
         root_cause=root_cause,
@@ -211,6 +246,12 @@ def finish(work: Work, state: GroupState, text: str, root_cause: RootCause | Non
         joiners_since=None,
     )
     work.say(f"group_{state}", text)
+
+
+def finish_cancelled(work: Work) -> None:
+    """Finish the job since a person has cancelled it."""
+    by = work.group.cancellation.by if work.group.cancellation is not None else ""
+    finish(work, GroupState.CANCELLED, f"the job was cancelled by {by}" if by else "the job was cancelled")
 
 
 def begins_anew(group: Group) -> bool:

@@ -114,6 +114,7 @@ class JoinRequest(Wire):
     """`PUT /v1/groups/{g}/nodes/{n}`: join, or declare the node ready for the next round.
 
     Attributes:
+        takes_notice: the node tells its workers that their round is about to end, and reports `ready_to_stop`.
         weight: how fast the node is, compared with the others: with `rank_order` `speed` the largest comes first.
         ready_within_s: how long the node may take from the end of its workers until it is ready, since its agent checks
             it first (seconds); the others wait that much longer for it.
@@ -133,6 +134,7 @@ class JoinRequest(Wire):
     wants_command: Flag = False
     wants_members: Flag = False
     wants_daemon: Flag = False
+    takes_notice: Flag = False
     ready_within_s: Annotated[Seconds, Field(ge=0, le=86_400)] = 0.0
     not_ready: Annotated[str, StringConstraints(max_length=2_000)] = ""
     spec: SpecFields = SpecFields()
@@ -380,6 +382,20 @@ class StacksAsked(Reply):
     ranks: list[int] | None = None
 
 
+class NoticeReply(Reply):
+    """A round is about to end.
+
+    Attributes:
+        kind: what will end it: `joined`, `drained`, `restarted` or `cancelled`.
+        why: one sentence.
+        left_s: for how much longer its workers may save at most (seconds).
+    """
+
+    kind: str
+    why: str
+    left_s: float
+
+
 class DirectiveReply(Reply):
     """What a node has to do now.
 
@@ -395,6 +411,7 @@ class DirectiveReply(Reply):
         hang: with `stop` and `exit`: the round was ended since its workers hung.
         hang_timeout_s: see core/spec.py.
         stacks: in reply to a `POST` only.
+        notice: with `start`: the round is about to end, and its workers may save now.
         warnings: with `start`: what differs between the nodes and matters.
     """
 
@@ -419,6 +436,7 @@ class DirectiveReply(Reply):
     hang: bool | None = None
     hang_timeout_s: float | None = None
     stacks: StacksAsked | None = None
+    notice: NoticeReply | None = None
     warnings: list[str] | None = None
 
 
@@ -487,6 +505,7 @@ class RoundReply(Reply):
         ended: why it is over; None while it runs.
         met: how many workers have found each other in the round's store; None: unknown.
         stall: who is waited for; None: nobody, as far as can be seen.
+        notice: why it is about to end; None: it is not.
         workers: how far each worker has come; empty where nothing can be seen.
         stragglers: the first few workers for which the others wait much of the time, in a sentence each.
     """
@@ -499,6 +518,7 @@ class RoundReply(Reply):
     ended: str | None = None
     met: int | None = None
     stall: StallReply | None = None
+    notice: NoticeReply | None = None
     workers: list[WorkerReply] = []
     stragglers: list[str] = []
 

@@ -67,6 +67,13 @@ class Metrics:
             registry=self._registry,
             buckets=SECONDS,
         )
+        self._notices = Histogram(
+            "hetrdzv_notice_seconds",
+            "How long workers had to save before a planned stop, by how that ended (ready, expired, cut_short).",
+            ["end"],
+            registry=self._registry,
+            buckets=SECONDS,
+        )
         self._slots = Counter(
             "hetrdzv_slot_seconds",
             "Slots of the newest round times seconds, by group state; running divided by all is the goodput.",
@@ -96,7 +103,8 @@ class Metrics:
         self._counted_at: dict[str, float] = {}
         self._ended_at: dict[str, float] = {}
         self._cause: dict[str, str] = {}
-        self._known = (self._counted_at, self._ended_at, self._cause)
+        self._noticed_at: dict[str, float] = {}
+        self._known = (self._counted_at, self._ended_at, self._cause, self._noticed_at)
 
     def committed(self, seconds: float) -> None:
         """Note how long a commit took (seconds)."""
@@ -148,8 +156,15 @@ class Metrics:
                 self._cause[group_id] = event.cause or "first"
                 self._rounds.labels(self._cause[group_id]).inc()
                 self._rendezvous.observe(now - _waits_since(old, now))
+            case "stop_announced":
+                self._noticed_at[group_id] = now
+            case "ready_to_stop":
+                self._notice_over(group_id, "ready", now)
+            case "notice_expired":
+                self._notice_over(group_id, "expired", now)
             case "round_ended":
                 self._ended_at[group_id] = now
+                self._notice_over(group_id, "cut_short", now)
             case "round_running":
                 ended_at = self._ended_at.pop(group_id, None)
                 if ended_at is not None:
@@ -158,6 +173,11 @@ class Metrics:
                 self._restarts.inc()
             case "stalled":
                 self._stalls.inc()
+
+    def _notice_over(self, group_id: str, how: str, now: float) -> None:
+        noticed_at = self._noticed_at.pop(group_id, None)
+        if noticed_at is not None:
+            self._notices.labels(how).observe(now - noticed_at)
 
     def _count_slots(self, group: Group, now: float) -> None:
         since = self._counted_at.get(group.group_id)

@@ -67,6 +67,7 @@ class Rig:
         connect_timeout_s: float = 60.0,
         group_id: str | None = None,
         check: str | None = None,
+        notice_signal: signal.Signals | None = None,
         **spec: Any,
     ) -> None:
         self.folder = folder
@@ -114,6 +115,7 @@ class Rig:
             worker_env={"MINE": "1"},
             launch=launch,
             watching=watching,
+            notice_signal=notice_signal,
             stop_timeout_s=None,
             readiness=Readiness(
                 None,

@@ -216,3 +216,13 @@ def test_a_stall_is_not_stored() -> None:
     assert changes(bare, story.group) == ({}, set())
     stored = restore(changes(None, story.group)[0], story.now)["g"].group
     assert stored.round == bare.round
+
+
+def test_a_job_that_is_over_does_not_hang() -> None:
+    """The last word comes when the time-out is over already, and its tick is late."""
+    story = job(lease_s=1000, hang_timeout_s=30)
+    story.succeeded("a")
+    stalled(story)
+    story.now += 31
+    story.succeeded("b")
+    assert story.group.state == "succeeded"

@@ -4,7 +4,8 @@ Each line of its log (JSON; worklog.py reads it) holds the round, rank, world si
 the all-reduce, and monotonic times in seconds, which all processes of a machine share. The worker ends when a file
 `stop` appears in the log directory (rank 0 looks and tells the others), after `--steps` steps, or as `--do` says. With
 `--checkpoint-every` a restarted worker resumes from the last checkpoint; `made` in the log counts steps across all
-restarts.
+restarts. With `--notice` rank 0 also saves when the round is about to end, after a step on which all ranks agree, and
+all exit.
 
 The all-reduce is torch's, on gloo. With `--light` it is collective.py's, which spares the worker the seconds that torch
 takes to import: for tests that are not about torch.
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument(
         "--compute", type=int, default=0, help="matrix multiplications a step, instead of a rest"
     )
+    parser.add_argument("--notice", action="store_true", help="save before a planned stop")
     parser.add_argument("--light", action="store_true", help="all-reduce without torch")
     args = parser.parse_args()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -96,23 +98,25 @@ def main() -> None:
     log = (args.into / LOG).open("a", buffering=1)
     checkpoint = args.into / CHECKPOINT
     step = made = 0
-    if args.checkpoint_every and rank == 0 and checkpoint.exists():
+    if (args.checkpoint_every or args.notice) and rank == 0 and checkpoint.exists():
         made = int(checkpoint.read_text())
     while True:
         step += 1
         stop = rank == 0 and ((args.into / STOP).exists() or (args.steps and step > args.steps))
         # only rank 0 knows how many steps were made before this one
         ours = [0.0 if stop else rank + 1.0, float(stop), float(made) if rank == 0 else 0.0]
-        total, stops, made_before = collective.all_reduce(ours)
+        total, stops, made_before, notices = collective.all_reduce(
+            [*ours, float(args.notice and requested())]
+        )
         if stops > 0:
             break
         made = int(made_before) + 1
         counter.set(made)
-        if args.checkpoint_every and rank == 0 and made % args.checkpoint_every == 0:
+        if rank == 0 and (notices > 0 or (args.checkpoint_every and made % args.checkpoint_every == 0)):
             saved = checkpoint.with_suffix(f".{os.getpid()}")
             saved.write_text(str(made))
             saved.replace(checkpoint)
-        if step <= 2 or step % 10 == 0:
+        if step <= 2 or step % 10 == 0 or notices > 0:
             line = {
                 "at": time.monotonic(),
                 "started": STARTED,
@@ -129,6 +133,9 @@ def main() -> None:
                 "sum": total,
             }
             log.write(json.dumps(line) + "\n")
+        if notices > 0:
+            ready_to_stop()
+            break
         if what == "exit3" and restart == 0 and step == 3:
             # with gloo's threads alive, torch aborts about one exit in ten, even under plain python
             collective.close()
@@ -144,6 +151,17 @@ def main() -> None:
         else:
             time.sleep(PAUSE_S)
     collective.close()
+
+
+def requested() -> bool:
+    """Whether the round is about to end; as a program that is not Python would look."""
+    return os.path.exists(os.environ.get("HET_NOTICE_FILE", ""))
+
+
+def ready_to_stop() -> None:
+    """Say that this worker may be stopped."""
+    with open(os.environ["HET_NOTICE_FILE"] + ".ready", "a") as file:
+        file.write(f"{os.getpid()}\n")
 
 
 def handle_sigterm(what: str, acts: bool, into: Path) -> None:

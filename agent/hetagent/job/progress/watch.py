@@ -16,7 +16,7 @@ from hetagent.job.progress.tracks import Track, Tracks
 from hetagent.job.progress.worker import TICK_S, Looker
 from hetagent.node import scratch
 from hetagent.options import release
-from hetagent.progress import FILE
+from hetagent.progress import FILE, NOTICE_FILE
 from hetrdzv.protocol.wire import ProgressFields, StackFields
 
 SOCKET = "HET_PROGRESS_SOCKET"
@@ -88,11 +88,11 @@ class Watch:
         return names if torch else {name: path for name, path in names.items() if name != SOCKET}
 
     def _names(self, local_rank: int) -> dict[str, str]:
-        """A worker's file and socket, by the variable that names each; empty if there is no folder for them."""
+        """A worker's files and socket, by the variable that names each; empty if there is no folder for them."""
         if self._folder is None:
             return {}
         file = str(self._folder.path / str(local_rank))
-        return {FILE: file, SOCKET: f"{file}.sock"}
+        return {FILE: file, SOCKET: f"{file}.sock", NOTICE_FILE: f"{file}.notice"}
 
     def begin(self, pids: Mapping[int, int], rank_offset: int) -> None:
         """The workers were started.

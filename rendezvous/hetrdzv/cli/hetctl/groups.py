@@ -21,6 +21,7 @@ from hetrdzv.cli.hetctl.options import (
     command,
     shared,
 )
+from hetrdzv.core.model import GroupState
 from hetrdzv.core.phrasing import count
 from hetrdzv.protocol.wire import SETTINGS, PlanRequest, Setting, SpecFields
 
@@ -127,8 +128,17 @@ def restart(group: str, dry_run: bool) -> None:
 @command("End a group's job.")
 @GROUP
 def cancel(group: str) -> None:
-    """End the job of GROUP: all workers are stopped, agents exit with 3."""
+    """End the job of GROUP: all workers are stopped, agents exit with 3.
+
+    Where the group gives notice (--notice-s), the workers may save first; a second time does not wait for that.
+    """
     reply = call(lambda client: client.cancel(group))
+    if reply.state != GroupState.CANCELLED:
+        tell(
+            reply,
+            f"group '{group}' is going to be cancelled, {standing(reply)}; to wait no longer: cancel it again",
+        )
+        return
     live = reply.counts.nodes
     stopping = f"; {count(live, 'node')} told to stop" if live else ""
     tell(reply, f"group '{group}' is cancelled{stopping}")

@@ -33,7 +33,7 @@ def note_stall(work: Work, command: NoteStall) -> None:
 def settle_stall(work: Work) -> None:
     """Tell of a stall that has lasted, and end its round where it lasts for too long."""
     active = work.group.active_round
-    if active is None or active.stall is None or stall_rests(work.group):
+    if active is None or active.stall is None or work.group.state.terminal or stall_rests(work.group):
         return
     stall, end_at = active.stall, hangs_at(work.group, active.stall)
     for_s = work.now - stall.since

@@ -272,5 +272,5 @@ def is_heartbeat(group: Group, command: Command) -> bool:
 def is_one_of_many(command: Command) -> bool:
     """Whether all nodes of a group say this at about the same time, so that it is settled for many at once."""
     return isinstance(command, Join | Renew) or (
-        isinstance(command, Report) and command.kind is ReportKind.STARTED
+        isinstance(command, Report) and command.kind in (ReportKind.STARTED, ReportKind.READY_TO_STOP)
     )

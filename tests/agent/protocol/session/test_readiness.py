@@ -163,6 +163,14 @@ def test_a_join_that_a_server_refuses_for_good_is_not_sent_for_ever() -> None:
     assert bench.last.kind == "exit"
 
 
+def test_a_server_of_0_1_is_not_told_that_notices_are_taken() -> None:
+    bench = Of01()
+    bench.session.offer = replace(bench.session.offer, takes_notice=True)
+    ready(bench)
+    assert (bench.last.kind, bench.notices) == ("start", [])
+    assert len(joins(bench)) == 2
+
+
 def test_of_what_is_new_only_what_says_something_is_sent(bench: Bench) -> None:
     ready(bench)
     join = next(one for one in bench.sent if isinstance(one, Join))

@@ -1,0 +1,41 @@
+"""Planned stops: before a round ends that nothing has happened to, its workers may save. Who is waited for, how long.
+
+A joiner, a drain, a restart or a cancellation ends a round, but not at once: its members are told, and it ends as soon
+as each has said that its workers are ready to stop, or after `notice_s`. Whatever else ends a round does so at once.
+"""
+
+from collections.abc import Sequence
+
+from hetrdzv.core.memo import kept
+from hetrdzv.core.model import Group, GroupState, Member, NodePhase, Notice, Round
+
+
+def takes_notice(group: Group) -> bool:
+    """Whether the workers of the running round get a notice: there is time for it, and somebody who heeds it.
+
+    In a round that is still starting there is nothing to save.
+    """
+    return group.spec.notice_s > 0 and group.state is GroupState.RUNNING and bool(waited_for(group))
+
+
+@kept
+def waited_for(group: Group) -> Sequence[str]:
+    """The members of the running round whose workers are not ready to stop, by node id."""
+    active = group.active_round
+    if active is None:
+        return []
+    return [member.node_id for member in active.members if not _is_ready(group, active, member)]
+
+
+def ends_at(group: Group, notice: Notice) -> float:
+    """When a round ends at the latest whose members have got this notice (seconds)."""
+    return notice.at + group.spec.notice_s
+
+
+def _is_ready(group: Group, active: Round, member: Member) -> bool:
+    if member.node_id in active.finished:
+        return True
+    node = group.speaker(member)
+    if node is None:
+        return False
+    return not node.takes_notice or node.phase is NodePhase.SUCCEEDED or node.ready_to_stop == active.number

@@ -1,0 +1,205 @@
+"""A round that is about to end: what its workers are told, and what the agent makes of what they say and do."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agent.job.rig import Make, OtherNode, Rig, soon
+from tests.support.cluster import WORKLOAD
+from tests.support.workload.worklog import WorkLog
+
+from hetagent import progress
+from hetagent.job import local_round
+from hetagent.job.notice import Notice, handles
+from hetrdzv.protocol.wire import NoticeReply
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+]
+
+TOLD = NoticeReply(kind="joined", why="gpu4 joined", left_s=30.0)
+
+AGAIN = 'test "$HET_ROUND" = 1 || exit 0; touch up.$RANK; '
+"""Workers of round 1 go on with the script; those of round 2 end well."""
+
+WAIT = 'while ! test -e "$HET_NOTICE_FILE"; do sleep 0.05; done; '
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """This process's HET_NOTICE_FILE, which does not exist yet."""
+    path = str(tmp_path / "0.notice")
+    monkeypatch.setenv(progress.NOTICE_FILE, path)
+    monkeypatch.setattr(progress, "_looks", [0.0, False])
+    return path
+
+
+# -- the module and the files --------------------------------------------------------------------------------
+
+
+def test_a_script_sees_the_notice_and_says_that_it_is_ready(file: str) -> None:
+    assert not progress.stop_requested()
+    assert progress.notice() is None
+    progress.ready_to_stop()
+    given = Notice(TOLD, {0: file}, 1)
+    soon(progress.stop_requested, "the notice")
+    told = progress.notice()
+    assert told is not None
+    assert (told.kind, told.why) == ("joined", "gpu4 joined")
+    assert 20.0 < told.left_s <= 30.0
+    assert (given.ready(), given.answered()) == (set(), False), (
+        "what was said before the notice does not count"
+    )
+    progress.ready_to_stop()
+    progress.ready_to_stop()
+    assert (given.ready(), given.answered()) == ({0}, True)
+
+
+def test_workers_that_share_a_file_are_counted_or_one_speaks_for_all(file: str) -> None:
+    given = Notice(TOLD, {0: file}, 3)
+    ready = Path(file + progress.READY)
+    for said, is_ready in (("1\n1\n2\n", False), ("1\n1\n2\n3\n", True), ("4\nall\n", True)):
+        ready.write_text(said)
+        assert (given.ready() == {0}) is is_ready
+
+
+def test_without_an_agent_nothing_is_asked_for_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_looks", [0.0, False])
+    for path in (None, "", "/nowhere/at/all", "\0"):
+        monkeypatch.delenv(progress.NOTICE_FILE, raising=False)
+        if path is not None:
+            monkeypatch.setitem(progress.os.environ._data, b"HET_NOTICE_FILE", path.encode())  # type: ignore[attr-defined]
+        assert not progress.stop_requested()
+        assert progress.notice() is None
+        progress.ready_to_stop()
+
+
+def test_a_notice_that_cannot_be_read_is_one_all_the_same(file: str) -> None:
+    Path(file).write_text("half a li")
+    assert progress.stop_requested()
+    assert progress.notice() == progress.Notice("", "", 0.0)
+
+
+def test_who_handles_a_signal() -> None:
+    script = "import signal; signal.signal(signal.SIGUSR1, lambda *_: None); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert handles(process.pid, signal.SIGUSR1)
+        assert not handles(process.pid, signal.SIGUSR2)
+        process.communicate(b"\n")
+    assert not handles(process.pid, signal.SIGUSR1)
+
+
+# -- the run loop --------------------------------------------------------------------------------------------
+
+
+def noticed(rig: Make, script: str, **more: Any) -> Rig:
+    """An agent whose workers run a script, until a notice of at most a minute, in round 1."""
+    made = rig(AGAIN + script, report_stacks=True, notice_s=60.0, **more)
+    made.offers(takes_notice=True)
+    return made
+
+
+def test_the_round_ends_once_the_workers_are_ready(rig: Make) -> None:
+    say = 'cp "$HET_NOTICE_FILE" told.$RANK; echo $$ >> "$HET_NOTICE_FILE.ready"; '
+    made = noticed(rig, WAIT + say + "exec sleep 60", slots=2)
+    before = time.monotonic()
+    assert (
+        made.run(made.appears("up.0", "up.1"), made.says("round 1:"), running(made), made.asks("restart"))
+        == 0
+    )
+    told = json.loads((made.folder / "told.1").read_text())
+    assert (told["kind"], told["why"]) == ("restarted", "a restart was requested")
+    assert before + 60 < told["until"] < time.monotonic() + 60
+    assert made.group()["round"] == 2
+    assert made.group()["restarts"] == 0
+    said = " ".join(made.said)
+    assert "round 1 is about to end (a restart was requested): the workers have 60 s to save" in said
+    assert "round 1: the workers are ready to stop" in said
+
+
+def test_no_step_is_lost_where_all_ranks_agree_and_save(rig: Make) -> None:
+    words = f"exec {sys.executable} {WORKLOAD} --into . --light --notice"
+    made = rig(words, slots=2, report_stacks=True, notice_s=60.0)
+    made.offers(takes_notice=True)
+    log = WorkLog(made.folder)
+
+    def goes_on() -> None:
+        soon(lambda: log.world(2, round_above=1), "the next round")
+        log.finish()
+
+    assert (
+        made.run(made.exists, running(made), lambda: soon(log.lines, "steps"), made.asks("restart"), goes_on)
+        == 0
+    )
+    made_by = {number: [one["made"] for one in log.lines() if one["round"] == number] for number in (1, 2)}
+    assert min(made_by[2]) == max(made_by[1]) + 1
+
+
+def running(made: Rig) -> Any:
+    """Wait until the server knows that the workers run."""
+    return lambda: soon(lambda: made.group()["state"] == "running", "a running round")
+
+
+def test_workers_that_exit_after_they_were_ready_have_not_succeeded(rig: Make) -> None:
+    made = noticed(rig, WAIT + 'echo all >> "$HET_NOTICE_FILE.ready"; exit 0')
+    assert made.run(made.appears("up.0"), running(made), made.asks("restart")) == 0
+    assert made.group()["round"] == 2
+    assert not any("round 1: all local workers succeeded" in line for line in made.said)
+
+
+def test_workers_that_exit_without_a_word_have_succeeded(rig: Make) -> None:
+    made = noticed(rig, WAIT)
+    assert made.run(made.appears("up.0"), running(made), made.asks("restart")) == 0
+    assert made.group()["round"] == 1
+
+
+def test_a_failure_is_a_failure(rig: Make) -> None:
+    made = noticed(rig, WAIT + 'echo all >> "$HET_NOTICE_FILE.ready"; exit 3', slots=2)
+    assert made.run(made.appears("up.0", "up.1"), running(made), made.asks("restart")) == 0
+    assert (made.group()["round"], made.group()["restarts"]) == (2, 1)
+
+
+def test_a_signal_goes_to_workers_that_handle_it_only(rig: Make) -> None:
+    handler = 'test $RANK = 1 || trap "touch got; echo 1 >> $HET_NOTICE_FILE.ready" USR1; touch set.$RANK; '
+    wait = 'while ! test -e got; do sleep 0.05; done; echo 1 >> "$HET_NOTICE_FILE.ready"; exec sleep 60'
+    made = noticed(rig, handler + wait, slots=2, notice_signal=signal.SIGUSR1)
+    assert made.run(made.appears("set.0", "set.1"), running(made), made.asks("restart")) == 0
+    assert (made.group()["round"], made.group()["restarts"]) == (2, 0)
+    assert (
+        made.said.count(
+            "SIGUSR1 was not sent to local rank 1: without a handler it would have killed the worker"
+        )
+        == 1
+    )
+
+
+def test_workers_that_have_stopped_do_not_wait_for_ever_for_the_end_of_their_round(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that was restored, or an older one that has taken over, knows of no notice."""
+    monkeypatch.setattr(local_round, "PATIENCE_S", -60.0)
+    made = noticed(rig, WAIT + 'echo all >> "$HET_NOTICE_FILE.ready"; exit 0', min_nodes=2, max_nodes=2)
+    other = OtherNode(made, "b", min_nodes=2, max_nodes=2)
+
+    def joins() -> None:
+        soon(lambda: made.group()["nodes"], "the first node")
+        other.ask("PUT", "/nodes/b", incarnation="m", slots=1, address="127.0.0.1", port=1, takes_notice=True)
+        other.reports("started")
+
+    def goes_on() -> None:
+        soon(lambda: "stopped its workers on its own" in made.group()["why"], "the end of the round")
+        other.ready(1)
+        other.reports("started", 2)
+        other.reports("succeeded", 2)
+
+    made.run(made.exists, joins, made.appears("up.0"), running(made), made.asks("restart"), goes_on)
+    assert made.group()["round"] == 2
+    assert any("the workers here have stopped for its end: joining again" in line for line in made.said)

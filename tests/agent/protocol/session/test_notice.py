@@ -1,0 +1,86 @@
+"""A round that is about to end: the agent hears of it once, and the server of what the workers say to it."""
+
+from dataclasses import replace
+
+import pytest
+from tests.agent.protocol.session.driver import Bench
+
+from hetagent.protocol.requests import Poll, Report
+from hetrdzv.core import commands
+from hetrdzv.protocol.wire import SpecFields
+
+SPEC = SpecFields(min_nodes=1, max_nodes=1, lease_s=600.0, max_disconnect_s=60.0, notice_s=30.0)
+
+
+def restart(bench: Bench) -> None:
+    """A person asks for it; time for a poll."""
+    bench.do(commands.Restart())
+    bench.run(0.2)
+
+
+@pytest.fixture
+def noticed() -> Bench:
+    """A node whose workers run in round 1, and whose agent has been told that this is about to end."""
+    bench = Bench(spec=SPEC)
+    bench.session.offer = replace(bench.session.offer, takes_notice=True)
+    bench.started()
+    restart(bench)
+    return bench
+
+
+def test_it_is_told_once_and_the_round_goes_on_until_the_workers_are_ready(noticed: Bench) -> None:
+    bench = noticed
+    assert bench.kinds == [("start", 1), ("start", 1)]
+    assert bench.last.notice is not None
+    assert (bench.last.notice.kind, round(bench.last.notice.left_s)) == ("restarted", 30)
+    bench.run(10.0)
+    assert len(bench.told) == 2
+    bench.session.ready_to_stop(1, bench.now)
+    bench.pump()
+    assert bench.kinds[2:] == [("stop", 1)]
+
+
+def test_its_time_is_over_at_some_point(noticed: Bench) -> None:
+    noticed.run(30.1)
+    assert noticed.kinds[2:] == [("stop", 1)]
+
+
+def test_it_reaches_the_server_although_replies_are_lost(noticed: Bench) -> None:
+    bench = noticed
+    bench.away()
+    bench.session.ready_to_stop(1, bench.now)
+    bench.run(5.0)
+    bench.away(None)
+    bench.run(5.0)
+    assert bench.kinds[2:] == [("stop", 1)]
+    reports = [one.body.kind for one in bench.sent if isinstance(one, Report)]
+    assert reports.count("ready_to_stop") > 1
+
+
+def test_a_late_one_is_no_news_after_the_stop(noticed: Bench) -> None:
+    bench = noticed
+    poll = next(one for one in reversed(bench.sent) if isinstance(one, Poll))
+    late = bench.last
+    bench.session.ready_to_stop(1, bench.now)
+    bench.pump()
+    known = len(bench.told)
+    bench.receive(poll, late)
+    bench.ready(1)
+    bench.receive(poll, late)
+    assert [one.notice for one in bench.told[known:]] == [None]
+    assert bench.kinds[known:] == [("start", 2)]
+
+
+def test_a_server_that_gives_none_stops_at_once() -> None:
+    bench = Bench(spec=SPEC.model_copy(update={"notice_s": 0.0}))
+    bench.session.offer = replace(bench.session.offer, takes_notice=True)
+    bench.started()
+    restart(bench)
+    assert bench.kinds == [("start", 1), ("stop", 1)]
+
+
+def test_an_agent_that_takes_none_is_stopped_at_once() -> None:
+    bench = Bench(spec=SPEC)
+    bench.started()
+    restart(bench)
+    assert bench.kinds == [("start", 1), ("stop", 1)]

@@ -1,0 +1,236 @@
+"""Planned stops: the workers are told before and may save; a death cuts that short and costs what it always does."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hetrdzv.core.commands import NoteStall, Tick
+from hetrdzv.core.group import step
+from hetrdzv.core.invariants import violations
+from hetrdzv.core.model import EndKind, GroupState, Notice, Stall
+from hetrdzv.core.timers import deadline
+from hetrdzv.protocol.errors import Refused
+from tests.core.driver import Story, running
+
+Act = Callable[[Story], None]
+
+
+def heeding(*node_ids: str, deaf: tuple[str, ...] = (), **spec: Any) -> Story:
+    """A group that gives 30 s of notice and runs round 1 on these nodes, whose agents know what that is."""
+    story = Story(**{"min_nodes": 1, "last_call_s": 1.0, "notice_s": 30.0, "lease_s": 3600.0, **spec})
+    for node_id in (*node_ids, *deaf):
+        story.join(node_id, takes_notice=node_id not in deaf)
+    story.wait(1.0)
+    story.started(*node_ids, *deaf)
+    assert story.group.state is GroupState.RUNNING
+    return story
+
+
+def joins(story: Story) -> None:
+    story.join("z")
+    story.wait(1.0)
+
+
+PLANNED: dict[str, tuple[Act, str]] = {
+    "joined": (joins, "z joined"),
+    "drained": (lambda story: story.drain("b"), "b is leaving: drained"),
+    "restarted": (lambda story: story.restart(), "a restart was requested"),
+    "cancelled": (lambda story: story.cancel(), "the job was cancelled"),
+}
+
+
+@pytest.fixture(params=PLANNED)
+def planned(request: pytest.FixtureRequest) -> tuple[str, Act, str]:
+    """A planned stop: its kind, what makes it, and its reason."""
+    return (request.param, *PLANNED[request.param])
+
+
+def over(story: Story) -> str:
+    """What the round has ended with."""
+    return "cancelled" if story.group.state is GroupState.CANCELLED else str(story.ended)
+
+
+def test_without_notice_s_every_planned_stop_comes_at_once(planned: tuple[str, Act, str]) -> None:
+    kind, act, _ = planned
+    story = heeding("a", "b", notice_s=0.0)
+    act(story)
+    assert over(story) == kind
+    assert story.said("stop_announced") == []
+
+
+def test_the_workers_are_told_and_the_round_ends_once_all_are_ready(planned: tuple[str, Act, str]) -> None:
+    kind, act, why = planned
+    story = heeding("a", "b")
+    act(story)
+    assert story.said("stop_announced") == [f"round 1 is about to end ({why}): its workers have 30 s to save"]
+    for node_id in ("a", "b"):
+        told = story.told(node_id)
+        assert (told.kind, told.reason, told.round) == ("start", "notice", 1)
+        assert told.notice is not None
+        assert (told.notice.kind, told.notice.why, told.notice.left_s) == (kind, why, 30.0)
+    save = "waiting for a, b to save and be ready to stop (at most 30 s more)"
+    assert story.why == story.told("a").why == f"round 1 is about to end ({why}); {save}"
+    story.wait(2.0)
+    story.report("a", "ready_to_stop")
+    assert "waiting for b to save" in story.why
+    story.report("b", "ready_to_stop")
+    assert over(story) == kind
+    assert story.said("ready_to_stop") == ["all nodes are ready to stop, 2.0 s after they were told"]
+    assert story.told("a").kind == ("exit" if kind == "cancelled" else "stop")
+    assert story.told("b").kind == ("exit" if kind in ("cancelled", "drained") else "stop")
+    assert story.group.restarts == 0
+
+
+def test_at_the_end_of_the_notice_the_stop_comes_all_the_same(planned: tuple[str, Act, str]) -> None:
+    kind, act, _ = planned
+    story = heeding("a", "b")
+    act(story)
+    story.report("a", "ready_to_stop")
+    at = deadline(story.group)
+    assert at == pytest.approx(story.now + 30)
+    assert step(story.group, Tick(), at - 1e-6).group is story.group
+    story.pass_by(30.0)
+    assert over(story) == kind
+    assert story.said("notice_expired") == ["b was not ready to stop within 30 s"]
+
+
+def test_a_death_cuts_it_short_and_costs_what_it_costs_without(planned: tuple[str, Act, str]) -> None:
+    kind, act, _ = planned
+    for dies, cost, end in ((Story.failed, 1, "failed"), (Story.lose, 0, "lost"), (Story.leave, 0, "left")):
+        story = heeding("a", "b", "c", lease_s=5.0)
+        act(story)
+        story.report("a", "ready_to_stop")
+        dies(story, "c")
+        assert over(story) == ("cancelled" if kind == "cancelled" else end)
+        if kind not in ("cancelled", "drained"):
+            story.joins("a", "b", *(["c"] if end == "failed" else []))
+            assert story.group.restarts == cost
+
+
+def test_nobody_is_told_while_the_round_starts_since_there_is_nothing_to_save() -> None:
+    story = Story(min_nodes=2, last_call_s=1.0, notice_s=30.0)
+    for node_id in ("a", "b"):
+        story.join(node_id, takes_notice=True)
+    story.wait(1.0)
+    story.started("a")
+    story.restart()
+    assert story.ended == "restarted"
+
+
+def test_agents_that_know_no_notice_are_not_waited_for_and_run_on_meanwhile() -> None:
+    story = heeding("a", deaf=("b",))
+    story.drain("b")
+    assert story.told("b").reason == "round_formed"
+    assert story.told("b").notice is None
+    assert "waiting for a to save" in story.why
+    story.report("a", "ready_to_stop")
+    assert (story.ended, story.told("b").kind) == ("drained", "exit")
+    older = heeding(deaf=("a", "b"))
+    older.restart()
+    assert older.ended == "restarted", "nobody would heed it"
+
+
+def test_who_has_succeeded_is_not_waited_for_and_a_job_that_is_done_is_done() -> None:
+    story = heeding("a", "b")
+    story.succeeded("a")
+    story.restart()
+    assert "waiting for b to save" in story.why
+    story.succeeded("b")
+    assert story.group.state is GroupState.SUCCEEDED
+    story = heeding("a", "b")
+    story.restart()
+    story.succeeded("a")
+    story.report("b", "ready_to_stop")
+    assert story.ended == "restarted"
+
+
+def test_a_second_person_in_a_hurry_ends_the_notice() -> None:
+    for act in (joins, lambda story: story.drain("b"), lambda story: story.restart()):
+        story = heeding("a", "b")
+        act(story)
+        story.restart()
+        assert story.ended in ("joined", "drained", "restarted")
+    story = heeding("a", "b")
+    story.cancel()
+    with pytest.raises(Refused, match="about to be cancelled"):
+        story.restart()
+    story.cancel()
+    assert story.group.state is GroupState.CANCELLED
+
+
+def test_a_cancellation_overrides_what_was_announced_but_gives_no_new_time() -> None:
+    story = heeding("a", "b")
+    joins(story)
+    story.wait(10.0)
+    story.cancel()
+    assert story.told("a").notice is not None
+    assert story.told("a").notice.left_s == pytest.approx(20.0)  # type: ignore[union-attr]
+    story.wait(20.0)
+    assert story.group.state is GroupState.CANCELLED
+
+
+def test_several_reasons_are_one_stop_and_the_next_round_has_everybody() -> None:
+    story = heeding("a", "b", "c")
+    story.drain("b")
+    joins(story)
+    story.join("y")
+    story.drain("c")
+    assert len(story.said("stop_announced")) == 1
+    assert story.told("y").kind == "wait"
+    assert story.told("y").why == story.why
+    for node_id in ("a", "b", "c"):
+        story.report(node_id, "ready_to_stop")
+    assert (story.told("b").kind, story.told("c").kind, story.told("a").kind) == ("exit", "exit", "stop")
+    story.leave("b")
+    story.leave("c")
+    story.join("a")
+    assert story.order == ["a", "y", "z"]
+    assert story.group.restarts == 0
+
+
+def test_a_drained_spare_goes_at_once() -> None:
+    story = heeding("a", max_nodes=1)
+    story.join("b", takes_notice=True)
+    story.drain("b")
+    assert (story.told("b").kind, story.ended) == ("exit", None)
+
+
+def test_ready_to_stop_counts_for_its_round_only_and_not_without_a_notice() -> None:
+    story = heeding("a", "b")
+    story.report("a", "ready_to_stop")
+    story.report("b", "ready_to_stop")
+    assert story.ended is None
+    story.restart()
+    assert "waiting for a, b" in story.why
+    story.report("a", "ready_to_stop")
+    story.report("b", "ready_to_stop")
+    story.report("a", "ready_to_stop")  # it came again, late
+    story.joins("a", "b")
+    story.started("a", "b")
+    story.restart()
+    assert "waiting for a, b" in story.why
+
+
+def test_no_hang_is_found_while_workers_wait_for_the_end() -> None:
+    story = heeding("a", "b", hang_timeout_s=5.0)
+    story.restart()
+    stall = Stall(kind="behind", ranks=(0,), node_id="a", text="...", since=story.now)
+    story.do(NoteStall(1, stall))
+    story.wait(29.0)
+    assert story.ended is None
+
+
+@pytest.mark.parametrize("fields", [{"state": GroupState.WAITING}, {"notice_s": 0.0}])
+def test_an_impossible_notice_is_noticed(fields: dict[str, Any]) -> None:
+    story = running("a", notice_s=30.0)
+    assert story.group.round is not None
+    notice = Notice(kind=EndKind.JOINED, node_id=None, why="", at=0.0)
+    group = replace(story.group, round=replace(story.group.round, notice=notice))
+    assert list(violations(group)) == []
+    if "notice_s" in fields:
+        group = replace(group, spec=replace(group.spec, **fields))
+    else:
+        group = replace(group, **fields)
+    assert any("is about to end" in wrong for wrong in violations(group))

@@ -1,0 +1,84 @@
+"""Planned stops with `--notice-s`: workers save before, so no step is made twice."""
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster, cluster
+
+TRAIN = str(Path(__file__).parents[2] / "examples" / "digits" / "train.py")
+
+
+def steps_lost(job: Cluster, first: int, second: int) -> int:
+    """How many steps of a round the next one made again."""
+    made = [line["made"] for line in job.lines(round=first)]
+    again = [line["made"] for line in job.lines(round=second)]
+    return int(max(made) - min(again) + 1)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Cluster]:
+    """Nodes whose workers save when they are told that their round is about to end, and never else."""
+    flags = ("--nnodes", "1:3", "--last-call-s", "1", "--stop-timeout-s", "5", "--notice-s", "50")
+    with cluster(tmp_path, *flags) as made:
+        made.light = made.notice = True
+        yield made
+
+
+@pytest.mark.long
+def test_a_joiner_a_restart_and_a_drain_cost_no_step(job: Cluster) -> None:
+    rounds = [job.start({"a": 2})]
+    job.agent("b", 1)
+    rounds.append(job.world(3, round_above=rounds[-1]))
+    job.post("restart")
+    rounds.append(job.world(3, round_above=rounds[-1]))
+    job.post("nodes/b/drain")
+    rounds.append(job.world(2, round_above=rounds[-1]))
+    assert job.agents["b"].wait() == 4
+    assert [steps_lost(job, *pair) for pair in pairwise(rounds)] == [0, 0, 0]
+    assert [text.partition(" (")[2].partition("):")[0] for text in job.told("stop_announced")] == [
+        "b joined",
+        "a restart was requested",
+        "b is leaving: drained",
+    ]
+    assert len(job.told("ready_to_stop")) == 3
+    assert "round 1 is about to end (b joined): the workers have 50 s to save" in job.agents["a"].stderr
+    job.end_well("a")
+    assert job.group()["restarts"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_the_digits_go_on_at_the_step_at_which_they_were_stopped(tmp_path: Path) -> None:
+    """A node joins, one is drained, somebody restarts the job."""
+    flags = ("--nnodes", "1:2", "--last-call-s", "1", "--notice-s", "60", "--max-restarts", "0")
+    args = ("--checkpoint-dir", str(tmp_path / "digits"), "--epochs", "8", "--step-sleep", "0.1")
+
+    with cluster(tmp_path, *flags) as job:
+
+        def said(pattern: str) -> list[str]:
+            """What rank 0 has said, in the order of rounds; it is on the first node of each."""
+            return re.findall(pattern, job.agents["a"].stderr)
+
+        def goes_on(rounds: int) -> None:
+            job.wait_for(lambda: len(said("(?m)^world size")) == rounds, f"round {rounds}")
+            known = len(said("(?m)^epoch"))
+            job.wait_for(lambda: len(said("(?m)^epoch")) > known, "an epoch")
+
+        job.agent("a", 2, script=TRAIN, args=args)
+        goes_on(1)
+        job.agent("b", 1, script=TRAIN, args=args)
+        goes_on(2)
+        job.post("restart")
+        goes_on(3)
+        job.post("nodes/b/drain")
+        goes_on(4)
+        assert [job.agents[name].wait(200) for name in "ba"] == [4, 0], job.report()
+        assert said(r"(?m)^world size (\d)") == ["2", "3", "3", "2"]
+        assert len(saved := said(r"saved after step (\d+)")) == 3
+        assert said(r"resuming after epoch \d+, step (\d+)") == saved
+        (accuracy,) = said(r"final accuracy ([.\d]+)")
+        assert float(accuracy) > 0.9

@@ -147,6 +147,22 @@ def test_a_stall_is_taken_to_end() -> None:
     assert (found.ended, found.restarts, found.in_s) == ("new1 joined", 0, 10)
 
 
+def test_workers_that_get_a_notice_are_taken_to_be_ready_at_once() -> None:
+    story = Story(min_nodes=2, last_call_s=1.0, notice_s=60.0)
+    for node_id in ("a", "b", "c"):
+        story.join(node_id, takes_notice=True)
+    story.wait(1.0)
+    story.started("a", "b", "c")
+    for _ in range(2):  # before the drain, and while its notice runs
+        found = planned(story, drain=("a",))
+        assert (places(found), found.in_s) == ([("b", 0), ("c", 1)], 0)
+        assert [one.why for one in found.gone] == ["drained"]
+        story.drain("a")
+    assert story.group.round is not None
+    assert story.group.round.end is None
+    assert planned(story).ended == "a is leaving: drained"
+
+
 def test_a_suspect_is_taken_to_come_back() -> None:
     story = uneven()
     story.cut("gpu2")

@@ -257,7 +257,7 @@ def _under_way_until(group: Group) -> float | None:
     if group.active_round is None:
         waits = group.bounds_since is not None or (group.round is not None and not _is_judged(group.round))
     else:
-        waits = group.joiners_since is not None or group.active_round.notice is not None
+        waits = group.joiners_since is not None
     return deadline(group, own_leases=False) if waits else None
 
 

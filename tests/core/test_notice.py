@@ -203,14 +203,14 @@ def test_ready_to_stop_counts_for_its_round_only_and_not_without_a_notice() -> N
     story.report("b", "ready_to_stop")
     assert story.ended is None
     story.restart()
-    assert "waiting for a, b" in story.why
+    assert "waiting for a, b to save" in story.why
     story.report("a", "ready_to_stop")
     story.report("b", "ready_to_stop")
     story.report("a", "ready_to_stop")  # it came again, late
     story.joins("a", "b")
     story.started("a", "b")
     story.restart()
-    assert "waiting for a, b" in story.why
+    assert "waiting for a, b to save" in story.why
 
 
 def test_no_hang_is_found_while_workers_wait_for_the_end() -> None:

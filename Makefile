@@ -138,6 +138,7 @@ bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery 
 	$(BIN)/python -m benchmarks.rendezvous --store etcd --nodes 128,1000
 	$(BIN)/python -m benchmarks.storm
 	$(BIN)/python -m benchmarks.hold
+	$(BIN)/python -m benchmarks.selecting
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.restarts
 	$(BIN)/python -m benchmarks.standbys

@@ -222,6 +222,7 @@ def _offer(
         "address": address,
         "role": options.torchrun.role,
         "labels": options.labels,
+        "weight": options.weight,
         "device": versions() | (chosen.facts if chosen is not None else {}),
         "wants_command": wants_command,
         "wants_members": launch.wants_members,

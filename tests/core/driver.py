@@ -56,10 +56,11 @@ class Story:
         same = known is not None and known.incarnation == inc
         if after is None:
             after = known.member_of if known is not None and same else 0
-        fields = {"address": "10.0.0.1", "port": 4000, "spec": {} if same else self.spec, **more}
-        self.do(
-            Join(node_id=node_id, incarnation=inc, slots=slots, after_round=after, **fields)  # type: ignore[arg-type]
-        )
+        fields: dict[str, Any] = {"address": "10.0.0.1", "port": 4000, "spec": self.spec}
+        if known is not None and same:
+            fields |= {"labels": known.labels, "weight": known.weight, "spec": {}}
+        fields |= more
+        self.do(Join(node_id=node_id, incarnation=inc, slots=slots, after_round=after, **fields))
         return self.told(node_id)
 
     def joins(self, *node_ids: str) -> None:

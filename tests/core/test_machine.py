@@ -33,8 +33,10 @@ from hetrdzv.core.explain import explain
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import EndKind, Failure, Group, Stall, StallKind
+from hetrdzv.core.selection import ready_nodes
 from hetrdzv.core.timers import deadline
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
+from tests.support.every_set import Case, best_of_all, not_best
 
 NODE_IDS = ("n1", "n2", "n10", "n20")
 NODES = st.sampled_from(NODE_IDS)
@@ -57,6 +59,12 @@ SPECS = st.fixed_dictionaries(
         "hang_timeout_s": st.just(3.0),
         "crash_loop": st.integers(0, 2),
         "restart_wait_s": st.just(0.0),
+        "min_world_size": st.integers(1, 4),
+        "max_world_size": st.integers(6, 12),
+        "world_size_multiple": st.sampled_from([1, 2, 4]),
+        "growth_pause_s": st.just(4.0),
+        "rank_order": st.sampled_from(["speed", "topology:rack", "n10,*,n1"]),
+        "master": st.sampled_from(["rack=0", "n10"]),
         "notice_s": st.just(4.0),
     },
 )
@@ -85,6 +93,8 @@ class Agent:
             port=4000 + self.acked,
             after_round=self.acked,
             wants_daemon=self.slots % 2 == 0,
+            labels={"rack": str(len(self.node_id) % 2)} if self.slots < 3 else {},
+            weight=1.0 + self.slots % 2,
             takes_notice=self.slots % 3 != 0,
         )
 
@@ -148,6 +158,7 @@ class GroupMachine(RuleBasedStateMachine):
                 if command.failure is not None and command.failure.permanent:
                     self.hopeless.add(key[1:])
         self.check_move(before, after)
+        assert not (wrong := not_best(before, after)), wrong
         if not isinstance(command, Renew):  # which is cheap, and leaves what is due to the tick
             self.check_time(after)
             assert step(after, Tick(), self.now).group == after, "settling left something to do"
@@ -571,6 +582,7 @@ class GroupMachine(RuleBasedStateMachine):
             and self.group.state == "waiting"
             and current.end is not None
             and current.end.judged
+            and current.end.kind is EndKind.FAILED  # not that a node was lost or drained meanwhile
         ):
             failed = [
                 node for node in self.group.nodes.values() if self.group.in_round(node) and node.failure
@@ -606,6 +618,7 @@ class GroupMachine(RuleBasedStateMachine):
         bound = (
             2 * (spec.stop_timeout_s + 5.0)
             + 4 * spec.last_call_s
+            + 2 * spec.growth_pause_s
             + spec.replace_wait_s
             + 2 * self.group.spec.lease_s
             + 2 * spec.notice_s
@@ -619,7 +632,15 @@ class GroupMachine(RuleBasedStateMachine):
                 if agent is None or agent.exited:
                     self.agent_starts(node_id, 1)
             self.pass_time(1.0, heard=True)
-        assert self.group.state.terminal or self.group.state == "running", explain(self.group, self.now)
+        if self.group.state == "waiting" and self.group.spec.sized:
+            ready = ready_nodes(self.group)
+            assert best_of_all(Case(self.group.spec, ready)) is None or self.group.unreachable, self.why
+            return
+        assert self.group.state.terminal or self.group.state == "running", self.why
+
+    @property
+    def why(self) -> str:
+        return explain(self.group, self.now)
 
 
 COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}

@@ -12,7 +12,7 @@ import hetrdzv.core
 CORE = Path(hetrdzv.core.__path__[0])
 FORBIDDEN = {"time", "random", "asyncio", "os", "socket", "logging", "threading", "pydantic", "fastapi"}
 FORBIDDEN |= {"datetime", "io", "pathlib", "subprocess", "uuid", "secrets", "multiprocessing", "selectors"}
-SHARED = ("errors", "addresses", "differences")
+SHARED = ("errors", "addresses", "differences", "ids")
 ALLOWED = ("hetrdzv.core", *(f"hetrdzv.protocol.{name}" for name in SHARED))
 PURE = [*CORE.rglob("*.py"), *(CORE.parent / "protocol" / f"{name}.py" for name in SHARED)]
 EFFECTS = {"open", "print", "input", "exec", "eval", "__import__"}

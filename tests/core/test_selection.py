@@ -5,7 +5,7 @@ from itertools import permutations
 
 from hetrdzv.core import order as ordering
 from hetrdzv.core.model import Node
-from hetrdzv.core.order import Placement, natural_key
+from hetrdzv.core.order import Former, Placement, natural_key
 from hetrdzv.core.selection import Selection, select, stranded
 from hetrdzv.core.spec import GroupSpec
 from tests.core.driver import Story, running
@@ -29,10 +29,11 @@ def place(
     unreachable: AbstractSet[tuple[str, str]] = frozenset(),
 ) -> Placement:
     """Select and order the nodes of the next round; one without members where none can form."""
-    answer = select(spec, ready, seats, last, unreachable)
+    former = Former(dict.fromkeys(last, 1))
+    answer = select(spec, ready, seats, former, unreachable)
     if not isinstance(answer, Selection):
         return Placement((), ())
-    return ordering.place(answer.nodes, seats, frozenset(last), answer.master)
+    return ordering.place(spec, answer.nodes, seats, former, answer.master)
 
 
 def order(*args: object, min_nodes: int = 1, max_nodes: int | None = None, **kwargs: object) -> list[str]:

@@ -2,21 +2,21 @@
 
 import os
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from hetrdzv.core import subset
-from hetrdzv.core.model import Node
+from hetrdzv.core.model import Conduct, Node
 from hetrdzv.core.order import natural_key
-from hetrdzv.core.selection import Lack, Selection, Shortfall, select
+from hetrdzv.core.selection import MASTERS_TRIED, Lack, Selection, Shortfall, next_round, select
 from hetrdzv.core.spec import GroupSpec
 from hetrdzv.core.worlds import Worlds
 from hetrdzv.protocol.errors import InvalidSpec
 from tests.core.driver import Story, running
 from tests.core.worlds import PAGE, Cluster, page
+from tests.support.every_set import Case, best_of_all
 from tests.support.needs import ALL, show
 
 EVERYTHING = os.environ.get(ALL) == "1"
@@ -28,21 +28,6 @@ MOST_NODES = 12 if EVERYTHING else 9
 
 def node(node_id: str, slots: int) -> Node:
     return Node(node_id=node_id, incarnation=f"{node_id}-1", slots=slots, address="10.0.0.1", port=4000)
-
-
-@dataclass(frozen=True)
-class Case:
-    """What `select` is asked."""
-
-    spec: GroupSpec
-    ready: Sequence[Node]
-    seats: tuple[str, ...] = ()
-    last: tuple[str, ...] = ()
-    unreachable: AbstractSet[tuple[str, str]] = frozenset()
-    taken_last: AbstractSet[str] = frozenset()
-
-    def answer(self) -> Selection | Shortfall:
-        return select(self.spec, self.ready, self.seats, self.last, self.unreachable, 0, self.taken_last)
 
 
 def chosen(answer: Selection | Shortfall) -> list[str] | None:
@@ -78,41 +63,7 @@ def random_case(rng: random.Random) -> Case:
     rng.shuffle(seats)
     last = tuple(name for name in seats if rng.random() < 0.7)
     late = frozenset(name for name in names if rng.random() < 0.15)
-    return Case(spec, ready, tuple(seats), last, frozenset(), late)
-
-
-def best_of_all(case: Case) -> list[str] | None:
-    """Tries every set. The smallest of (-world, ranks taken last, that move, without a place, nodes, names) is best."""
-    spec = case.spec
-    best: tuple[object, ...] | None = None
-    nodes = sorted(case.ready, key=lambda one: natural_key(one.node_id))
-    for mask in range(1, 1 << len(nodes)):
-        found = [one for place, one in enumerate(nodes) if mask >> place & 1]
-        world = sum(one.slots for one in found)
-        if world % spec.world_size_multiple or not (spec.min_world_size or 1) <= world:
-            continue
-        if spec.max_world_size is not None and world > spec.max_world_size:
-            continue
-        if len(found) < spec.min_nodes or (spec.max_nodes is not None and len(found) > spec.max_nodes):
-            continue
-
-        def ranks(of: Iterable[str], among: Sequence[Node] = found) -> int:
-            return sum(one.slots for one in among if one.node_id in of)
-
-        places = tuple(place for place in range(len(nodes)) if mask >> place & 1)
-        key = (
-            -world,
-            ranks(case.taken_last),
-            world - ranks(case.last),
-            world - ranks(case.seats),
-            len(found),
-            places,
-        )
-        if best is None or key < best:
-            best = key
-    if best is None:
-        return None
-    return [nodes[place].node_id for place in best[-1]]  # type: ignore[attr-defined]
+    return Case(spec, ready, tuple(seats), last, taken_last=late)
 
 
 def test_the_best_set_is_chosen() -> None:
@@ -136,10 +87,10 @@ def test_permutations_and_more_nodes() -> None:
         case = random_case(rng)
         answer = case.answer()
         shuffled = rng.sample(list(case.ready), len(case.ready))
-        again = Case(case.spec, shuffled, case.seats, case.last, case.unreachable, case.taken_last).answer()
+        again = replace(case, ready=shuffled).answer()
         assert chosen(again) == chosen(answer)
         more = [*case.ready, node("n99", rng.randint(1, 8))]
-        larger = Case(case.spec, more, case.seats, case.last, case.unreachable, case.taken_last).answer()
+        larger = replace(case, ready=more).answer()
         if isinstance(answer, Selection):
             assert isinstance(larger, Selection)
             assert larger.world_size >= answer.world_size
@@ -170,7 +121,7 @@ def test_who_reaches_the_master_makes_the_largest_world() -> None:
         case = random_case(rng)
         names = [one.node_id for one in case.ready]
         pairs = frozenset((a, b) for a in names for b in names if a != b and rng.random() < 0.3)
-        cut = Case(case.spec, case.ready, case.seats, case.last, pairs, case.taken_last)
+        cut = replace(case, unreachable=pairs)
         answer = cut.answer()
         largest = 0
         for master in names:
@@ -252,6 +203,28 @@ def test_a_smaller_world_waits_for_a_replacement() -> None:
     found.slots = {**found.slots, "e": 4}
     found.story.join("e", 4)
     assert (found.world, found.story.order) == (8, ["a", "e"])
+
+
+def test_who_is_set_aside_is_taken_where_its_slots_are_needed() -> None:
+    spec = GroupSpec(world_size_multiple=4)
+    ready = [node("a", 2), node("b", 1), node("c", 2)]
+    group = Story(world_size_multiple=4).group
+    conduct = {"b": Conduct(aside=True, free_at=1.0), "c": Conduct(aside=True, free_at=2.0)}
+    nodes = {one.node_id: one for one in ready}
+    answer = next_round(replace(group, spec=spec, nodes=nodes, conduct=conduct))
+    assert chosen(answer) == ["a", "c"]
+    answer = next_round(replace(group, spec=spec, nodes=nodes | {"d": node("d", 2)}, conduct=conduct))
+    assert chosen(answer) == ["a", "d"]
+
+
+def test_after_three_masters_that_nobody_reaches_no_more_are_tried() -> None:
+    spec, pairs = GroupSpec(min_world_size=3), frozenset({("b", "a"), ("c", "a")})
+    ready = [node(name, 1) for name in "abcd"]
+    found = select(spec, ready, unreachable=pairs, failed_masters=MASTERS_TRIED - 1)
+    assert isinstance(found, Selection)
+    found = select(spec, ready, unreachable=pairs, failed_masters=MASTERS_TRIED)
+    assert isinstance(found, Shortfall)
+    assert (found.lack, found.final) == (Lack.MASTER, True)
 
 
 def test_growth_pauses() -> None:

@@ -64,7 +64,9 @@ def _plain(kind: type, limits: dict[str, Any]) -> Strategy:
         least, most = limits.get("ge", -(2**60)), limits.get("le", 2**60)
         return st.integers(least, min(most, limits.get("lt", most + 1) - 1))
     if kind is float:
-        return st.floats(limits.get("ge"), limits.get("le"), allow_nan=False, allow_infinity=False)
+        above = "gt" in limits
+        least = limits["gt"] if above else limits.get("ge")
+        return st.floats(least, limits.get("le"), exclude_min=above, allow_nan=False, allow_infinity=False)
     assert kind is str, f"no strategy for {kind}"
     if "pattern" in limits:
         return st.from_regex(limits["pattern"], fullmatch=True)
@@ -90,8 +92,8 @@ def _about(about: list[Any]) -> dict[str, Any]:
                 limits["le"] = min(le, limits.get("le", le))
             case Lt(lt):
                 limits["lt"] = lt
-            case Gt():
-                raise NotImplementedError
+            case Gt(gt):
+                limits["gt"] = gt
             case MinLen(min_length):
                 limits["min_length"] = min_length
             case MaxLen(max_length):

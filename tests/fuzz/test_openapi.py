@@ -120,11 +120,22 @@ def ask(server: VirtualServer, case: Case) -> httpx.Response:
     return server.send(made.method, made.url, headers=[*made.headers.items()], content=made.body)
 
 
+NO_SCHEMA_SAYS = "|".join(
+    [
+        ": (raise|lower) (min|max)_",
+        "begin rank_order with ",
+        "rank_order .* (must be |twice)",
+        "(master|unit) .* must be ",
+    ]
+)
+"""Bounds that contradict each other, and texts that mean nothing."""
+
+
 def check_valid(case: Case, response: httpx.Response) -> None:
-    """A valid request is executed, or refused because of the state; no schema can express contradicting bounds."""
+    """A valid request is executed, or refused because of the state, or for what no schema can express."""
     assert response.status_code < 500, response.text
-    contradiction = response.status_code == 422 and re.search(": (raise|lower) (min|max)_", response.text)
-    told = contradiction or response.status_code == TOO_LARGE
+    means_nothing = response.status_code == 422 and re.search(NO_SCHEMA_SAYS, response.text)
+    told = means_nothing or response.status_code == TOO_LARGE
     case.validate_response(response, CHECKS if told else [*CHECKS, checks.positive_data_acceptance])
 
 

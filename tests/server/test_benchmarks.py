@@ -75,6 +75,11 @@ def test_hold(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert not [name for name in rows if "did not run again" in name]
 
 
+def test_selecting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = run("selecting", "--nodes 20 --tries 1", monkeypatch, capsys)
+    assert "| 8 | half of the nodes | 80 | 10 |" in printed
+
+
 def test_profiled(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     printed = run("profiled", "--nodes 4 --seconds 1", monkeypatch, capsys)
     assert "tottime" in printed

@@ -8,6 +8,7 @@ import pytest
 
 from hetrdzv.cli import hetctl
 from hetrdzv.protocol.wire import PlanReply
+from tests.test_docs import page, section
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -55,6 +56,12 @@ def test_a_terminal_shows_a_row_of_cells_for_each_node(plan: Callable[..., str])
         "moves": "b, c (2 nodes)",
         "stops": "a (1 node)",
     }
+
+
+def test_the_picture_in_the_docs_is_what_is_shown(plan: Callable[..., str]) -> None:
+    told = section(page("docs/groups.md"), "What if").partition("    $ hetctl plan ")[2].splitlines()
+    shown = [line.rstrip() for line in plan(*told[0].split(), columns=110).splitlines()]
+    assert [line.removeprefix("    ") for line in told[1 : 1 + len(shown)]] == shown
 
 
 def test_a_pipe_gets_a_line_for_each_node(plan: Callable[..., str]) -> None:
@@ -108,6 +115,7 @@ def test_many_nodes_and_long_names_fit(plan: Callable[..., str], columns: int) -
         (["--nodes", "a=-1"], "'a=-1' must be SLOTS"),
         (["--nodes", "=8"], "'' must be 1 to 128 letters"),
         (["--nodes", "a b=8"], "'a b' must be 1 to 128 letters"),
+        (["--nodes", "a=8@0"], "weight '0' must be a number above 0, up to 1e+06, for example 0.5"),
         (["--nodes", "a=8:rack"], "label 'rack' must be LABEL=VALUE, for example rack=r1"),
         (["--nodes", "a=8,a=4"], "'a' is named twice"),
         (["--nodes", "a=8", "--without", "b"], "--without names 'b', which is not among --nodes"),

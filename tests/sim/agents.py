@@ -57,6 +57,8 @@ class Agent:
         self._not_ready = ""
         offer = Offer(
             slots=machine.slots,
+            labels=machine.labels,
+            weight=machine.weight,
             address=machine.address,
             spec=world.scenario.spec,
             takes_notice=self._kindness.random() >= world.scenario.deaf,

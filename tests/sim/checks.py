@@ -26,6 +26,7 @@ from hetrdzv.service.liveness import leases as leases_module
 from tests.sim.store import Disk
 from tests.sim.timeline import Timeline
 from tests.sim.workers import Workers
+from tests.support.every_set import not_best
 
 
 class Violation(AssertionError):
@@ -129,6 +130,8 @@ class Checks:
             self.say("core", f"    {event.kind}: {event.text}")
         for wrong in violations(new):
             self.violate("invariants", wrong)
+        if wrong := not_best(old, new):
+            self.violate("the best set", wrong)
         if new.job == old.job:
             if new.restarts > old.restarts or (new.state is GroupState.FAILED and not old.state.terminal):
                 self._charges(old, new, now)

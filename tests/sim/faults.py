@@ -6,6 +6,7 @@ from hetrdzv.core.commands import Cancel, Drain, NoteStall, Restart, Undrain
 from hetrdzv.core.model import Stall, StallKind
 from tests.sim.machine import Machine
 from tests.sim.network import DOWN, UP
+from tests.sim.scenario import MOST_MACHINES
 from tests.sim.store import Trouble
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class Faults:
     def node_is_new(self) -> bool:
         """A machine more."""
         world = self._world
-        if len(world.machines) >= 6:
+        if len(world.machines) >= MOST_MACHINES:
             return False
         machine = world._machine(len(world.machines), self._rng.choice((1, 2, 4)))
         world.machines.append(machine)

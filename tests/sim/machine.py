@@ -1,5 +1,6 @@
 """A machine: its link, its agent, and the processes that outlive an agent."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tests.sim.agents import Agent
@@ -20,6 +21,8 @@ class Machine:
 
     node_id: str
     slots: int
+    labels: Mapping[str, str]
+    weight: float
     address: str
     link: Link
     agent: Agent | None = None

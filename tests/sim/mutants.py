@@ -15,7 +15,7 @@ AGENT = "agent/hetagent/protocol"
 SERVICE = "rendezvous/hetrdzv/service"
 MUTANTS = (
     Mutant("a failure is judged at once", f"{CORE}/settle.py", "ended.end.judged or unresolved(work.group, work.now)", "ended.end.judged"),
-    Mutant("a suspect is resolved", f"{CORE}/timers.py", "and (node.cut_at is not None or node.acked_round < ended.number)", "and node.acked_round < ended.number"),
+    Mutant("a suspect is resolved", f"{CORE}/timers.py", "(node.acked_round < node.member_of or node.cut_at is not None)", "node.acked_round < node.member_of"),
     Mutant("who was not told to stop is overdue", f"{CORE}/timers.py", "    if node.stop_told_at is None:\n        return inf\n", "    if node.stop_told_at is None:\n        return group.round.end.at + group.spec.stop_timeout_s + STOP_GRACE_S\n"),
     Mutant("losses cost restarts", f"{CORE}/transitions.py", "    elif kind in LOSSES and", "    elif False and"),
     Mutant("an end costs two restarts", f"{CORE}/settle.py", "restarts=group.restarts + 1,", "restarts=min(budget, group.restarts + 2),"),
@@ -40,6 +40,11 @@ MUTANTS = (
     Mutant("the session gives up on reports", f"{AGENT}/session.py", "        if self._contact.is_old(request):\n            return\n", "        self._reports.drop('')\n        if self._contact.is_old(request):\n            return\n"),
     Mutant("nobody stops without a server", f"{AGENT}/contact.py", "        return None if self._heard_at is None else self._heard_at + max_disconnect_s\n", "        return None\n"),
     Mutant("a late answer proves that a server is there", f"{AGENT}/contact.py", "heard_at = min(now, sent_at + max_disconnect_s / 2)", "heard_at = now"),
+    Mutant("ranks move for nothing", f"{CORE}/subset.py", "kind.moves * kind.slots", "0 * kind.slots"),
+    Mutant("any world size is a multiple", f"{CORE}/worlds.py", "range(top - top % self.multiple, self.smallest - 1, -self.multiple)", "range(top, 0, -1)"),
+    Mutant("bounds in nodes are forgotten", f"{CORE}/subset.py", "if found is None or search.is_allowed(found):", "if True:"),
+    Mutant("a joiner ends a round that does not grow", f"{CORE}/selection.py", "answer.world_size <= active.world_size if sized", "False if sized"),
+    Mutant("the deadline forgets the pause", f"{CORE}/timers.py", "            yield admits_at(group, larger)", "            yield group.joiners_since + group.spec.last_call_s"),
     Mutant("who is not ready is taken", f"{CORE}/selection.py", "        and not node.not_ready\n", ""),
     Mutant("nobody corrects who is ready", f"{AGENT}/session.py", 'return is_news and (directive.reason', 'return False and (directive.reason'),
 )  # fmt: skip
@@ -64,7 +69,7 @@ def main() -> int:
     made = parser(__doc__)
     made.add_argument("--seeds", type=int, default=400, help="how many are tried on each (default: 400)")
     args = made.parse_args()
-    with copied("rendezvous", "agent", "tests/sim", "tests/__init__.py") as home:
+    with copied("rendezvous", "agent", "tests/sim", "tests/support", "tests/__init__.py") as home:
         if (wrong := simulate(home, 50)) is not None:
             print(f"the simulation fails without a mutant: {wrong}")
             return 2

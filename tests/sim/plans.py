@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetrdzv.core.commands import Drain, NoteStall, Restart, Undrain
-from hetrdzv.core.explain import explain_wait
+from hetrdzv.core.explain import explain_left_out
 from hetrdzv.core.model import Group, GroupState
 from hetrdzv.core.plan import Changes, NewNode, Plan, plan
+from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.errors import InvalidSpec
 from tests.sim.machine import Machine
 from tests.sim.scenario import Scenario, scenario
 from tests.sim.world import World
@@ -53,7 +55,7 @@ class PlannedWorld(World):
     """
 
     def __init__(self, seed: int) -> None:
-        super().__init__(seed, _lasting(scenario(seed)))
+        super().__init__(seed, _lasting(seed))
         self.kinds: Counter[str] = Counter()
         self.ends: Counter[str] = Counter()
         self._choices = random.Random(f"{seed}.plans")
@@ -85,7 +87,7 @@ class PlannedWorld(World):
         group = self.server.group
         if self.kinds or group is None:
             super()._end()
-        elif self._everybody_is_here(group):
+        elif self._rests(group):
             self._next(group)
         else:
             self.timeline.at(1.0, super()._look, self.timeline.now)
@@ -97,16 +99,23 @@ class PlannedWorld(World):
 
     def _rests(self, group: Group) -> bool:
         """Whether nothing more will happen unless nodes come or go."""
-        if not self._everybody_is_here(group):
-            return False
-        agents = [machine.agent for machine in self.machines if machine.agent is not None]
-        if group.state is GroupState.WAITING:
-            round_ = group.round
-            judged = round_ is None or (round_.end is not None and round_.end.judged)
-            return judged and group.bounds_since is None and not any(agent.workers for agent in agents)
         if group.state.terminal:
-            return not agents
-        return self._is_settled(group)
+            return not any(machine.agent for machine in self.machines)
+        return self._everybody_is_here(group) and self._is_settled(group)
+
+    def _is_settled(self, group: Group) -> bool:
+        """As in any story; or the group waits for other nodes, with which it can have a round."""
+        if group.state is not GroupState.WAITING:
+            return super()._is_settled(group)
+        judged = group.round is None or (group.round.end is not None and group.round.end.judged)
+        agents = [machine.agent for machine in self.machines if machine.agent is not None]
+        idle = all(agent.is_settled and not agent.workers for agent in agents)
+        return judged and idle and group.bounds_since is None and not any(one.not_ready for one in group.live)
+
+    @property
+    def bound_s(self) -> float:
+        """How long after the last fault the group may take (seconds)."""
+        return super().bound_s + 3 * (self.scenario.spec.growth_pause_s or 0.0)
 
     # -- changing --------------------------------------------------------------------------------------------
 
@@ -146,7 +155,9 @@ class PlannedWorld(World):
 
     def _drain(self, group: Group, some: list[Machine]) -> None:
         ids = tuple(machine.node_id for machine in some)
-        self._plan(group, "drain", Changes(drain=ids), lambda now: now.drained >= {*ids})
+        nodes = lambda now: [now.nodes[one] for one in ids]  # noqa: E731
+        leaving = lambda now: all(one.gone or one.leaving is not None for one in nodes(now))  # noqa: E731
+        self._plan(group, "drain", Changes(drain=ids), leaving)
         for node_id in ids:
             self.server.command(Drain(node_id))
 
@@ -178,7 +189,9 @@ class PlannedWorld(World):
             node = now.nodes.get(machine.node_id)
             return node is not None and node.incarnation == incarnation
 
-        new = NewNode(node_id=machine.node_id, slots=machine.slots)
+        new = NewNode(
+            node_id=machine.node_id, slots=machine.slots, labels=machine.labels, weight=machine.weight
+        )
         self._plan(group, what, Changes(add=(new,)), joined)
         self.start_agent(machine)
 
@@ -205,10 +218,28 @@ class PlannedWorld(World):
             self.checks.violate("plans come true", f"{case.what} took {formed_s} s, not {case.planned.in_s}")
 
 
-def _lasting(told: Scenario) -> Scenario:
-    """A scenario in which no script ends by itself, and no group fails while nobody looks."""
-    spec = told.spec.model_copy(update={"join_timeout_s": 6_000.0})
+def _lasting(seed: int) -> Scenario:
+    """A scenario in which no script ends by itself, no group fails while nobody looks, and not every world will do."""
+    told, rng = scenario(seed), random.Random(f"{seed}.worlds")
+    spec = told.spec.model_copy(update={"join_timeout_s": 6_000.0, **_worlds(told, rng)})
     return replace(told, work_s=None, spec=spec, story_s=told.story_s / 4, faults=told.faults // 2)
+
+
+def _worlds(told: Scenario, rng: random.Random) -> dict[str, Any]:
+    """Bounds of the world size that contradict nothing."""
+    total = sum(told.slots)
+    while True:
+        drawn = {
+            "min_world_size": rng.choice((None, None, None, 1, total // 2 or 1)),
+            "max_world_size": rng.choice((None, None, total, total - 1 or 1, total // 2 or 1)),
+            "world_size_multiple": rng.choice((1, 1, 2, 2, 3)),
+            "growth_pause_s": rng.choice((0.0, 0.0, 4.0)),
+        }
+        try:
+            GroupSpec(**{**told.spec.given(), **drawn})
+        except InvalidSpec:
+            continue
+        return drawn
 
 
 def _planned(planned: Plan) -> dict[str, Any]:
@@ -240,7 +271,7 @@ def _real(group: Group, now: float) -> dict[str, Any]:
             (
                 node.node_id,
                 node.slots,
-                _timeless(explain_wait(group, node, now)) if active is not None else "",
+                _timeless(explain_left_out(group, node, now)) if active is not None else "",
             )
             for node in others
         },

@@ -1,10 +1,15 @@
 """What a seed stands for: the group's spec, its nodes, the weather, and how its scripts behave."""
 
 import random
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from hetrdzv.core.spec import OnJoin
+from hetrdzv.core.model import Node
+from hetrdzv.core.spec import GroupSpec, OnJoin
+from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.wire import SpecFields
+from tests.support.every_set import Case, best_of_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +24,9 @@ class Weather:
     latency_s: float
 
 
+MOST_MACHINES = 6
+"""How many a story has at most."""
+
 CALM = Weather(lost=0.0, reply_lost=0.0, cut=0.0, doubled=0.0, late=0.0, latency_s=0.002)
 
 
@@ -27,7 +35,8 @@ class Scenario:
     """One story.
 
     Attributes:
-        slots: of each machine.
+        slots: of each machine at the start.
+        labels, weights: of each machine, later ones included.
         separate: the spec promises that old workers end before new ones start, and no fault is told that the
             promise leaves out (docs/operations.md, Two writers of one checkpoint).
         faults: how many happen, within `story_s` seconds.
@@ -42,6 +51,8 @@ class Scenario:
 
     spec: SpecFields
     slots: tuple[int, ...]
+    labels: tuple[Mapping[str, str], ...]
+    weights: tuple[float, ...]
     separate: bool
     weather: Weather
     faults: int
@@ -87,6 +98,7 @@ def scenario(seed: int) -> Scenario:
         strikes=rng.choice((0, 1, 3)),
         notice_s=kindness.choice((0.0, 0.0, 0.5, 3.0, 20.0)),
         hang_timeout_s=rng.choice((None, 2.0, 10.0)),
+        **_order(random.Random(f"{seed}.order")),
     )
     bad = rng.choice((0.0, 0.01, 0.03))
     weather = Weather(
@@ -97,9 +109,14 @@ def scenario(seed: int) -> Scenario:
         late=0.0 if separate else rng.choice((0.0, 0.02, 0.1)),
         latency_s=rng.choice((0.001, 0.01, 0.1)),
     )
-    return Scenario(
+    made = Scenario(
         spec=spec,
         slots=tuple(rng.choice((1, 2, 4, 8)) for _ in range(nodes)),
+        labels=tuple(_labels(seed, number) for number in range(MOST_MACHINES)),
+        weights=tuple(
+            random.Random(f"{seed}.weight.{number}").choice((1.0, 0.5, 2.0))
+            for number in range(MOST_MACHINES)
+        ),
         separate=separate,
         weather=weather,
         faults=rng.randint(2, 12),
@@ -113,3 +130,42 @@ def scenario(seed: int) -> Scenario:
         deaf=kindness.choice((0.0, 0.0, 0.3, 1.0)),
         saves=kindness.choice((0.3, 1.0, 1.0)),
     )
+    return replace(made, spec=spec.model_copy(update=_worlds(seed, made)))
+
+
+def _worlds(seed: int, made: Scenario) -> dict[str, object]:
+    """Bounds of the world size that all machines together can keep, in half of the stories, and a pause in some."""
+    rng = random.Random(f"{seed}.worlds")
+    pause: dict[str, object] = {"growth_pause_s": rng.choice((1.0, 5.0, 15.0))} if rng.random() < 0.3 else {}
+    if rng.random() < 0.5:
+        return pause
+    total = sum(made.slots)
+    worlds = {
+        "min_world_size": rng.choice((None, rng.randint(1, total))),
+        "max_world_size": rng.choice((None, rng.randint(1, total))),
+        "world_size_multiple": rng.choice((1, 2, 2, 3, 4, 8)),
+    }
+    try:
+        spec = GroupSpec(**made.spec.given() | worlds)
+    except InvalidSpec:
+        return pause
+    nodes = [
+        Node(node_id=f"n{number + 1}", incarnation="any", slots=slots, address="any", port=1, labels=labels)
+        for number, (slots, labels) in enumerate(zip(made.slots, made.labels, strict=False))
+    ]
+    return pause if best_of_all(Case(spec, nodes)) is None else pause | worlds
+
+
+def _order(rng: random.Random) -> dict[str, Any]:
+    """The settings about ranks."""
+    orders = ("sticky", "sticky", "speed", "topology:rack", "topology:zone,rack", "n3,*,n1")
+    return {"rank_order": rng.choice(orders), "master": rng.choice((None, None, None, "public=yes"))}
+
+
+def _labels(seed: int, number: int) -> Mapping[str, str]:
+    """The labels of a machine; the first may always be master."""
+    rng = random.Random(f"{seed}.labels.{number}")
+    labels = {"zone": rng.choice("xy"), "rack": rng.choice("12")}
+    if number == 0 or rng.random() < 0.5:
+        labels["public"] = "yes"
+    return {name: value for name, value in labels.items() if name == "public" or rng.random() < 0.9}

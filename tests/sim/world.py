@@ -14,7 +14,7 @@ from tests.sim.checks import Checks, Violation, standing
 from tests.sim.faults import Faults
 from tests.sim.machine import Machine
 from tests.sim.network import CALM, DOWN, UP, Link, Network
-from tests.sim.scenario import Scenario, scenario
+from tests.sim.scenario import MOST_MACHINES, Scenario, scenario
 from tests.sim.server import Alarm, ServerProcess
 from tests.sim.store import GROUP, Trouble
 from tests.sim.timeline import Timeline
@@ -72,8 +72,10 @@ class World:
         return random.Random(f"{self.seed}.{name}")
 
     def _machine(self, number: int, slots: int) -> Machine:
-        name = f"n{number + 1}"
-        return Machine(name, slots, f"10.0.0.{number + 1}", Link(name, self._rng(f"link.{number}")))
+        name, story = f"n{number + 1}", self.scenario
+        link = Link(name, self._rng(f"link.{number}"))
+        what = slots, story.labels[number % MOST_MACHINES], story.weights[number % MOST_MACHINES]
+        return Machine(name, *what, f"10.0.0.{number + 1}", link)
 
     def note(self, fault: str) -> None:
         """Count a fault."""
@@ -131,6 +133,7 @@ class World:
             + 2 * stop_s
             + 3 * (spec.last_call_s or 0.0)
             + (spec.replace_wait_s or 0.0)
+            + (spec.growth_pause_s or 0.0)
             + 2 * (spec.notice_s or 0.0)
         )
 

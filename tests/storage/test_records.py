@@ -251,6 +251,7 @@ def full() -> Group:
         script_port=4001,
         role="trainer",
         labels={"rack": "r1"},
+        weight=0.5,
         device={"gpu": "H200"},
         wants_command=True,
         wants_members=True,
@@ -297,6 +298,8 @@ def full() -> Group:
             hang_timeout_s=30.0,
             growth_pause_s=5.0,
             on_join=OnJoin.SPARE,
+            rank_order="topology:zone,rack",
+            master="public=yes",
             command=("train.py", "--lr", "0.1"),
         ),
         given=frozenset({"min_nodes", "command"}),
@@ -541,18 +544,28 @@ def test_every_record_has_a_version_and_a_newer_one_is_named(key: str) -> None:
 
 
 def test_a_record_from_before_a_field_gets_its_default() -> None:
-    found = restore(edited("groups/g/nodes/gpu0", labels=..., leaving=..., script_port=...), NOW)
-    node = found["g"].group.nodes["gpu0"]
-    assert (node.labels, node.leaving, node.script_port) == ({}, None, 0)
+    without = {"labels": ..., "leaving": ..., "script_port": ..., "weight": ...}
+    node = restore(edited("groups/g/nodes/gpu0", **without), NOW)["g"].group.nodes["gpu0"]
+    assert (node.labels, node.leaving, node.script_port, node.weight) == ({}, None, 0, 1.0)
     spec = record_of(all_records(), "groups/g/group")["spec"]
     assert isinstance(spec, dict)
-    since_0_1 = ("crash_loop", "no_restart_on", "restart_wait_s", "strikes", "hang_timeout_s", "notice_s")
+    since_0_1 = (
+        "crash_loop",
+        "no_restart_on",
+        "restart_wait_s",
+        "strikes",
+        "hang_timeout_s",
+        "rank_order",
+        "master",
+        "notice_s",
+    )
     for name in ("replace_wait_s", *since_0_1):
         del spec[name]
     news = dict.fromkeys(("seats", "unreachable", "fruitless", "quick", "rests_until", "conduct"), ...)
     found = restore(edited("groups/g/group", spec=spec, **news), NOW)
     assert found["g"].group.spec.replace_wait_s == 0.0
     assert found["g"].group.spec.crash_loop == 3
+    assert (found["g"].group.spec.rank_order, found["g"].group.spec.master) == ("sticky", None)
     assert found["g"].group.conduct == {}
     assert found["g"].group.seats == ()
     assert restore(edited("groups/g/round", finished=..., end=...), NOW)["g"].group.active_round is not None

@@ -13,7 +13,7 @@ from hetagent.job.ready.node_check import TIMEOUT_S as NODE_CHECK_TIMEOUT_S
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
-from hetagent.options.values import label, notice_signal, port_range, seconds, setting, world_size
+from hetagent.options.values import label, notice_signal, port_range, seconds, setting, weight, world_size
 from hetagent.protocol.contact import CONNECT_TIMEOUT_S
 from hetrdzv import __version__
 from hetrdzv.protocol.wire import SETTINGS, Setting
@@ -116,6 +116,12 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "metavar": "KEY=VALUE",
         "help": "A label for this node; repeatable.",
     },
+    "--weight": {
+        "type": weight,
+        "default": 1.0,
+        "metavar": "X",
+        "help": "How fast this node is, compared with the others, for --rank-order speed (default: 1).",
+    },
     "--world-size": {
         "type": world_size,
         "metavar": "N|MIN:MAX",
@@ -206,7 +212,7 @@ def parser() -> Parser:
             type=partial(setting, setting_),
             choices=setting_.choices or None,
             help=f"{setting_.help.removesuffix('.')} (default: {setting_.shown_default}).",
-            metavar=None if setting_.choices else _METAVARS[setting_.kind],
+            metavar=None if setting_.choices else setting_.metavar or _METAVARS[setting_.kind],
         )
     ours.add_argument("--version", action="version", version=f"hetagent {__version__}")
     made.add_argument(

@@ -46,6 +46,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         interface=args.interface,
         port_range=args.port_range,
         labels=dict(args.label or ()),
+        weight=args.weight,
         connect_timeout_s=args.connect_timeout_s,
         spec=_spec(args),
         signals=tuple(dict.fromkeys((*_signals(args.signals_to_handle), *from_slurm.signals))),

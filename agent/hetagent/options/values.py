@@ -10,7 +10,7 @@ from dataclasses import replace
 from hetagent.node.network import parse_port_range
 from hetagent.options.model import Std, Streams
 from hetagent.options.slurm import UNHANDLED
-from hetrdzv.protocol.wire import Setting
+from hetrdzv.protocol.wire import MAX_WEIGHT, Setting
 
 
 def seconds(text: str) -> float:
@@ -80,12 +80,33 @@ def label(text: str) -> tuple[str, str]:
     return key, value
 
 
+def weight(text: str) -> float:
+    """A number above 0 that says how fast a node is.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= MAX_WEIGHT:
+        raise ArgumentTypeError(f"{text!r} is not a number above 0, up to {MAX_WEIGHT:g}")
+    return value
+
+
 def setting(of: Setting, text: str) -> object:
     """The value of a group's setting.
 
     Raises:
-        ArgumentTypeError: it is not a number of the right kind, or out of bounds.
+        ArgumentTypeError: it is not a number of the right kind, out of bounds, or a text that means nothing.
     """
+    if of.kind is str:
+        try:
+            of.reads(text)
+        except ValueError as error:
+            raise ArgumentTypeError(str(error)) from None
+        return text
     if of.kind is tuple:
         return tuple(setting(replace(of, kind=int), one) for one in text.split(","))
     kinds: dict[type, Callable[[str], object]] = {float: seconds, int: whole}

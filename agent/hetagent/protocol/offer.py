@@ -1,13 +1,13 @@
 """What a node offers its group, and the join request that carries it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetrdzv.protocol.wire import JoinRequest, SpecFields
 
-NEWER = frozenset({"takes_notice", "ready_within_s", "not_ready"})
-"""Fields of a join that servers of 0.1 refuse; they are sent only where they say something."""
+NEWER = frozenset({"takes_notice", "ready_within_s", "not_ready", "weight"})
+"""Fields of a join that a server of 0.1 refuses; they are sent only where they say something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +18,7 @@ class Offer:
     address: str
     role: str = "default"
     labels: Mapping[str, str] = field(default_factory=dict)
+    weight: float = 1.0
     device: Mapping[str, str] = field(default_factory=dict)
     wants_command: bool = False
     wants_members: bool = False
@@ -25,6 +26,10 @@ class Offer:
     takes_notice: bool = False
     ready_within_s: float = 0.0
     spec: SpecFields = field(default_factory=SpecFields)
+
+    def of_0_1(self) -> "Offer":
+        """As much of this offer as a server of 0.1 knows."""
+        return replace(self, ready_within_s=0.0, weight=1.0, takes_notice=False)
 
     def request(
         self, incarnation: str, ports: tuple[int, int], after_round: int, not_ready: str = ""
@@ -44,6 +49,8 @@ class Offer:
             "ready_within_s": self.ready_within_s,
             "not_ready": not_ready,
         }
+        if self.weight != 1:
+            news["weight"] = self.weight
         return JoinRequest(
             incarnation=incarnation,
             slots=self.slots,

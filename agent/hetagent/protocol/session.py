@@ -8,7 +8,6 @@ for `requests`, then for `directives` and `notices`.
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import ceil, inf
 
 from pydantic import ValidationError
@@ -421,9 +420,7 @@ class Session:
 
     def _join(self, at: float) -> None:
         """Have a join sent, unless this node is about to leave."""
-        offer = self.offer
-        if self._is_older:
-            offer = replace(offer, ready_within_s=0.0, takes_notice=False)
+        offer = self.offer.of_0_1() if self._is_older else self.offer
         body = offer.request(self.incarnation, self._ports, self._told.over_round, self._not_ready)
         if self._is_older and self._not_ready:
             self._join_due = None
@@ -566,6 +563,8 @@ class Session:
 
     def _join_older(self, now: float) -> None:
         """The server may be of 0.1, and refuse what it does not know: it only hears of a node that is ready."""
+        if self.offer.weight != 1 and not self._is_older:
+            self._notices.append("the server is older than this agent: --weight has no effect")
         self._is_older = True
         self._join(now)
 

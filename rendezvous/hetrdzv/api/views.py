@@ -331,6 +331,7 @@ def _node(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         heard_s_ago=None if node.gone else max(0.0, silent_s),
         incarnation=node.incarnation,
         role=node.role,
+        weight=node.weight,
         labels=dict(node.labels),
         device=dict(node.device),
         why=node.gone_why or node.leaving or node.not_ready,

@@ -83,9 +83,33 @@ def explain_wait(group: Group, node: Node, now: float) -> str:
     if node.node_id in larger.node_ids:
         admits = _left(admits_at(group, larger), now)
         return f"round {active.number} runs, and will restart to include {node.node_id} ({admits})"
+    text = _spare_text(group, node, active, now)
+    return f"round {active.number} runs without {node.node_id}, which is kept as a spare{text}"
+
+
+def explain_left_out(group: Group, node: Node, now: float) -> str:
+    """Why a node is not in the running round, in a clause without its name: `max_nodes is 3`.
+
+    Args:
+        now: the server's clock (seconds).
+    """
+    active = group.active_round
+    assert active is not None
+    if node.wants_command and group.spec.command is None:
+        return "it was started without a script, and the group has no command yet"
+    if node.not_ready:
+        return f"it is not ready: {clipped(node.not_ready)}"
+    if node.node_id in growth(group).node_ids:
+        return "the round is going to restart to include it"
+    text = _spare_text(group, node, active, now)
+    return text[2:-1] if text.startswith(" (") else text.removeprefix(": ")
+
+
+def _spare_text(group: Group, node: Node, active: Round, now: float) -> str:
+    """What follows after "is kept as a spare"."""
     conduct = group.conduct.get(node.node_id, Conduct())
     why = _SPARE_REASONS[spare_reason(group, node, active)]
-    text = why.format(
+    return why.format(
         max_nodes=group.spec.max_nodes,
         master=active.master.node_id,
         address=active.master.address,
@@ -97,7 +121,6 @@ def explain_wait(group: Group, node: Node, now: float) -> str:
         world=active.world_size + node.slots,
         excluded=Worlds.of(group.spec).excludes(active.world_size + node.slots),
     )
-    return f"round {active.number} runs without {node.node_id}, which is kept as a spare{text}"
 
 
 _SPARE_REASONS = {
@@ -178,18 +201,28 @@ def not_ready_clause(group: Group) -> str:
     return f"; {who} are not ready; {first.node_id}: {clipped(first.not_ready)}"
 
 
+def master_clause(spec: GroupSpec, ready: Sequence[Node]) -> str:
+    """That no node that is ready may be master, and why."""
+    who = "it may not" if len(ready) == 1 else "none of them may"
+    return f"{who} be master, since master is {spec.master}"
+
+
 def _explain_wait_for_nodes(group: Group, now: float) -> str:
     ready = ready_nodes(group)
     have = f"{standing(group.spec, ready)} ready" if ready else "no node is ready"
     if ready:
         have += f" ({names(node.node_id for node in ready)})"
     answer = next_round(group)
+    if isinstance(answer, Shortfall) and answer.lack is Lack.ALLOWED_MASTER:
+        return f"{have}, but {master_clause(group.spec, ready)}; waiting for one that may{_until(group, now)}"
     if isinstance(answer, Shortfall) and answer.lack is not Lack.MASTER:
         if why := lacking(group.spec, ready, answer):
             have += f"; {why}"
         return _explain_too_few(group, have, answer, now)
     if group.bounds_since is None:
         who = unreached(group.unreachable, {node.node_id for node in ready})
+        if group.spec.master is not None:
+            who += f"; master is {group.spec.master}"
         more = f"waiting for more{_in_place_of(group.round, group)}{_until(group, now)}"
         return f"{have}, but none can be master ({who}); {more}"
     if answer.suspects:

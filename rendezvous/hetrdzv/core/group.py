@@ -233,6 +233,8 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         return  # sent before its round formed: a retry that changes nothing
     returns = node.phase is NodePhase.LOST
     if node.phase is NodePhase.READY and command.after_round <= node.acked_round:
+        if (node.labels, node.weight) != (command.labels, command.weight):
+            node = work.change_node(node, labels=command.labels, weight=command.weight)
         _note_readiness(work, node, command.not_ready)
         return
     if group.active_round is not None and not returns:
@@ -246,6 +248,8 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         address=command.address,
         port=command.port,
         script_port=command.script_port,
+        labels=command.labels,
+        weight=command.weight,
         daemon=(),
         gone_at=None,
         gone_why="",

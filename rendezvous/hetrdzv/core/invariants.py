@@ -1,8 +1,11 @@
 """Invariants of a group; checked by the tests, and by a server when it loads a group."""
 
 from collections.abc import Iterator
+from itertools import groupby
 
 from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round
+from hetrdzv.core.order import may_be_master
+from hetrdzv.core.rank_order import OrderKind, rank_order
 from hetrdzv.core.worlds import Worlds
 
 MOST_SHOWN = 5
@@ -95,6 +98,7 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
         yield f"round {current.number} has {len(names)} nodes of at most {group.spec.max_nodes}"
     if len(names) < group.spec.min_nodes:
         yield f"round {current.number} has {len(names)} nodes of at least {group.spec.min_nodes}"
+    yield from _order_violations(group, current)
     if excluded := Worlds.of(group.spec).excludes(offset):
         yield f"round {current.number} has world size {offset}, {excluded}"
     if not current.finished <= set(names):
@@ -109,6 +113,28 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
             yield f"round {current.number} runs, but its member {member.node_id} is gone"
         elif node.member_of != current.number:
             yield f"round {current.number} runs, but its member {member.node_id} is in round {node.member_of}"
+
+
+def _order_violations(group: Group, current: Round) -> Iterator[str]:
+    """Whether the members stand as the settings say; their labels and weights are the round's until they join again."""
+    nodes = [group.speaker(member) for member in current.members]
+    at_work = [
+        node for node in nodes if node is not None and node.member_of == current.number and not node.stopped
+    ]
+    if group.active_round is None or len(at_work) < len(nodes):
+        return
+    spec, master = group.spec, at_work[0]
+    if not may_be_master(spec, master):
+        yield f"{master.node_id} is the master of round {current.number}, but master is {spec.master}"
+    label = next(iter(rank_order(spec.rank_order).labels), None)
+    if label is not None:
+        blocks = [value for value, _ in groupby(at_work, key=lambda node: node.labels.get(label))]
+        if len(set(blocks)) < len(blocks):
+            yield f"round {current.number} does not have the nodes of one {label} side by side: {blocks}"
+    if spec.rank_order == OrderKind.SPEED:
+        weights = [node.weight for node in at_work[1:]]
+        if weights != sorted(weights, reverse=True):
+            yield f"round {current.number} does not have slower nodes last: {weights}"
 
 
 def _daemon_violations(group: Group, node: Node) -> Iterator[str]:

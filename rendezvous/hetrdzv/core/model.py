@@ -138,7 +138,9 @@ class Offer:
     Attributes:
         slots: workers that the node offers; all of them are used, or none.
         address, port, script_port: where the node's store listens, and the port that it holds for a script.
-        labels, device: facts that people see.
+        labels: what the order of ranks and the choice of a master can go by; people see them too.
+        weight: how fast the node is, compared with the others (above 0).
+        device: facts that people see.
         wants_command: the agent was started without a script and runs the group's command.
         wants_members: its `start` lists all members of the round.
         wants_daemon: it runs the launcher's daemon that the master of its round hands it.
@@ -153,6 +155,7 @@ class Offer:
     port: int
     script_port: int = 0
     role: str = "default"
+    weight: float = 1.0
     labels: Mapping[str, str] = field(default_factory=dict)
     device: Mapping[str, str] = field(default_factory=dict)
     wants_command: bool = False

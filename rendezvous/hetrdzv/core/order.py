@@ -1,16 +1,23 @@
 """In which order the nodes of a round stand, and with which rank offsets.
 
 Ranks are sticky (docs/design.md, rule 4): survivors keep their order, a replacement takes the place of the node it
-replaces, a returning node gets its old place back, and new nodes go last in natural order.
+replaces, a returning node gets its old place back, and new nodes go last in natural order. With another `rank_order`
+the nodes of a round are sorted by that, and those that it puts on a par stay sticky.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
+from typing import Any
 
-from hetrdzv.core.model import Member, Node
+from hetrdzv.core.memo import kept
+from hetrdzv.core.model import Group, Member, Node, Round
+from hetrdzv.core.rank_order import REST, OrderKind, RankOrder, master_rule, rank_order
+from hetrdzv.core.spec import GroupSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,34 @@ class Placement:
     seats: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Former:
+    """The last round, as far as its gaps are filled with nodes of their kind.
+
+    Attributes:
+        slots: its node ids, with the slots that each had.
+        nodes: the nodes of the group, gone ones included, for the labels.
+    """
+
+    slots: Mapping[str, int] = field(default_factory=dict)
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+
+
+NO_ROUND = Former()
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """What the node that fills a gap should have in common with the one that left it.
+
+    Attributes:
+        labels: the values of the labels that `rank_order` names, the widest first; if it names none, all labels.
+    """
+
+    slots: int
+    labels: tuple[object, ...]
+
+
 @lru_cache(maxsize=1 << 15)
 def natural_key(name: str) -> tuple[tuple[tuple[int, int | str], ...], str]:
     """Sort key that puts `gpu2` before `gpu10`; no two names have the same."""
@@ -33,45 +68,157 @@ def natural_key(name: str) -> tuple[tuple[tuple[int, int | str], ...], str]:
     return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts if part), name
 
 
-def seat(chosen: Iterable[str], seats: Sequence[str], vacated: AbstractSet[str]) -> tuple[str, ...]:
-    """Give every chosen node id a place.
+def former_round(group: Group) -> Former:
+    """The last round of a group, or none."""
+    return NO_ROUND if group.round is None else Former(_slots(group.round), group.nodes)
+
+
+@kept
+def _slots(current: Round) -> Mapping[str, int]:
+    return {member.node_id: member.slots for member in current.members}
+
+
+def _likeness(order: RankOrder, slots: int, labels: Mapping[str, str]) -> Likeness:
+    if order.kind is OrderKind.TOPOLOGY:
+        return Likeness(slots, tuple(labels.get(name) for name in order.labels))
+    return Likeness(slots, (frozenset(labels.items()),))
+
+
+def fill(gaps: Mapping[str, Likeness], newcomers: Mapping[str, Likeness]) -> dict[str, str]:
+    """Which newcomer fills which gap, by gap.
+
+    First those with the slots and labels of the node that left it, then with its slots and some of its labels, the
+    widest the longest, then with other slots, in the same way. Of equals the first comes first.
 
     Args:
-        chosen: who is in the next round.
+        gaps: node ids that are no longer there, each with the kind of that node.
+        newcomers: node ids in the order in which they are taken, each with its kind.
+    """
+    found: dict[str, str] = {}
+    depth = max((len(kind.labels) for kind in newcomers.values()), default=0)
+    for slots_count, labels in product((True, False), range(depth, -1, -1)):
+        if len(found) == min(len(gaps), len(newcomers)):
+            break
+        free: dict[object, deque[str]] = {}
+        taken = set(found.values())
+        for node_id, kind in newcomers.items():
+            if node_id not in taken:
+                free.setdefault((slots_count and kind.slots, kind.labels[:labels]), deque()).append(node_id)
+        for gap, kind in gaps.items():
+            alike = free.get((slots_count and kind.slots, kind.labels[:labels]))
+            if gap not in found and alike:
+                found[gap] = alike.popleft()
+    return found
+
+
+def by_gaps(
+    spec: GroupSpec,
+    nodes: Mapping[str, Node],
+    seats: Sequence[str],
+    last: Former,
+    taken_last: AbstractSet[str] = frozenset(),
+) -> Mapping[str, int]:
+    """The nodes that would fill the gaps of the last round, numbered by how well they fit.
+
+    Args:
+        nodes: all that could be taken, by node id.
         seats: places of the past, in rank order.
-        vacated: node ids of the last round that are not in the next one; newcomers take their places.
+        taken_last: node ids that fill no gap that another can fill.
+    """
+    places = frozenset(seats)
+    newcomers = [node_id for node_id in nodes if node_id not in places]
+    newcomers.sort(key=lambda one: (one in taken_last, natural_key(one)))
+    taken = _fill(rank_order(spec.rank_order), nodes, seats, last, newcomers)
+    return {node_id: number for number, node_id in enumerate(taken.values())}
+
+
+def _fill(
+    order: RankOrder,
+    chosen: Mapping[str, Node],
+    seats: Sequence[str],
+    last: Former,
+    newcomers: Sequence[str],
+) -> Mapping[str, str]:
+    """Which newcomer fills which gap, by gap, the best fit first."""
+    gaps = [node_id for node_id in seats if node_id in last.slots and node_id not in chosen]
+    if not (gaps and newcomers):
+        return {}
+    return fill(
+        {gap: _likeness(order, last.slots[gap], _labels(last.nodes.get(gap))) for gap in gaps},
+        {one: _likeness(order, chosen[one].slots, chosen[one].labels) for one in newcomers},
+    )
+
+
+def _labels(node: Node | None) -> Mapping[str, str]:
+    return node.labels if node is not None else {}
+
+
+def seat(order: RankOrder, chosen: Mapping[str, Node], seats: Sequence[str], last: Former) -> tuple[str, ...]:
+    """Give every chosen node a place.
+
+    Args:
+        chosen: who is in the next round, by node id.
+        seats: places of the past, in rank order.
+        last: the last round; newcomers take the places of those of its nodes that are not in the next one.
 
     Returns:
         the new places, with those of absent nodes kept for their return.
     """
-    chosen = set(chosen)
-    newcomers = sorted(chosen.difference(seats), key=natural_key)
-    places: list[str] = []
-    for node_id in seats:
-        if node_id in vacated and node_id not in chosen and newcomers:
-            places.append(newcomers.pop(0))
-        else:
-            places.append(node_id)
-    return (*places, *newcomers)
+    newcomers = sorted(chosen.keys() - set(seats), key=natural_key)
+    taken = _fill(order, chosen, seats, last, newcomers)
+    placed = frozenset(taken.values())
+    return (*(taken.get(one, one) for one in seats), *(one for one in newcomers if one not in placed))
 
 
-def place(
-    nodes: Iterable[Node], seats: Sequence[str], last_members: AbstractSet[str], master: str | None = None
-) -> Placement:
-    """Put the nodes of a round in order and give them their ranks.
+def in_order(
+    spec: GroupSpec, nodes: Iterable[Node], seats: Sequence[str], last: Former, master: str | None = None
+) -> tuple[list[Node], tuple[str, ...]]:
+    """The nodes of a round in rank order, and the places for the next time.
 
     Args:
         seats: places of the past, in rank order.
-        last_members: node ids of the last round.
         master: the node id that must come first; None: whoever does.
     """
+    order = rank_order(spec.rank_order)
     chosen = {node.node_id: node for node in nodes}
-    places = seat(chosen, seats, last_members - chosen.keys())
-    ordered = [node_id for node_id in places if node_id in chosen]
-    if master is not None:
-        ordered.remove(master)
-        ordered.insert(0, master)
-    return Placement(_rank([chosen[node_id] for node_id in ordered]), places)
+    places = seat(order, chosen, seats, last)
+    ordered = [chosen[node_id] for node_id in places if node_id in chosen]
+    first = chosen[master] if master is not None else None
+    match order.kind:
+        case OrderKind.TOPOLOGY:
+            ordered.sort(key=lambda node: _topology_key(order.labels, node, first))
+        case OrderKind.SPEED:
+            ordered.sort(key=lambda node: -node.weight)
+        case OrderKind.LISTED:
+            rest = order.places[REST]
+            ordered.sort(key=lambda node: order.places.get(node.node_id, rest))
+    if first is not None:
+        ordered = [first, *(node for node in ordered if node is not first)]
+    return ordered, places
+
+
+def _topology_key(labels: Sequence[str], node: Node, master: Node | None) -> tuple[Any, ...]:
+    """Sorts nodes of one label value side by side; the master's come first, those without the label last."""
+    key: list[Any] = []
+    with_master = master is not None
+    for name in labels:
+        value = node.labels.get(name)
+        with_master = with_master and master is not None and master.labels.get(name) == value
+        key += [not with_master, value is None, natural_key(value or "")]
+    return (*key, master is None or node.node_id != master.node_id, natural_key(node.node_id))
+
+
+def may_be_master(spec: GroupSpec, node: Node) -> bool:
+    """Whether the settings allow a node to be master."""
+    return spec.master is None or master_rule(spec.master).allows(node.node_id, node.labels)
+
+
+def place(
+    spec: GroupSpec, nodes: Iterable[Node], seats: Sequence[str], last: Former, master: str | None = None
+) -> Placement:
+    """Put the nodes of a round in order and give them their ranks; the arguments are those of `in_order`."""
+    ordered, places = in_order(spec, nodes, seats, last, master)
+    return Placement(_rank(ordered), places)
 
 
 def _rank(nodes: Sequence[Node]) -> tuple[Member, ...]:

@@ -24,7 +24,7 @@ from hetrdzv.core.commands import (
     Tick,
 )
 from hetrdzv.core.directive import DirectiveKind, heading
-from hetrdzv.core.explain import explain, explain_wait
+from hetrdzv.core.explain import explain, explain_left_out
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import OFFERED, Event, Group, GroupState, Member, Node, NodePhase, Round
 from hetrdzv.core.order import natural_key
@@ -47,11 +47,13 @@ class NewNode:
 
     Attributes:
         node_id: that of a node that is gone: it comes back; empty: one that goes last is made up.
+        labels, weight: empty and None: what the node had when it was here.
     """
 
     slots: int
     node_id: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    weight: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ class Plan:
         restarts: how many restarts the job would have used.
         master: the node id of that round's master; None without one.
         members: in rank order.
-        spares: the other nodes that would be here. Where no round would run, all of them, and `why` says why.
+        spares: the other nodes that would be here. Where no round would run, all of them, each without a `why`.
         gone: the nodes that are here, or join, and would be gone.
         stops: node ids whose workers run now and would be stopped for good.
         restarted: node ids whose workers run now and would be restarted.
@@ -312,6 +314,7 @@ def _joins(group: Group, changes: Changes) -> Iterator[Join]:
             port=alike.port if alike is not None else 1,
             role=alike.role if alike is not None else "default",
             labels=one.labels or (known.labels if known is not None else {}),
+            weight=one.weight or (known.weight if known is not None else 1.0),
             wants_command=alike is not None and alike.wants_command,
             spec=spec,
         )
@@ -365,7 +368,9 @@ def _compared(before: Group, rehearsal: _Rehearsal, now: float) -> Plan:
         members=members,
         spares=tuple(
             LeftOut(
-                node.node_id, node.slots, explain_wait(after, node, rehearsal.now) if then is not None else ""
+                node.node_id,
+                node.slots,
+                explain_left_out(after, node, rehearsal.now) if then is not None else "",
             )
             for node in others
             if not node.gone

@@ -13,7 +13,7 @@ from functools import cached_property
 from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node, NodePhase, Round
-from hetrdzv.core.order import natural_key, seat
+from hetrdzv.core.order import NO_ROUND, Former, by_gaps, former_round, in_order, may_be_master, natural_key
 from hetrdzv.core.spec import GroupSpec, OnJoin
 from hetrdzv.core.subset import Kind, best_set
 from hetrdzv.core.worlds import Worlds
@@ -56,6 +56,7 @@ class Lack(StrEnum):
     NODES = "nodes"
     WORLD = "world"
     MASTER = "master"
+    ALLOWED_MASTER = "allowed_master"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,93 +85,193 @@ def select(
     spec: GroupSpec,
     ready: Sequence[Node],
     seats: Sequence[str] = (),
-    last_members: Collection[str] = (),
+    last: Former = NO_ROUND,
     unreachable: Pairs = frozenset(),
     failed_masters: int = 0,
     taken_last: AbstractSet[str] = frozenset(),
-    last_world: int = 0,
 ) -> Selection | Shortfall:
     """Choose the nodes of the next round.
 
-    Survivors of the last round come first, then nodes that have a place, then natural order; where world sizes are
-    bounded, the best set as `best_set` says. Where no master serves all of those who would be taken, the largest part
-    of all that one serves is taken, if it is large enough.
+    Survivors of the last round come first, then nodes that have a place, then those that best fill its gaps, then
+    natural order; where world sizes are bounded, the best set as `best_set` says. One that may be master is always
+    among them. Where no master serves all of those who would be taken, the largest part of all that one serves is
+    taken, if it is large enough.
 
     Args:
         ready: the nodes to choose from.
         seats: places of the past, in rank order.
-        last_members: node ids of the last round, or none.
+        last: the last round, or none.
         unreachable: pairs among all nodes of the group.
         failed_masters: how many masters in a row no node could reach.
         taken_last: node ids before which all others are taken.
-        last_world: world size of the last round, or 0.
     """
-    if spec.sized:
-        choice = _Choice(spec, ready, seats, last_members, taken_last)
-        return choice.select(unreachable, failed_masters, last_world)
-    found, most = len(ready), spec.max_nodes
-    if found < spec.min_nodes:
-        return Shortfall(lack=Lack.NODES, missing=spec.min_nodes - found)
-    suspects = tuple(node for node in ready if node.cut_at is not None)
-    full = most is not None and found >= most
-    smaller = found < len(last_members)
-    if not unreachable and (most is None or found <= most):
-        return Selection(nodes=tuple(ready), master=None, suspects=suspects, full=full, smaller=smaller)
-    by_id = {node.node_id: node for node in ready}
-    last = frozenset(last_members)
-    preferred = _by_preference(by_id, seats, by_id.keys() & last, taken_last)
-    chosen, master = preferred[:most], None
-    if failed_masters >= MASTERS_TRIED:
-        return Shortfall(lack=Lack.MASTER, final=True, suspects=suspects, full=full, smaller=smaller)
-    if unreachable:
-        chosen, master = _served(chosen, preferred, seats, last, unreachable, most)
-        if len(chosen) < spec.min_nodes:
-            final = by_id.keys() >= last
-            return Shortfall(lack=Lack.MASTER, final=final, suspects=suspects, full=full, smaller=smaller)
-    nodes = tuple(by_id[node_id] for node_id in chosen)
-    return Selection(nodes=nodes, master=master, suspects=suspects, full=full, smaller=smaller)
+    kind = _Sized if spec.sized else _Counted
+    return kind(spec, ready, seats, last, taken_last).select(unreachable, failed_masters)
 
 
 class _Choice:
-    """A selection where not every world size is allowed."""
+    """A selection in progress."""
 
     def __init__(
         self,
         spec: GroupSpec,
         ready: Sequence[Node],
         seats: Sequence[str],
-        last_members: Collection[str],
+        last: Former,
         taken_last: AbstractSet[str],
     ) -> None:
-        self._worlds = Worlds.of(spec)
+        self._spec = spec
         self._ready = ready
-        self._by_id = {node.node_id: node for node in ready}
         self._seats = seats
-        self._seated = frozenset(seats)
-        self._last = frozenset(last_members)
+        self._last = last
         self._taken_last = taken_last
 
-    def select(self, unreachable: Pairs, failed_masters: int, last_world: int) -> Selection | Shortfall:
+    @cached_property
+    def _by_id(self) -> Mapping[str, Node]:
+        return {node.node_id: node for node in self._ready}
+
+    @cached_property
+    def _seated(self) -> AbstractSet[str]:
+        return frozenset(self._seats)
+
+    @cached_property
+    def _gaps(self) -> Mapping[str, int]:
+        """The nodes that fill gaps, numbered by how well they do."""
+        return by_gaps(self._spec, self._by_id, self._seats, self._last, self._taken_last)
+
+    @cached_property
+    def _allowed(self) -> AbstractSet[str]:
+        """Who may be master."""
+        return {node.node_id for node in self._ready if may_be_master(self._spec, node)}
+
+    @property
+    def _suspects(self) -> tuple[Node, ...]:
+        return tuple(node for node in self._ready if node.cut_at is not None)
+
+    def _masters_of(self, chosen: Iterable[str], unreachable: Pairs) -> tuple[list[str], str | None]:
+        """Those of the chosen nodes that may be master, in order, and the first of them that all the others reach."""
+        taken = frozenset(chosen)
+        ordered, _ = in_order(self._spec, [self._by_id[one] for one in taken], self._seats, self._last)
+        masters = [node.node_id for node in ordered if node.node_id in self._allowed]
+        shunned = {master for node_id, master in unreachable if node_id in taken}
+        return masters, next((node_id for node_id in masters if node_id not in shunned), None)
+
+
+class _Counted(_Choice):
+    """A selection where only the number of nodes counts."""
+
+    def select(self, unreachable: Pairs, failed_masters: int) -> Selection | Shortfall:
         """As the function of that name."""
-        worlds, suspects = self._worlds, tuple(node for node in self._ready if node.cut_at is not None)
+        spec, found, most = self._spec, len(self._ready), self._spec.max_nodes
+        if found < spec.min_nodes:
+            return Shortfall(lack=Lack.NODES, missing=spec.min_nodes - found)
+        suspects = self._suspects
+        full = most is not None and found >= most
+        smaller = found < len(self._last.slots)
+        enough = most is None or found <= most
+        if not unreachable and enough and spec.master is None:
+            return Selection(
+                nodes=tuple(self._ready), master=None, suspects=suspects, full=full, smaller=smaller
+            )
+        if not self._allowed:
+            return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects, full=full, smaller=smaller)
+        if failed_masters >= MASTERS_TRIED and (unreachable or not enough):
+            return Shortfall(lack=Lack.MASTER, final=True, suspects=suspects, full=full, smaller=smaller)
+        preferred = self._by_preference()
+        chosen, master = preferred[:most], None
+        if self._allowed.isdisjoint(chosen):
+            chosen[-1] = next(one for one in preferred if one in self._allowed)
+        if unreachable or spec.master is not None:
+            chosen, master = self._served(chosen, preferred, unreachable)
+            if len(chosen) < spec.min_nodes:
+                final = self._by_id.keys() >= self._last.slots.keys()
+                return Shortfall(lack=Lack.MASTER, final=final, suspects=suspects, full=full, smaller=smaller)
+        nodes = tuple(self._by_id[node_id] for node_id in chosen)
+        return Selection(nodes=nodes, master=master, suspects=suspects, full=full, smaller=smaller)
+
+    def _by_preference(self) -> list[str]:
+        """Whom a round takes first: of those not to be taken last survivors, who had a place, who fills gaps."""
+        none = len(self._gaps)
+        return sorted(
+            self._by_id,
+            key=lambda one: (
+                one in self._taken_last,
+                one not in self._last.slots,
+                one not in self._seated,
+                self._gaps.get(one, none),
+                natural_key(one),
+            ),
+        )
+
+    def _served(
+        self, chosen: Sequence[str], preferred: Sequence[str], unreachable: Pairs
+    ) -> tuple[list[str], str]:
+        """Nodes that can all reach their master, and that master: all who were chosen, or the largest part there is."""
+        masters, master = self._masters_of(chosen, unreachable)
+        if master is not None:
+            return list(chosen), master
+        cut_off = _cut_off(frozenset(preferred), unreachable)
+        most = self._spec.max_nodes
+        limit = len(preferred) if most is None else most
+        taken = frozenset(chosen)
+        others = [one for one in preferred if one in self._allowed and one not in taken]
+        # of equals the earlier master
+        master = max(
+            [*masters, *others], key=lambda one: min(limit, len(preferred) - len(cut_off.get(one, ())))
+        )
+        without = cut_off.get(master, frozenset())
+        return [master, *(each for each in preferred if each != master and each not in without)][
+            :most
+        ], master
+
+
+class _Sized(_Choice):
+    """A selection where not every world size is allowed."""
+
+    @cached_property
+    def _worlds(self) -> Worlds:
+        return Worlds.of(self._spec)
+
+    def select(self, unreachable: Pairs, failed_masters: int) -> Selection | Shortfall:
+        """As the function of that name."""
+        worlds, suspects = self._worlds, self._suspects
         if len(self._ready) < worlds.min_nodes:
             return Shortfall(lack=Lack.NODES, missing=worlds.min_nodes - len(self._ready))
         slots = sum(node.slots for node in self._ready)
-        chosen = self._best(frozenset()) if slots >= worlds.smallest else None
+        everybody = worlds.allows(slots) and len(self._ready) <= (worlds.max_nodes or len(self._ready))
+        chosen = list(self._by_id) if everybody else None
+        if chosen is None and slots >= worlds.smallest:
+            chosen = self._best(frozenset())
         if chosen is None:
             never = worlds.never(node.slots for node in self._ready)
             return Shortfall(lack=Lack.WORLD, missing=max(0, worlds.smallest - slots), never=never)
+        if self._spec.master is not None and self._allowed.isdisjoint(chosen):
+            chosen = self._best_with_master()
+            if chosen is None:
+                return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects)
         master = None
-        if unreachable:
+        if unreachable or self._spec.master is not None:
             served = self._served(chosen, unreachable) if failed_masters < MASTERS_TRIED else None
             if served is None:
-                final = failed_masters >= MASTERS_TRIED or self._by_id.keys() >= self._last
+                final = failed_masters >= MASTERS_TRIED or self._by_id.keys() >= self._last.slots.keys()
                 return Shortfall(lack=Lack.MASTER, final=final, suspects=suspects)
             chosen, master = served
         nodes = tuple(self._by_id[node_id] for node_id in chosen)
-        world = sum(node.slots for node in nodes)
+        world = self._size(chosen)
         full = world == worlds.largest or len(nodes) == worlds.max_nodes
-        return Selection(nodes=nodes, master=master, suspects=suspects, full=full, smaller=world < last_world)
+        smaller = world < sum(self._last.slots.values())
+        return Selection(nodes=nodes, master=master, suspects=suspects, full=full, smaller=smaller)
+
+    def _size(self, node_ids: Iterable[str]) -> int:
+        return sum(self._by_id[node_id].slots for node_id in node_ids)
+
+    def _kind(self, node_id: str) -> Kind:
+        return Kind(
+            node_id in self._taken_last,
+            node_id not in self._last.slots,
+            node_id not in self._seated,
+            self._by_id[node_id].slots,
+        )
 
     def _best(self, without: AbstractSet[str], master: str | None = None) -> list[str] | None:
         """The best set of nodes.
@@ -179,78 +280,60 @@ class _Choice:
             without: node ids that cannot be in it.
             master: a node id that must be.
         """
-        kinds: dict[Kind, list[str]] = {}
+        by_slots: dict[int, list[str]] = {}
         for node in self._ready:
-            node_id = node.node_id
-            if node_id not in without and node_id != master:
-                last, moves = node_id in self._taken_last, node_id not in self._last
-                kind = Kind(last, moves, node_id not in self._seated, node.slots)
-                kinds.setdefault(kind, []).append(node_id)
+            by_slots.setdefault(node.slots, []).append(node.node_id)
+        kinds: dict[Kind, Sequence[str]] = {}
+        for slots, node_ids in by_slots.items():
+            usable = [one for one in node_ids if one not in without and one != master] if master else node_ids
+            for last, some in _split(usable, self._taken_last):
+                for stays, part in _split(some, self._last.slots):
+                    for seated, alike in _split(part, self._seated):
+                        kinds[Kind(last, not stays, not seated, slots)] = alike
         if master is None:
             return best_set(kinds, self._worlds)
         others = best_set(kinds, self._worlds, (self._by_id[master].slots, 1))
         return None if others is None else [master, *others]
 
+    def _best_with_master(self) -> list[str] | None:
+        """The best set that has a node that may be master; of those that are of one kind the first is tried."""
+        first: dict[Kind, str] = {}
+        for node_id in sorted(self._allowed, key=natural_key):
+            first.setdefault(self._kind(node_id), node_id)
+        found = [best for one in first.values() if (best := self._best(frozenset(), one)) is not None]
+        return min(found, key=self._cost, default=None)
+
+    def _cost(self, chosen: Sequence[str]) -> tuple[object, ...]:
+        """What makes a set better than another, the most important first (less is better); as `best_set` has it."""
+        kinds = [self._kind(node_id) for node_id in chosen]
+        worse = ((kind.last * kind.slots, kind.moves * kind.slots, kind.fresh * kind.slots) for kind in kinds)
+        return (-self._size(chosen), *map(sum, zip(*worse, strict=True)), len(chosen))
+
     def _served(self, chosen: Sequence[str], unreachable: Pairs) -> tuple[list[str], str] | None:
         """Nodes that can all reach their master, and that master: those chosen, or the largest world there is."""
-        ordered, master = _master_of(chosen, self._seats, self._last, unreachable)
+        masters, master = self._masters_of(chosen, unreachable)
         if master is not None:
             return list(chosen), master
         cut_off = _cut_off(self._by_id, unreachable)
-        others = sorted(self._by_id.keys() - frozenset(chosen), key=natural_key)
+        others = sorted(self._allowed - frozenset(chosen), key=natural_key)
         best: tuple[list[str], str] | None = None
         largest = 0
-        for master in (*ordered, *others):  # of equals the earlier one
+        for master in (*masters, *others):  # of equals the earlier one
             without = cut_off.get(master, frozenset())
-            slots = sum(node.slots for node_id, node in self._by_id.items() if node_id not in without)
+            slots = self._size(self._by_id.keys() - without)
             if (self._worlds.up_to(slots) or 0) <= largest:
                 continue
             found = self._best(without, master)
-            if found is not None and (world := sum(self._by_id[one].slots for one in found)) > largest:
+            if found is not None and (world := self._size(found)) > largest:
                 best, largest = (found, master), world
         return best
 
 
-def _by_preference(
-    node_ids: Iterable[str], seats: Sequence[str], survivors: AbstractSet[str], last: AbstractSet[str]
-) -> list[str]:
-    """Whom a round takes first: of those not to be taken last survivors, then those with a place, then by name."""
-    seated = frozenset(seats)
-    return sorted(
-        node_ids,
-        key=lambda one: (one in last, one not in survivors, one not in seated, natural_key(one)),
-    )
-
-
-def _served(
-    chosen: Sequence[str],
-    preferred: Sequence[str],
-    seats: Sequence[str],
-    last: AbstractSet[str],
-    unreachable: Pairs,
-    most: int | None,
-) -> tuple[list[str], str]:
-    """Nodes that can all reach their master, and that master: all who were chosen, or the largest part there is."""
-    ordered, master = _master_of(chosen, seats, last, unreachable)
-    if master is not None:
-        return list(chosen), master
-    cut_off = _cut_off(frozenset(preferred), unreachable)
-    limit = len(preferred) if most is None else most
-    masters = [*ordered, *preferred[len(ordered) :]]
-    # of equals the earlier master
-    master = max(masters, key=lambda one: min(limit, len(preferred) - len(cut_off.get(one, ()))))
-    without = cut_off.get(master, frozenset())
-    return [master, *(each for each in preferred if each != master and each not in without)][:most], master
-
-
-def _master_of(
-    chosen: Iterable[str], seats: Sequence[str], last: AbstractSet[str], unreachable: Pairs
-) -> tuple[list[str], str | None]:
-    """Those who were chosen, in order, and the first of them that all the others reach, or None."""
-    taken = frozenset(chosen)
-    ordered = [node_id for node_id in seat(taken, seats, last - taken) if node_id in taken]
-    shunned = {master for node_id, master in unreachable if node_id in taken}
-    return ordered, next((node_id for node_id in ordered if node_id not in shunned), None)
+def _split(names: Sequence[str], by: Collection[str]) -> Iterable[tuple[bool, Sequence[str]]]:
+    """The names that are in a set, and those that are not, both in the order in which they came."""
+    inside = [name for name in names if name in by] if by else ()
+    outside = [name for name in names if name not in by] if inside else names
+    return (True, inside), (False, outside)
 
 
 def _cut_off(among: Container[str], unreachable: Pairs) -> Mapping[str, AbstractSet[str]]:
@@ -295,17 +378,14 @@ def not_ready_nodes(group: Group) -> Sequence[Node]:
 @kept
 def next_round(group: Group) -> Selection | Shortfall:
     """What `select` answers for the ready nodes of a group that runs no round."""
-    ready = ready_nodes(group)
-    last = tuple(member.node_id for member in group.round.members) if group.round is not None else ()
     return select(
         group.spec,
-        _needed(group, ready),
+        _needed(group, ready_nodes(group)),
         group.seats,
-        last,
+        former_round(group),
         group.unreachable,
         group.failed_masters,
         taken_last(group),
-        group.round.world_size if group.round is not None else 0,
     )
 
 
@@ -319,7 +399,8 @@ def _needed(group: Group, ready: Sequence[Node]) -> Sequence[Node]:
     others.sort(key=lambda node: group.conduct[node.node_id].free_at)
     missing = max(0, group.spec.min_nodes - len(free))
     needed = [*free, *others[:missing]]
-    for node in others[missing:] if group.spec.sized else ():
+    bounded = group.spec.sized or group.spec.master is not None
+    for node in others[missing:] if bounded else ():
         if isinstance(select(group.spec, needed), Selection):
             break
         needed.append(node)
@@ -383,7 +464,7 @@ def growth(group: Group) -> Growth:
     sized = group.spec.sized
     if sized and not _may_grow(group.spec, active, waiting):
         return Growth()
-    answer = select(group.spec, [*members, *waiting], group.seats, last, group.unreachable)
+    answer = select(group.spec, [*members, *waiting], group.seats, former_round(group), group.unreachable)
     if isinstance(answer, Shortfall):
         return Growth()
     if answer.world_size <= active.world_size if sized else len(answer.nodes) <= len(members):

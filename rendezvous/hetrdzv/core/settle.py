@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from hetrdzv.core.explain import lacking, not_ready_clause, standing
+from hetrdzv.core.explain import lacking, master_clause, not_ready_clause, standing
 from hetrdzv.core.health.conduct import with_blame, without_past
 from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, restart_wait_s
-from hetrdzv.core.health.drift import drift
+from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
 from hetrdzv.core.model import End, EndKind, Failure, Group, GroupState, Node, NodePhase, RootCause, Round
 from hetrdzv.core.notice import ends_at, waited_for
-from hetrdzv.core.order import place
+from hetrdzv.core.order import former_round, place
 from hetrdzv.core.phrasing import (
     count,
     describe_failure,
@@ -268,6 +268,8 @@ def _form_or_fail(work: Work, ready: Sequence[Node], answer: Selection | Shortfa
     if isinstance(answer, Selection):
         _start_round(work, answer)
         _tell_left_out(work)
+    elif answer.lack is Lack.ALLOWED_MASTER:
+        _finish_without_master(work, ready)
     elif answer.lack is not Lack.MASTER:
         _finish_incomplete(work, ready, answer)
     else:
@@ -289,12 +291,7 @@ def _track_waiting(work: Work, ready: Sequence[Node], answer: Selection | Shortf
 def _start_round(work: Work, selection: Selection) -> None:
     group = work.group
     number = group.last_round + 1
-    last = (
-        frozenset(member.node_id for member in group.round.members)
-        if group.round is not None
-        else frozenset()
-    )
-    placement = place(selection.nodes, group.seats, last, selection.master)
+    placement = place(group.spec, selection.nodes, group.seats, former_round(group), selection.master)
     nodes = dict(group.nodes)
     for member in placement.members:
         nodes[member.node_id] = replace(
@@ -313,7 +310,7 @@ def _start_round(work: Work, selection: Selection) -> None:
         formed_at=work.now,
         first=former is None or (former.first and _started_nothing(former)),
         restarted_by=_restarted_by(former) if former is not None else "",
-        warnings=drift(selection.nodes),
+        warnings=(*drift(selection.nodes), *unordered(group.spec, selection.nodes)),
     )
     first = former is None
     work.change(
@@ -364,8 +361,21 @@ def _tell_left_out(work: Work) -> None:
 
 def _finish_unreachable(work: Work, ready: Sequence[Node]) -> None:
     who = unreached(work.group.unreachable, {node.node_id for node in ready})
+    if work.group.spec.master is not None:
+        who += f"; master is {work.group.spec.master}"
     message = f"no node can be master: {who}. Check the firewall, --port-range, --interface and --local-addr"
     cause = RootCause(kind="master_unreachable", message=message)
+    finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
+
+
+def _finish_without_master(work: Work, ready: Sequence[Node]) -> None:
+    who = names(node.node_id for node in ready)
+    message = (
+        f"no node that may be master joined within {work.group.spec.join_timeout_s:g} s: {who} "
+        f"{'is' if len(ready) == 1 else 'are'} ready, but {master_clause(work.group.spec, ready)}"
+        f"{not_ready_clause(work.group)}"
+    )
+    cause = RootCause(kind="join_timeout", message=message)
     finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
 
 

@@ -6,12 +6,13 @@ bounds in the OpenAPI document follow from it; docs/groups.md is checked against
 
 # ruff: noqa: RUF009 - `_setting` makes dataclass fields
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
+from hetrdzv.core.rank_order import clipped_value, contradicts_master, master_rule, rank_order
 from hetrdzv.protocol.differences import NO_VALUE, Difference
 from hetrdzv.protocol.errors import InvalidSpec
 
@@ -28,10 +29,12 @@ class Setting:
     """One setting of a group: type, default, bounds and help.
 
     Attributes:
-        kind: `int`, `float` (seconds), an enum, or `tuple`: of words, or of whole numbers if it has bounds.
+        kind: `int`, `float` (seconds), `str`, an enum, or `tuple`: of words, or of whole numbers if it has bounds.
         least, most: bounds of a number, or of each number of a tuple.
         optional: whether it may be None.
         help: one sentence for `--help`; empty where the setting has no flag of its own name.
+        metavar: what `--help` calls the value of a `str`.
+        reads: raises ValueError with a text that means nothing; the message quotes it.
     """
 
     name: str
@@ -41,6 +44,8 @@ class Setting:
     most: float | None
     optional: bool
     help: str
+    metavar: str = ""
+    reads: Callable[[str], object] = str
 
     @property
     def has_flag(self) -> bool:
@@ -65,6 +70,9 @@ class Setting:
         Raises:
             InvalidSpec: names the setting, the value and the bounds.
         """
+        if self.kind is str and not (value is None and self.optional):
+            self._check_text(value)
+            return
         if self.least is None or (value is None and self.optional):
             return
         if self.kind is tuple:
@@ -79,6 +87,14 @@ class Setting:
         if not self.least <= value <= (self.most or 0):
             raise InvalidSpec(f"{self.name} is {value}, but must be between {self.least} and {self.most}")
 
+    def _check_text(self, value: Any) -> None:
+        if not isinstance(value, str):
+            raise InvalidSpec(f"{self.name} is {value!r}, but must be text")
+        try:
+            self.reads(value)
+        except ValueError as error:
+            raise InvalidSpec(f"{self.name} {error}") from None
+
 
 def _setting(
     kind: type,
@@ -88,10 +104,11 @@ def _setting(
     *,
     optional: bool = False,
     help: str = "",  # noqa: A002 - argparse's and click's own word
+    **more: Any,
 ) -> Any:
     return field(
         default=default,
-        metadata={"kind": kind, "least": least, "most": most, "optional": optional, "help": help},
+        metadata={"kind": kind, "least": least, "most": most, "optional": optional, "help": help, **more},
     )
 
 
@@ -193,13 +210,29 @@ class GroupSpec:
         OnJoin.RESTART,
         help="What a node that joins a running group does: restart the job, or wait as a spare.",
     )
+    rank_order: str = _setting(
+        str,
+        "sticky",
+        help="How ranks are ordered: sticky, topology:LABEL[,LABEL] (nodes of one label value side by side), speed (by "
+        "--weight), or node ids with * for all others.",
+        metavar="ORDER",
+        reads=rank_order,
+    )
+    master: str | None = _setting(
+        str,
+        None,
+        optional=True,
+        help="Who may be master: the nodes with a label of this value, or one node id.",
+        metavar="LABEL=VALUE|ID",
+        reads=master_rule,
+    )
     command: tuple[str, ...] | None = _setting(tuple, None, optional=True)
 
     def __post_init__(self) -> None:
         for setting in SETTINGS.values():
             setting.check(getattr(self, setting.name))
-        if contradiction := _contradiction(self):
-            raise InvalidSpec(contradiction)
+        if wrong := _contradiction(self) or contradicts_master(self.rank_order, self.master):
+            raise InvalidSpec(wrong)
         if self.command is not None and not self.command:
             raise InvalidSpec("command is empty: name a script, for example: -- train.py --lr 0.1")
 
@@ -279,10 +312,6 @@ def differences(spec: GroupSpec, news: Mapping[str, Any], fixed: AbstractSet[str
     )
 
 
-MOST_OF_COMMAND = 200
-"""How much of a command a text quotes (characters)."""
-
-
 def _value(name: str, value: object) -> object:
     if name not in SETTINGS:
         raise InvalidSpec(f"a group has no field '{name}'; its fields are {', '.join(SETTINGS)}")
@@ -304,9 +333,8 @@ def _shown(value: object) -> str:
         case tuple() if isinstance(value[0], int):
             return ",".join(map(str, value))
         case tuple():
-            text = " ".join(str(word) for word in value)
-            return repr(text if len(text) <= MOST_OF_COMMAND else f"{text[: MOST_OF_COMMAND - 1]}…")
+            return repr(clipped_value(" ".join(str(word) for word in value)))
         case float():
             return f"{value:g}"
         case _:
-            return str(value)
+            return clipped_value(str(value))

@@ -10,7 +10,7 @@ the sum of some is a multiple of s; they could change places, and the set would 
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import NamedTuple
@@ -97,7 +97,7 @@ class _Batch(NamedTuple):
     """
 
     kind: Kind
-    taken: Sequence[str]
+    taken: Collection[str]
     undecided: Sequence[str]
     expected: int
 
@@ -191,23 +191,29 @@ class _Search:
         Args:
             near: the most slots of a node, or less for a smaller search.
         """
-        batches = []
-        left = target
+        batches, left = [], target
+        full: dict[Kind, int] = {}
         for kind, known in self._names.items():
-            expected = min(len(known), left // self._size(kind))
-            left = left - expected * self._size(kind) if expected == len(known) else 0
-            first, end = max(0, expected - near), min(len(known), expected + 2 * near)
-            if end - first == len(known):
-                batches.append(_Batch(kind, (), sorted(known, key=natural_key), expected))
+            full[kind] = min(len(known), left // self._size(kind))
+            left = left - full[kind] * self._size(kind) if full[kind] == len(known) else 0
+        inside = sum(self._size(kind) * count for kind, count in full.items())
+        for kind, known in self._names.items():
+            size, expected = self._size(kind), full[kind]
+            # what is left out makes room for others, of which there are only so many, and the other way round
+            first = max(0, expected - min(near, (self._total - inside) // size))
+            end = min(len(known), expected + min(2 * near, target // size))
+            taken: Collection[str] = ()
+            if first == len(known):
+                taken, undecided = known, []
             elif first == 0:
-                batches.append(_Batch(kind, (), heapq.nsmallest(end, known, natural_key), expected))
+                undecided = heapq.nsmallest(end, known, natural_key)
             elif end == len(known):
-                open_ = heapq.nlargest(end - first, known, natural_key)[::-1]
-                taken = list(frozenset(known).difference(open_))
-                batches.append(_Batch(kind, taken, open_, expected - first))
+                undecided = heapq.nlargest(end - first, reversed(known), natural_key)[::-1]
+                taken = frozenset(known).difference(undecided)
             else:
                 ordered = sorted(known, key=natural_key)
-                batches.append(_Batch(kind, ordered[:first], ordered[first:end], expected - first))
+                taken, undecided = ordered[:first], ordered[first:end]
+            batches.append(_Batch(kind, taken, undecided, expected - first))
         return batches
 
     def _taken(self, batches: Iterable[_Batch]) -> int:

@@ -16,5 +16,6 @@ def changes(body: PlanRequest) -> Changes:
 def new_nodes(fields: Iterable[NewNodeFields]) -> tuple[NewNode, ...]:
     """The nodes that a plan adds."""
     return tuple(
-        NewNode(slots=one.slots, node_id=one.node_id or "", labels=dict(one.labels)) for one in fields
+        NewNode(slots=one.slots, node_id=one.node_id or "", labels=dict(one.labels), weight=one.weight)
+        for one in fields
     )

@@ -23,6 +23,9 @@ from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH
 MAX_BODY_BYTES = 1 << 20
 """The largest body of a request."""
 
+MAX_WEIGHT = 1_000_000.0
+"""The largest weight of a node."""
+
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN, max_length=MAX_ID_LENGTH)]
 Text = Annotated[str, StringConstraints(max_length=16_384)]
 Word = Annotated[str, StringConstraints(max_length=MAX_CHARACTERS)]
@@ -30,6 +33,7 @@ ShortText = Annotated[str, StringConstraints(max_length=256)]
 Whole = Annotated[int, Strict(), Field(ge=-(2**53), le=2**53)]
 """A JSON integer that every reader understands as the same number; not a string or a boolean."""
 Seconds = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Weight = Annotated[float, Strict(), Field(gt=0, le=MAX_WEIGHT)]
 Flag = Annotated[bool, Strict()]
 Port = Annotated[Whole, Field(ge=1, le=65_535)]
 
@@ -79,6 +83,7 @@ def _with_ranges(schema: dict[str, Any]) -> None:
 _JSON_TYPES: dict[type, Any] = {
     int: Whole,
     float: Seconds,
+    str: Text,
     tuple: Annotated[list[Text], Field(max_length=1024)],
 }
 _NUMBERS: Any = Annotated[tuple[Whole, ...], Field(max_length=1024)]
@@ -110,6 +115,7 @@ class JoinRequest(Wire):
 
     Attributes:
         takes_notice: the node tells its workers that their round is about to end, and reports `ready_to_stop`.
+        weight: how fast the node is, compared with the others: with `rank_order` `speed` the largest comes first.
         ready_within_s: how long the node may take from the end of its workers until it is ready, since its agent checks
             it first (seconds); the others wait that much longer for it.
         not_ready: why the node takes part in no round yet, though its workers are gone; empty: it is ready.
@@ -122,6 +128,7 @@ class JoinRequest(Wire):
     script_port: Annotated[Whole, Field(ge=0, le=65_535)] = 0
     after_round: Annotated[Whole, Field(ge=0)] = 0
     role: Id = "default"
+    weight: Weight = 1.0
     labels: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
     device: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
     wants_command: Flag = False
@@ -263,6 +270,7 @@ class NewNodeFields(Wire):
     slots: Annotated[Whole, Field(ge=1, le=MAX_SLOTS)]
     node_id: Id | None = None
     labels: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
+    weight: Weight | None = None
 
 
 MAX_PLANNED = 10_000
@@ -543,6 +551,7 @@ class NodeReply(Reply):
     heard_s_ago: float | None = None
     incarnation: str
     role: str
+    weight: float = 1.0
     labels: dict[str, str]
     device: dict[str, str]
     why: str = ""

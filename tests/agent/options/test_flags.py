@@ -175,7 +175,7 @@ def test_a_script_between_any_flags_and_its_arguments(flags: list[str]) -> None:
         (["--client"], "(did you mean --client-cert or --client-key?)"),
         (["--log_di", "x"], "(did you mean --log_dir?)"),
         (["--nodes", "2"], "(did you mean --nnodes?)"),
-        (["--master", "x"], "there is no flag --master; see hetagent --help"),
+        (["--boss", "x"], "there is no flag --boss; see hetagent --help"),
         (["--backend", "x"], "there is no flag --backend; see hetagent --help"),
         (["--frobnicate", "-q"], "there is no flag --frobnicate; there is no flag -q; see hetagent --help"),
         (["--gpus"], "--gpus needs a value; see hetagent --help"),
@@ -251,6 +251,7 @@ def test_a_setting_that_is_a_whole_number_is_sent_as_one() -> None:
 def test_the_groups_spec() -> None:
     given = ["--nnodes", "2:4", "--max-restarts", "0", "--on-join", "spare"]
     given += ["--crash-loop", "5", "--no-restart-on", "2,64", "--strikes", "4"]
+    given += ["--rank-order", "topology:zone,rack", "--master", "public=yes"]
     given += ["--world-size", "8:16", "--world-size-multiple", "4"]
     seconds = {name: 1.5 for name, one in SPEC_FLAGS.items() if one.kind is float}
     given += [word for name in seconds for word in (f"--{name.replace('_', '-')}", "1.5")]
@@ -262,6 +263,8 @@ def test_the_groups_spec() -> None:
         "crash_loop": 5,
         "strikes": 4,
         "no_restart_on": (2, 64),
+        "rank_order": "topology:zone,rack",
+        "master": "public=yes",
         "min_world_size": 8,
         "max_world_size": 16,
         "world_size_multiple": 4,
@@ -322,11 +325,15 @@ def test_the_rest_of_ours() -> None:
             "note=a=b",
             "--connect-timeout-s",
             "5",
+            "--weight",
+            "0.5",
         ),
     )
     assert (found.gpus, found.device, found.node_id, found.token_file) == ("0,2", "cuda", "a", Path("t"))
     assert (found.interface, found.port_range, found.connect_timeout_s) == ("ib0", (29500, 29600), 5.0)
     assert found.labels == {"rack": "1", "note": "a=b"}
+    assert found.weight == 0.5
+    assert options("train.py").weight == 1
 
 
 def test_torchruns_variable_for_the_stop_timeout() -> None:
@@ -344,6 +351,10 @@ def test_torchruns_variable_for_the_stop_timeout() -> None:
         (["--rdzv-id", ""], "--rdzv-id '' must be 1 to 128 letters"),
         (["--group", "a", "--rdzv-id", "b"], "--group is 'a', but --rdzv-id is 'b': they mean the same"),
         (["--standalone"], "--standalone starts its own server: leave --server out"),
+        (["--weight", "0"], "--weight: '0' is not a number above 0, up to 1e\\+06"),
+        (["--weight", "nan"], "--weight: 'nan' is not a number above 0"),
+        (["--rank-order", "stiky"], "--rank-order: 'stiky' must be sticky, speed, topology:LABEL"),
+        (["--master", "a b"], "--master: 'a b' must be LABEL=VALUE or a node id"),
         (["--nnodes", "two"], "--nnodes two must be N or MIN:MAX"),
         (["--nnodes", "1:2:3"], "--nnodes 1:2:3 must be N or MIN:MAX"),
         (["--nnodes", "0"], "--nnodes 0: MIN must be at least 1"),

@@ -59,6 +59,9 @@ def nested(depth: int) -> str:
         ({"labels": {"path": "x" * 257}}, "labels.path", "at most 256"),
         ({"labels": {str(n): "" for n in range(65)}}, "labels", "at most 64"),
         ({"labels": {"a": 1}}, "labels.a", "valid string"),
+        ({"weight": 0}, "weight", "greater than 0"),
+        ({"weight": 1e7}, "weight", "less than or equal to 1000000"),
+        ({"weight": "1"}, "weight", "valid number"),
         ({"address": None}, "address", "valid string"),
         ({"wants_command": 1}, "wants_command", "valid boolean"),
         ({"spec": {"min_nodes": "2"}}, "spec.min_nodes", "valid integer"),
@@ -82,7 +85,15 @@ async def test_a_field_of_a_join_that_is_wrong_is_named(
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("min_nodes", 0), ("lease_s", 0.1), ("max_restarts", -1), ("min_nodes", None)]
+    ("field", "value"),
+    [
+        ("min_nodes", 0),
+        ("lease_s", 0.1),
+        ("max_restarts", -1),
+        ("min_nodes", None),
+        ("rank_order", "stiky"),
+        ("master", "a b"),
+    ],
 )
 async def test_a_value_out_of_range_in_a_spec_is_named(field: str, value: object) -> None:
     async with serving() as (service, _), api(service) as client:
@@ -116,9 +127,13 @@ async def test_a_value_out_of_range_in_a_spec_is_named(field: str, value: object
             {"max_nodes": 1, "min_world_size": 1025},
             "min_world_size is 1025, but max_nodes is 1, and a node has at ",
         ),
+        (
+            {"rank_order": "gpu7,gpu2,*", "master": "gpu2"},
+            "rank_order is gpu7,gpu2,*, which puts gpu7 first, but master is gpu2",
+        ),
     ],
 )
-async def test_bounds_that_contradict_each_other_are_named(spec: dict[str, int], says: str) -> None:
+async def test_bounds_that_contradict_each_other_are_named(spec: dict[str, int | str], says: str) -> None:
     async with serving() as (service, _), api(service) as client:
         for response in (
             await client.put("/v1/groups/g", json=spec),

@@ -1,7 +1,7 @@
 """Subcommands about whole groups: create, status, restart, cancel, delete."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -16,6 +16,7 @@ from hetrdzv.cli.hetctl.options import (
     Numbers,
     ScriptLast,
     Seconds,
+    Words,
     WorldSize,
     command,
     shared,
@@ -28,19 +29,45 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def settings_of_a_group(function: _F) -> _F:
-    """A flag for each setting of a group that has a flag of its own name."""
-    for setting in reversed(list(SETTINGS.values())):
+    """A flag for each setting of a group, or for two that belong together; `spec_of` takes their values."""
+    flags = [
+        click.option("--nnodes", type=Nnodes(), help="How many nodes the job wants."),
+        click.option("--world-size", type=WorldSize(), help="How many workers the job may have in all."),
+        click.option(
+            "--max-restarts",
+            type=flag_type(SETTINGS["max_restarts"]),
+            metavar="N",
+            help=f"Restarts of the whole group (default: {SETTINGS['max_restarts'].shown_default}).",
+        ),
+    ]
+    for setting in SETTINGS.values():
         if setting.has_flag:
             text = f"{setting.help} (default: {setting.shown_default})"
             flag = f"--{setting.name.replace('_', '-')}"
-            function = click.option(flag, type=flag_type(setting), help=text)(function)
+            flags.append(click.option(flag, type=flag_type(setting), help=text))
+    for add in reversed(flags):
+        function = add(function)
     return function
+
+
+def spec_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that the flags of `settings_of_a_group` give, by name."""
+    spec = dict(flags)
+    for flag, fields in (
+        ("nnodes", ("min_nodes", "max_nodes")),
+        ("world_size", ("min_world_size", "max_world_size")),
+    ):
+        if (bounds := spec.pop(flag)) is not None:
+            spec |= zip(fields, bounds, strict=True)
+    return {name: value for name, value in spec.items() if value is not None}
 
 
 def flag_type(setting: Setting) -> click.ParamType[Any]:
     """What the flag of a setting takes."""
     if setting.choices:
         return click.Choice(setting.choices)
+    if setting.kind is str:
+        return Words(setting.metavar, setting.reads)
     least, most = setting.least or 0, setting.most or math.inf
     if setting.kind is tuple:
         return Numbers(int(least), int(most))
@@ -50,31 +77,13 @@ def flag_type(setting: Setting) -> click.ParamType[Any]:
 @command("Create a group.", ScriptLast)
 @GROUP
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGS...]")
-@click.option("--nnodes", type=Nnodes(), help="How many nodes the job wants.")
-@click.option("--world-size", type=WorldSize(), help="How many workers the job may have in all.")
-@click.option(
-    "--max-restarts",
-    type=flag_type(SETTINGS["max_restarts"]),
-    metavar="N",
-    help=f"Restarts of the whole group (default: {SETTINGS['max_restarts'].shown_default}).",
-)
 @settings_of_a_group
-def create(
-    group: str,
-    command: tuple[str, ...],
-    nnodes: tuple[int, int] | None,
-    world_size: tuple[int | None, int | None] | None,
-    **fields: object,
-) -> None:
+def create(group: str, command: tuple[str, ...], **fields: object) -> None:
     """Create GROUP with the given settings and the defaults for the others.
 
     Agents that are started without a script run SCRIPT. If the group exists, its settings must be the same.
     """
-    if nnodes is not None:
-        fields["min_nodes"], fields["max_nodes"] = nnodes
-    if world_size is not None:
-        fields["min_world_size"], fields["max_world_size"] = world_size
-    spec: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
+    spec = spec_of(fields)
     if command:
         spec["command"] = list(command)
     reply = call(lambda client: client.put(group, SpecFields.model_validate(spec)))

@@ -99,6 +99,20 @@ class Numbers(click.ParamType[Any]):
         return tuple(self._number.convert(word, param, ctx) for word in words)
 
 
+class Words(click.ParamType[Any]):
+    """A text that has to mean something to `reads`, which raises ValueError."""
+
+    def __init__(self, name: str, reads: Callable[[str], object]) -> None:
+        self.name, self._reads = name, reads
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            self._reads(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
 class Nnodes(click.ParamType[Any]):
     """`N` or `MIN:MAX`, like torchrun's."""
 

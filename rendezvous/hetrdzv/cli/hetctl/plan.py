@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from hetrdzv.cli.hetctl.calls import show_plan, tell_plan
-from hetrdzv.cli.hetctl.groups import settings_of_a_group
-from hetrdzv.cli.hetctl.options import Id, Nnodes, command
+from hetrdzv.cli.hetctl.groups import settings_of_a_group, spec_of
+from hetrdzv.cli.hetctl.options import Id, command
 from hetrdzv.core.plan import first_round
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.ids import checked_id
 from hetrdzv.protocol.plans import changes, new_nodes
-from hetrdzv.protocol.wire import MAX_SLOTS, NewNodeFields, PlanReply, PlanRequest, SpecFields
+from hetrdzv.protocol.wire import MAX_SLOTS, MAX_WEIGHT, NewNodeFields, PlanReply, PlanRequest, SpecFields
 
 NO_GROUP = "example"
 """What a group is called that is on no server."""
@@ -56,6 +56,7 @@ class _NewNodes(_Items):
 
     def _item(self, text: str) -> NewNodeFields:
         head, *labels = text.split(":")
+        head, at, weight = head.partition("@")
         name, equals, slots = head.rpartition("=")
         if re.fullmatch(r"[0-9]{1,9}", slots) is None or not 1 <= int(slots) <= MAX_SLOTS:
             raise ValueError(
@@ -66,7 +67,15 @@ class _NewNodes(_Items):
             fields["node_id"] = checked_id(name)
         if labels:
             fields["labels"] = dict(map(_label, labels))
+        if at:
+            fields["weight"] = _weight(weight)
         return NewNodeFields(**fields)
+
+
+def _weight(text: str) -> float:
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) is None or not 0 < float(text) <= MAX_WEIGHT:
+        raise ValueError(f"weight {text!r} must be a number above 0, up to {MAX_WEIGHT:g}, for example 0.5")
+    return float(text)
 
 
 def _label(text: str) -> tuple[str, str]:
@@ -80,43 +89,33 @@ def _label(text: str) -> tuple[str, str]:
 @click.argument("group", type=Id(), required=False)
 @click.option("--without", type=_NodeIds(), default=(), help="Nodes that go, as in gpu3,gpu4.")
 @click.option(
-    "--with", "added", type=_NewNodes(), default=(), help="Nodes that join, as in 8,4 or gpu9=8:rack=r1."
+    "--with", "added", type=_NewNodes(), default=(), help="Nodes that join, as in 8,4 or gpu9=8@0.5:rack=r1."
 )
 @click.option("--nodes", type=_NewNodes(), help="No GROUP, no server: these nodes make one, as in a=8,b=4.")
-@click.option("--nnodes", type=Nnodes(), help="How many nodes that group wants.")
 @settings_of_a_group
 def plan(
     group: str | None,
     without: Sequence[str],
     added: Sequence[NewNodeFields],
     nodes: Sequence[NewNodeFields] | None,
-    nnodes: tuple[int, int] | None,
     **fields: object,
 ) -> None:
     """Show what would happen to GROUP if nodes came or went; nothing does.
 
     With --nodes, show what nodes that exist nowhere would do; the settings below are those of their group.
     """
-    spec = {name: value for name, value in fields.items() if value is not None}
-    if nnodes is not None:
-        spec["min_nodes"], spec["max_nodes"] = nnodes
     if group is not None and nodes is not None:
         raise click.UsageError("give GROUP or --nodes, not both: --nodes is for a group that is on no server")
     request = PlanRequest(remove=list(without), add=list(added))
     if group is not None:
-        if spec:
-            raise click.UsageError(
-                f"{_flag(next(iter(spec)))} is for --nodes: '{group}' has its own settings"
-            )
+        if name := next((name for name, value in fields.items() if value is not None), None):
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} is for --nodes: '{group}' has its own settings")
         show_plan(group, request)
     elif nodes is not None:
-        tell_plan(_without_server(spec, nodes, request), request)
+        tell_plan(_without_server(spec_of(fields), nodes, request), request)
     else:
         raise click.UsageError("name a GROUP, or say with --nodes which nodes there are, for example a=8,b=4")
-
-
-def _flag(name: str) -> str:
-    return "--nnodes" if name in ("min_nodes", "max_nodes") else f"--{name.replace('_', '-')}"
 
 
 def _without_server(

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from hetrdzv.core.model import Node
 from hetrdzv.core.order import natural_key
 from hetrdzv.core.phrasing import names
+from hetrdzv.core.rank_order import OrderKind, rank_order
+from hetrdzv.core.spec import GroupSpec
 
 PARTS: Mapping[str, tuple[str, int]] = {
     "torch": ("torch", 3),
@@ -49,6 +51,20 @@ def drift(nodes: Iterable[Node]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def unordered(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """A sentence for each label that `rank_order` names and nodes lack; one if it goes by weights that nobody has."""
+    order = rank_order(spec.rank_order)
+    if order.kind is OrderKind.SPEED and len(nodes) > 1 and all(node.weight == 1 for node in nodes):
+        return ("rank_order is speed, but no node has a --weight: ranks are sticky",)
+    found = []
+    for label in order.labels:
+        without = [node.node_id for node in nodes if label not in node.labels]
+        if without:
+            text = f"{names(without)} {_have(without)} no label {label}, by which ranks are ordered"
+            found.append(f"{text}: {_come(without)} last")
+    return tuple(found)
+
+
 def _version(text: str, parts: int) -> str:
     """The first numbers of a version, without what follows them (`2.13.0+cu130`); empty if it has none."""
     found = re.match(r"\d+(?:\.\d+)*", text)
@@ -72,6 +88,10 @@ def _sentence(what: str, having: Mapping[str, Sequence[str]]) -> str:
     shown.append(f"the others {usual}" if is_clear else f"{names(rest)} {_have(rest)} {usual}")
     text = ", ".join(shown)
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
+
+
+def _come(node_ids: Sequence[str]) -> str:
+    return "it comes" if len(node_ids) == 1 else "they come"
 
 
 def _have(node_ids: Sequence[str]) -> str:

@@ -142,6 +142,27 @@ def test_a_server_of_0_1_is_not_told_how_long_a_check_takes() -> None:
     assert (bench.last.kind, bench.notices) == ("start", [])
 
 
+def test_a_server_of_0_1_is_not_told_a_weight() -> None:
+    bench = Of01()
+    bench.session.offer = replace(bench.session.offer, weight=0.5)
+    ready(bench)
+    assert bench.last.kind == "start"
+    assert bench.notices == ["the server is older than this agent: --weight has no effect"]
+
+
+def test_a_join_that_a_server_refuses_for_good_is_not_sent_for_ever() -> None:
+    class Stubborn(Bench):
+        def execute(self, request: Request) -> Answer:
+            return problem(422, "invalid_request") if isinstance(request, Join) else super().execute(request)
+
+    bench = Stubborn()
+    bench.session.offer = replace(bench.session.offer, weight=0.5)
+    ready(bench)
+    bench.run(10)
+    assert len(joins(bench)) == 2
+    assert bench.last.kind == "exit"
+
+
 def test_a_server_of_0_1_is_not_told_that_notices_are_taken() -> None:
     bench = Of01()
     bench.session.offer = replace(bench.session.offer, takes_notice=True)

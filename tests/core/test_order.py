@@ -1,0 +1,409 @@
+"""The order of ranks: against the order of before where nothing is asked for, and against the rule in other words."""
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from itertools import combinations, permutations
+
+from hetrdzv.core.model import Node
+from hetrdzv.core.order import Former, Likeness, fill, in_order, may_be_master, natural_key, place
+from hetrdzv.core.selection import Lack, Selection, Shortfall, select
+from hetrdzv.core.spec import GroupSpec
+from tests.core.driver import Story, running
+from tests.support.needs import ALL
+
+IDS = ("n1", "n2", "n10", "n20", "a", "b3", "b12")
+CASES = 20_000 if os.environ.get(ALL) == "1" else 200
+
+
+def node(node_id: str, slots: int = 1, weight: float = 1.0, **labels: str) -> Node:
+    return Node(
+        node_id=node_id,
+        incarnation=f"{node_id}-1",
+        slots=slots,
+        address="10.0.0.1",
+        port=4000,
+        weight=weight,
+        labels=labels,
+    )
+
+
+World = tuple[list[Node], tuple[str, ...], Former]
+"""Ready nodes, places of the past, and a last round, some nodes of which are gone."""
+
+
+def many(check: Callable[[random.Random], None]) -> Callable[[], None]:
+    """A test that runs a check with many dice, and names those that it fails with."""
+
+    def run() -> None:
+        for seed in range(CASES):
+            try:
+                check(random.Random(seed))
+            except AssertionError as error:
+                error.add_note(f"with random.Random({seed})")
+                raise
+
+    run.__doc__ = check.__doc__
+    return run
+
+
+def world(dice: random.Random, *, alike: bool = False) -> World:
+    found = {}
+    for node_id in IDS:
+        labels = {"zone": dice.choice("xy"), "rack": dice.choice("123")}
+        kept = {name: value for name, value in labels.items() if not alike and dice.random() < 0.8}
+        slots, weight = (4, 1.0) if alike else (dice.choice((2, 4, 8)), dice.choice((0.5, 1.0, 3.0)))
+        found[node_id] = node(node_id, slots, weight, **kept)
+    ready = dice.sample(IDS, dice.randint(1, len(IDS)))
+    seats = dice.sample(IDS, dice.randint(0, len(IDS)))
+    former = Former({one: found[one].slots for one in seats if dice.random() < 0.5}, found)
+    return [found[node_id] for node_id in ready], tuple(seats), former
+
+
+def ids(nodes: Sequence[Node]) -> list[str]:
+    return [one.node_id for one in nodes]
+
+
+# -- sticky ----------------------------------------------------------------------------------------------------
+
+
+def seats_of_0_1(chosen: Sequence[str], seats: Sequence[str], vacated: set[str]) -> tuple[str, ...]:
+    """How places were given when there was no other order than sticky."""
+    newcomers = sorted(set(chosen).difference(seats), key=natural_key)
+    places = []
+    for node_id in seats:
+        if node_id in vacated and node_id not in chosen and newcomers:
+            places.append(newcomers.pop(0))
+        else:
+            places.append(node_id)
+    return (*places, *newcomers)
+
+
+@many
+def test_nodes_that_are_alike_stand_as_ever(dice: random.Random) -> None:
+    nodes, seats, last = world(dice, alike=True)
+    ordered, places = in_order(GroupSpec(), nodes, seats, last)
+    assert places == seats_of_0_1(ids(nodes), seats, set(last.slots) - set(ids(nodes)))
+    assert ids(ordered) == [node_id for node_id in places if node_id in ids(nodes)]
+
+
+@many
+def test_of_nodes_that_are_alike_the_same_are_taken_as_ever(dice: random.Random) -> None:
+    nodes, seats, last = world(dice, alike=True)
+    most = dice.randint(1, 7)
+    answer = select(GroupSpec(max_nodes=most), nodes, seats, last)
+    assert isinstance(answer, Selection)
+    by_0_1 = sorted(ids(nodes), key=lambda one: (one not in last.slots, one not in seats, natural_key(one)))
+    assert set(ids(answer.nodes)) == set(by_0_1[:most])
+
+
+def test_a_gap_is_filled_by_its_like() -> None:
+    seats, last = ("a", "b", "c", "d"), Former({"a": 8, "b": 4, "c": 8, "d": 8})
+    nodes = [node("a", 8), node("d", 8), node("e", 8), node("f", 4)]
+    assert ids(in_order(GroupSpec(), nodes, seats, last)[0]) == ["a", "f", "e", "d"]
+
+
+def test_of_several_spares_the_like_of_the_gap_is_taken() -> None:
+    seats = ("a", "b")
+    last = Former({"a": 8, "b": 4}, {"b": node("b", 4, rack="2")})
+    spares = [node("c", 8), node("d", 4, rack="1"), node("e", 4, rack="2")]
+
+    def taken(*ready: Node, order: str = "sticky") -> list[str]:
+        answer = select(GroupSpec(max_nodes=2, rank_order=order), [node("a", 8), *ready], seats, last)
+        assert isinstance(answer, Selection)
+        return ids(answer.nodes)[1:]
+
+    assert taken(*spares) == ["e"]
+    assert taken(*spares[:2]) == ["d"]
+    assert taken(*spares[:1]) == ["c"]
+    assert taken(*spares, order="topology:rack") == ["e"]
+    assert taken(*spares, node("c2", 4, rack="2", other="1")) == ["e"], "all labels count if none is named"
+    assert taken(*spares, node("c2", 4, rack="2", other="1"), order="topology:rack") == ["c2"]
+
+
+@many
+def test_ranks_of_survivors_stay_where_every_gap_is_filled_by_its_like(dice: random.Random) -> None:
+    _, seats, last = world(dice)
+    survivors = [node_id for place_, node_id in enumerate(last.slots) if place_ % 2]
+    gone = [node_id for node_id in last.slots if node_id not in survivors]
+    spares = [node(f"s{number}", last.slots[gap]) for number, gap in enumerate(reversed(gone))]
+    before = place(GroupSpec(), [last.nodes[node_id] for node_id in last.slots], seats, last)
+    after = place(GroupSpec(), [*(last.nodes[one] for one in survivors), *spares], seats, last)
+    offsets = {member.node_id: member.rank_offset for member in before.members}
+    assert all(
+        member.rank_offset == offsets[member.node_id]
+        for member in after.members
+        if member.node_id in survivors
+    )
+
+
+def kinds(dice: random.Random) -> list[Likeness]:
+    return [
+        Likeness(dice.choice((4, 8)), (dice.choice("xy"), dice.choice("12")))
+        for _ in range(dice.randint(0, 4))
+    ]
+
+
+@many
+def test_gaps_are_filled_as_well_as_they_can_be(dice: random.Random) -> None:
+    """Brute force: no assignment has more gaps filled by nodes of the same slots and as many labels."""
+    gaps, newcomers = kinds(dice), kinds(dice)
+
+    def levels(pairs: Sequence[tuple[Likeness, Likeness]]) -> list[int]:
+        """How many pairs have the same slots and two, one, no labels in common; and how many there are."""
+        alike = [
+            (gap.labels == one.labels) + (gap.labels[0] == one.labels[0])
+            for gap, one in pairs
+            if gap.slots == one.slots
+        ]
+        return [*(sum(number >= least for number in alike) for least in (2, 1, 0)), len(pairs)]
+
+    found = fill(
+        {f"g{number}": kind for number, kind in enumerate(gaps)},
+        {f"n{number}": kind for number, kind in enumerate(newcomers)},
+    )
+    assert len(set(found.values())) == len(found)
+    pairs = [(gaps[int(gap[1:])], newcomers[int(one[1:])]) for gap, one in found.items()]
+    few, many = sorted((gaps, newcomers), key=len)
+    swapped = few is newcomers
+    best = max(
+        levels([(two, one) if swapped else (one, two) for one, two in zip(few, some, strict=True)])
+        for some in permutations(many, len(few))
+    )
+    assert levels(pairs) == best
+
+
+# -- the other orders ------------------------------------------------------------------------------------------
+
+ORDERS = (
+    "speed",
+    "topology:rack",
+    "topology:zone,rack",
+    "topology:nothing",
+    "n10,*",
+    "*,a,n20",
+    "b3,*,n1",
+    "*",
+)
+
+
+def stands_before(order: str, one: Node, other: Node) -> bool | None:
+    """Whether the rule puts a node before another; None: it puts them on a par."""
+    match order.partition(":"):
+        case ("speed", "", _):
+            return None if one.weight == other.weight else one.weight > other.weight
+        case ("topology", ":", names):
+            for name in names.split(","):
+                mine, theirs = one.labels.get(name), other.labels.get(name)
+                if mine != theirs:
+                    if mine is None or theirs is None:
+                        return theirs is None
+                    return natural_key(mine) < natural_key(theirs)
+            return natural_key(one.node_id) < natural_key(other.node_id)
+        case _:
+            words = order.split(",")
+            places = [words.index(each.node_id if each.node_id in words else "*") for each in (one, other)]
+            return None if places[0] == places[1] else places[0] < places[1]
+
+
+@many
+def test_every_two_nodes_stand_as_the_rule_says(dice: random.Random) -> None:
+    nodes, seats, last = world(dice)
+    order, master = dice.choice(ORDERS), dice.choice(nodes)
+    spec = GroupSpec(rank_order=order)
+    ordered, places = in_order(spec, nodes, seats, last)
+    assert sorted(ids(ordered)) == sorted(ids(nodes))
+    sticky = {one: rank for rank, one in enumerate(node_id for node_id in places if node_id in ids(nodes))}
+    for one, other in combinations(ordered, 2):
+        before = stands_before(order, one, other)
+        assert before or (before is None and sticky[one.node_id] < sticky[other.node_id])
+    assert in_order(spec, reversed(nodes), seats, last) == (ordered, places), "the order of joins counts"
+    forced, _ = in_order(spec, nodes, seats, last, master.node_id)
+    assert forced[0] is master
+    if not order.startswith("topology:"):
+        assert forced[1:] == [each for each in ordered if each is not master], "the others moved"
+
+
+@many
+def test_a_master_takes_its_rack_with_it(dice: random.Random) -> None:
+    """Zones and racks stay whole, those of the master come first, and the others keep their order."""
+    nodes, seats, last = world(dice)
+    spec, master = GroupSpec(rank_order="topology:zone,rack"), dice.choice(nodes)
+    ordered, _ = in_order(spec, nodes, seats, last, master.node_id)
+    free, _ = in_order(spec, nodes, seats, last)
+    zone, rack = (master.labels.get(name) for name in ("zone", "rack"))
+    by_zone = [each for each in free if each.labels.get("zone") == zone]
+    by_rack = [each for each in by_zone if each.labels.get("rack") == rack]
+    expected = [
+        master,
+        *(each for each in by_rack if each is not master),
+        *(each for each in by_zone if each not in by_rack),
+        *(each for each in free if each not in by_zone),
+    ]
+    assert ids(ordered) == ids(expected)
+
+
+# -- who may be master -----------------------------------------------------------------------------------------
+
+
+@many
+def test_only_who_may_be_master_is(dice: random.Random) -> None:
+    nodes, seats, last = world(dice)
+    order, master = dice.choice(ORDERS[:4]), dice.choice(("zone=x", "rack=2", "n10", "b3", "rack=9"))
+    most, pairs = dice.randint(1, 7), list(permutations(IDS, 2))
+    cut = frozenset(dice.sample(pairs, dice.choice((0, 3, 20))))
+    spec = GroupSpec(rank_order=order, master=master, max_nodes=most)
+    answer = select(spec, nodes, seats, last, cut)
+    allowed = [each for each in nodes if may_be_master(spec, each)]
+    if not allowed:
+        assert isinstance(answer, Shortfall)
+        assert (answer.lack, answer.final) == (Lack.ALLOWED_MASTER, False)
+        return
+    assert isinstance(answer, Selection), "one node alone is enough"
+    members = place(spec, answer.nodes, seats, last, answer.master).members
+    assert members[0].node_id in ids(allowed)
+    assert all((member.node_id, members[0].node_id) not in cut for member in members)
+    free = select(GroupSpec(rank_order=order, max_nodes=most), nodes, seats, last)
+    assert isinstance(free, Selection)
+    if not cut:
+        assert len(answer.nodes) == len(free.nodes)
+        missing = set(ids(free.nodes)) - set(ids(answer.nodes))
+        assert len(missing) == (not set(ids(allowed)) & set(ids(free.nodes))), "more than one gave way"
+        if not missing:
+            in_free = place(spec, free.nodes, seats, last).members
+            first = next(member for member in in_free if member.node_id in ids(allowed))
+            assert members[0].node_id == first.node_id, "another than the first that may"
+
+
+# -- in a group ------------------------------------------------------------------------------------------------
+
+
+def test_racks_stay_side_by_side_when_a_spare_comes_in() -> None:
+    story = Story(min_nodes=4, max_nodes=4, rank_order="topology:rack")
+    for number, node_id in enumerate(("n1", "n2", "n3", "n4")):
+        story.join(node_id, labels={"rack": f"r{number % 2}"})
+    assert story.order == ["n1", "n3", "n2", "n4"]
+    story.join("n5", labels={"rack": "r0"})
+    story.lose("n3")
+    story.joins("n1", "n2", "n4")
+    assert story.order == ["n1", "n5", "n2", "n4"]
+
+
+def test_labels_and_weights_are_taken_anew_at_every_join() -> None:
+    story = Story(min_nodes=2, max_nodes=2, rank_order="topology:rack")
+    story.join("n1", labels={"rack": "1"})
+    story.join("n2", labels={"rack": "2"})
+    assert story.order == ["n1", "n2"]
+    story.restart()
+    story.join("n1", labels={"rack": "3"}, weight=2.0)
+    story.join("n2", labels={"rack": "2"})
+    assert story.order == ["n2", "n1"]
+    assert story.node("n1").weight == 2.0
+    story.restart()
+    story.join("n1", labels={"rack": "3"})
+    story.join("n1", labels={"rack": "1"})  # it waits for the other, and says something else meanwhile
+    assert story.node("n1").labels == {"rack": "1"}
+    story.join("n2", labels={"rack": "2"})
+    assert story.order == ["n1", "n2"]
+
+
+def test_slower_nodes_are_last() -> None:
+    story = Story(min_nodes=3, max_nodes=3, rank_order="speed")
+    story.join("n1", weight=0.5)
+    story.join("n2")
+    story.join("n3", weight=1.5)
+    assert story.order == ["n3", "n2", "n1"]
+
+
+def test_what_an_order_goes_by_and_nodes_lack_is_a_warning() -> None:
+    def warnings(order: str, *labels: dict[str, str]) -> tuple[str, ...]:
+        story = Story(min_nodes=len(labels), max_nodes=len(labels), rank_order=order)
+        for number, one in enumerate(labels):
+            story.join(f"n{number}", labels=one)
+        assert story.group.round is not None
+        return story.group.round.warnings
+
+    zoned = {"zone": "x", "rack": "1"}
+    assert warnings("topology:zone,rack", zoned, {"zone": "y"}, {}) == (
+        "n2 has no label zone, by which ranks are ordered: it comes last",
+        "n1, n2 have no label rack, by which ranks are ordered: they come last",
+    )
+    assert warnings("speed", {}, {}) == ("rank_order is speed, but no node has a --weight: ranks are sticky",)
+    assert warnings("speed", {}) == warnings("sticky", {}, zoned) == warnings("n1,*", {}, {}) == ()
+
+
+def test_the_first_that_may_be_master_is() -> None:
+    story = Story(min_nodes=3, max_nodes=3, master="public=yes")
+    story.join("n1")
+    story.join("n2", labels={"public": "yes"})
+    story.join("n3", labels={"public": "yes"})
+    assert story.order == ["n2", "n1", "n3"]
+    story.lose("n2")
+    story.joins("n1", "n3")
+    story.join("n4")
+    assert story.order == ["n3", "n1", "n4"]
+
+
+def test_a_group_waits_for_a_node_that_may_be_master() -> None:
+    story = Story(min_nodes=2, master="public=yes", join_timeout_s=60)
+    story.joins("n1", "n2")
+    story.wait(20)
+    assert story.why == (
+        "2 of 2 nodes ready (n1, n2), but none of them may be master, since master is public=yes; waiting for one that "
+        "may (at most 40 s more)"
+    )
+    story.join("n3", labels={"public": "yes"})
+    assert "last call" in story.why
+    story.wait(10)
+    assert story.order == ["n3", "n1", "n2"]
+
+
+def test_a_group_without_a_node_that_may_be_master_fails_in_the_end() -> None:
+    story = Story(min_nodes=1, master="n7", join_timeout_s=60)
+    story.joins("n1")
+    story.wait(60)
+    assert story.why == (
+        "the job failed: no node that may be master joined within 60 s: n1 is ready, but it may not be master, "
+        "since master is n7"
+    )
+    assert story.group.root_cause is not None
+    assert story.group.root_cause.kind == "join_timeout"
+
+
+def test_a_lost_master_is_waited_for_if_nobody_else_may() -> None:
+    story = running("n1", "n2", min_nodes=1, master="n2", join_timeout_s=60)
+    assert story.order == ["n2", "n1"]
+    story.lose("n2")
+    story.join("n1")
+    assert "1 of 1 node ready (n1), but it may not be master, since master is n2" in story.why
+    story.join("n2", inc="n2-2")
+    story.wait(1)
+    assert story.order == ["n2", "n1"]
+
+
+def test_a_node_set_aside_is_taken_if_only_it_may_be_master() -> None:
+    story = Story(min_nodes=1, master="n2", strikes=1, last_call_s=0)
+    story.join("n1")
+    story.join("n2")
+    story.started("n1", "n2")
+    story.leave("n2")
+    story.join("n1")
+    story.join("n2", inc="n2-2")
+    assert story.group.conduct["n2"].aside
+    assert story.order == ["n2", "n1"]
+
+
+def test_an_unreachable_master_gives_way_to_another_that_may_be_master() -> None:
+    story = Story(min_nodes=3, max_nodes=3, master="public=yes")
+    story.join("n1")
+    story.join("n2", labels={"public": "yes"})
+    story.join("n3", labels={"public": "yes"})
+    story.unreachable("n1")
+    story.joins("n1", "n2", "n3")
+    assert story.order == ["n3", "n1", "n2"]
+    story.unreachable("n1")
+    story.joins("n1", "n2", "n3")
+    assert story.why.endswith(
+        "no node can be master: n2 cannot be reached from n1; n3 cannot be reached from n1; master is public=yes. "
+        "Check the firewall, --port-range, --interface and --local-addr"
+    )

@@ -1,0 +1,86 @@
+"""The best set of nodes, found by trying every set: what the core's selection is held against."""
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from hetrdzv.core.health.conduct import set_aside, taken_last
+from hetrdzv.core.model import Group, Node
+from hetrdzv.core.order import Former, may_be_master, natural_key
+from hetrdzv.core.selection import Selection, Shortfall, ready_nodes, select
+from hetrdzv.core.spec import GroupSpec
+
+
+@dataclass(frozen=True)
+class Case:
+    """What `select` is asked."""
+
+    spec: GroupSpec
+    ready: Sequence[Node]
+    seats: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+    unreachable: AbstractSet[tuple[str, str]] = frozenset()
+    taken_last: AbstractSet[str] = frozenset()
+
+    def answer(self) -> Selection | Shortfall:
+        """What it answers."""
+        last = Former(dict.fromkeys(self.last, 1))
+        return select(self.spec, self.ready, self.seats, last, self.unreachable, 0, self.taken_last)
+
+
+def fits(spec: GroupSpec, found: Sequence[Node]) -> bool:
+    """Whether a set of nodes keeps all bounds, and has one that may be master."""
+    if not any(may_be_master(spec, one) for one in found):
+        return False
+    world = sum(one.slots for one in found)
+    if world % spec.world_size_multiple or not (spec.min_world_size or 1) <= world:
+        return False
+    if spec.max_world_size is not None and world > spec.max_world_size:
+        return False
+    return spec.min_nodes <= len(found) and (spec.max_nodes is None or len(found) <= spec.max_nodes)
+
+
+def best_of_all(case: Case) -> list[str] | None:
+    """The best set, in natural order; None where none keeps the bounds.
+
+    The smallest of (-world, ranks taken last, ranks that move, ranks without a place, nodes, names) is best.
+    """
+    best: tuple[int, int, int, int, int, tuple[int, ...]] | None = None
+    nodes = sorted(case.ready, key=lambda one: natural_key(one.node_id))
+    for mask in range(1, 1 << len(nodes)):
+        places = tuple(place for place in range(len(nodes)) if mask >> place & 1)
+        found = [nodes[place] for place in places]
+        if not fits(case.spec, found):
+            continue
+        world = sum(one.slots for one in found)
+        moves = world - _ranks(found, case.last)
+        fresh = world - _ranks(found, case.seats)
+        key = (-world, _ranks(found, case.taken_last), moves, fresh, len(found), places)
+        if best is None or key < best:
+            best = key
+    return None if best is None else [nodes[place].node_id for place in best[-1]]
+
+
+def _ranks(found: Iterable[Node], of: Iterable[str]) -> int:
+    return sum(one.slots for one in found if one.node_id in of)
+
+
+def not_best(old: Group, new: Group) -> str:
+    """What is wrong with the round that a step formed, where world sizes are bounded; empty if nothing is."""
+    formed = new.round
+    if formed is None or new.last_round == old.last_round or formed.number != new.last_round:
+        return ""
+    if not new.spec.sized or new.spec != old.spec or new.job != old.job or set_aside(new):
+        return ""
+    members = [new.nodes[member.node_id] for member in formed.members]
+    ready = [*members, *ready_nodes(new)]
+    last = tuple(member.node_id for member in old.round.members) if old.round is not None else ()
+    expected = best_of_all(Case(new.spec, ready, old.seats, last, taken_last=taken_last(new)))
+    names = sorted((member.node_id for member in formed.members), key=natural_key)
+    if expected == names or (new.unreachable and fits(new.spec, members)):
+        return ""
+    # of equal worlds another may be taken for the sake of its master
+    known = expected if expected is not None and new.spec.master is not None else ()
+    if known and sum(new.nodes[name].slots for name in known) == formed.world_size:
+        return ""
+    return f"round {formed.number} has {names}, but {expected} is best"

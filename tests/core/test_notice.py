@@ -190,6 +190,13 @@ def test_several_reasons_are_one_stop_and_the_next_round_has_everybody() -> None
     assert story.group.restarts == 0
 
 
+def test_a_drained_node_whose_agent_gets_sigterm_cannot_wait() -> None:
+    story = heeding("a", "b")
+    story.drain("b")
+    story.leaving("b")
+    assert (story.ended, story.told("a").kind, story.told("b").kind) == ("drained", "stop", "exit")
+
+
 def test_a_drained_spare_goes_at_once() -> None:
     story = heeding("a", max_nodes=1)
     story.join("b", takes_notice=True)

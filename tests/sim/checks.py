@@ -306,6 +306,7 @@ class Checks:
             and node.ready_to_stop < before.number
         ]
         given, again = before.notice, isinstance(command, commands.Restart | commands.Cancel)
+        again = again or (isinstance(command, commands.Report) and command.kind is ReportKind.LEAVING)
         at_work = (NodePhase.RUNNING, NodePhase.SUCCEEDED)
         dead = any(new.phase_of(member) not in at_work for member in before.members)
         if (

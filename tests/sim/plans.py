@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from hetrdzv.core.commands import Drain, NoteStall, Restart, Undrain
@@ -35,14 +36,17 @@ class Case:
     """A change, what was planned for it, and what shows that it has begun.
 
     Attributes:
+        until: when time alone frees a node that is set aside (seconds): another change, which nobody planned.
         midway: what is planned when it has begun, without any further change; None before.
     """
 
+    kind: str
     what: str
     changes: Changes
     planned: Plan
     has_begun: Callable[[Group], bool]
     since: float
+    until: float
     midway: Plan | None = None
 
 
@@ -60,6 +64,7 @@ class PlannedWorld(World):
         self.ends: Counter[str] = Counter()
         self._choices = random.Random(f"{seed}.plans")
         self._case: Case | None = None
+        self._has_begun = False  # to change
 
     # -- looking ---------------------------------------------------------------------------------------------
 
@@ -119,7 +124,13 @@ class PlannedWorld(World):
 
     # -- changing --------------------------------------------------------------------------------------------
 
+    def start_agent(self, machine: Machine) -> None:
+        """As in any story, until changes are planned: then no other agent starts than theirs."""
+        if not self._has_begun:
+            super().start_agent(machine)
+
     def _next(self, group: Group) -> None:
+        self._has_begun = True
         if sum(self.kinds.values()) == CASES_A_STORY:
             super()._end()
             return
@@ -145,7 +156,8 @@ class PlannedWorld(World):
         ]
         able = [(weight, act, on) for weight, act, on in kinds if on]
         _, act, on = self._choices.choices(able, [weight for weight, _, _ in able])[0]
-        several = act != self._start and len(on) > 1 and self._choices.random() < 0.25
+        at_once = act in (self._drain, self._terminate)  # not lost: leases end one after another
+        several = at_once and len(on) > 1 and self._choices.random() < 0.25
         act(group, self._choices.sample(on, 2 if several else 1))
         self._look(self.timeline.now)
 
@@ -193,19 +205,23 @@ class PlannedWorld(World):
             node_id=machine.node_id, slots=machine.slots, labels=machine.labels, weight=machine.weight
         )
         self._plan(group, what, Changes(add=(new,)), joined)
-        self.start_agent(machine)
+        super().start_agent(machine)
 
     def _plan(self, group: Group, what: str, changes: Changes, has_begun: Callable[[Group], bool]) -> None:
         planned = plan(group, changes, self.server.served_s)
         self.kinds[what] += 1
         who = [*changes.remove, *changes.drain, *(f"{one.node_id}={one.slots}" for one in changes.add)]
-        what = " ".join([what, *who])
-        self.checks.say("PLAN", f"{what}: {planned.why}; {planned.members}")
-        self._case = Case(what, changes, planned, has_begun, self.timeline.now)
+        self.checks.say("PLAN", f"{what} {who}: {planned.why}; {planned.members}")
+        until = min((one.free_at for one in group.conduct.values() if one.aside), default=inf)
+        words = " ".join([what, *who])
+        self._case = Case(what, words, changes, planned, has_begun, self.timeline.now, until)
 
     # -- comparing -------------------------------------------------------------------------------------------
 
     def _compare(self, case: Case, group: Group) -> None:
+        if self.server.served_s >= case.until:
+            self.kinds[case.kind] -= 1
+            return
         self.ends[group.state] += 1
         real = _real(group, self.server.served_s)
         for when, planned in (("before", case.planned), ("midway", case.midway)):

@@ -107,6 +107,19 @@ def explain_left_out(group: Group, node: Node, now: float) -> str:
     return text[2:-1] if text.startswith(" (") else text.removeprefix(": ")
 
 
+def explain_misfit(group: Group, node: Node) -> str:
+    """Why a spare does not fit into the world that runs: `with its 3 slots the world size would be 11, not a ...`.
+
+    Empty for other nodes, and where every world size is allowed.
+    """
+    active = group.active_round
+    if active is None or not group.spec.sized or node.phase is not NodePhase.READY or node.not_ready:
+        return ""
+    if node.node_id in growth(group).node_ids or spare_reason(group, node, active) is not Spare.WORLD_SIZE:
+        return ""
+    return _spare_text(group, node, active, 0.0).removeprefix(": ")
+
+
 def _spare_text(group: Group, node: Node, active: Round, now: float) -> str:
     """What follows after "is kept as a spare"."""
     conduct = group.conduct.get(node.node_id, Conduct())

@@ -1,7 +1,10 @@
-"""Real workers of unlike nodes whose world size must be a multiple: 2, 1 and 1 slots, a multiple of 2."""
+"""Real workers of unlike nodes whose world size must be a multiple, and of a job whose spares come and go."""
 
+import contextlib
+import random
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.cluster import Cluster, cluster
@@ -45,3 +48,47 @@ def test_the_job_runs_on_the_best_world_there_is(tmp_path: Path) -> None:
         assert {line["node"] for line in job.lines(round=fourth)} == {"b", "c"}
         assert (job.group()["round"], job.group()["restarts"]) == (fourth, 1)
         job.end_well("b", "c")
+
+
+COMINGS = 200
+
+
+@pytest.mark.long
+def test_spares_that_come_and_go_do_not_end_the_job(tmp_path: Path) -> None:
+    """Four agents with --nnodes 4 and workers; spares join, poll, leave, hang up or fall silent, 200 times."""
+    with cluster(tmp_path, "--nnodes", "4", "--lease-s", "1", "--stop-timeout-s", "5") as job:
+        job.light = True
+        first = job.start({"a": 2, "b": 1, "c": 1, "d": 1})
+        rng, open_polls = random.Random(348), []
+        comings = 0
+        while comings < COMINGS:
+            name = f"spare{rng.randint(1, 9)}"
+            with contextlib.ExitStack() as stack:
+                spare_of = stack.enter_context(httpx.Client(base_url=f"{job.server.url}/v1/groups/job/nodes"))
+                join = {
+                    "incarnation": f"{name}.{comings}",
+                    "slots": rng.randint(1, 8),
+                    "address": "127.0.0.1",
+                    "port": 1,
+                }
+                reply = spare_of.put(f"/{name}", json=join)
+                if reply.status_code == 409:  # the one before has not been given up yet
+                    continue
+                assert reply.json()["kind"] == "wait", reply.text
+                comings += 1
+                asked = {"incarnation": join["incarnation"], "wait": rng.choice((0, 1))}
+                match rng.choice(("leave", "hang up", "fall silent")):
+                    case "leave":
+                        spare_of.delete(f"/{name}", params={"incarnation": join["incarnation"]})
+                    case "hang up":
+                        with contextlib.suppress(httpx.TimeoutException):
+                            spare_of.get(f"/{name}/directive", params=asked, timeout=rng.uniform(0.01, 0.3))
+                    case "fall silent":
+                        spare_of.get(f"/{name}/directive", params=asked | {"wait": 0})
+                        open_polls.append(stack.pop_all())  # its connection stays
+        assert job.group()["round"] == first
+        assert job.told("round_ended") == []
+        assert len(job.told("node_joined")) == 4 + COMINGS
+        for one in open_polls:
+            one.close()
+        job.end_well("a", "b", "c", "d")

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from hetrdzv.core.directive import Directive, Start, Warned, warned
-from hetrdzv.core.explain import explain
+from hetrdzv.core.explain import explain, explain_misfit
 from hetrdzv.core.health.drift import drift
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import (
@@ -334,7 +334,7 @@ def _node(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         weight=node.weight,
         labels=dict(node.labels),
         device=dict(node.device),
-        why=node.gone_why or node.leaving or node.not_ready,
+        why=node.gone_why or node.leaving or node.not_ready or explain_misfit(group, node),
         failure=_failure(node.failure),
     )
 

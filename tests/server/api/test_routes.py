@@ -219,3 +219,14 @@ async def test_a_number_beyond_the_history_brings_nothing_but_its_end() -> None:
         await service.execute("g", join("a", min_nodes=2))
         beyond = (await client.get("/v1/groups/g/events", params={"after": 1000})).json()
         assert beyond == {"events": [], "last": 1}
+
+
+async def test_a_spare_that_does_not_fit_says_why() -> None:
+    async with serving() as (service, _), api(service) as client:
+        for name, slots in (("a", 2), ("b", 1)):
+            spec = {"world_size_multiple": 2, "last_call_s": 0}
+            body = {"incarnation": "i", "slots": slots, "address": "10.0.0.1", "port": 4000, "spec": spec}
+            await client.put(f"/v1/groups/g/nodes/{name}", json=body)
+        nodes = {node["node_id"]: node for node in (await client.get("/v1/groups/g")).json()["nodes"]}
+    assert (nodes["b"]["state"], nodes["a"]["why"]) == ("spare", "")
+    assert nodes["b"]["why"] == "with its 1 slot the world size would be 3, not a multiple of 2"

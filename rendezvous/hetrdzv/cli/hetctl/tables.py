@@ -203,7 +203,9 @@ def _wanted(group: GroupReply) -> str:
     low, high = group.spec.get("min_nodes", 1), group.spec.get("max_nodes")
     nodes = str(low) if low == high else f"{low} or more" if high is None else f"{low} to {high}"
     world = _wanted_world(group.spec)
-    return f"{nodes}, {world}" if world else nodes
+    if not world:
+        return nodes
+    return world if low == 1 and high is None else f"{nodes}, {world}"
 
 
 def _wanted_world(spec: Mapping[str, Any]) -> str:

@@ -33,6 +33,7 @@ from hetrdzv.core.explain import explain
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import EndKind, Failure, Group, Stall, StallKind
+from hetrdzv.core.order import may_be_master
 from hetrdzv.core.selection import ready_nodes
 from hetrdzv.core.timers import deadline
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
@@ -638,8 +639,10 @@ class GroupMachine(RuleBasedStateMachine):
                 if agent is None or agent.exited:
                     self.agent_starts(node_id, 1)
             self.pass_time(1.0, heard=True)
+        ready = ready_nodes(self.group)
+        if self.group.state == "waiting" and not any(may_be_master(self.group.spec, node) for node in ready):
+            return
         if self.group.state == "waiting" and self.group.spec.sized:
-            ready = ready_nodes(self.group)
             assert best_of_all(Case(self.group.spec, ready)) is None or self.group.unreachable, self.why
             return
         assert self.group.state.terminal or self.group.state == "running", self.why

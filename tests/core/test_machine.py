@@ -33,10 +33,12 @@ from hetrdzv.core.explain import explain
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import EndKind, Failure, Group, Stall, StallKind
+from hetrdzv.core.order import may_be_master
 from hetrdzv.core.selection import ready_nodes
 from hetrdzv.core.timers import deadline
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
 from tests.support.every_set import Case, best_of_all, not_best
+from tests.support.units import left_behind
 
 NODE_IDS = ("n1", "n2", "n10", "n20")
 NODES = st.sampled_from(NODE_IDS)
@@ -65,8 +67,11 @@ SPECS = st.fixed_dictionaries(
         "growth_pause_s": st.just(4.0),
         "rank_order": st.sampled_from(["speed", "topology:rack", "n10,*,n1"]),
         "master": st.sampled_from(["rack=0", "n10"]),
+        "unit": st.just("rack"),
         "notice_s": st.just(4.0),
     },
+).filter(  # there may be no so small set of whole units
+    lambda spec: not spec.keys() >= {"unit", "max_nodes"}
 )
 
 
@@ -147,6 +152,8 @@ class GroupMachine(RuleBasedStateMachine):
         assert (before, dict(before.nodes), before.round) == snapshot, "a step mutated its group"
         after = transition.group
         check(after)
+        if after.last_round > before.last_round and after.active_round is not None:
+            assert not left_behind(after), "a unit was taken in part"
         if isinstance(command, Report) and command.kind is not ReportKind.LEAVING:
             assert before.round is not None
             assert command.round == before.round.number, "a report of an older round was accepted"
@@ -632,8 +639,10 @@ class GroupMachine(RuleBasedStateMachine):
                 if agent is None or agent.exited:
                     self.agent_starts(node_id, 1)
             self.pass_time(1.0, heard=True)
-        if self.group.state == "waiting" and (spec.sized or spec.master is not None):
-            ready = ready_nodes(self.group)
+        ready = ready_nodes(self.group)
+        if self.group.state == "waiting" and not any(may_be_master(self.group.spec, node) for node in ready):
+            return
+        if self.group.state == "waiting" and self.group.spec.sized:
             assert best_of_all(Case(self.group.spec, ready)) is None or self.group.unreachable, self.why
             return
         assert self.group.state.terminal or self.group.state == "running", self.why

@@ -190,6 +190,13 @@ def test_several_reasons_are_one_stop_and_the_next_round_has_everybody() -> None
     assert story.group.restarts == 0
 
 
+def test_a_drained_node_whose_agent_gets_sigterm_cannot_wait() -> None:
+    story = heeding("a", "b")
+    story.drain("b")
+    story.leaving("b")
+    assert (story.ended, story.told("a").kind, story.told("b").kind) == ("drained", "stop", "exit")
+
+
 def test_a_drained_spare_goes_at_once() -> None:
     story = heeding("a", max_nodes=1)
     story.join("b", takes_notice=True)
@@ -203,14 +210,14 @@ def test_ready_to_stop_counts_for_its_round_only_and_not_without_a_notice() -> N
     story.report("b", "ready_to_stop")
     assert story.ended is None
     story.restart()
-    assert "waiting for a, b" in story.why
+    assert "waiting for a, b to save" in story.why
     story.report("a", "ready_to_stop")
     story.report("b", "ready_to_stop")
     story.report("a", "ready_to_stop")  # it came again, late
     story.joins("a", "b")
     story.started("a", "b")
     story.restart()
-    assert "waiting for a, b" in story.why
+    assert "waiting for a, b to save" in story.why
 
 
 def test_no_hang_is_found_while_workers_wait_for_the_end() -> None:

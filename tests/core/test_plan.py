@@ -2,7 +2,8 @@
 
 import pytest
 
-from hetrdzv.core.model import GroupState
+from hetrdzv.core.commands import NoteStall
+from hetrdzv.core.model import GroupState, Stall, StallKind
 from hetrdzv.core.plan import Changes, NewNode, Plan, first_round, plan
 from hetrdzv.protocol.errors import InvalidSpec, NodeIdInUse, Refused, UnknownNode
 from tests.core.driver import Story, running
@@ -136,11 +137,57 @@ def test_a_failed_round_is_planned_on_with_its_restart() -> None:
     assert [one.node_id for one in found.gone] == ["gpu1", "gpu2", "gpu3", "gpu4"]
 
 
-def test_a_suspect_is_taken_to_come_back_and_a_stall_to_end() -> None:
-    story = uneven(hang_timeout_s=5.0)
+def test_a_stall_is_taken_to_end() -> None:
+    story = running("gpu1", "gpu2", last_call_s=10.0, hang_timeout_s=5.0)
+    stall = Stall(
+        kind=StallKind.BEHIND, ranks=(0,), node_id="gpu1", text="rank 1 waits for it", since=story.now
+    )
+    story.do(NoteStall(1, stall))
+    found = planned(story, add=(NewNode(slots=1),))
+    assert (found.ended, found.restarts, found.in_s) == ("new1 joined", 0, 10)
+
+
+def test_workers_that_get_a_notice_are_taken_to_be_ready_at_once() -> None:
+    story = Story(min_nodes=2, last_call_s=1.0, notice_s=60.0)
+    for node_id in ("a", "b", "c"):
+        story.join(node_id, takes_notice=True)
+    story.wait(1.0)
+    story.started("a", "b", "c")
+    for _ in range(2):  # before the drain, and while its notice runs
+        found = planned(story, drain=("a",))
+        assert (places(found), found.in_s) == ([("b", 0), ("c", 1)], 0)
+        assert [one.why for one in found.gone] == ["drained"]
+        story.drain("a")
+    assert story.group.round is not None
+    assert story.group.round.end is None
+    assert planned(story).ended == "a is leaving: drained"
+
+
+def test_a_suspect_is_taken_to_come_back() -> None:
+    story = uneven()
     story.cut("gpu2")
     found = planned(story, restart=True)
     assert places(found) == [("gpu1", 0), ("gpu2", 8), ("gpu3", 12)]
+    story = Story(min_nodes=2, last_call_s=10.0)
+    story.joins("a", "b")
+    story.cut("b")
+    assert places(planned(story)) == [("a", 0), ("b", 1)]
+
+
+def test_a_node_that_comes_back_has_the_labels_that_it_had() -> None:
+    story = Story(min_nodes=2, rank_order="topology:rack", last_call_s=1.0)
+    for node_id, rack in (("a", "r1"), ("b", "r2"), ("c", "r1")):
+        story.join(node_id, labels={"rack": rack})
+    story.wait(1.0)
+    assert story.order == ["a", "c", "b"]
+    story.leave("c")
+    for node_id in ("a", "b"):
+        story.join(node_id, labels={"rack": {"a": "r1", "b": "r2"}[node_id]})
+    story.tick()
+    assert story.order == ["a", "b"]
+    assert places(planned(story, add=(NewNode(slots=2, node_id="c"),))) == [("a", 0), ("c", 1), ("b", 3)]
+    found = planned(story, add=(NewNode(slots=2, node_id="c", labels={"rack": "r2"}),))
+    assert places(found) == [("a", 0), ("b", 1), ("c", 2)]
 
 
 def test_a_node_that_is_not_ready_stays_a_spare() -> None:
@@ -187,5 +234,7 @@ def test_the_first_round_and_what_comes_after_it() -> None:
     assert first_round("g", {"min_nodes": 2}, nodes).in_s == 10
     lost = first_round("g", {"min_nodes": 2}, nodes, Changes(remove=("a",)))
     assert (places(lost), lost.was_world_size) == ([("b", 0), ("c", 4)], 15)
+    chosen = first_round("g", {"max_nodes": 2}, [nodes[2], nodes[0], nodes[1]])
+    assert (places(chosen), [one.node_id for one in chosen.spares]) == ([("a", 0), ("b", 8)], ["c"])
     few = first_round("g", {"min_nodes": 4}, nodes)
     assert "3 of 4 nodes ready (a, b, c); waiting for 1 more" in few.why

@@ -82,6 +82,13 @@ def test_masters_that_mean_nothing(text: str) -> None:
         GroupSpec(master=text)
 
 
+@pytest.mark.parametrize("text", ["", "rack=1", "zone,rack", 5])
+def test_units_that_mean_nothing(text: str) -> None:
+    assert GroupSpec(unit="rack").unit == "rack"
+    with pytest.raises(InvalidSpec, match=r"^unit "):
+        GroupSpec(unit=text)
+
+
 @pytest.mark.parametrize(
     ("order", "master", "whom"),
     [("gpu7,gpu2,*", "gpu2", "gpu7"), ("gpu7,*", "gpu2", "gpu7"), ("*,gpu2", "gpu2", "other nodes")],

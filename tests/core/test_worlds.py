@@ -12,6 +12,7 @@ from hetrdzv.core.model import Conduct, Node
 from hetrdzv.core.order import natural_key
 from hetrdzv.core.selection import MASTERS_TRIED, Lack, Selection, Shortfall, next_round, select
 from hetrdzv.core.spec import GroupSpec
+from hetrdzv.core.timers import deadline
 from hetrdzv.core.worlds import Worlds
 from hetrdzv.protocol.errors import InvalidSpec
 from tests.core.driver import Story, running
@@ -229,7 +230,7 @@ def test_growth_pauses() -> None:
     found.story.join("b", 4)
     left = formed_at + 20.0 - found.story.now
     assert found.story.told("b").why.endswith(f"will restart to include b (at most {left:.0f} s more)")
-    assert found.story.deadline_in is not None
+    assert deadline(found.story.group, own_leases=False) == formed_at + 20.0
     found.story.wait(left - 1.0)
     assert found.world == 4
     found.settle()

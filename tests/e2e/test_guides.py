@@ -85,7 +85,7 @@ def test_readmes_two_nodes_on_one_machine(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_readmes_three_nodes(tmp_path: Path) -> None:
     needs_set_up("launch")
-    server, agent, where, status, of_group, events, drain, cancel = commands("README.md", "Three nodes")
+    server, agent, where, status, of_group, events, plan, drain, cancel = commands("README.md", "Three nodes")
     port = free_port()
     script = "examples/first/train.py --epochs 1000 --pause 0.1"
     swaps = {"http://head:29400": f"http://127.0.0.1:{port}", "train.py": script}
@@ -104,6 +104,7 @@ def test_readmes_three_nodes(tmp_path: Path) -> None:
         assert re.search(r"default .*running", here.run(where, status))
         assert "world size 4, 3 nodes" in here.run(where, of_group)
         followed = here.type(f"{where}\n{events}")
+        assert "2 of 3 nodes ready (gpu1, gpu3); waiting for 1 more in place of gpu2" in here.run(where, plan)
         here.run(where, drain)
         assert nodes["gpu2"].ends() == 4
         followed.says("drained")

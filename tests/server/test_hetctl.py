@@ -81,8 +81,8 @@ class Job:
 
         return asyncio.run(asked())
 
-    def join(self, node: str, slots: int, address: str) -> None:
-        request = JoinRequest(incarnation=f"{node}-1", slots=slots, address=address, port=40_001)
+    def join(self, node: str, slots: int, address: str, **more: Any) -> None:
+        request = JoinRequest(incarnation=f"{node}-1", slots=slots, address=address, port=40_001, **more)
         self.ask(lambda client: client.join(self.group, node, request))
 
     def report(self, node: str, kind: ReportKind, number: int = 1, **more: Any) -> None:
@@ -172,6 +172,7 @@ def test_create_sends_the_given_fields_only(ctl: Callable[..., str], server: Het
         ("hang-timeout-s", 30.0),
         ("rank-order", "gpu7,gpu2,*"),
         ("master", "public=yes"),
+        ("unit", "rack"),
         ("notice-s", 20.0),
     ],
 )
@@ -343,6 +344,25 @@ def test_a_plan_of_a_group_and_dry_runs_change_nothing(ctl: Callable[..., str], 
     assert "then   the same: round 1 goes on\n" in ctl("plan", job.group)
     assert "has no node 'gpu7'" in ctl("drain", job.group, "gpu7", "--dry-run", status=1)
     assert job.ask(lambda client: client.events(job.group)).last == before
+
+
+def test_what_is_about_to_happen_is_said(ctl: Callable[..., str], server: Hetserver) -> None:
+    job = Job(server.url, "noticed", min_nodes=1, max_nodes=1, notice_s=600.0)
+    job.join("gpu1", 8, "10.0.0.11", takes_notice=True)
+    job.until("starting")
+    job.report("gpu1", ReportKind.STARTED)
+    about = (
+        "round 1 is about to end (gpu1 is leaving: drained); waiting for gpu1 to save and be ready to stop"
+    )
+    said = f"node 'gpu1' is drained; group 'noticed' is running: {about}"
+    assert ctl("drain", "noticed", "gpu1").startswith(said)
+    assert about in ctl("status", "noticed")
+    said = ctl("cancel", "noticed")
+    assert said.startswith(
+        "group 'noticed' is going to be cancelled, running: round 1 is about to end (the job was"
+    )
+    assert said.endswith("; to wait no longer: cancel it again\n")
+    assert ctl("cancel", "noticed") == "group 'noticed' is cancelled; 1 node told to stop\n"
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -27,6 +27,7 @@ from tests.sim.store import Disk
 from tests.sim.timeline import Timeline
 from tests.sim.workers import Workers
 from tests.support.every_set import not_best
+from tests.support.units import left_behind
 
 
 class Violation(AssertionError):
@@ -130,6 +131,10 @@ class Checks:
             self.say("core", f"    {event.kind}: {event.text}")
         for wrong in violations(new):
             self.violate("invariants", wrong)
+        if new.last_round > old.last_round and new.active_round is not None and (left := left_behind(new)):
+            self.violate(
+                "all nodes of a unit or none", f"round {new.last_round} is without {', '.join(left)}"
+            )
         if wrong := not_best(old, new):
             self.violate("the best set", wrong)
         if new.job == old.job:
@@ -301,6 +306,7 @@ class Checks:
             and node.ready_to_stop < before.number
         ]
         given, again = before.notice, isinstance(command, commands.Restart | commands.Cancel)
+        again = again or (isinstance(command, commands.Report) and command.kind is ReportKind.LEAVING)
         at_work = (NodePhase.RUNNING, NodePhase.SUCCEEDED)
         dead = any(new.phase_of(member) not in at_work for member in before.members)
         if (

@@ -42,7 +42,6 @@ MUTANTS = (
     Mutant("a late answer proves that a server is there", f"{AGENT}/contact.py", "heard_at = min(now, sent_at + max_disconnect_s / 2)", "heard_at = now"),
     Mutant("any world size is a multiple", f"{CORE}/worlds.py", "range(top - top % self.multiple, self.smallest - 1, -self.multiple)", "range(top, 0, -1)"),
     Mutant("bounds in nodes are forgotten", f"{CORE}/subset.py", "if found is None or search.is_allowed(found):", "if True:"),
-    Mutant("the deadline forgets the pause", f"{CORE}/timers.py", "            yield admits_at(group, larger)", "            yield group.joiners_since + group.spec.last_call_s"),
     Mutant("who is not ready is taken", f"{CORE}/selection.py", "        and not node.not_ready\n", ""),
     Mutant("nobody corrects who is ready", f"{AGENT}/session.py", 'return is_news and (directive.reason', 'return False and (directive.reason'),
 )  # fmt: skip

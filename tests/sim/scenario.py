@@ -100,6 +100,8 @@ def scenario(seed: int) -> Scenario:
         hang_timeout_s=rng.choice((None, 2.0, 10.0)),
         **_order(random.Random(f"{seed}.order")),
     )
+    if spec.max_nodes is not None:  # a machine that comes later may make a rack too large
+        spec = spec.model_copy(update={"unit": None})
     bad = rng.choice((0.0, 0.01, 0.03))
     weather = Weather(
         lost=0.0 if separate else bad * rng.random(),
@@ -144,6 +146,7 @@ def _worlds(seed: int, made: Scenario) -> dict[str, object]:
         "min_world_size": rng.choice((None, rng.randint(1, total))),
         "max_world_size": rng.choice((None, rng.randint(1, total))),
         "world_size_multiple": rng.choice((1, 2, 2, 3, 4, 8)),
+        "unit": None,
     }
     try:
         spec = GroupSpec(**made.spec.given() | worlds)
@@ -159,7 +162,11 @@ def _worlds(seed: int, made: Scenario) -> dict[str, object]:
 def _order(rng: random.Random) -> dict[str, Any]:
     """The settings about ranks."""
     orders = ("sticky", "sticky", "speed", "topology:rack", "topology:zone,rack", "n3,*,n1")
-    return {"rank_order": rng.choice(orders), "master": rng.choice((None, None, None, "public=yes"))}
+    return {
+        "rank_order": rng.choice(orders),
+        "master": rng.choice((None, None, None, "public=yes")),
+        "unit": rng.choice((None, None, None, "rack")),
+    }
 
 
 def _labels(seed: int, number: int) -> Mapping[str, str]:

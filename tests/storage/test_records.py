@@ -300,6 +300,7 @@ def full() -> Group:
             on_join=OnJoin.SPARE,
             rank_order="topology:zone,rack",
             master="public=yes",
+            unit="rack",
             command=("train.py", "--lr", "0.1"),
         ),
         given=frozenset({"min_nodes", "command"}),
@@ -557,6 +558,7 @@ def test_a_record_from_before_a_field_gets_its_default() -> None:
         "hang_timeout_s",
         "rank_order",
         "master",
+        "unit",
         "notice_s",
     )
     for name in ("replace_wait_s", *since_0_1):

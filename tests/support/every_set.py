@@ -1,6 +1,6 @@
 """The best set of nodes, found by trying every set: what the core's selection is held against."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -9,6 +9,7 @@ from hetrdzv.core.model import Group, Node
 from hetrdzv.core.order import Former, may_be_master, natural_key
 from hetrdzv.core.selection import Selection, Shortfall, ready_nodes, select
 from hetrdzv.core.spec import GroupSpec
+from hetrdzv.core.units import whole
 
 
 @dataclass(frozen=True)
@@ -43,26 +44,36 @@ def fits(spec: GroupSpec, found: Sequence[Node]) -> bool:
 def best_of_all(case: Case) -> list[str] | None:
     """The best set, in natural order; None where none keeps the bounds.
 
-    The smallest of (-world, ranks taken last, ranks that move, ranks without a place, nodes, names) is best.
+    The smallest of (-world, ranks taken last, ranks that move, ranks without a place, nodes, names) is best. All ranks
+    of a unit count if those of one of its nodes do.
     """
     best: tuple[int, int, int, int, int, tuple[int, ...]] | None = None
-    nodes = sorted(case.ready, key=lambda one: natural_key(one.node_id))
-    for mask in range(1, 1 << len(nodes)):
-        places = tuple(place for place in range(len(nodes)) if mask >> place & 1)
-        found = [nodes[place] for place in places]
+    units: dict[str, list[Node]] = {}
+    for one in sorted(case.ready, key=lambda one: natural_key(one.node_id)):
+        value = one.labels.get(case.spec.unit) if case.spec.unit is not None else None
+        units.setdefault(f"node {one.node_id}" if value is None else f"unit {value}", []).append(one)
+    items = list(units.values())
+    for mask in range(1, 1 << len(items)):
+        places = tuple(place for place in range(len(items)) if mask >> place & 1)
+        found = [one for place in places for one in items[place]]
         if not fits(case.spec, found):
             continue
         world = sum(one.slots for one in found)
-        moves = world - _ranks(found, case.last)
-        fresh = world - _ranks(found, case.seats)
-        key = (-world, _ranks(found, case.taken_last), moves, fresh, len(found), places)
+        chosen = [items[place] for place in places]
+        late = world - _ranks(chosen, {one.node_id for one in found} - case.taken_last)
+        moves = world - _ranks(chosen, case.last)
+        fresh = world - _ranks(chosen, case.seats)
+        key = (-world, late, moves, fresh, len(found), places)
         if best is None or key < best:
             best = key
-    return None if best is None else [nodes[place].node_id for place in best[-1]]
+    if best is None:
+        return None
+    return sorted((one.node_id for place in best[-1] for one in items[place]), key=natural_key)
 
 
-def _ranks(found: Iterable[Node], of: Iterable[str]) -> int:
-    return sum(one.slots for one in found if one.node_id in of)
+def _ranks(units: Iterable[Sequence[Node]], of: Collection[str]) -> int:
+    """The ranks of the units of which every node is one of some."""
+    return sum(one.slots for unit in units if all(each.node_id in of for each in unit) for one in unit)
 
 
 def not_best(old: Group, new: Group) -> str:
@@ -73,7 +84,7 @@ def not_best(old: Group, new: Group) -> str:
     if not new.spec.sized or new.spec != old.spec or new.job != old.job or set_aside(new):
         return ""
     members = [new.nodes[member.node_id] for member in formed.members]
-    ready = [*members, *ready_nodes(new)]
+    ready = [*members, *whole(new, ready_nodes(new))]
     last = tuple(member.node_id for member in old.round.members) if old.round is not None else ()
     expected = best_of_all(Case(new.spec, ready, old.seats, last, taken_last=taken_last(new)))
     names = sorted((member.node_id for member in formed.members), key=natural_key)

@@ -17,9 +17,11 @@ from hetrdzv.core.selection import (
     not_ready_nodes,
     ready_nodes,
     spare_reason,
+    spare_unit,
 )
 from hetrdzv.core.spec import GroupSpec
 from hetrdzv.core.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
+from hetrdzv.core.units import broken_clause
 from hetrdzv.core.worlds import Worlds
 
 
@@ -122,6 +124,9 @@ def _spare_text(group: Group, node: Node, active: Round, now: float) -> str:
     """What follows after "is kept as a spare"."""
     conduct = group.conduct.get(node.node_id, Conduct())
     why = _SPARE_REASONS[spare_reason(group, node, active)]
+    unit = spare_unit(group, node)
+    slots = sum(one.slots for one in unit)
+    whose = "its" if len(unit) == 1 else f"the {count(len(unit), 'node')} of its {group.spec.unit} and their"
     return why.format(
         max_nodes=group.spec.max_nodes,
         master=active.master.node_id,
@@ -130,9 +135,10 @@ def _spare_text(group: Group, node: Node, active: Round, now: float) -> str:
         times=conduct.departures,
         left=f"{max(0.0, conduct.free_at - now):.0f}",
         blamed=conduct.blamed,
-        slots=count(node.slots, "slot"),
-        world=active.world_size + node.slots,
-        excluded=Worlds.of(group.spec).excludes(active.world_size + node.slots),
+        slots=f"{whose} {count(slots, 'slot')}",
+        world=active.world_size + slots,
+        excluded=Worlds.of(group.spec).excludes(active.world_size + slots),
+        broken=broken_clause(group, [node]),
     )
 
 
@@ -148,7 +154,8 @@ _SPARE_REASONS = {
         " ({master}, the master, offers address {address}, which no other host can reach: start hetagent there "
         "with --local-addr or --interface)"
     ),
-    Spare.WORLD_SIZE: ": with its {slots} the world size would be {world}, {excluded}",
+    Spare.WORLD_SIZE: ": with {slots} the world size would be {world}, {excluded}",
+    Spare.BROKEN_UNIT: " ({broken})",
     Spare.NOT_LARGER: "",
     Spare.SET_ASIDE: (
         " (it has come and gone {times} times: for {left} s more, unless it is needed; to lift that: {lift})"
@@ -229,6 +236,8 @@ def _explain_wait_for_nodes(group: Group, now: float) -> str:
     if isinstance(answer, Shortfall) and answer.lack is Lack.ALLOWED_MASTER:
         return f"{have}, but {master_clause(group.spec, ready)}; waiting for one that may{_until(group, now)}"
     if isinstance(answer, Shortfall) and answer.lack is not Lack.MASTER:
+        if broken := broken_clause(group, ready):
+            return f"{have}, but {broken}: waiting for that, or for other nodes{_until(group, now)}"
         if why := lacking(group.spec, ready, answer):
             have += f"; {why}"
         return _explain_too_few(group, have, answer, now)
@@ -275,7 +284,19 @@ def lacking(spec: GroupSpec, ready: Sequence[Node], answer: Shortfall) -> str:
         return f"nodes of {slots} never make a world{most} whose size is {worlds}"
     if answer.missing:
         return f"the world size must be {worlds}"
+    if spec.unit is not None:
+        return f"no set of whole units ({spec.unit}) has {_bounds(spec, worlds)}"
     return f"no set of them has a world size that is {worlds}"
+
+
+def _bounds(spec: GroupSpec, worlds: Worlds) -> str:
+    """What a set of nodes must have, in numbers."""
+    least, most = spec.min_nodes, spec.max_nodes
+    size = f"a world size that is {worlds}"
+    if most is None:
+        return size if least == 1 else f"at least {count(least, 'node')} and {size}"
+    nodes = f"at most {count(most, 'node')}" if least == 1 else f"{least} to {count(most, 'node')}"
+    return nodes if str(worlds) == "at least 1" else f"{nodes} and {size}"
 
 
 def _explain_too_few(group: Group, have: str, answer: Shortfall, now: float) -> str:

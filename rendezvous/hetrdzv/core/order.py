@@ -177,24 +177,30 @@ def in_order(
 
     Args:
         seats: places of the past, in rank order.
-        master: the node id that must come first; None: whoever does.
+        master: the node id that must come first; None: the first that may be master.
     """
     order = rank_order(spec.rank_order)
     chosen = {node.node_id: node for node in nodes}
     places = seat(order, chosen, seats, last)
     ordered = [chosen[node_id] for node_id in places if node_id in chosen]
-    first = chosen[master] if master is not None else None
     match order.kind:
         case OrderKind.TOPOLOGY:
-            ordered.sort(key=lambda node: _topology_key(order.labels, node, first))
+            ordered.sort(key=lambda node: _topology_key(order.labels, node, None))
         case OrderKind.SPEED:
             ordered.sort(key=lambda node: -node.weight)
         case OrderKind.LISTED:
             rest = order.places[REST]
             ordered.sort(key=lambda node: order.places.get(node.node_id, rest))
-    if first is not None:
-        ordered = [first, *(node for node in ordered if node is not first)]
-    return ordered, places
+    if master is not None:
+        first: Node | None = chosen[master]
+    else:
+        first = next((node for node in ordered if may_be_master(spec, node)), None)
+    if first is None or first is ordered[0]:
+        return ordered, places
+    if order.kind is OrderKind.TOPOLOGY:
+        ordered.sort(key=lambda node: _topology_key(order.labels, node, first))
+        return ordered, places
+    return [first, *(node for node in ordered if node is not first)], places
 
 
 def _topology_key(labels: Sequence[str], node: Node, master: Node | None) -> tuple[Any, ...]:

@@ -104,7 +104,7 @@ class Plan:
     Attributes:
         now: where the group stands now, in a sentence.
         state, why: where it would be then, and why.
-        in_s: how long that would take by the group's own waits (seconds); how long workers take to stop is not in it.
+        in_s: how long that would take by the group's own waits (seconds), without what workers take to save and stop.
         ended: why the round that runs now would end; None: it would go on, or none runs.
         round, world_size: of the round that would run; 0: none would.
         was_round, was_world_size: of the newest round so far; 0: there was none.
@@ -257,7 +257,7 @@ def _under_way_until(group: Group) -> float | None:
     if group.active_round is None:
         waits = group.bounds_since is not None or (group.round is not None and not _is_judged(group.round))
     else:
-        waits = group.joiners_since is not None or group.active_round.notice is not None
+        waits = group.joiners_since is not None
     return deadline(group, own_leases=False) if waits else None
 
 

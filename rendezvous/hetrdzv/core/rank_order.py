@@ -1,4 +1,4 @@
-"""What the settings `rank_order` and `master` can say: from their texts to rules that order.py applies."""
+"""What the settings `rank_order`, `master` and `unit` can say: from their texts to rules that order.py applies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,6 +94,17 @@ def master_rule(text: str) -> MasterRule:
     if not equals and is_id(text):
         return MasterRule(node_id=text)
     raise ValueError(f"{_quoted(text)} must be LABEL=VALUE or a node id")
+
+
+def unit_label(text: str) -> str:
+    """The label that a value of `unit` names.
+
+    Raises:
+        ValueError: it is no name of a label; the message quotes it.
+    """
+    if not text or "=" in text or "," in text:
+        raise ValueError(f"{_quoted(text)} must be the name of one label, such as rack")
+    return text
 
 
 def contradicts_master(order: str, master: str | None) -> str | None:

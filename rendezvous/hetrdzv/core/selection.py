@@ -16,6 +16,7 @@ from hetrdzv.core.model import Group, Node, NodePhase, Round
 from hetrdzv.core.order import NO_ROUND, Former, by_gaps, former_round, in_order, may_be_master, natural_key
 from hetrdzv.core.spec import GroupSpec, OnJoin
 from hetrdzv.core.subset import Kind, best_set
+from hetrdzv.core.units import broken_units, in_units, value_of, whole
 from hetrdzv.core.worlds import Worlds
 from hetrdzv.protocol.addresses import is_loopback
 
@@ -32,7 +33,8 @@ class Selection:
 
     Attributes:
         nodes: who is in it, in no particular order (order.py has that).
-        master: the node id that must be master, since not everybody reaches the first in order; None: the first.
+        master: the node id that must be master, since not everybody reaches the first in order; None: the first that
+            may be.
         suspects: ready nodes that were cut off and not heard since: nothing forms before that is settled.
         full: whether no further node could be taken.
         smaller: whether the round has fewer nodes, or slots where those are bounded, than the last one had.
@@ -169,19 +171,19 @@ class _Counted(_Choice):
         full = most is not None and found >= most
         smaller = found < len(self._last.slots)
         enough = most is None or found <= most
-        if not unreachable and enough and spec.master is None:
+        if spec.master is not None and not self._allowed:
+            return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects, full=full, smaller=smaller)
+        if not unreachable and enough:
             return Selection(
                 nodes=tuple(self._ready), master=None, suspects=suspects, full=full, smaller=smaller
             )
-        if not self._allowed:
-            return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects, full=full, smaller=smaller)
-        if failed_masters >= MASTERS_TRIED and (unreachable or not enough):
+        if failed_masters >= MASTERS_TRIED:
             return Shortfall(lack=Lack.MASTER, final=True, suspects=suspects, full=full, smaller=smaller)
         preferred = self._by_preference()
         chosen, master = preferred[:most], None
-        if self._allowed.isdisjoint(chosen):
+        if spec.master is not None and self._allowed.isdisjoint(chosen):
             chosen[-1] = next(one for one in preferred if one in self._allowed)
-        if unreachable or spec.master is not None:
+        if unreachable:
             chosen, master = self._served(chosen, preferred, unreachable)
             if len(chosen) < spec.min_nodes:
                 final = self._by_id.keys() >= self._last.slots.keys()
@@ -250,7 +252,7 @@ class _Sized(_Choice):
             if chosen is None:
                 return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects)
         master = None
-        if unreachable or self._spec.master is not None:
+        if unreachable:
             served = self._served(chosen, unreachable) if failed_masters < MASTERS_TRIED else None
             if served is None:
                 final = failed_masters >= MASTERS_TRIED or self._by_id.keys() >= self._last.slots.keys()
@@ -259,18 +261,40 @@ class _Sized(_Choice):
         nodes = tuple(self._by_id[node_id] for node_id in chosen)
         world = self._size(chosen)
         full = world == worlds.largest or len(nodes) == worlds.max_nodes
+        if self._spec.unit is not None:  # more of a unit may be on its way, and then another set is the best
+            full = False
         smaller = world < sum(self._last.slots.values())
         return Selection(nodes=nodes, master=master, suspects=suspects, full=full, smaller=smaller)
 
     def _size(self, node_ids: Iterable[str]) -> int:
         return sum(self._by_id[node_id].slots for node_id in node_ids)
 
-    def _kind(self, node_id: str) -> Kind:
+    @cached_property
+    def _units(self) -> Mapping[str, Sequence[Node]] | None:
+        """What is taken as a whole, by the node id of its first node; None: every node by itself."""
+        if self._spec.unit is None:
+            return None
+        return {unit[0].node_id: unit for unit in in_units(self._spec, self._ready)}
+
+    @cached_property
+    def _unit_of(self) -> Mapping[str, str]:
+        return {node.node_id: name for name, unit in (self._units or {}).items() for node in unit}
+
+    def _item(self, node_id: str) -> str:
+        """The name under which a node is taken: its own, or its unit's."""
+        return self._unit_of.get(node_id, node_id)
+
+    def _kind(self, item: str) -> Kind:
+        if self._units is None:
+            return self._kind_of(self._by_id[item])
+        kinds = [self._kind_of(node) for node in self._units[item]]
+        last, moves, fresh, slots, nodes = zip(*kinds, strict=True)
+        return Kind(any(last), any(moves), any(fresh), sum(slots), sum(nodes))
+
+    def _kind_of(self, node: Node) -> Kind:
+        name = node.node_id
         return Kind(
-            node_id in self._taken_last,
-            node_id not in self._last.slots,
-            node_id not in self._seated,
-            self._by_id[node_id].slots,
+            name in self._taken_last, name not in self._last.slots, name not in self._seated, node.slots
         )
 
     def _best(self, without: AbstractSet[str], master: str | None = None) -> list[str] | None:
@@ -280,32 +304,51 @@ class _Sized(_Choice):
             without: node ids that cannot be in it.
             master: a node id that must be.
         """
+        forced = None if master is None else self._item(master)
+        excluded = {self._item(node_id) for node_id in without if node_id in self._by_id}
+        if forced in excluded:
+            return None
+        kinds = self._kinds(excluded if forced is None else excluded | {forced})
+        if forced is None:
+            found = best_set(kinds, self._worlds)
+        else:
+            base = self._kind(forced)
+            found = best_set(kinds, self._worlds, (base.slots, base.nodes))
+        if found is None:
+            return None
+        taken = found if forced is None else [forced, *found]
+        return taken if self._units is None else [one.node_id for item in taken for one in self._units[item]]
+
+    def _kinds(self, excluded: AbstractSet[str]) -> dict[Kind, Sequence[str]]:
+        """What may be taken, by kind."""
+        kinds: dict[Kind, Sequence[str]] = {}
+        if self._units is not None:
+            by_kind: dict[Kind, list[str]] = {}
+            for item in self._units.keys() - excluded:
+                by_kind.setdefault(self._kind(item), []).append(item)
+            return {**by_kind}
         by_slots: dict[int, list[str]] = {}
         for node in self._ready:
             by_slots.setdefault(node.slots, []).append(node.node_id)
-        kinds: dict[Kind, Sequence[str]] = {}
         for slots, node_ids in by_slots.items():
-            usable = [one for one in node_ids if one not in without and one != master] if master else node_ids
+            usable = [one for one in node_ids if one not in excluded] if excluded else node_ids
             for last, some in _split(usable, self._taken_last):
                 for stays, part in _split(some, self._last.slots):
                     for seated, alike in _split(part, self._seated):
                         kinds[Kind(last, not stays, not seated, slots)] = alike
-        if master is None:
-            return best_set(kinds, self._worlds)
-        others = best_set(kinds, self._worlds, (self._by_id[master].slots, 1))
-        return None if others is None else [master, *others]
+        return kinds
 
     def _best_with_master(self) -> list[str] | None:
         """The best set that has a node that may be master; of those that are of one kind the first is tried."""
         first: dict[Kind, str] = {}
-        for node_id in sorted(self._allowed, key=natural_key):
-            first.setdefault(self._kind(node_id), node_id)
+        for item in sorted({self._item(node_id) for node_id in self._allowed}, key=natural_key):
+            first.setdefault(self._kind(item), item)
         found = [best for one in first.values() if (best := self._best(frozenset(), one)) is not None]
         return min(found, key=self._cost, default=None)
 
     def _cost(self, chosen: Sequence[str]) -> tuple[object, ...]:
         """What makes a set better than another, the most important first (less is better); as `best_set` has it."""
-        kinds = [self._kind(node_id) for node_id in chosen]
+        kinds = [self._kind(item) for item in {self._item(node_id) for node_id in chosen}]
         worse = ((kind.last * kind.slots, kind.moves * kind.slots, kind.fresh * kind.slots) for kind in kinds)
         return (-self._size(chosen), *map(sum, zip(*worse, strict=True)), len(chosen))
 
@@ -380,7 +423,7 @@ def next_round(group: Group) -> Selection | Shortfall:
     """What `select` answers for the ready nodes of a group that runs no round."""
     return select(
         group.spec,
-        _needed(group, ready_nodes(group)),
+        _needed(group, whole(group, ready_nodes(group))),
         group.seats,
         former_round(group),
         group.unreachable,
@@ -394,16 +437,18 @@ def _needed(group: Group, ready: Sequence[Node]) -> Sequence[Node]:
     aside = set_aside(group)
     if not aside:
         return ready
-    free = [node for node in ready if node.node_id not in aside]
-    others = [node for node in ready if node.node_id in aside]
-    others.sort(key=lambda node: group.conduct[node.node_id].free_at)
-    missing = max(0, group.spec.min_nodes - len(free))
-    needed = [*free, *others[:missing]]
-    bounded = group.spec.sized or group.spec.master is not None
-    for node in others[missing:] if bounded else ():
-        if isinstance(select(group.spec, needed), Selection):
+    conduct, spec = group.conduct, group.spec
+    units = in_units(spec, ready)
+    free = [unit for unit in units if all(node.node_id not in aside for node in unit)]
+    apart = [unit for unit in units if any(node.node_id in aside for node in unit)]
+    apart.sort(key=lambda unit: max(conduct[node.node_id].free_at for node in unit if node.node_id in aside))
+    needed = [node for unit in free for node in unit]
+    for unit in apart:
+        if len(needed) >= spec.min_nodes and not (
+            (spec.sized or spec.master is not None) and isinstance(select(spec, needed), Shortfall)
+        ):
             break
-        needed.append(node)
+        needed += unit
     return needed
 
 
@@ -438,6 +483,7 @@ class Spare(StrEnum):
     SUCCEEDED = "succeeded"
     OUT_OF_REACH = "out_of_reach"
     LOOPBACK_MASTER = "loopback_master"
+    BROKEN_UNIT = "broken_unit"
     WORLD_SIZE = "world_size"
     NOT_LARGER = "not_larger"
     SET_ASIDE = "set_aside"
@@ -464,13 +510,23 @@ def growth(group: Group) -> Growth:
     sized = group.spec.sized
     if sized and not _may_grow(group.spec, active, waiting):
         return Growth()
-    answer = select(group.spec, [*members, *waiting], group.seats, former_round(group), group.unreachable)
+    there = _all_or_none(group, [*members, *waiting])
+    answer = select(group.spec, there, group.seats, former_round(group), group.unreachable)
     if isinstance(answer, Shortfall):
         return Growth()
     if answer.world_size <= active.world_size if sized else len(answer.nodes) <= len(members):
         return Growth()
     joiners = tuple(node for node in answer.nodes if node.node_id not in last)
     return Growth(joiners, answer.full)
+
+
+def _all_or_none(group: Group, nodes: Sequence[Node]) -> Sequence[Node]:
+    """The nodes whose units are whole, and have no ready node that is not among these."""
+    if group.spec.unit is None:
+        return nodes
+    there = frozenset(node.node_id for node in nodes)
+    left = {value_of(group.spec, node) for node in ready_nodes(group) if node.node_id not in there} - {None}
+    return [node for node in whole(group, nodes) if value_of(group.spec, node) not in left]
 
 
 def _may_grow(spec: GroupSpec, active: Round, waiting: Iterable[Node]) -> bool:
@@ -492,9 +548,20 @@ def spare_reason(group: Group, node: Node, active: Round) -> Spare:
         return Spare.OUT_OF_REACH
     if is_loopback(active.master.address) and not is_loopback(node.address):
         return Spare.LOOPBACK_MASTER
-    if Worlds.of(group.spec).excludes(active.world_size + node.slots):
+    if value_of(group.spec, node) in broken_units(group):
+        return Spare.BROKEN_UNIT
+    unit, most = spare_unit(group, node), group.spec.max_nodes
+    if Worlds.of(group.spec).excludes(active.world_size + sum(one.slots for one in unit)):
         return Spare.WORLD_SIZE
-    return Spare.FULL if len(active.members) == group.spec.max_nodes else Spare.NOT_LARGER
+    return Spare.FULL if most is not None and len(active.members) + len(unit) > most else Spare.NOT_LARGER
+
+
+def spare_unit(group: Group, node: Node) -> Sequence[Node]:
+    """The ready nodes that would be taken in together with a spare, itself included."""
+    value = value_of(group.spec, node)
+    if value is None:
+        return (node,)
+    return [one for one in ready_nodes(group) if value_of(group.spec, one) == value]
 
 
 @kept

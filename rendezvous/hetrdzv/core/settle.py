@@ -51,6 +51,7 @@ from hetrdzv.core.transitions import (
     stop,
     stop_kindly,
 )
+from hetrdzv.core.units import broken_clause
 from hetrdzv.protocol.addresses import is_loopback
 
 
@@ -383,7 +384,8 @@ def _finish_without_master(work: Work, ready: Sequence[Node]) -> None:
 def _finish_incomplete(work: Work, ready: Sequence[Node], answer: Shortfall) -> None:
     spec = work.group.spec
     who = f" ({names(node.node_id for node in ready)})" if ready else ""
-    why = f"; {lack}" if (lack := lacking(spec, ready, answer)) else ""
+    lack = broken_clause(work.group, ready) or lacking(spec, ready, answer)
+    why = f"; {lack}" if lack else ""
     message = (
         f"not enough nodes joined within {spec.join_timeout_s:g} s: "
         f"{standing(spec, ready)} ready{who}{why}{not_ready_clause(work.group)}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
-from hetrdzv.core.rank_order import clipped_value, contradicts_master, master_rule, rank_order
+from hetrdzv.core.rank_order import clipped_value, contradicts_master, master_rule, rank_order, unit_label
 from hetrdzv.protocol.differences import NO_VALUE, Difference
 from hetrdzv.protocol.errors import InvalidSpec
 
@@ -226,6 +226,14 @@ class GroupSpec:
         metavar="LABEL=VALUE|ID",
         reads=master_rule,
     )
+    unit: str | None = _setting(
+        str,
+        None,
+        optional=True,
+        help="Nodes with the same value of this label are used all together or not at all, as in rack.",
+        metavar="LABEL",
+        reads=unit_label,
+    )
     command: tuple[str, ...] | None = _setting(tuple, None, optional=True)
 
     def __post_init__(self) -> None:
@@ -244,9 +252,9 @@ class GroupSpec:
 
     @property
     def sized(self) -> bool:
-        """Whether not every world size is allowed, so that nodes are chosen by their slots (core/worlds.py)."""
-        bounds = (self.min_world_size, self.max_world_size)
-        return self.world_size_multiple > 1 or any(one is not None for one in bounds)
+        """Whether nodes are chosen by their slots: not every world size is allowed, or not every set of nodes."""
+        asked = (self.min_world_size, self.max_world_size, self.unit)
+        return self.world_size_multiple > 1 or any(one is not None for one in asked)
 
 
 def _contradiction(spec: GroupSpec) -> str:

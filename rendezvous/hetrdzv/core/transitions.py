@@ -147,7 +147,12 @@ def _note_departure(work: Work, node: Node) -> None:
 
 def set_leaving(work: Work, node: Node, why: str, kind: EndKind) -> None:
     """Record that a node is about to leave; ends its round unless its part in it is done."""
-    if node.gone or node.leaving is not None:
+    if node.gone:
+        return
+    if node.leaving is not None:
+        notice = work.group.round.notice if work.group.round is not None else None
+        if notice is not None and kind is EndKind.LEFT and work.group.in_round(node):
+            stop(work, notice)  # it was drained and ran on, but its workers are being stopped now
         return
     node = work.change_node(node, leaving=why)
     work.say("node_leaving", f"{node.node_id} is leaving: {why}", node.node_id)

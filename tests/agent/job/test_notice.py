@@ -25,11 +25,6 @@ pytestmark = [
 
 TOLD = NoticeReply(kind="joined", why="gpu4 joined", left_s=30.0)
 
-AGAIN = 'test "$HET_ROUND" = 1 || exit 0; touch up.$RANK; '
-"""Workers of round 1 go on with the script; those of round 2 end well."""
-
-WAIT = 'while ! test -e "$HET_NOTICE_FILE"; do sleep 0.05; done; '
-
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -99,30 +94,45 @@ def test_who_handles_a_signal() -> None:
 
 # -- the run loop --------------------------------------------------------------------------------------------
 
+WAIT = 'while ! test -e "$HET_NOTICE_FILE"; do sleep 0.05; done; '
+SAY = 'echo $$ >> "$HET_NOTICE_FILE.ready"; '
 
-def noticed(rig: Make, script: str, **more: Any) -> Rig:
-    """An agent whose workers run a script, until a notice of at most a minute, in round 1."""
-    made = rig(AGAIN + script, report_stacks=True, notice_s=60.0, **more)
+STORY = f"""touch up.$HET_ROUND.$RANK
+case $HET_ROUND in
+1) test $RANK = 1 || trap "touch got" USR1; touch set.$RANK
+   while ! test -e got; do sleep 0.05; done; cp "$HET_NOTICE_FILE" told.$RANK; {SAY} exec sleep 60;;
+2) {WAIT} {SAY} exit 0;;
+3) {WAIT} test $RANK = 0 || exit 3; {SAY} exit 0;;
+*) {WAIT} exit 0;;
+esac"""
+"""What the workers do: those of round 1 stay after they have said that they are ready, those of round 2 exit, one of
+round 3 fails, and those of round 4 come to their end by themselves. In round 1 only rank 0 handles SIGUSR1."""
+
+
+def running(made: Rig) -> Any:
+    """Wait until the server knows that the workers run."""
+    return lambda: soon(lambda: made.group()["state"] == "running", "a running round")
+
+
+def test_what_becomes_of_workers_that_got_a_notice(rig: Make) -> None:
+    made = rig(STORY, slots=2, report_stacks=True, notice_s=60.0, notice_signal=signal.SIGUSR1)
     made.offers(takes_notice=True)
-    return made
-
-
-def test_the_round_ends_once_the_workers_are_ready(rig: Make) -> None:
-    say = 'cp "$HET_NOTICE_FILE" told.$RANK; echo $$ >> "$HET_NOTICE_FILE.ready"; '
-    made = noticed(rig, WAIT + say + "exec sleep 60", slots=2)
     before = time.monotonic()
-    assert (
-        made.run(made.appears("up.0", "up.1"), made.says("round 1:"), running(made), made.asks("restart"))
-        == 0
-    )
+    acts: list[Any] = [made.appears("set.0", "set.1")]
+    for number in "1234":
+        acts += [made.appears(f"up.{number}.0", f"up.{number}.1"), running(made), made.asks("restart")]
+    assert made.run(*acts) == 0
     told = json.loads((made.folder / "told.1").read_text())
     assert (told["kind"], told["why"]) == ("restarted", "a restart was requested")
     assert before + 60 < told["until"] < time.monotonic() + 60
-    assert made.group()["round"] == 2
-    assert made.group()["restarts"] == 0
     said = " ".join(made.said)
     assert "round 1 is about to end (a restart was requested): the workers have 60 s to save" in said
-    assert "round 1: the workers are ready to stop" in said
+    assert "SIGUSR1 was not sent to local rank 1: without a handler it would have killed the worker" in said
+    for number, ready in enumerate((True, True, False, False), start=1):
+        assert (f"round {number}: the workers are ready to stop" in said) is ready
+    assert "round 3: rank 1 (local rank 1) exited with code 3" in said
+    assert "all local workers succeeded" not in said.partition("round 4:")[0]
+    assert (made.group()["round"], made.group()["restarts"], made.group()["state"]) == (4, 1, "succeeded")
 
 
 def test_no_step_is_lost_where_all_ranks_agree_and_save(rig: Make) -> None:
@@ -143,50 +153,14 @@ def test_no_step_is_lost_where_all_ranks_agree_and_save(rig: Make) -> None:
     assert min(made_by[2]) == max(made_by[1]) + 1
 
 
-def running(made: Rig) -> Any:
-    """Wait until the server knows that the workers run."""
-    return lambda: soon(lambda: made.group()["state"] == "running", "a running round")
-
-
-def test_workers_that_exit_after_they_were_ready_have_not_succeeded(rig: Make) -> None:
-    made = noticed(rig, WAIT + 'echo all >> "$HET_NOTICE_FILE.ready"; exit 0')
-    assert made.run(made.appears("up.0"), running(made), made.asks("restart")) == 0
-    assert made.group()["round"] == 2
-    assert not any("round 1: all local workers succeeded" in line for line in made.said)
-
-
-def test_workers_that_exit_without_a_word_have_succeeded(rig: Make) -> None:
-    made = noticed(rig, WAIT)
-    assert made.run(made.appears("up.0"), running(made), made.asks("restart")) == 0
-    assert made.group()["round"] == 1
-
-
-def test_a_failure_is_a_failure(rig: Make) -> None:
-    made = noticed(rig, WAIT + 'echo all >> "$HET_NOTICE_FILE.ready"; exit 3', slots=2)
-    assert made.run(made.appears("up.0", "up.1"), running(made), made.asks("restart")) == 0
-    assert (made.group()["round"], made.group()["restarts"]) == (2, 1)
-
-
-def test_a_signal_goes_to_workers_that_handle_it_only(rig: Make) -> None:
-    handler = 'test $RANK = 1 || trap "touch got; echo 1 >> $HET_NOTICE_FILE.ready" USR1; touch set.$RANK; '
-    wait = 'while ! test -e got; do sleep 0.05; done; echo 1 >> "$HET_NOTICE_FILE.ready"; exec sleep 60'
-    made = noticed(rig, handler + wait, slots=2, notice_signal=signal.SIGUSR1)
-    assert made.run(made.appears("set.0", "set.1"), running(made), made.asks("restart")) == 0
-    assert (made.group()["round"], made.group()["restarts"]) == (2, 0)
-    assert (
-        made.said.count(
-            "SIGUSR1 was not sent to local rank 1: without a handler it would have killed the worker"
-        )
-        == 1
-    )
-
-
 def test_workers_that_have_stopped_do_not_wait_for_ever_for_the_end_of_their_round(
     rig: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that was restored, or an older one that has taken over, knows of no notice."""
     monkeypatch.setattr(local_round, "PATIENCE_S", -60.0)
-    made = noticed(rig, WAIT + 'echo all >> "$HET_NOTICE_FILE.ready"; exit 0', min_nodes=2, max_nodes=2)
+    script = f'test "$HET_ROUND" = 1 || exit 0; touch up; {WAIT} {SAY} exit 0'
+    made = rig(script, report_stacks=True, notice_s=60.0, min_nodes=2, max_nodes=2)
+    made.offers(takes_notice=True)
     other = OtherNode(made, "b", min_nodes=2, max_nodes=2)
 
     def joins() -> None:
@@ -200,6 +174,6 @@ def test_workers_that_have_stopped_do_not_wait_for_ever_for_the_end_of_their_rou
         other.reports("started", 2)
         other.reports("succeeded", 2)
 
-    made.run(made.exists, joins, made.appears("up.0"), running(made), made.asks("restart"), goes_on)
+    made.run(made.exists, joins, made.appears("up"), running(made), made.asks("restart"), goes_on)
     assert made.group()["round"] == 2
     assert any("the workers here have stopped for its end: joining again" in line for line in made.said)

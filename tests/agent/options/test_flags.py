@@ -251,7 +251,7 @@ def test_a_setting_that_is_a_whole_number_is_sent_as_one() -> None:
 def test_the_groups_spec() -> None:
     given = ["--nnodes", "2:4", "--max-restarts", "0", "--on-join", "spare"]
     given += ["--crash-loop", "5", "--no-restart-on", "2,64", "--strikes", "4"]
-    given += ["--rank-order", "topology:zone,rack", "--master", "public=yes"]
+    given += ["--rank-order", "topology:zone,rack", "--master", "public=yes", "--unit", "rack"]
     given += ["--world-size", "8:16", "--world-size-multiple", "4"]
     seconds = {name: 1.5 for name, one in SPEC_FLAGS.items() if one.kind is float}
     given += [word for name in seconds for word in (f"--{name.replace('_', '-')}", "1.5")]
@@ -265,6 +265,7 @@ def test_the_groups_spec() -> None:
         "no_restart_on": (2, 64),
         "rank_order": "topology:zone,rack",
         "master": "public=yes",
+        "unit": "rack",
         "min_world_size": 8,
         "max_world_size": 16,
         "world_size_multiple": 4,
@@ -354,6 +355,7 @@ def test_torchruns_variable_for_the_stop_timeout() -> None:
         (["--weight", "0"], "--weight: '0' is not a number above 0, up to 1e\\+06"),
         (["--weight", "nan"], "--weight: 'nan' is not a number above 0"),
         (["--rank-order", "stiky"], "--rank-order: 'stiky' must be sticky, speed, topology:LABEL"),
+        (["--unit", "rack=1"], "--unit: 'rack=1' must be the name of one label, such as rack"),
         (["--master", "a b"], "--master: 'a b' must be LABEL=VALUE or a node id"),
         (["--nnodes", "two"], "--nnodes two must be N or MIN:MAX"),
         (["--nnodes", "1:2:3"], "--nnodes 1:2:3 must be N or MIN:MAX"),

@@ -93,6 +93,7 @@ async def test_a_field_of_a_join_that_is_wrong_is_named(
         ("min_nodes", None),
         ("rank_order", "stiky"),
         ("master", "a b"),
+        ("unit", "rack=1"),
     ],
 )
 async def test_a_value_out_of_range_in_a_spec_is_named(field: str, value: object) -> None:

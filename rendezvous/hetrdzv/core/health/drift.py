@@ -52,16 +52,23 @@ def drift(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 def unordered(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[str, ...]:
-    """A sentence for each label that `rank_order` names and nodes lack; one if it goes by weights that nobody has."""
+    """A sentence for each label that `rank_order` or `unit` names and nodes lack, or for weights that nobody has."""
     order = rank_order(spec.rank_order)
-    if order.kind is OrderKind.SPEED and len(nodes) > 1 and all(node.weight == 1 for node in nodes):
-        return ("rank_order is speed, but no node has a --weight: ranks are sticky",)
     found = []
+    if order.kind is OrderKind.SPEED and len(nodes) > 1 and all(node.weight == 1 for node in nodes):
+        found.append("rank_order is speed, but no node has a --weight: ranks are sticky")
     for label in order.labels:
         without = [node.node_id for node in nodes if label not in node.labels]
         if without:
             text = f"{names(without)} {_have(without)} no label {label}, by which ranks are ordered"
             found.append(f"{text}: {_come(without)} last")
+    if spec.unit is not None:
+        without = [node.node_id for node in nodes if spec.unit not in node.labels]
+        if without:
+            each = "it is a unit by itself" if len(without) == 1 else "each is a unit by itself"
+            found.append(
+                f"{names(without)} {_have(without)} no label {spec.unit}, by which units are formed: {each}"
+            )
     return tuple(found)
 
 

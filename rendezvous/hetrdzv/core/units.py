@@ -1,0 +1,105 @@
+"""Nodes that are used all together or not at all: those with the same value of the label that `unit` names.
+
+The server knows the nodes of a unit from their joins. A unit is whole while each of them is ready, or at work in the
+round. One that is gone is missing until it is back, until another node joins the unit in its place, or until a person
+drains it. A node without the label is a unit of its own.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from hetrdzv.core.memo import kept
+from hetrdzv.core.model import Group, Node, NodePhase
+from hetrdzv.core.order import natural_key
+from hetrdzv.core.phrasing import names
+from hetrdzv.core.spec import GroupSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit that is not whole, and the node ids that it lacks."""
+
+    value: str
+    missing: tuple[str, ...]
+
+
+def in_units(spec: GroupSpec, nodes: Iterable[Node]) -> list[tuple[Node, ...]]:
+    """Nodes by unit, each unit in natural order; without the setting every node by itself."""
+    alone: list[tuple[Node, ...]] = []
+    units: dict[str, list[Node]] = {}
+    for node in nodes:
+        value = value_of(spec, node)
+        if value is None:
+            alone.append((node,))
+        else:
+            units.setdefault(value, []).append(node)
+    whole = (tuple(sorted(unit, key=lambda node: natural_key(node.node_id))) for unit in units.values())
+    return [*whole, *alone]
+
+
+def value_of(spec: GroupSpec, node: Node) -> str | None:
+    """Which unit a node is in; None: it is one by itself."""
+    return None if spec.unit is None else node.labels.get(spec.unit)
+
+
+def whole(group: Group, nodes: Sequence[Node]) -> Sequence[Node]:
+    """The nodes whose units are whole."""
+    broken = broken_units(group)
+    return [node for node in nodes if value_of(group.spec, node) not in broken] if broken else nodes
+
+
+@kept
+def broken_units(group: Group) -> Mapping[str, Unit]:
+    """The units that lack a node, by the value of the label, except those without any node left."""
+    if group.spec.unit is None:
+        return {}
+    units: dict[str, list[Node]] = {}
+    for node in group.nodes.values():
+        value = value_of(group.spec, node)
+        if value is not None and node.job == group.job and node.node_id not in group.drained:
+            units.setdefault(value, []).append(node)
+    found = {}
+    for value, nodes in units.items():
+        missing = _missing(group, nodes)
+        if missing and len(missing) < len(nodes):
+            found[value] = Unit(value, tuple(sorted(missing, key=natural_key)))
+    return found
+
+
+def _missing(group: Group, nodes: Iterable[Node]) -> AbstractSet[str]:
+    """Which nodes of a unit are not there for it."""
+    gone = sorted((node for node in nodes if node.gone), key=lambda node: node.gone_at or 0.0)
+    missing = {node.node_id for node in nodes if not node.gone and not _serves(group, node)}
+    # a node that is new in the unit takes the place of the first that was gone by then
+    new = sorted(node.joined_at for node in nodes if not node.former)
+    for node in gone:
+        after = next((at for at in new if node.gone_at is not None and at >= node.gone_at), None)
+        if after is None:
+            missing.add(node.node_id)
+        else:
+            new.remove(after)
+    return missing
+
+
+def _serves(group: Group, node: Node) -> bool:
+    """Whether a live node is ready, or at work in the round that runs."""
+    if node.leaving is not None or node.rejected is not None or node.not_ready:
+        return False
+    if node.wants_command and group.spec.command is None:
+        return False
+    return node.phase is NodePhase.READY or (group.active_round is not None and group.in_round(node))
+
+
+def broken_clause(group: Group, nodes: Iterable[Node]) -> str:
+    """Which of the units of some nodes are not whole, and what the first of them lacks, in a clause; else empty."""
+    broken, label = broken_units(group), group.spec.unit
+    here = {value_of(group.spec, node) for node in nodes}
+    values = [value for value in broken if value in here]
+    if not values:
+        return ""
+    first = min(values, key=natural_key)
+    lacks = f"without {names(broken[first].missing)}"
+    if len(values) == 1:
+        return f"{label} {first} is not whole {lacks}"
+    return f"{label} {names(values)} are not whole: {first} is {lacks}"

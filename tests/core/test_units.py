@@ -1,0 +1,232 @@
+"""Nodes of one label value are used all together or not at all."""
+
+import os
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from hetrdzv.core.model import Node
+from hetrdzv.core.order import may_be_master, natural_key
+from hetrdzv.core.selection import Lack, Selection
+from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.errors import InvalidSpec
+from tests.core.driver import Story
+from tests.support.every_set import Case, best_of_all
+from tests.support.needs import ALL
+
+CASES = 20_000 if os.environ.get(ALL) == "1" else 300
+
+
+def node(number: int, slots: int, rack: str | None, public: bool) -> Node:
+    labels = {"public": "yes"} if public else {}
+    return Node(
+        node_id=f"n{number}",
+        incarnation=f"n{number}-1",
+        slots=slots,
+        address="10.0.0.1",
+        port=4000,
+        labels=labels if rack is None else labels | {"rack": rack},
+    )
+
+
+def random_spec(dice: random.Random) -> GroupSpec:
+    try:
+        return GroupSpec(
+            unit="rack",
+            master=dice.choice((None, "public=yes")),
+            world_size_multiple=dice.choice((1, 1, 2, 3, 4)),
+            min_world_size=dice.choice((None, None, 5)),
+            max_world_size=dice.choice((None, None, dice.randint(4, 30))),
+            min_nodes=dice.choice((1, 1, 3)),
+            max_nodes=dice.choice((None, dice.randint(3, 8))),
+        )
+    except InvalidSpec:
+        return random_spec(dice)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_best_set_of_units_is_taken(apart: bool) -> None:
+    """Brute force, with all ways open: the very set. With some closed: the largest world that a master serves."""
+    seen: Counter[str] = Counter()
+    for seed in range(CASES):
+        dice = random.Random(seed)
+        nodes = [
+            node(number, dice.choice((1, 2, 4)), dice.choice((*"abc", None)), dice.random() < 0.3)
+            for number in range(dice.randint(1, 8))
+        ]
+        pairs = [(one.node_id, other.node_id) for one in nodes for other in nodes if one is not other]
+        names = [one.node_id for one in nodes]
+        case = Case(
+            random_spec(dice),
+            nodes,
+            seats=tuple(name for name in names if dice.random() < 0.6),
+            last=tuple(name for name in names if dice.random() < 0.5),
+            unreachable=frozenset(dice.sample(pairs, min(len(pairs), 4))) if apart else frozenset(),
+            taken_last=frozenset(name for name in names if dice.random() < 0.1),
+        )
+        answer = case.answer()
+        seen["taken" if isinstance(answer, Selection) else answer.lack] += 1
+        if not apart:
+            found = [one.node_id for one in answer.nodes] if isinstance(answer, Selection) else None
+            best = best_of_all(case)
+            assert found is None or sorted(found, key=natural_key) == best, (
+                f"seed {seed}: {found}, not {best}"
+            )
+            assert (found is None) == (best is None), f"seed {seed}: {answer}, not {best}"
+            continue
+        served = [largest for one in nodes if (largest := best_of_all(serving(case, one))) is not None]
+        worlds = [sum(one.slots for one in nodes if one.node_id in largest) for largest in served]
+        world = answer.world_size if isinstance(answer, Selection) else 0
+        assert world == max(worlds, default=0), f"seed {seed}: {world}, not {worlds}"
+    assert seen.keys() >= {"taken", Lack.WORLD, Lack.MASTER if apart else Lack.ALLOWED_MASTER}, seen
+
+
+def serving(case: Case, master: Node) -> Case:
+    """The same, with this master, and without the units of which a node cannot reach it."""
+    cut_off = {name for name, one in case.unreachable if one == master.node_id}
+    lost = {one.labels.get("rack") for one in case.ready if one.node_id in cut_off} - {None}
+    there = [one for one in case.ready if one.node_id not in cut_off and one.labels.get("rack") not in lost]
+    if not may_be_master(case.spec, master) or master not in there:
+        return replace(case, ready=())
+    return replace(case, spec=replace(case.spec, master=master.node_id), ready=there)
+
+
+def racks(**spec: object) -> Story:
+    """A group that runs on rack a (n1, n2), with rack b (n3, n4) as spares."""
+    story = Story(**{"unit": "rack", "max_nodes": 3, "last_call_s": 1.0, **spec})
+    for node_id in ("n1", "n2", "n3", "n4"):
+        story.join(node_id, 2, labels={"rack": "a" if node_id < "n3" else "b"})
+    story.wait(1)
+    story.started("n1", "n2")
+    assert story.order == ["n1", "n2"]
+    return story
+
+
+def test_a_rack_that_loses_a_node_gives_way_to_a_whole_one() -> None:
+    story = racks()
+    assert story.told("n3").why.endswith("kept as a spare (max_nodes is 3)")
+    story.lose("n2")
+    story.join("n1")
+    assert story.order == ["n3", "n4"]
+    assert story.told("n1").why == (
+        "round 2 runs without n1, which is kept as a spare (rack a is not whole without n2)"
+    )
+    story.join("n2", inc="n2-2", labels={"rack": "a"})
+    assert story.told("n1").why.endswith("kept as a spare (max_nodes is 3)")
+
+
+def test_a_group_waits_for_the_rest_of_a_rack() -> None:
+    story = Story(unit="rack", min_nodes=2, last_call_s=0, join_timeout_s=60)
+    for node_id in ("n1", "n2"):
+        story.join(node_id, 2, labels={"rack": "a"})
+    assert story.order == ["n1", "n2"]
+    story.lose("n2")
+    story.join("n1")
+    assert story.why.endswith(
+        "1 of 2 nodes ready (n1), but rack a is not whole without n2: waiting for that, or for other nodes "
+        "(at most 60 s more)"
+    )
+    story.wait(60)
+    assert story.why == (
+        "the job failed: not enough nodes joined within 60 s: 1 of 2 nodes ready (n1); rack a is not whole without n2"
+    )
+
+
+def test_racks_that_never_fit_are_named() -> None:
+    story = Story(unit="rack", max_nodes=1, last_call_s=0)
+    for number in (1, 2):
+        story.join(
+            f"n{number}", 2, labels={"rack": "a"}, not_ready="" if number == 2 else "node check failed"
+        )
+    story.join("n1", 2)
+    assert "2 nodes with 4 slots ready (n1, n2); no set of whole units (rack) has at most 1 node" in story.why
+    spec = replace(story.group.spec, max_nodes=None, world_size_multiple=3)
+    story.group = replace(story.group, spec=spec)
+    assert "no set of whole units (rack) has a world size that is a multiple of 3" in story.why
+
+
+def test_another_node_of_the_rack_takes_the_place_of_one_that_is_gone() -> None:
+    story = racks()
+    story.lose("n2")
+    story.join("n5", 2, labels={"rack": "a"})
+    story.join("n1")
+    assert story.order == ["n1", "n5"]
+    story.started("n1", "n5")
+    story.lose("n5")
+    story.join("n1")
+    assert story.order == ["n3", "n4"], "the one that came is missing now"
+
+
+def test_a_drained_node_is_not_missed() -> None:
+    story = racks()
+    story.drain("n2")
+    story.leave("n2")
+    story.join("n1")
+    assert story.order == ["n1", "n3", "n4"]
+
+
+def test_a_node_that_is_not_ready_makes_its_rack_wait() -> None:
+    story = Story(unit="rack", last_call_s=0)
+    story.join("n1", labels={"rack": "a"}, not_ready="node check failed")
+    story.join("n2", labels={"rack": "a"})
+    assert "1 of 1 node" in story.why or "1 node with 1 slot" in story.why
+    assert "but rack a is not whole without n1" in story.why
+    story.join("n3", labels={"rack": "b"})
+    assert story.order == ["n3"]
+    assert "rack a is not whole without n1" in story.told("n2").why
+
+
+def test_the_rest_of_a_rack_has_the_last_call_to_come() -> None:
+    """Even where there are as many nodes as the job takes: that a rack has more is known only once they come."""
+    story = Story(unit="rack", max_nodes=1, last_call_s=5)
+    story.join("n1", labels={"rack": "a"})
+    assert story.group.state == "waiting"
+    story.join("n2", labels={"rack": "b"})
+    story.join("n3", labels={"rack": "a"})
+    story.wait(5)
+    assert story.order == ["n2"]
+
+
+def test_a_rack_joins_a_running_round_as_a_whole() -> None:
+    story = Story(unit="rack", max_nodes=4, last_call_s=1)
+    story.join("n1", labels={"rack": "a"})
+    story.wait(1)
+    story.started("n1")
+    story.join("n2", labels={"rack": "b"})
+    story.join("n3", labels={"rack": "b"}, not_ready="node check failed")
+    story.wait(5)
+    assert story.ended is None
+    assert story.told("n2").why.endswith("kept as a spare (rack b is not whole without n3)")
+    story.join("n3")
+    story.wait(1)
+    assert story.ended == "joined"
+    story.join("n1")
+    assert story.order == ["n1", "n2", "n3"]
+
+
+def test_nodes_without_the_label_are_units_by_themselves() -> None:
+    story = Story(unit="rack", min_nodes=3, max_nodes=3)
+    story.join("n1", labels={"rack": "a"})
+    story.join("n2")
+    story.join("n3")
+    story.wait(10)
+    assert story.order == ["n1", "n2", "n3"]
+    assert story.group.round is not None
+    assert story.group.round.warnings == (
+        "n2, n3 have no label rack, by which units are formed: each is a unit by itself",
+    )
+
+
+def test_a_node_set_aside_sets_its_rack_aside() -> None:
+    story = racks(strikes=1, max_nodes=2)
+    story.leave("n2")
+    story.join("n2", inc="n2-2", labels={"rack": "a"})
+    story.join("n1")
+    assert story.group.conduct["n2"].aside
+    assert story.order == ["n3", "n4"]
+    story.started("n3", "n4")
+    story.lose("n3")
+    story.join("n4")
+    assert story.order == ["n1", "n2"], "it is needed"

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "core": {"protocol.addresses", "protocol.errors", "protocol.differences"},
+    "core": {"protocol.addresses", "protocol.errors", "protocol.differences", "protocol.ids"},
     "protocol": {"core"},
     "settings": {"protocol"},
     "auth": {"protocol"},

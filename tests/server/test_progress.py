@@ -63,6 +63,12 @@ async def test_a_poll_that_says_more_is_answered_as_any() -> None:
             assert (await poll(client, "a", **wrong)).status_code in (409, 422), wrong
 
 
+async def test_agents_are_told_when_the_server_takes_a_wait_for_a_hang() -> None:
+    async with serving(clock=HandClock()) as (service, _), api(service) as client:
+        await service.execute("g", join("a", hang_timeout_s=7.5))
+        assert (await poll(client, "a")).json()["hang_timeout_s"] == 7.5
+
+
 async def test_the_group_shows_how_far_its_workers_have_come() -> None:
     clock = HandClock()
     async with serving(clock=clock) as (service, _), api(service) as client:

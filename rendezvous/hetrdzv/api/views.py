@@ -142,6 +142,7 @@ def directive_reply(group: Group, directive: Directive, pace: Pace) -> wire.Dire
         exit_code=directive.exit_code,
         root_cause=_root_cause(directive.root_cause),
         hang=directive.hang or None,
+        hang_timeout_s=group.spec.hang_timeout_s,
         replaced=[wire.DifferenceReply.model_validate(one) for one in directive.replaced] or None,
         cancelled=_cancelled(directive.cancellation) if directive.cancellation is not None else None,
     )

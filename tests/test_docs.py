@@ -33,6 +33,7 @@ from hetrdzv.core.model import GroupState
 from hetrdzv.core.spec import SETTINGS, GroupSpec
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.service.journal import WARNINGS
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.service import Service
 from hetrdzv.storage.memory import MemoryStore
@@ -41,7 +42,7 @@ ROOT = Path(__file__).parents[1]
 WRITTEN = ROOT / "docs" / "test-all.md"
 """What tests said, no words of ours."""
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted({*(ROOT / "docs").glob("*.md")} - {WRITTEN}),
 ]
 SOURCES = [*(ROOT / "rendezvous").rglob("*.py"), *(ROOT / "agent").rglob("*.py")]
@@ -359,15 +360,53 @@ def test_every_kind_is_told() -> None:
     assert {*DirectiveKind, *ReportKind} - quoted([page("docs/api.md")]) == set()
 
 
+@cache
+def events() -> Mapping[str, bool]:
+    """Every kind of event that the core makes, and whether it may come with a node."""
+    found: dict[str, bool] = {}
+    for path in (ROOT / "rendezvous/hetrdzv/core").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match call:
+                case ast.Call(func=ast.Attribute(attr="say"), args=[kind, _, *node]):
+                    for name in kinds_of(kind):
+                        found[name] = found.get(name, False) or bool(node)
+    return found
+
+
+def kinds_of(kind: ast.expr) -> list[str]:
+    """The kinds that an expression may stand for."""
+    match ast.unparse(kind):
+        case "f'group_{state}'":
+            return [f"group_{state}" for state in GroupState if state.terminal]
+        case "f'node_{phase}'":
+            return ["node_lost", "node_left"]
+        case text:
+            return [str(ast.literal_eval(text))]
+
+
+def check_events(text: str, there: Mapping[str, bool], warnings: AbstractSet[str]) -> list[str]:
+    """The tables have every kind of event, with the level at which it is logged and whether it may name a node."""
+    table = {kind: row for row in rows(text) for kind in quoted([row[0]])}
+    wrong = differences("event", "docs/events.md", table.keys(), there.keys())
+    for kind in table.keys() & there.keys():
+        _, _, node, level = table[kind]
+        if (level == "warning") != (kind in warnings):
+            wrong.append(f"{kind} is not logged as {level}")
+        if (node != "no") != there[kind]:
+            wrong.append(f"{kind} comes {'with' if there[kind] else 'without'} a node")
+    return wrong
+
+
+def check_story(text: str, there: AbstractSet[str]) -> list[str]:
+    """The examples of histories have only kinds that exist."""
+    told = {line.split()[0] for line in examples(section(text, "What a story looks like"))}
+    return [f"there is no event {kind}" for kind in sorted(told - there)]
+
+
 def test_every_kind_of_event_is_told() -> None:
-    core = "".join(
-        path.read_text(encoding="utf-8") for path in (ROOT / "rendezvous/hetrdzv/core").rglob("*.py")
-    )
-    said = set(re.findall(r'\.say\(\s*"([a-z_]+)"', core))
-    assert said, "the pattern finds nothing any more"
-    made = {f"group_{state}" for state in GroupState if state.terminal} | {"node_lost", "node_left"}
-    told = quoted([section(page("docs/api.md"), "Events").partition("Kinds:")[2]])
-    assert differences("event", "docs/api.md", told, said | made) == []
+    text = page("docs/events.md")
+    assert check_events(text, events(), WARNINGS) == []
+    assert check_story(text, events().keys()) == []
 
 
 # -- error codes ---------------------------------------------------------------------------------------------
@@ -538,7 +577,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_readme_links_to_every_page() -> None:
-    for path in [*(ROOT / "docs").glob("*.md"), *ROOT.glob("C*.md")]:
+    for path in [*(ROOT / "docs").glob("*.md"), *ROOT.glob("[CS]*.md")]:
         assert f"({path.relative_to(ROOT)})" in page("README.md")
 
 
@@ -677,6 +716,8 @@ METRIC_TABLE = "## Metrics\n\n| metric | what |\n|---|---|\n| `x_a` | a |\n"
 CODE_TABLE = "## Errors\n\n| code | status |\n|---|---|\n| `refused` | 409 |\n" + "".join(
     f"| `{code}` | any |\n" for code in HTTP_CODES
 )
+EVENT_TABLE = "| kind | when | node | logged as |\n|---|---|---|---|\n| `a`, `b` | x | it | warning |\n"
+EVENT_STORY = "## What a story looks like\n\n    a   text\n    b   text\n"
 VARIABLE_TABLE = "| variable | by |\n|---|---|\n| `HET_A` | x |\n"
 
 TREE = "    a/       x\n      b/     y: c.py\n        d.py z\n      e.py   x\n"
@@ -718,6 +759,11 @@ def spec_table(old: str, new: str) -> list[str]:
         (lambda: check_routes(ROUTE_TABLE.replace("`after`", ""), ROUTES), "takes after"),
         (lambda: check_metrics(METRIC_TABLE, {"x_a", "x_b"}), "metric x_b is missing"),
         (lambda: check_metrics(METRIC_TABLE, set()), "names metric x_a, which"),
+        (lambda: check_events(EVENT_TABLE, {"a": True, "c": True}, {"a", "b"}), "c is missing"),
+        (lambda: check_events(EVENT_TABLE, {"a": True}, {"a", "b"}), "names event b, which"),
+        (lambda: check_events(EVENT_TABLE, {"a": True, "b": True}, {"a"}), "b is not logged as warning"),
+        (lambda: check_events(EVENT_TABLE, {"a": True, "b": False}, {"a", "b"}), "b comes without a node"),
+        (lambda: check_story(EVENT_STORY, {"a"}), "no event b"),
         (lambda: check_codes(CODE_TABLE, {"refused": 409, "storage": 503}), "code storage is missing"),
         (lambda: check_codes(CODE_TABLE, {}), "names code refused, which"),
         (lambda: check_codes(CODE_TABLE, {"refused": 422}), "refused has status 422, not 409"),
@@ -757,6 +803,7 @@ def test_each_check_can_fail(check: Callable[[], list[str]], complaint: str) -> 
         lambda: check_flags(flag_table("--host"), "hetserver", {"--host"}),
         lambda: check_mentions("give `--gpus 4`; `curl --fail`", {"--gpus"}),
         lambda: check_routes(ROUTE_TABLE, ROUTES),
+        lambda: check_events(EVENT_TABLE, {"a": True, "b": True}, {"a", "b"}),
         lambda: check_codes(CODE_TABLE, {"refused": 409}),
         lambda: check_variables(VARIABLE_TABLE, "set HET_A", {"HET_A"}),
         lambda: check_dependencies(DEPENDENCIES, PROJECT),

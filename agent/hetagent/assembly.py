@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from pydantic import ValidationError
@@ -50,6 +51,9 @@ from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.wire import SpecFields
 
+PREFIX = "[${node_id}:${rank}] "
+"""What lines of the workers begin with on the console unless a template was given (pytorch/pytorch#75087)."""
+
 
 def run(options: Options, server: OwnServer | None, token: str | None, tls: ClientTls) -> int:
     """Join the group, follow the server until it says `exit`, and report the outcome at the terminal.
@@ -67,8 +71,10 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     name = names.Name(options.node_id) if known else names.take(options.node_id, options.group, servers)
     options = replace(options, node_id=name.node_id)
 
+    who = f"hetagent[{options.node_id}]"
+
     def tell(text: str) -> None:
-        console.tell(f"hetagent[{options.node_id}]", text)
+        console.tell(who, text)
 
     command = _command(options)
     preload, no_standbys = policy.modules(
@@ -132,11 +138,11 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     def client() -> Client:
         return Client(servers, token=token, renew_token=lambda: reread_token(token_file), tls=tls)
 
-    line = Line(session, client, tell)
+    line = Line(session, client, tell, lambda line: console.show_live(line and f"{who}: {line}"))
     if server is not None:
         server.watch(line.give_up)
     prefix = options.torchrun.log_line_prefix_template or os.environ.get(
-        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", PREFIX
     )
     agent = Agent(
         identity=identity,
@@ -153,9 +159,10 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
         starter=TorchStarter(
             spec,
             logs_specs,
-            prefix,
+            Template(prefix).safe_substitute(node_id=options.node_id),
             Standbys(preload, tell) if preload else None,
             Copier() if _reports(options.report_stderr, "HET_REPORT_STDERR") else None,
+            collapses=options.collapse,
         ),
         ports=Ports(handler, lambda: network.hold_port(place.address, options.port_range)),
         worker_env=worker_env,
@@ -186,7 +193,8 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
         if isinstance(logs_specs, RoundLogsSpecs):
             logs_specs.close()
         name.release()
-    say(closing_block(options.group, options.node_id, agent.outcome, agent.round_number, agent.ended_by))
+    outcome, number = agent.outcome, agent.round_number
+    say(closing_block(options.group, options.node_id, outcome, number, agent.ended_by, agent.spent))
     status = _status(agent)
     if agent.hangs:  # or the interpreter would wait for a look-up that may take a minute
         flush()

@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from datetime import timedelta
 from string import Template
 from subprocess import Popen
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.distributed.run
@@ -233,6 +234,9 @@ def workers_in(store: tuple[str, int]) -> int | None:
 Take = Callable[[int, tuple[str, ...], dict[str, str], int, int], "Popen[bytes] | None"]
 """Asked for a process of a worker: local rank, command, environment, descriptors of stdout and stderr."""
 
+Merge = Callable[[TextIO, Sequence[int]], Any]
+"""Asked for a stream in place of the console, for the lines of some local ranks: it has `write`, `mark` and `close`."""
+
 TORCHS_RUN = "SimpleElasticAgent.run"
 """The name under which torch's metrics know the run of an agent."""
 
@@ -292,6 +296,7 @@ class ElasticAgent(LocalElasticAgent):
         if log_line_prefix_template is not None:
             hostname = os.uname().nodename
             log_line_prefix_template = Template(log_line_prefix_template).safe_substitute(hostname=hostname)
+        self._template = log_line_prefix_template or "[${role_name}${local_rank}]:"
         super().__init__(spec, logs_specs, log_line_prefix_template=log_line_prefix_template)
 
     # -- for the subclass to say -----------------------------------------------------------------------------
@@ -311,17 +316,18 @@ class ElasticAgent(LocalElasticAgent):
         """What the workers run."""
         return self._worker_group.spec
 
-    def launch(self, restart_count: int, take: Take | None) -> Processes:
+    def launch(self, restart_count: int, take: Take | None, merge: Merge | None = None) -> Processes:
         """Start the workers, each as a child of this process with a session of its own.
 
         Args:
             restart_count: how often the group was restarted.
             take: has a process for a worker, or None; without one torch starts it.
+            merge: makes what takes the lines of `tee` on their way to the console; None: the console does.
         """
         group = self._worker_group
         self._remaining_restarts = group.spec.max_restarts - restart_count
         try:
-            with _no_signal_handlers(), _taking(take):
+            with _no_signal_handlers(), _taking(take), _merging(merge):
                 self._initialize_workers(group)
         except BaseException:
             self.stop_helpers()
@@ -331,6 +337,11 @@ class ElasticAgent(LocalElasticAgent):
         context, self._pcontext = self._pcontext, None
         assert isinstance(context, SubprocessContext), "commands, not functions, are started"
         return Processes(context)
+
+    def prefix(self, rank: str, local_rank: str) -> str:
+        """What lines of `tee` begin with on the console if they are of these ranks, as torch would make it of one."""
+        made = Template(self._template)
+        return made.safe_substitute(role_name=self.spec.role, rank=rank, local_rank=local_rank)
 
     def stop_helpers(self) -> None:
         """Stop the watchdog and the health check, if torch has started them.
@@ -401,6 +412,31 @@ def _taking(take: Take | None) -> Iterator[None]:
             return taken if taken is not None else super()._popen(args, env)
 
     with _replaced(processes_api, "get_subprocess_handler", Taken):
+        yield
+
+
+@contextlib.contextmanager
+def _merging(merge: Merge | None) -> Iterator[None]:
+    """Have torch copy lines to streams of ours instead of the console, for the length of a block."""
+    if merge is None:
+        yield
+        return
+    make = merge
+
+    class Merging(processes_api.TailLog):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._merged: Any = None
+            if self._log_files and self._dst in (sys.stdout, sys.stderr):
+                self._dst = self._merged = make(self._dst, sorted(self._log_files))
+                self._log_line_prefixes = {rank: self._merged.mark(rank) for rank in self._log_files}
+
+        def stop(self) -> None:
+            super().stop()
+            if self._merged is not None:
+                self._merged.close()
+
+    with _replaced(processes_api, "TailLog", Merging):
         yield
 
 

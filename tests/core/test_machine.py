@@ -37,6 +37,7 @@ from hetrdzv.core.order import may_be_master
 from hetrdzv.core.selection import ready_nodes
 from hetrdzv.core.timers import deadline
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
+from tests.core.drawn import is_drawn
 from tests.support.every_set import Case, best_of_all, not_best
 from tests.support.units import left_behind
 
@@ -173,6 +174,7 @@ class GroupMachine(RuleBasedStateMachine):
         return True
 
     def check_move(self, before: Group, after: Group) -> None:
+        assert is_drawn(before.state, after.state), "docs/design.md draws no such arrow"
         assert after.last_round >= before.last_round
         assert after.job >= before.job
         if after.job > before.job:

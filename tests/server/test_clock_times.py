@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from hetrdzv.protocol.clock_times import ago, clock_time, with_clock_times
+from hetrdzv.protocol.clock_times import ago, clock_time, later, with_clock_times
 
 NOW = datetime(2026, 11, 22, 13, 53, 12, tzinfo=UTC)
 
@@ -37,3 +37,8 @@ def test_a_date_is_shown_for_another_day_only() -> None:
 )
 def test_ago(seconds: float, shown: str) -> None:
     assert ago(seconds) == shown
+
+
+def test_a_text_that_was_said_some_time_ago() -> None:
+    assert later("waiting for gpu2 (at most 60 s more)", 12.9) == "waiting for gpu2 (at most 48 s more)"
+    assert later("starts in 8 s", 9.0) == "starts in 0 s"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetagent.job import failures
+from hetagent.job.account import STOPPING, Account, Spent
 from hetagent.job.leftovers import Leftovers
 from hetagent.job.local_round import LocalRound
 from hetagent.job.ports import Ports
@@ -133,6 +134,12 @@ class Agent:
         self._leftovers = Leftovers(identity.incarnation, tell)
         self._leave_by: float | None = None  # when a signal's grace is over (monotonic seconds)
         self._leaves_because = ""  # why this node leaves by itself
+        self._account = Account(time.monotonic())
+
+    @property
+    def spent(self) -> Spent:
+        """Where this node's time has gone so far."""
+        return self._account.spent(time.monotonic())
 
     @property
     def round_number(self) -> int:
@@ -300,6 +307,7 @@ class Agent:
                     "press again to kill them"
                 )
                 self._stop(signum, grace_s)
+            self._account.loses(STOPPING, time.monotonic())
 
     def _on_workers(self) -> None:
         """Report workers that ended by themselves."""
@@ -318,9 +326,11 @@ class Agent:
             failure, text = self._local.describe(end.failure, self._secrets())
             self._line.failed(self._round, failure, end.failure.seen_at)
             self._tell(f"round {self._round}: {text}")
+            self._account.loses(text, time.monotonic())
             self._stop(signal.SIGTERM, self._grace_s())
         else:
             self._tell(f"round {self._round}: all local workers succeeded; waiting for the others")
+            self._account.waits_for_others(time.monotonic())
             self._line.succeeded(self._round, self._local.met(), must_meet=self._must_meet)
             self._clear_workers(spare_detached=True)
 
@@ -344,6 +354,7 @@ class Agent:
                     self._on_notice(directive.notice)
             case DirectiveKind.STOP:
                 self._tell(f"round {directive.round} is over: {directive.why}")
+                self._account.loses(directive.why, time.monotonic())
                 self._round = max(self._round, directive.round)
                 self._ready_after_stop = True
                 self._keep_stacks(directive)
@@ -351,6 +362,7 @@ class Agent:
                     self._local.stop_for_others(signal.SIGTERM, self._grace_s())
             case DirectiveKind.EXIT:
                 self.outcome = directive
+                self._account.loses(STOPPING, time.monotonic())
                 self._keep_stacks(directive)
                 self._stop(signal.SIGTERM, self._grace_s())
 
@@ -499,6 +511,7 @@ class Agent:
         if start.restarted_by:
             of = "" if start.max_restarts >= UNLIMITED_RESTARTS else f" of {start.max_restarts}"
             self._tell(f"restarting ({start.restart_count}{of}): {start.restarted_by}")
+            self._account.blames(start.restarted_by)
         self._tell(f"round {number}: {self._local.place}")
         self._start_workers(self._local)
 
@@ -518,6 +531,7 @@ class Agent:
                 self._tell(note)
             local.assignment.notes.clear()
         if begun:
+            self._account.trains(time.monotonic())
             self._pids = local.pids
             self._guardian.watch(self._pids)
             self._line.started(local.number)

@@ -2,6 +2,7 @@
 
 from datetime import datetime, timedelta
 
+from hetagent.job.account import Spent, account_lines
 from hetrdzv.protocol.clock_times import ago, clock_time, with_clock_times
 from hetrdzv.protocol.wire import DirectiveReply, RootCauseReply
 
@@ -12,7 +13,12 @@ REFUSALS = ("refused", "rejected")
 
 
 def closing_block(
-    group: str, node_id: str, outcome: DirectiveReply | None, round_number: int, ended_by: str
+    group: str,
+    node_id: str,
+    outcome: DirectiveReply | None,
+    round_number: int,
+    ended_by: str,
+    spent: Spent | None = None,
 ) -> str:
     """What the person at any node's terminal reads last.
 
@@ -20,6 +26,7 @@ def closing_block(
         outcome: the last directive, or None if the agent ended without one.
         round_number: the newest round that this node took part in.
         ended_by: what ended the agent if no directive did (`SIGTERM`).
+        spent: where this node's time went; None: nobody knows.
     """
     lines = [RULE, f"job      {group}"]
     if outcome is None:
@@ -30,8 +37,10 @@ def closing_block(
         lines.append(f"{label:<8} {_why(outcome, datetime.now().astimezone())}")
         if rounds := max(outcome.round, round_number):
             lines.append(f"rounds   {rounds}, restarts spent {outcome.restarts}")
-        if outcome.root_cause is not None:
-            lines += _root_cause(outcome.root_cause)
+    if spent is not None:
+        lines += account_lines(spent)
+    if outcome is not None and outcome.root_cause is not None:
+        lines += _root_cause(outcome.root_cause)
     lines.append(RULE)
     return "\n".join(lines)
 

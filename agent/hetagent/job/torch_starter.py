@@ -14,12 +14,14 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import TextIO
 
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure
 
 from hetagent import torch_compat
 from hetagent.job.failures import read_record
+from hetagent.job.output.collapse import Merged, ranges
 from hetagent.job.output.console import drained
 from hetagent.job.output.stderr import CONSOLE, Copier, Source
 from hetagent.job.starter import Exit, Started
@@ -39,6 +41,7 @@ class TorchStarter(torch_compat.ElasticAgent):
         log_line_prefix_template: torch's.
         standbys: where to take processes that have imported already; None: there are none.
         copier: keeps the end of the workers' stderr; None: nothing of it is to be kept or looked at.
+        collapses: whether the console shows identical lines of several ranks as one.
     """
 
     def __init__(
@@ -48,6 +51,8 @@ class TorchStarter(torch_compat.ElasticAgent):
         log_line_prefix_template: str | None = None,
         standbys: Standbys | None = None,
         copier: Copier | None = None,
+        *,
+        collapses: bool = False,
     ) -> None:
         super().__init__(spec, logs_specs, log_line_prefix_template)
         self._assignment: Assignment | None = None  # of the newest round
@@ -56,6 +61,7 @@ class TorchStarter(torch_compat.ElasticAgent):
         self._created_at = time.monotonic()
         self._standbys = standbys
         self._copier = copier
+        self._collapses = collapses
         self._sources: dict[int, Source] = {}  # of the newest round, by local rank
 
     # -- the starter -----------------------------------------------------------------------------------------
@@ -91,7 +97,7 @@ class TorchStarter(torch_compat.ElasticAgent):
         # A worker inherits this process's environment as well.
         removed = {name for environ in environs for name, value in environ.items() if value is None}
         with _without(removed):
-            started = self.launch(start.restart_count, self._take)
+            started = self.launch(start.restart_count, self._take, self._merge if self._collapses else None)
         self._error_files = started.error_files
         return Started(
             pids=started.pids,
@@ -121,6 +127,15 @@ class TorchStarter(torch_compat.ElasticAgent):
         finally:
             if source is not None:
                 source.close_writer()
+
+    def _merge(self, out: TextIO, local_ranks: Sequence[int]) -> Merged:
+        assert self._assignment is not None
+        offset = self._assignment.start.rank_offset
+
+        def prefix(ranks: Sequence[int]) -> str:
+            return self.prefix(ranges([offset + rank for rank in ranks]), ranges(ranks))
+
+        return Merged(out, local_ranks, prefix)
 
     def _catch_up(self, sources: Sequence[Source], until: float | None = None) -> bool:
         return self._copier is None or self._copier.catch_up(sources, until)

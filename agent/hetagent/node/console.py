@@ -8,34 +8,57 @@ import threading
 from datetime import datetime
 from typing import TextIO
 
+ERASE = "\r\x1b[K"
+"""To the beginning of a terminal's line, and nothing is left of it."""
+
 PATIENCE_S = 2.0
 """How long to wait for a reader that stalls (seconds)."""
 
 
 class _Writer:
-    """Writes in a thread of its own, since a reader that stalls (a pager, a pipe) would block whoever writes."""
+    """Writes in a thread of its own, since a reader that stalls (a pager, a pipe) would block whoever writes.
+
+    Below what has been written stands the live line, if there is one.
+    """
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[TextIO | None, str, threading.Event]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[TextIO | None, str, str, threading.Event]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stalled = False
+        self._live = ""  # what is to stand there
+        self._live_shown = threading.Event()
+        self._live_shown.set()
 
     def write(self, stream: TextIO | None, text: str) -> bool:
         """Whether it has been written; if not, it will be, as soon as somebody reads."""
+        written = self._put(stream, text)
+        if not written.wait(0.0 if self._stalled else PATIENCE_S):
+            self._stalled = True
+        return written.is_set()
+
+    def live(self, stream: TextIO | None, line: str) -> None:
+        """Show another live line, without waiting for it; if a reader stalls, it skips some."""
+        if line != self._live and (not line or self._live_shown.is_set()):
+            self._live = line
+            self._live_shown = self._put(stream, "")
+
+    def _put(self, stream: TextIO | None, text: str) -> threading.Event:
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="hetagent-console", daemon=True)
                 self._thread.start()
         written = threading.Event()
-        self._jobs.put((stream, text, written))
-        if not written.wait(0.0 if self._stalled else PATIENCE_S):
-            self._stalled = True
-        return written.is_set()
+        self._jobs.put((stream, text, self._live, written))
+        return written
 
     def _run(self) -> None:
+        below = ""  # what stands there
         while True:
-            stream, text, written = self._jobs.get()
+            stream, text, live, written = self._jobs.get()
+            if text or live != below:
+                text = f"{ERASE if below else ''}{text}{live}"
+                below = live
             _write(stream, text)
             self._stalled = False
             written.set()
@@ -57,6 +80,19 @@ def tell(who: str, text: str) -> None:
     """Write lines about what happens, each with who says so, and with the time unless a person is watching."""
     at = "" if _is_terminal(sys.stderr) else f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S.%f}"[:23] + " "
     say("\n".join(f"{at}{who}: {line}" for line in text.splitlines()))
+
+
+def show_live(line: str) -> bool:
+    """Let a line stand below everything that is said, in place of the one before; an empty line takes it away.
+
+    Returns:
+        whether it is shown: it is on a terminal only.
+    """
+    if sys.stderr is None or not _is_terminal(sys.stderr):
+        return False
+    width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
+    _writer.live(sys.stderr, line if len(line) <= width else f"{line[: max(0, width - 3)]}...")
+    return True
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

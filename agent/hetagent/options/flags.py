@@ -56,6 +56,11 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "help": "Show the workers' Python stacks to the server if asked, or if they hang (or HET_REPORT_STACKS; "
         "default on).",
     },
+    "--collapse": {
+        "action": "store_true",
+        "help": "Show identical lines of several ranks of this node as one, with all their ranks in front; without -t "
+        "and -r as -t 3.",
+    },
     "--notice-signal": {
         "type": notice_signal,
         "metavar": "SIGUSR1",

@@ -54,6 +54,7 @@ class Options:
         node_id, node_id_given: if it was not given, it is the host name, to which a second agent of the group on
             this host adds a number (node/names.py).
         preload: the modules that standbys import, as given.
+        collapse: whether identical lines of several ranks are shown as one.
         notice_signal: what workers get when their round is about to end; None: only the file.
         require_rendezvous: whether it is a failure if workers end well but have not met.
         report_stderr: whether failures are reported with the end of stderr: on or off.
@@ -96,6 +97,7 @@ class Options:
     preload: str | None
     report_stderr: str | None
     report_stacks: str | None
+    collapse: bool
     notice_signal: signal.Signals | None
     require_rendezvous: bool
     node_check: str | None

@@ -9,7 +9,7 @@ from hetagent.node.names import host_name
 from hetagent.node.standalone import fresh_group
 from hetagent.options import slurm
 from hetagent.options.flags import SPEC_FLAGS, parser
-from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
+from hetagent.options.model import Options, Std, Streams, TorchrunOptions, UsageError
 from hetagent.options.torchrun import REFUSED, TORCHRUNS_SIGNALS, dest, typed, variable
 from hetagent.options.values import nodes, seconds, streams
 from hetrdzv.client import servers_from
@@ -56,6 +56,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         preload=args.preload,
         report_stderr=args.report_stderr,
         report_stacks=args.report_stacks,
+        collapse=args.collapse,
         notice_signal=args.notice_signal,
         require_rendezvous=args.require_rendezvous,
         node_check=args.node_check or environ.get("HET_NODE_CHECK") or None,
@@ -69,6 +70,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
 
 
 def _torchrun(args: Namespace) -> TorchrunOptions:
+    redirects, tee = _streams("--redirects", args.redirects), _streams("--tee", args.tee)
+    if args.collapse and not redirects and not tee:
+        tee = Std.ALL
     return TorchrunOptions(
         role=_id("--role", args.role),
         module=bool(args.module),
@@ -80,8 +84,8 @@ def _torchrun(args: Namespace) -> TorchrunOptions:
         log_dir=args.log_dir,
         log_line_prefix_template=args.log_line_prefix_template or None,
         logs_specs=args.logs_specs,
-        redirects=_streams("--redirects", args.redirects),
-        tee=_streams("--tee", args.tee),
+        redirects=redirects,
+        tee=tee,
         local_ranks_filter=_ranks(args.local_ranks_filter),
         duplicate_stdout_filters=tuple(args.duplicate_stdout_filters),
         duplicate_stderr_filters=tuple(args.duplicate_stderr_filters),

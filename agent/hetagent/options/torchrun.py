@@ -79,8 +79,8 @@ ACCEPTED: Mapping[str, TorchrunFlag] = {
         short="-t", default="0", help="Write these streams to log files and the console, as for --redirects."
     ),
     "--log-line-prefix-template": TorchrunFlag(
-        help="What lines of --tee begin with on the console; ${role_name}, ${local_rank}, ${rank} and ${hostname} are "
-        "filled in (default: [${role_name}${local_rank}]:).",
+        help="What lines of --tee begin with on the console; ${node_id}, ${rank}, ${local_rank}, ${role_name} and "
+        "${hostname} are filled in (default: '[${node_id}:${rank}] ').",
     ),
     "--local-ranks-filter": TorchrunFlag(
         default="", help="Show only these local ranks on the console: 0,1,2 (default: all)."

@@ -14,6 +14,7 @@ from hetagent.protocol.delivery import Delivery
 from hetagent.protocol.mailbox import Mailbox
 from hetagent.protocol.requests import Request
 from hetagent.protocol.session import Session
+from hetagent.protocol.waiting import TICK_S, Waiting, never_live
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.clock_times import with_clock_times
 from hetrdzv.protocol.errors import HetError, Unreachable
@@ -26,9 +27,6 @@ from hetrdzv.protocol.wire import (
     StackFields,
     StacksAsked,
 )
-
-WAIT_NEWS_S = 5.0
-"""While a node waits, changes of what it waits for are shown at most this often (seconds)."""
 
 UNHEARD_LEAVE_S = 0.5
 """How long a goodbye to a server that has never answered may take at most (seconds)."""
@@ -43,10 +41,15 @@ class Line:
     Args:
         make_client: makes the HTTP client, in the thread that uses it.
         tell: shows one line to the person at the terminal.
+        show_live: see `Waiting`.
     """
 
     def __init__(
-        self, session: Session, make_client: Callable[[], Client], tell: Callable[[str], None]
+        self,
+        session: Session,
+        make_client: Callable[[], Client],
+        tell: Callable[[str], None],
+        show_live: Callable[[str], bool] = never_live,
     ) -> None:
         self._session = session
         self._make_client = make_client
@@ -63,7 +66,7 @@ class Line:
         self._error: Exception | None = None  # what broke the thread, or is about to
         self._show_stacks: Callable[[StacksAsked], None] = lambda asked: None
         self._daemons: dict[tuple[int, str], Future[str | None]] = {}
-        self._told_wait = ("", 0.0)
+        self._waiting = Waiting(tell, show_live)
         self._told_stall = ""  # what was shown of the stall, but its numbers
         self._stop_timeout_s = DEFAULTS.stop_timeout_s
 
@@ -205,6 +208,8 @@ class Line:
             except Exception as error:
                 self._error = error
             self._closing = self._closing or last
+            if last:
+                self._waiting.over()
             self._kick.set()
 
         try:
@@ -232,6 +237,7 @@ class Line:
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
         self._error = error
+        self._waiting.over()
         self._tell("".join(traceback.format_exception(error)).rstrip())
         what = f"{type(error).__name__}: {error}"
         self._exit("broken", f"the thread that talks to the server broke, which is a bug: {what}")
@@ -268,9 +274,12 @@ class Line:
                     break  # the time for its goodbye was over just now
                 wakeup = self._session.wakeup()
                 timeout_s = None if wakeup is None else max(0.0, wakeup - time.monotonic())
+                if self._waiting.tick():
+                    timeout_s = TICK_S if timeout_s is None else min(timeout_s, TICK_S)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._kick.wait(), timeout_s)
                 self._kick.clear()
+            self._waiting.over()
             for task in (delivering, *requests):
                 task.cancel()
 
@@ -282,8 +291,9 @@ class Line:
             answer = error
         if not isinstance(answer, Unreachable):
             self._answered = True
-        elif self._closing and not self._answered:
-            self._hopeless = True
+        else:
+            self._waiting.pause()
+            self._hopeless = self._hopeless or (self._closing and not self._answered)
         self._session.received(request, answer, time.monotonic())
         if isinstance(answer, DirectiveReply):
             self._stop_timeout_s = answer.stop_timeout_s
@@ -306,14 +316,11 @@ class Line:
             self._daemons.pop((answer.round, answer.node_id)).set_result(answer.refusal)
 
     def _tell_wait(self, answer: DirectiveReply) -> None:
-        """Show what the group waits for, if more than the seconds in it has changed."""
-        if answer.kind != "wait":
-            self._told_wait = ("", 0.0)
-            return
-        gist, now = re.sub(r"\d+ s\b", "", answer.why), time.monotonic()
-        if gist != self._told_wait[0] and now - self._told_wait[1] >= WAIT_NEWS_S:
-            self._told_wait = (gist, now)
-            self._tell(with_clock_times(f"waiting: {answer.why}", datetime.now().astimezone()))
+        """Show what the group waits for."""
+        if answer.kind == "wait" and not self._closing:
+            self._waiting.waits(answer.why)
+        else:
+            self._waiting.over()
 
     def _tell_stall(self, answer: DirectiveReply) -> None:
         """Show who is waited for in the round that runs, and that it goes on."""

@@ -23,6 +23,19 @@ def with_clock_times(text: str, now: datetime) -> str:
     return _WAITS.sub(clock, text)
 
 
+def later(text: str, elapsed_s: float) -> str:
+    """What a text that speaks of durations says some time after it was said: `at most 598 s more` has become less.
+
+    Args:
+        elapsed_s: how long ago it was said (seconds).
+    """
+
+    def less(found: re.Match[str]) -> str:
+        return f"{found[1]} {max(0, int(found[2]) - int(elapsed_s))} s{found[3] or ''}"
+
+    return _WAITS.sub(less, text)
+
+
 def clock_time(at: datetime, now: datetime) -> str:
     """A moment as `14:03:10`, with the date in front unless it is today's."""
     return at.strftime("%H:%M:%S" if at.date() == now.date() else "%Y-%m-%d %H:%M:%S")

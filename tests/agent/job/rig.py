@@ -49,6 +49,7 @@ class Rig:
         report_stderr: whether failures are reported with the end of stderr.
         report_stacks: whether the workers are watched, and the server shown their stacks; None: not watched.
         check: the site's check of the node, in the folder of the test; asked again and again without much of a pause.
+        prefix, collapses: see `TorchStarter`.
         spec: of the group.
     """
 
@@ -68,6 +69,8 @@ class Rig:
         group_id: str | None = None,
         check: str | None = None,
         notice_signal: signal.Signals | None = None,
+        prefix: str | None = None,
+        collapses: bool = False,
         **spec: Any,
     ) -> None:
         self.folder = folder
@@ -100,7 +103,9 @@ class Rig:
         self.starter = TorchStarter(
             self.spec,
             RoundLogsSpecs(str(folder / "logs"), tee=tee),
+            prefix,
             copier=Copier() if report_stderr else None,
+            collapses=collapses,
         )
         launch = Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python))
         watching = None

@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.job import local_round
 from hetagent.job.loop import AgentError
+from hetagent.job.output import collapse
 from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.job.torch_starter import TorchStarter
 from hetagent.launch.base import Assignment, Launch
@@ -312,6 +313,23 @@ def test_the_last_lines_of_a_tee_are_not_lost(rig: Make, capfd: pytest.CaptureFi
     expected = [f"[default0]:{number}" for number in range(1, 3001)]
     assert said.out.splitlines() == expected
     assert [line for line in said.err.splitlines() if line.startswith("[default0]:")] == expected
+
+
+def test_identical_lines_of_several_ranks_become_one(
+    rig: Make, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collapse, "WAIT_S", 600.0)
+    command = "echo loading; echo rank $RANK; echo 'no such data' >&2"
+    made = rig(command, slots=3, tee=Std.ALL, prefix="[a:${rank}] ", collapses=True)
+    assert made.run() == 0
+    said = capfd.readouterr()
+    assert sorted(said.out.splitlines()) == [
+        "[a:0-2] loading",
+        "[a:0] rank 0",
+        "[a:1] rank 1",
+        "[a:2] rank 2",
+    ]
+    assert "[a:0-2] no such data" in said.err.splitlines()
 
 
 # -- signals -------------------------------------------------------------------------------------------------

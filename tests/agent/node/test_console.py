@@ -2,6 +2,7 @@
 
 import os
 import re
+import termios
 
 import pytest
 
@@ -17,3 +18,36 @@ def test_lines_have_the_time_unless_a_person_is_watching(monkeypatch: pytest.Mon
             console.tell("hetagent[a]", "one\ntwo")
             said = reader.read(1000).decode().replace("\r", "")
         assert re.fullmatch(f"{shown}hetagent.a.: one\n{shown}hetagent.a.: two\n", said)
+
+
+def test_a_live_line_stands_below_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 20))
+    monkeypatch.setattr(console, "_writer", console._Writer())
+    with open(ours, "rb", buffering=0) as reader, open(theirs, "w", encoding="utf-8") as writer:
+        monkeypatch.setattr("sys.stderr", writer)
+        assert console.show_live("waiting: 3 s")
+        console.say("gpu2 joined")
+        console.show_live("waiting for gpu2, gpu3")
+        console.say("gpu3 joined")
+        console.show_live("")
+        console.say("round 1")
+        said = ""
+        while not said.endswith("round 1\n"):
+            said += reader.read(1000).decode().replace("\r\n", "\n")
+    assert said.split(console.ERASE) == [
+        "waiting: 3 s",
+        "gpu2 joined\nwaiting: 3 s",
+        "waiting for gpu2...",
+        "gpu3 joined\nwaiting for gpu2...",
+        "round 1\n",
+    ]
+
+
+def test_a_live_line_needs_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.pipe()
+    with open(ours, "rb", buffering=0) as reader, open(theirs, "w", encoding="utf-8") as writer:
+        monkeypatch.setattr("sys.stderr", writer)
+        assert not console.show_live("waiting: 3 s")
+        console.say("round 1")
+        assert reader.read(1000) == b"round 1\n"

@@ -4,6 +4,7 @@ Each start of hetserver and hetagent that a manifest names goes through the real
 docker makes of it all is tried by deploy/docker/try.py (`make compose-test`).
 """
 
+import json
 import re
 import shlex
 import shutil
@@ -29,6 +30,7 @@ BIN = Path(sys.executable).parent
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 RULES = DEPLOY / "prometheus" / "hetrdzv.rules.yml"
+GRAFANA = DEPLOY / "grafana" / "hetrdzv.json"
 TOKEN_MODE = 0o400
 
 
@@ -291,13 +293,52 @@ def test_promtool_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
     checked(promtool, "test", "rules", "hetrdzv.test.yml", cwd=folder)
 
 
-def test_alerts_speak_of_metrics_that_exist() -> None:
+@pytest.mark.parametrize("path", [RULES, GRAFANA], ids=lambda path: path.name)
+def test_alerts_and_panels_speak_of_metrics_that_exist(path: Path) -> None:
     text = Metrics().render([], now=0.0, open_polls=0, leads=True).decode()
     there = set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
     there |= {f"{name}_bucket" for name in re.findall(r"^# TYPE (\S+) histogram$", text, re.MULTILINE)}
-    rules = RULES.read_text(encoding="utf-8")
+    rules = path.read_text(encoding="utf-8").replace('\\"', '"')
     named = set(re.findall(r"\bhetrdzv_\w+", rules))
     assert named
     assert named <= there, named - there
     states = set(re.findall(r'\b(?:state|outcome)="(\w+)"', rules))
     assert states <= {state.value for state in GroupState}
+
+
+# -- Grafana -------------------------------------------------------------------------------------------------
+
+
+def panels() -> list[dict[str, Any]]:
+    """The panels of the dashboard."""
+    read: dict[str, Any] = json.loads(GRAFANA.read_text(encoding="utf-8"))
+    return list(read["panels"])
+
+
+def test_the_panels_lie_side_by_side() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in panels():
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not taken & cells, panel["title"]
+        assert at["x"] + at["w"] <= 24, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+
+
+def test_every_panel_says_what_it_shows_and_asks_the_chosen_prometheus() -> None:
+    for panel in panels():
+        assert panel["description"], panel["title"]
+        for one in (panel, *panel["targets"]):
+            assert one["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+def test_promtool_takes_what_the_panels_ask(tmp_path: Path) -> None:
+    asked = [target["expr"] for panel in panels() for target in panel["targets"]]
+    rules = [
+        {"record": f"panel:{number}", "expr": expr.replace("$__rate_interval", "5m")}
+        for number, expr in enumerate(asked)
+    ]
+    path = tmp_path / "panels.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}), encoding="utf-8")
+    assert f"SUCCESS: {len(asked)} rules found" in checked(program("promtool"), "check", "rules", path)

@@ -62,6 +62,10 @@ def _run() -> int:
     try:
         options = parse(sys.argv[1:], os.environ)
         token, tls = _token(options), _tls(options)
+        if options.check:
+            from hetagent.check.run import run
+
+            return run(options, token, tls)
         if unknown := release.check(release.installed()):
             say(f"hetagent: {unknown}")
         page_cache.read_ahead()

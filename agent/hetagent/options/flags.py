@@ -61,6 +61,10 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "help": "Show identical lines of several ranks of this node as one, with all their ranks in front; without -t "
         "and -r as -t 3.",
     },
+    "--check": {
+        "action": "store_true",
+        "help": "Join nothing: check devices, versions, servers, the address to offer and the way to the other nodes.",
+    },
     "--notice-signal": {
         "type": notice_signal,
         "metavar": "SIGUSR1",

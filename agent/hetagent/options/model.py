@@ -54,6 +54,7 @@ class Options:
         node_id, node_id_given: if it was not given, it is the host name, to which a second agent of the group on
             this host adds a number (node/names.py).
         preload: the modules that standbys import, as given.
+        check: whether this machine is only to be looked at.
         collapse: whether identical lines of several ranks are shown as one.
         notice_signal: what workers get when their round is about to end; None: only the file.
         require_rendezvous: whether it is a failure if workers end well but have not met.
@@ -97,6 +98,7 @@ class Options:
     preload: str | None
     report_stderr: str | None
     report_stacks: str | None
+    check: bool
     collapse: bool
     notice_signal: signal.Signals | None
     require_rendezvous: bool

@@ -56,6 +56,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         preload=args.preload,
         report_stderr=args.report_stderr,
         report_stacks=args.report_stacks,
+        check=args.check,
         collapse=args.collapse,
         notice_signal=args.notice_signal,
         require_rendezvous=args.require_rendezvous,
@@ -108,6 +109,10 @@ def _refuse(args: Namespace) -> None:
         if getattr(args, one) is not None and getattr(args, other) is not None:
             flags = (f"--{name.replace('_', '-')}" for name in (one, other))
             raise UsageError(f"{' and '.join(flags)} mean the same thing: give only one")
+    if args.check and args.standalone:
+        raise UsageError(
+            "--check looks at servers and other nodes, and --standalone has none: leave one of them out"
+        )
     if args.training_script is None and (args.module or args.no_python or args.run_path):
         flag = "--module" if args.module else "--no-python" if args.no_python else "--run-path"
         raise UsageError(f"{flag} says how to start a script, but there is none: add it after the flags")

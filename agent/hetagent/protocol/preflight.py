@@ -16,12 +16,16 @@ one master in fifty look unreachable.
 """
 
 
-async def reachable(address: str, port: int, timeout_s: float = 3.0) -> str | None:
+async def reachable(
+    address: str, port: int, timeout_s: float = 3.0, *, interface: str | None = None, source: str = ""
+) -> str | None:
     """Try TCP connections until one succeeds or the time is over.
 
     Args:
         address: a host name or an IP address, IPv6 without brackets.
         timeout_s: for everything, the look-up of the name included (seconds).
+        interface: the only one of this node's that may be used; None: any.
+        source: an address of it, which kernels before 5.7 go by.
 
     Returns:
         None if one succeeded, else why not: `connection refused`, `timed out after 3 s`, `cannot resolve 'x'`. Errors
@@ -32,7 +36,7 @@ async def reachable(address: str, port: int, timeout_s: float = 3.0) -> str | No
     try:
         async with asyncio.timeout(timeout_s):
             while True:
-                tries.add(asyncio.create_task(_connect(address, port)))
+                tries.add(asyncio.create_task(_connect(address, port, interface, source)))
                 done, tries = await asyncio.wait(tries, timeout=AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
                 for one in done:
                     error = one.exception()
@@ -53,7 +57,7 @@ async def reachable(address: str, port: int, timeout_s: float = 3.0) -> str | No
         await asyncio.gather(*tries, return_exceptions=True)
 
 
-async def _connect(address: str, port: int) -> None:
+async def _connect(address: str, port: int, interface: str | None, source: str) -> None:
     """Connect to any of a name's addresses.
 
     Raises:
@@ -67,6 +71,8 @@ async def _connect(address: str, port: int) -> None:
         with socket.socket(family, kind, protocol) as sock:
             sock.setblocking(False)
             try:
+                if interface is not None:
+                    _bind(sock, interface, source)
                 await loop.sock_connect(sock, sockaddr)
             except OSError as error:
                 failure = error
@@ -74,6 +80,13 @@ async def _connect(address: str, port: int) -> None:
                 return
     assert failure is not None, "getaddrinfo returns at least one address or raises"
     raise failure
+
+
+def _bind(sock: socket.socket, interface: str, source: str) -> None:
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+    except PermissionError:
+        sock.bind((source, 0))
 
 
 def _reason(error: OSError) -> str:

@@ -327,6 +327,7 @@ def _node(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         state=node_state(group, node),
         slots=node.slots,
         address=node.address,
+        port=node.port,
         group_rank=member.group_rank if member is not None else None,
         rank_offset=member.rank_offset if member is not None else None,
         heard_s_ago=None if node.gone else max(0.0, silent_s),

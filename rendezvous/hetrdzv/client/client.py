@@ -8,7 +8,7 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 from pydantic import BaseModel
@@ -190,6 +190,11 @@ class Client:
     async def undrain(self, group: str, node: str) -> GroupReply:
         """Let a drained node join again."""
         return await self._ask(GroupReply, "POST", f"{_node(group, node)}/undrain")
+
+    async def health(self) -> Mapping[str, Any]:
+        """What a server says of itself, whether or not it leads: `service`, and its versions."""
+        said: Mapping[str, Any] = (await self._send("GET", "/healthz")).json()
+        return said
 
     async def groups(self) -> GroupsReply:
         """All groups, a summary of each."""

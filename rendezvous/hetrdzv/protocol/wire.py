@@ -540,12 +540,19 @@ NodeState = Literal[
 
 
 class NodeReply(Reply):
-    """A node as people see it; `heard_s_ago` is the time since its last heartbeat (seconds), None once it is gone."""
+    """A node as people see it.
+
+    Attributes:
+        port: where it hosts the store of a round; until then it accepts connections there, so that peers can try it. 0:
+            the server is older, and does not tell.
+        heard_s_ago: the time since its last heartbeat (seconds), None once it is gone.
+    """
 
     node_id: str
     state: Shown[NodeState]
     slots: int
     address: str
+    port: int = 0
     group_rank: int | None = None
     rank_offset: int | None = None
     heard_s_ago: float | None = None

@@ -27,6 +27,7 @@ class Usage:
     gpu: str
     used_bytes: int
     holders: tuple[Holder, ...] = ()
+    total_bytes: int = 0
 
     def unexplained(self, is_ours: Callable[[int], bool]) -> int:
         """How much is in use (bytes), without what processes use that are not ours."""
@@ -109,7 +110,8 @@ def _usage(pynvml: Any, uuid: str) -> Usage | None:
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         with suppress(pynvml.NVMLError):  # a MIG slice has none
             gpu = f"GPU {pynvml.nvmlDeviceGetIndex(handle)}"
-        used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        used, total = int(info.used), int(info.total)
     except pynvml.NVMLError as error:
         if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
             raise GpuBroken(f"{gpu}: {error}") from None
@@ -117,4 +119,6 @@ def _usage(pynvml: Any, uuid: str) -> Usage | None:
     processes: list[Any] = []
     with suppress(pynvml.NVMLError):
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    return Usage(gpu, used, tuple(Holder(int(one.pid), int(one.usedGpuMemory or 0)) for one in processes))
+    return Usage(
+        gpu, used, tuple(Holder(int(one.pid), int(one.usedGpuMemory or 0)) for one in processes), total
+    )

@@ -1,0 +1,1 @@
+"""`hetagent --check`: whether this machine is fit to join, without joining."""

@@ -1,0 +1,58 @@
+"""What a check has found, as a table with advice."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PIPED_WIDTH = 10_000
+"""Width where output is not a terminal (columns): every row stays on one line."""
+
+
+class Verdict(StrEnum):
+    """What a finding means for a job; shown as a word, and in colour on a terminal."""
+
+    OK = "ok"
+    WARNING = "warning"
+    WRONG = "wrong"
+
+
+_STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.WRONG: "bold red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row.
+
+    Attributes:
+        what: what was looked at.
+        found: what is there.
+        advice: what to do about it; empty where nothing is to be done.
+    """
+
+    what: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def exit_status(findings: Iterable[Finding]) -> int:
+    """0 if nothing is wrong, else 1; warnings do not count."""
+    return int(any(one.verdict is Verdict.WRONG for one in findings))
+
+
+def show(findings: Sequence[Finding], console: Console | None = None) -> None:
+    """Print the table to stdout: folded on a terminal, elsewhere one line per row."""
+    console = console or Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    table = Table(box=None, pad_edge=False)
+    for heading in ("CHECK", "IS", "FOUND", "ADVICE"):
+        table.add_column(heading, overflow="fold")
+    for one in findings:
+        is_ = Text(one.verdict, style=_STYLES[one.verdict])
+        table.add_row(one.what, is_, one.found, one.advice)
+    console.print(table)

@@ -1,0 +1,98 @@
+"""Whether the other nodes of a group can be reached, from each interface of this node."""
+
+import asyncio
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hetagent.check.findings import Finding, Verdict
+from hetagent.node.network import Interface, host_port
+from hetagent.protocol.preflight import reachable
+from hetrdzv.protocol.addresses import is_loopback
+
+TIMEOUT_S = 3.0
+"""How long one interface may take to reach one node (seconds)."""
+
+MOST_NODES = 64
+"""So many nodes are tried at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another node, with the address and the port that it offers; port 0: the server does not tell it."""
+
+    node_id: str
+    address: str
+    port: int
+
+
+async def look(peers: Sequence[Peer], interfaces: Sequence[Interface], offered: str | None) -> list[Finding]:
+    """Try every peer from every interface that could lead there.
+
+    Args:
+        offered: the interface of the address that this node offers.
+    """
+    tried = peers[:MOST_NODES]
+    found = list(await asyncio.gather(*(_look(peer, interfaces, offered) for peer in tried)))
+    if len(peers) > MOST_NODES:
+        text = f"{len(peers) - MOST_NODES} more nodes were not tried"
+        found.append(Finding("other nodes", Verdict.WARNING, text))
+    return found
+
+
+async def _look(peer: Peer, interfaces: Sequence[Interface], offered: str | None) -> Finding:
+    if not peer.port:
+        return judged(peer, {}, offered)
+    ways = [one for one in interfaces if leads_to(one, peer.address)]
+    why = await asyncio.gather(
+        *(
+            reachable(peer.address, peer.port, TIMEOUT_S, interface=one.name, source=one.address)
+            for one in ways
+        )
+    )
+    return judged(peer, dict(zip((one.name for one in ways), why, strict=True)), offered)
+
+
+def leads_to(interface: Interface, address: str) -> bool:
+    """Whether it makes sense to try an address from an interface: both are loopback or neither, of one family."""
+    if is_loopback(address) != interface.is_loopback:
+        return False
+    is_name = not (":" in address or address.replace(".", "").isdecimal())
+    return is_name or (":" in address) == (interface.family == socket.AF_INET6)
+
+
+def judged(peer: Peer, why: Mapping[str, str | None], offered: str | None) -> Finding:
+    """What the tries of one peer mean.
+
+    Args:
+        why: by interface, why the peer was not reached; None: it was.
+        offered: the interface of the address that this node offers.
+    """
+    what = f"node {peer.node_id}"
+    place = host_port(peer.address, peer.port)
+    if not peer.port:
+        return Finding(
+            what, Verdict.WARNING, f"not tried: the server does not tell its port at {peer.address}"
+        )
+    if not why:
+        return Finding(
+            what,
+            Verdict.WRONG,
+            f"no interface here leads to {place}",
+            "start its agent with --local-addr or --interface",
+        )
+    found = f"{place}: " + "; ".join(f"{name} {reason or 'reaches it'}" for name, reason in why.items())
+    good = [name for name, reason in why.items() if reason is None]
+    if offered in good:
+        return Finding(what, Verdict.OK, found)
+    if good and offered not in why:  # no interface here has the offered address (NAT, a name)
+        return Finding(what, Verdict.OK, found)
+    if good:
+        return Finding(what, Verdict.WARNING, found, f"offer the address of {good[0]}: --interface {good[0]}")
+    refused = any(reason == "connection refused" for reason in why.values())
+    advice = (
+        "its host answers, but not on this port: is its agent still there?"
+        if refused
+        else "a firewall or another network: open a range and give it as --port-range, or choose --interface"
+    )
+    return Finding(what, Verdict.WRONG, found, advice)

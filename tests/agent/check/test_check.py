@@ -1,0 +1,183 @@
+"""`hetagent --check`: what it finds, and what it makes of it."""
+
+import io
+import socket
+import uuid
+from collections.abc import Mapping
+
+import httpx
+import pytest
+from rich.console import Console
+from tests.support.servers import Hetserver, free_port
+
+from hetagent.check import findings, machine, reach
+from hetagent.check.findings import Finding, Verdict
+from hetagent.check.reach import Peer
+from hetagent.check.run import run
+from hetagent.node.gpu.memory import Holder, Usage
+from hetagent.node.network import Interface
+from hetagent.options.model import Options, UsageError
+from hetagent.options.parse import parse
+from hetrdzv.auth.tls import ClientTls
+from hetrdzv.protocol.wire import GroupReply, NodeReply
+
+GIB = 1 << 30
+ETH = Interface("eth0", "10.0.0.4", socket.AF_INET, is_loopback=False)
+ETH6 = Interface("eth0", "fd00::4", socket.AF_INET6, is_loopback=False)
+IB = Interface("ib0", "10.1.0.4", socket.AF_INET, is_loopback=False)
+LO = Interface("lo", "127.0.0.1", socket.AF_INET, is_loopback=True)
+
+
+def options(*flags: str, server: str = "http://head:29400") -> Options:
+    return parse(["--check", "--device", "cpu", "--node-id", "me", "--server", server, *flags], {})
+
+
+# -- the table -----------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_a_line_where_output_is_no_terminal() -> None:
+    out = io.StringIO()
+    found = [
+        Finding("devices", Verdict.OK, "[red]" + "x" * 200),
+        Finding("ports", Verdict.WRONG, "none", "widen"),
+    ]
+    findings.show(found, Console(file=out, highlight=False, markup=False))
+    assert [line.split() for line in out.getvalue().splitlines()] == [
+        ["CHECK", "IS", "FOUND", "ADVICE"],
+        ["devices", "ok", "[red]" + "x" * 200],
+        ["ports", "wrong", "none", "widen"],
+    ]
+    assert findings.exit_status(found) == 1
+    assert findings.exit_status([Finding("address", Verdict.WARNING, "127.0.0.1")]) == 0
+
+
+# -- this machine --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("torch", "verdict"), [("2.13.0", Verdict.OK), ("99.0", Verdict.WARNING), ("1.0", Verdict.WRONG)]
+)
+def test_versions(torch: str, verdict: Verdict) -> None:
+    assert machine.versions({"torch": torch}, torch).verdict is verdict
+
+
+def test_memory_that_is_in_use() -> None:
+    free = machine.gpu_memory(Usage("GPU 0", GIB // 2, (), 80 * GIB))
+    assert free == Finding("GPU 0", Verdict.OK, "79.5 of 80.0 GiB free")
+    held = machine.gpu_memory(Usage("GPU 1", 60 * GIB, (Holder(7, 60 * GIB),), 80 * GIB))
+    assert (held.verdict, held.found, held.advice) == (
+        Verdict.WARNING,
+        "20.0 of 80.0 GiB free",
+        "in use by pid 7",
+    )
+
+
+def test_the_address_and_why_it_is_offered() -> None:
+    near = machine.address(options(), "10.0.0.4", "eth0", [LO, ETH, IB])
+    assert near == Finding("address", Verdict.OK, "10.0.0.4 (eth0; towards the server); others: ib0 10.1.0.4")
+    asked = machine.address(options("--local-addr", "192.0.2.9"), "192.0.2.9", None, [LO])
+    assert asked.found == "192.0.2.9 (no interface here has it; --local-addr)"
+    assert machine.address(options(), "127.0.0.1", "lo", [LO]).verdict is Verdict.WRONG
+    here = options(server="http://[::1]:29400")
+    assert machine.address(here, "::1", "lo", [LO]).verdict is Verdict.WARNING
+
+
+def test_ports_that_are_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = machine.ports("127.0.0.1", (port, port))
+    assert found.verdict is Verdict.WRONG
+    assert "--port-range" in found.found
+
+
+# -- the other nodes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("interface", "address", "leads"),
+    [
+        (ETH, "10.0.0.5", True),
+        (ETH, "fd00::5", False),
+        (ETH6, "fd00::5", True),
+        (ETH, "127.0.0.1", False),
+        (LO, "127.0.0.1", True),
+        (ETH, "gpu5.example", True),
+    ],
+)
+def test_where_an_interface_may_lead(interface: Interface, address: str, leads: bool) -> None:
+    assert reach.leads_to(interface, address) is leads
+
+
+@pytest.mark.parametrize(
+    ("why", "offered", "verdict", "advice"),
+    [
+        ({"eth0": None}, "eth0", Verdict.OK, ""),
+        ({"eth0": None, "ib0": "timed out after 3 s"}, "eth0", Verdict.OK, ""),
+        ({"eth0": "timed out after 3 s", "ib0": None}, "eth0", Verdict.WARNING, "--interface ib0"),
+        ({"eth0": None}, None, Verdict.OK, ""),
+        ({"eth0": "connection refused"}, "eth0", Verdict.WRONG, "is its agent still there?"),
+        ({"eth0": "timed out after 3 s"}, "eth0", Verdict.WRONG, "--port-range"),
+        ({}, "eth0", Verdict.WRONG, "--local-addr"),
+    ],
+)
+def test_what_the_ways_to_a_node_mean(
+    why: Mapping[str, str | None], offered: str | None, verdict: Verdict, advice: str
+) -> None:
+    found = reach.judged(Peer("gpu5", "10.0.0.5", 30000), why, offered)
+    assert found.verdict is verdict
+    assert advice in found.advice
+
+
+def test_an_older_server_does_not_tell_where_to_try() -> None:
+    fields = {
+        "slots": 1,
+        "address": "10.0.0.5",
+        "incarnation": "i",
+        "role": "default",
+        "labels": {},
+        "device": {},
+    }
+    node = NodeReply.model_validate({"node_id": "gpu5", "state": "ready", **fields})
+    assert node.port == 0
+    found = reach.judged(Peer(node.node_id, node.address, node.port), {}, "eth0")
+    assert (found.verdict, found.advice) == (Verdict.WARNING, "")
+
+
+# -- all of it -----------------------------------------------------------------------------------------------
+
+
+def test_a_group_with_another_node(capsys: pytest.CaptureFixture[str]) -> None:
+    group = uuid.uuid4().hex
+    with Hetserver() as server, socket.create_server(("127.0.0.1", 0)) as other:
+        url = f"{server.url}/v1/groups/{group}"
+        port = other.getsockname()[1]
+        body = {
+            "incarnation": "i",
+            "slots": 2,
+            "address": "127.0.0.1",
+            "port": port,
+            "spec": {"min_nodes": 3},
+        }
+        httpx.put(f"{url}/nodes/gpu5", json=body).raise_for_status()
+        asked = options("--group", group, server=server.url)
+        assert run(asked, None, ClientTls()) == 0
+        said = capsys.readouterr().out
+        assert f"127.0.0.1:{port}: lo reaches it" in said
+        assert "1 of 3 nodes ready (gpu5)" in said
+        other.close()
+        assert run(asked, None, ClientTls()) == 1
+        assert "connection refused" in capsys.readouterr().out
+        reply = GroupReply.model_validate(httpx.get(url).json())
+    assert [node.node_id for node in reply.nodes] == ["gpu5"], "the check has not joined"
+
+
+def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(options(server=f"http://127.0.0.1:{free_port()}"), None, ClientTls()) == 1
+    said = capsys.readouterr().out
+    assert "is hetserver running there" in said
+    assert "1 CPU worker" in said, "the rest is checked all the same"
+
+
+def test_a_private_server_leaves_nothing_to_check() -> None:
+    with pytest.raises(UsageError, match="--check looks at servers"):
+        parse(["--check", "--standalone"], {})

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> object:
         if handle == "GPU-shared":
             raise self.NVMLError(3)
-        return type("Memory", (), {"used": 5 * GIB})
+        return type("Memory", (), {"used": 5 * GIB, "total": 80 * GIB})
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
         if handle.startswith("MIG"):
@@ -111,7 +112,8 @@ def test_what_nvml_says(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     uuids = ["GPU-a", "MIG-1234-5678-90ab", "GPU-shared", "GPU-gone"]
-    assert memory.look(uuids) == [usage(5, (7, 1), (7, 0), gpu="GPU 4"), usage(5, gpu="GPU MIG-1234-567")]
+    there = [usage(5, (7, 1), (7, 0), gpu="GPU 4"), usage(5, gpu="GPU MIG-1234-567")]
+    assert memory.look(uuids) == [replace(one, total_bytes=80 * GIB) for one in there]
     nvml.broken = 15
     with pytest.raises(GpuBroken, match="GPU gone: error 15"):
         memory.look(uuids)

@@ -510,8 +510,15 @@ def growth(group: Group) -> Growth:
     sized = group.spec.sized
     if sized and not _may_grow(group.spec, active, waiting):
         return Growth()
-    there = _all_or_none(group, [*members, *waiting])
-    answer = select(group.spec, there, group.seats, former_round(group), group.unreachable)
+    there = _needed(group, _all_or_none(group, [*members, *waiting]))
+    answer = select(
+        group.spec,
+        there,
+        group.seats,
+        former_round(group),
+        group.unreachable,
+        taken_last=taken_last(group),
+    )
     if isinstance(answer, Shortfall):
         return Growth()
     if answer.world_size <= active.world_size if sized else len(answer.nodes) <= len(members):

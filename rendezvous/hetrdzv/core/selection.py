@@ -566,9 +566,18 @@ def spare_reason(group: Group, node: Node, active: Round) -> Spare:
 def spare_unit(group: Group, node: Node) -> Sequence[Node]:
     """The ready nodes that would be taken in together with a spare, itself included."""
     value = value_of(group.spec, node)
-    if value is None:
-        return (node,)
-    return [one for one in ready_nodes(group) if value_of(group.spec, one) == value]
+    return (node,) if value is None else _ready_units(group).get(value, (node,))
+
+
+@kept
+def _ready_units(group: Group) -> Mapping[str, Sequence[Node]]:
+    """The ready nodes by unit, since each of many spares asks for its own."""
+    units: dict[str, list[Node]] = {}
+    for node in ready_nodes(group):
+        value = value_of(group.spec, node)
+        if value is not None:
+            units.setdefault(value, []).append(node)
+    return units
 
 
 @kept

@@ -78,7 +78,7 @@ def explain_wait(group: Group, node: Node, now: float) -> str:
     if active is None:
         return explain(group, now)
     if active.notice is not None:
-        return _explain_round(group, now)
+        return explain(group, now)
     if node.not_ready:
         return f"round {active.number} runs without {node.node_id}, which is not ready: {clipped(node.not_ready)}"
     larger = growth(group)

@@ -39,7 +39,7 @@ _BROKEN = (
     ("a retried join is an acknowledgement", "group", "if command.after_round < node.member_of:", "if False:"),
     ("a notice has no end", "settle", "if late and work.now < ends_at(group, active.notice):", "if late:"),
     ("nobody is waited for after a notice", "settle", "if late and work.now < ends_at(group, active.notice):", "if False:"),
-    ("a drained node goes before the others got to the end of the notice", "directive", "return node.leaving is None or not group.part_done(node)", "return node.leaving is None"),
+    ("a drained node goes before the others got to the end of the notice", "notice", "return node.leaving is None or not group.part_done(node)", "return node.leaving is None"),
     ("who knows no notice is waited for", "notice", "return not node.takes_notice or ", "return "),
     ("ready after one notice is ready after all", "notice", "node.ready_to_stop == active.number", "node.ready_to_stop > 0"),
     ("a notice is given while the round starts", "notice", "group.state is GroupState.RUNNING and ", ""),

@@ -28,6 +28,8 @@ from rich.panel import Panel
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
+from hetagent.node.console import ERASE
+
 HERE = Path(__file__).parent
 PICTURE = HERE / "session.svg"
 TRAIN = HERE.parent / "examples" / "first" / "train.py"
@@ -96,7 +98,8 @@ class Shell:
                 "\n"
             )
             if not self.over:
-                self.lines += [(time.monotonic(), line) for line in whole]
+                # of a live line that was taken away nothing stays
+                self.lines += [(time.monotonic(), line.rpartition(ERASE)[2]) for line in whole]
 
     @property
     def text(self) -> str:

@@ -24,7 +24,9 @@ def test_uneven_nodes_get_their_offsets_and_succeed_together(job: Cluster) -> No
     assert seen == {("a", 0): 0, ("a", 1): 1, ("b", 0): 2, ("c", 0): 3}
     job.end_well("a", "b", "c")
     for name in "abc":
-        assert "rounds   1, restarts spent 0" in job.agents[name].stderr
+        said = job.agents[name].stderr
+        assert "rounds   1, restarts spent 0\ntime     trained " in said
+        assert "s: waiting for the first round" in said
 
 
 @pytest.mark.gloo

@@ -95,8 +95,15 @@ class Talk:
     def __init__(self) -> None:
         self.client = FakeClient()
         self.told: list[str] = []
+        self.live: list[str] = []
+        self.on_terminal = False
         session = Session("job", "a", "1", Offer(slots=1, address="127.0.0.1"), Random(1))
-        self.line = Line(session, lambda: self.client, self.told.append)  # type: ignore[arg-type, return-value]
+        client = lambda: self.client  # noqa: E731
+        self.line = Line(session, client, self.told.append, self.show_live)  # type: ignore[arg-type]
+
+    def show_live(self, line: str) -> bool:
+        self.live.append(line)
+        return self.on_terminal
 
     def begin(self) -> None:
         self.line.start()
@@ -141,6 +148,18 @@ def test_directives_come_in_order_and_wake_the_agent(talk: Talk) -> None:
     assert talk.next().kind == "stop"
     assert talk.line.take() == []
     assert talk.news(0.05) == []
+
+
+def test_on_a_terminal_what_it_waits_for_is_shown_until_it_is_over(talk: Talk) -> None:
+    talk.on_terminal = True
+    talk.client.says = directive("wait", why="1 of 2 nodes ready (a)")
+    talk.begin()
+    assert talk.next().kind == "wait"
+    talk.client.says = start(1)
+    assert talk.next().kind == "start"
+    assert soon(lambda: talk.live[-1] == "")
+    assert set(talk.live) == {"waiting: 1 of 2 nodes ready (a)", ""}
+    assert talk.told == []
 
 
 def test_what_the_agent_says_arrives(talk: Talk) -> None:

@@ -377,4 +377,5 @@ def event_reply(stored: StoredEvent) -> wire.EventReply:
         node_id=event.node_id,
         round=event.round,
         cause=event.cause,
+        after_s=event.after_s,
     )

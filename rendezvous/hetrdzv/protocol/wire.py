@@ -653,7 +653,12 @@ class PlanReply(Reply):
 
 
 class EventReply(Reply):
-    """An event of a group's history; `at` is wall-clock time (ISO 8601, UTC), for people only."""
+    """An event of a group's history; `at` is wall-clock time (ISO 8601, UTC), for people only.
+
+    Attributes:
+        cause: of a round that formed: what ended the one before.
+        after_s: how long before it what led to it had happened (seconds); see core/model.py, Event.
+    """
 
     number: int
     at: str
@@ -662,6 +667,7 @@ class EventReply(Reply):
     node_id: str | None = None
     round: int | None = None
     cause: str | None = None
+    after_s: float | None = None
 
 
 class EventsReply(Reply):

@@ -1,7 +1,6 @@
 """What subcommands do with a server: call it, print its reply as a sentence or as JSON."""
 
 import asyncio
-import os
 from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import Any, TypeVar
@@ -9,14 +8,13 @@ from typing import Any, TypeVar
 import click
 from pydantic import BaseModel
 
-from hetrdzv.auth.client_token import client_token, reread_token
-from hetrdzv.auth.tls import ClientTls
 from hetrdzv.cli.hetctl import picture, tables
 from hetrdzv.cli.hetctl.options import shared
+from hetrdzv.cli.hetctl.shell.connect import connect
 from hetrdzv.client import Client
 from hetrdzv.protocol.clock_times import with_clock_times
 from hetrdzv.protocol.errors import Problem
-from hetrdzv.protocol.wire import GroupReply, PlanReply, PlanRequest
+from hetrdzv.protocol.wire import GroupReply, GroupSummary, PlanReply, PlanRequest
 
 _T = TypeVar("_T")
 
@@ -24,23 +22,11 @@ _T = TypeVar("_T")
 def call(ask: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
     """Run a coroutine with a client of the server that the shared options name."""
     options = shared()
-    token = client_token(options.token_file, complain)
-    files = {name: getattr(options, name) for name in ("ca_cert", "client_cert", "client_key")}
-    tls = ClientTls.of(files, os.environ)
 
     async def run() -> _T:
-        async with client:
+        async with connect(options, complain) as client:
             return await ask(client)
 
-    try:
-        client = Client(
-            options.server,
-            token=token,
-            renew_token=lambda: reread_token(options.token_file),  # `events --follow` may run for days
-            tls=tls,
-        )
-    except ValueError as error:
-        raise click.ClickException(str(error)) from None
     return asyncio.run(run())
 
 
@@ -52,7 +38,7 @@ def tell(reply: GroupReply, text: str) -> None:
         tables.write(tables.one_line(text))
 
 
-def standing(group: GroupReply) -> str:
+def standing(group: GroupSummary) -> str:
     """A group's state and the reason for it."""
     return f"{group.state}: {with_clock_times(group.why, datetime.now().astimezone())}"
 

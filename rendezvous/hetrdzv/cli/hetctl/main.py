@@ -9,7 +9,7 @@ import click
 from hetrdzv import __version__
 from hetrdzv.cli.hetctl import events, groups, nodes, plan, stacks
 from hetrdzv.cli.hetctl.calls import complain
-from hetrdzv.cli.hetctl.look import describe, get, history, top, wait
+from hetrdzv.cli.hetctl.look import describe, get, history, logs, top, wait
 from hetrdzv.cli.hetctl.options import takes_shared
 from hetrdzv.cli.hetctl.shell import install
 from hetrdzv.protocol.errors import HetError
@@ -24,6 +24,7 @@ SUBCOMMANDS = (
     history.history,
     wait.wait,
     top.top,
+    logs.logs,
     stacks.stacks,
     plan.plan,
     groups.restart,

@@ -553,6 +553,37 @@ def test_top_into_a_pipe_shows_once(ctl: Callable[..., str], job: Job) -> None:
     assert job.group in [row[0] for row in rows(ctl("top"), "GROUP")]
 
 
+def test_logs_come_from_the_agents(job: Job) -> None:
+    job.run()
+    for node in ("gpu1", LONG):
+        poll(job, node, wait_s=0.0)
+    with process("logs", job.group, "--rank", "3", "--rank", "9") as running:
+        for node, log in (
+            ("gpu1", {"rank": 3, "text": "one\n\x1b[31mtwo"}),
+            (LONG, {"rank": 9, "why": "no"}),
+        ):
+            number = poll(job, node, wait_s=20.0)["logs"]["number"]
+            answer = {"incarnation": f"{node}-1", "number": number, "stacks": [log]}
+            of_node(job, "POST", node, "stacks", answer).raise_for_status()
+        why = f"hetctl: rank 9 ({LONG}): no\n"
+        assert ended(running) == (0, "gpu1:3  one\ngpu1:3  two\n", why)
+
+
+def poll(job: Job, node: str, wait_s: float) -> dict[str, Any]:
+    """Polls as an agent does whose workers have made some progress; returns once it is asked something."""
+    workers = [{"rank": 3 if node == "gpu1" else 9}]
+    version = of_node(job, "GET", node, f"directive?incarnation={node}-1").json()["version"]
+    body = {"incarnation": f"{node}-1", "wait_s": wait_s, "progress": {"round": 1, "workers": workers}}
+    found: dict[str, Any] = of_node(job, "POST", node, "directive", body | {"after": version}).json()
+    return found
+
+
+def of_node(job: Job, method: str, node: str, what: str, body: Any = None) -> httpx.Response:
+    url = f"{job.url}/v1/groups/{job.group}/nodes/{node}/{what}"
+    with httpx.Client(trust_env=False, timeout=30) as http:
+        return http.request(method, url, json=body)
+
+
 # -- clusters and completion -----------------------------------------------------------------------------------
 
 
@@ -887,11 +918,12 @@ class _Older(BaseHTTPRequestHandler):
         pass
 
 
-def test_an_older_server_makes_no_plans(ctl: Callable[..., str]) -> None:
+def test_an_older_server_makes_no_plans_and_shows_no_logs(ctl: Callable[..., str]) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Older) as web:
         threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
-        said = ctl("--server", f"127.0.0.1:{web.server_port}", "plan", "job", status=1)
-        assert said == "hetctl: this server makes no plans, since it is older: upgrade hetserver\n"
+        for command, lacks in (("plan", "makes no plans"), ("logs", "shows no logs")):
+            said = ctl("--server", f"127.0.0.1:{web.server_port}", command, "job", status=1)
+            assert said == f"hetctl: this server {lacks}, since it is older: upgrade hetserver\n"
         web.shutdown()
 
 

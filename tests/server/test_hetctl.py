@@ -492,7 +492,18 @@ def test_wait_returns_when_the_group_is_there(ctl: Callable[..., str], job: Job)
     assert said.startswith(
         f"hetctl: group '{job.group}' is not succeeded, but failed: the job failed: rank 3"
     )
-    assert "no group 'nope'" in ctl("wait", "nope", "--for", "running", status=1)
+
+
+def test_wait_for_a_group_that_is_not_there_yet(job: Job) -> None:
+    name = f"{job.group}-later"
+    with process("wait", name, "--for", "ended") as waiting:
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == f"hetctl: there is no group '{name}' yet: waiting for it\n"
+        later = Job(job.url, name)
+        later.ask(lambda client: client.cancel(name))
+        code, out, err = ended(waiting)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"group '{name}' is cancelled: the job was cancelled by")
 
 
 def test_wait_for_a_group_that_is_deleted() -> None:

@@ -32,7 +32,7 @@ OUTCOMES = tuple(state.value for state in GroupState if state.terminal)
 )
 @click.option("--timeout", type=Seconds(0, 1e9), help="Give up after so long (default: never).")
 def wait(group: str, wanted: str, timeout: float | None) -> None:
-    """Wait until GROUP is running, or its job has an outcome.
+    """Wait until GROUP is running, or its job has an outcome. A group that is not there yet is waited for, too.
 
     Exits with 0 then; with 3 after --timeout, with 4 if the job has ended otherwise, or GROUP was deleted.
     """
@@ -42,9 +42,7 @@ def wait(group: str, wanted: str, timeout: float | None) -> None:
     except TimeoutError:
         complain(f"group '{group}' is not {wanted} after {timeout:g} s: hetctl why {group}")
         ctx.exit(TIMED_OUT)
-    except Problem as problem:
-        if problem.code != UnknownGroup.code or not ctx.meta.get("seen"):
-            raise
+    if reply is None:
         complain(f"group '{group}' was deleted")
         ctx.exit(ENDED_OTHERWISE)
     there = _is_there(reply, wanted)
@@ -59,25 +57,34 @@ def _is_there(reply: GroupReply, wanted: str) -> bool:
     return reply.state == wanted or (wanted == ENDED and reply.state in OUTCOMES)
 
 
-async def _until(client: Client, group: str, wanted: str, timeout_s: float | None) -> GroupReply:
-    """The group, once it is where it should be, or its job is over.
+async def _until(client: Client, group: str, wanted: str, timeout_s: float | None) -> GroupReply | None:
+    """The group, once it is where it should be, or its job is over; None: it was deleted.
 
     Raises:
         TimeoutError: it is neither in time.
     """
-    meta = click.get_current_context().meta
+    answered = seen = False
     async with asyncio.timeout(timeout_s):
         while True:
             try:
                 last = (await client.events(group)).last
-                meta["seen"] = True
+                answered = seen = True
                 reply = await client.group(group)
                 if _is_there(reply, wanted) or reply.state in OUTCOMES:
                     return reply
                 async for event in client.follow(group, last):
                     if event.kind == "round_running" or event.kind.startswith("group_"):
                         break
-            except Unreachable:
-                if not meta.get("seen"):  # it has never answered
+                continue
+            except Problem as problem:
+                if problem.code != UnknownGroup.code:
                     raise
-                await asyncio.sleep(RETRY_S)
+                if seen:
+                    return None
+                if not answered:
+                    complain(f"there is no group '{group}' yet: waiting for it")
+                answered = True
+            except Unreachable:
+                if not answered:
+                    raise
+            await asyncio.sleep(RETRY_S)

@@ -887,6 +887,13 @@ def test_unknown_group(ctl: Callable[..., str], command: str) -> None:
     assert ctl(command, "nope", status=1) == "hetctl: there is no group 'nope'\n"
 
 
+def test_a_group_with_nearly_that_name_is_suggested(ctl: Callable[..., str]) -> None:
+    ctl("create", "pretraining")
+    said = ctl("cancel", "pretrainnig", status=1)
+    assert said == "hetctl: there is no group 'pretrainnig': did you mean 'pretraining'?\n"
+    assert ctl("status", "prediction", status=1) == "hetctl: there is no group 'prediction'\n"
+
+
 def test_unknown_group_and_node(ctl: Callable[..., str], job: Job) -> None:
     assert "no group 'nope'" in ctl("events", "nope", "--follow", status=1)
     assert "no group 'nope'" in ctl("drain", "nope", "gpu1", status=1)

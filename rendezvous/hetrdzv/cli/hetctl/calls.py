@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import click
@@ -13,8 +14,11 @@ from hetrdzv.cli.hetctl.options import shared
 from hetrdzv.cli.hetctl.shell.connect import connect
 from hetrdzv.client import Client
 from hetrdzv.protocol.clock_times import with_clock_times
-from hetrdzv.protocol.errors import Problem
+from hetrdzv.protocol.errors import HetError, Problem, UnknownGroup
 from hetrdzv.protocol.wire import GroupReply, GroupSummary, PlanReply, PlanRequest
+
+TYPO = 0.75
+"""How alike the name of a group and what was typed are where that is suggested (`SequenceMatcher.ratio`)."""
 
 _T = TypeVar("_T")
 
@@ -25,9 +29,25 @@ def call(ask: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
 
     async def run() -> _T:
         async with connect(options, complain) as client:
-            return await ask(client)
+            try:
+                return await ask(client)
+            except Problem as problem:
+                if problem.code != UnknownGroup.code:
+                    raise
+                meant = await _meant_group(client, click.get_current_context().params.get("group"))
+                raise click.ClickException(f"{problem}{meant}") from None
 
     return asyncio.run(run())
+
+
+async def _meant_group(client: Client, typed: str | None) -> str:
+    """`: did you mean 'bert'?` for a name that is nearly that of a group, otherwise nothing."""
+    try:
+        there = [one.group_id for one in (await client.groups()).groups]
+    except HetError:
+        return ""
+    close = get_close_matches(typed or "", there, 1, TYPO)
+    return f": did you mean '{close[0]}'?" if close else ""
 
 
 def tell(reply: GroupReply, text: str) -> None:

@@ -17,7 +17,7 @@ from hetrdzv.protocol.clock_times import with_clock_times
 from hetrdzv.protocol.errors import HetError, Problem, UnknownGroup
 from hetrdzv.protocol.wire import GroupReply, GroupSummary, PlanReply, PlanRequest
 
-TYPO = 0.75
+TYPO = 0.8
 """How alike the name of a group and what was typed are where that is suggested (`SequenceMatcher.ratio`)."""
 
 _T = TypeVar("_T")

@@ -177,6 +177,8 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
             cpu=_is_cpu_job(chosen),
             reports_stacks=_reports(options.report_stacks, "HET_REPORT_STACKS"),
             keeps_stacks=options.torchrun.log_dir is not None,
+            reports_logs=_reports(options.report_stderr, "HET_REPORT_STDERR"),
+            secrets=secrets,
         ),
         notice_signal=options.notice_signal,
         stop_timeout_s=options.shutdown_timeout_s,

@@ -12,18 +12,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from click.shell_completion import ShellComplete
 
 from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.groups import flag_type
 from hetrdzv.cli.hetctl.main import DESTRUCTIVE, cli, meant
+from hetrdzv.cli.hetctl.shell import completion
 from hetrdzv.client import Client
 from hetrdzv.core.commands import ReportKind
 from hetrdzv.core.spec import Setting
@@ -375,6 +377,356 @@ def test_every_action_can_print_json(ctl: Callable[..., str], job: Job, before: 
     assert ctl("delete", job.group, "--json") == ""
 
 
+# -- looking ---------------------------------------------------------------------------------------------------
+
+
+def test_get_groups(ctl: Callable[..., str], job: Job) -> None:
+    job.run()
+    (found,) = rows(ctl("get", "groups", job.group), "GROUP")
+    assert found == [job.group, "running", "1", "12", "3", "0 of 0", "round 1 runs on 2 nodes, world size 12"]
+    (wide,) = rows(ctl("get", "group", job.group, "-o", "wide"), "GROUP")
+    assert wide[6:11] == ["1", "14", "2", "1", "0"]
+    assert job.group in ctl("get", "groups", "-o", "name").splitlines()
+    assert ctl("get", "groups", job.group, "--output", "name") == f"{job.group}\n"
+    (only,) = json.loads(ctl("get", "groups", job.group, "-o", "json"))["groups"]
+    assert only["group_id"] == job.group
+
+
+def test_get_nodes(ctl: Callable[..., str], job: Job) -> None:
+    job.join("gpu0", 1, "10.0.0.9", labels={"rack": "r1"}, device={"torch": "2.13.0"})
+    job.leave("gpu0", "SIGTERM")
+    job.run()
+    table = ctl("get", "nodes", job.group)
+    assert [row[:5] for row in rows(table, "NODE")] == [
+        ["gpu1", "running", "0-7", "8", "10.0.0.11"],
+        [LONG, "running", "8-11", "4", "192.168.100.103"],
+        ["spare1", "spare", "-", "2", "10.0.0.14"],
+        ["gpu0", "left", "-", "1", "10.0.0.9"],
+    ]
+    assert rows(table, "NODE")[3][-1] == "SIGTERM"
+    wide = rows(ctl("get", "nodes", job.group, "-o", "wide"), "NODE")
+    assert wide[3][5:9] == ["-", "default", "rack=r1", "torch=2.13.0"]
+    assert ctl("get", "node", job.group, "-o", "name").splitlines() == ["gpu1", LONG, "spare1", "gpu0"]
+    assert f"{job.group}/gpu1" in ctl("get", "nodes", "-o", "name").splitlines()
+    assert [job.group, "gpu1"] in [row[:2] for row in rows(ctl("get", "nodes"), "GROUP")]
+    assert json.loads(ctl("--json", "get", "nodes", job.group))["groups"][job.group][0]["node_id"] == "gpu1"
+
+
+def test_describe_shows_settings_that_differ_rounds_and_events(ctl: Callable[..., str], job: Job) -> None:
+    job.run()
+    text = ctl("describe", job.group)
+    assert re.search(r"^  lease_s +600$", text, re.MULTILINE)
+    assert "join_timeout_s" not in text
+    assert re.search(r"^1 round; trained [\d.]+ s of ", text, re.MULTILINE)
+    assert text.splitlines()[-1].endswith("round 1 runs on 2 nodes, world size 12")
+    node = ctl("describe", job.group, "gpu1")
+    assert re.search(r"^ranks +0-7$", node, re.MULTILINE)
+    assert node.splitlines()[-1].endswith("gpu1 joined with 8 slots at 10.0.0.11")
+    said = ctl("describe", job.group, "gpu7", status=1)
+    assert said == f"hetctl: group '{job.group}' has no node 'gpu7'; its nodes: gpu1, {LONG}, spare1\n"
+    assert json.loads(ctl("describe", job.group, "-o", "json"))["group"]["group_id"] == job.group
+
+
+def test_why(ctl: Callable[..., str], job: Job) -> None:
+    job.run()
+    assert ctl("why", job.group) == "running: round 1 runs on 2 nodes, world size 12\n"
+    assert f"{job.group}  running: round 1 runs on" in ctl("why")
+    job.leave(LONG, "SIGTERM")
+    text = ctl("why", job.group)
+    assert text.startswith(f"waiting: round 1 ended ({LONG} left: SIGTERM); waiting for gpu1 to stop its")
+    assert f"  {LONG} is left: SIGTERM\n" in text
+    assert f": {LONG} left: SIGTERM\n" in text.splitlines(keepends=True)[-1]
+
+
+def test_why_a_job_failed(ctl: Callable[..., str], job: Job) -> None:
+    job.run()
+    job.fail()
+    text = ctl("why", job.group)
+    assert "root cause (round 1): rank 3 (local rank 3) on gpu1 exited with code 1\n" in text
+    assert text.endswith("  RuntimeError: [bold]out[/bold] of memory\n")
+
+
+def test_history(ctl: Callable[..., str], job: Job) -> None:
+    assert ctl("history", job.group) == "no round has formed yet\n"
+    job.run()
+    job.fail()
+    text = ctl("history", job.group)
+    (row,) = rows(text, "ROUND")
+    assert row[0] == "1"
+    assert row[2] == "12"
+    assert row[4:9] == ["-"] * 5
+    assert row[9] == "failed"
+    assert row[10].startswith("the job failed: rank 3 (local rank 3) on gpu1 exited with code 1")
+    assert re.search(r"^1 round; trained [\d.]+ s of [\d.]+ s", text, re.MULTILINE)
+    reply = json.loads(ctl("history", job.group, "--json"))
+    assert (reply["rounds"][0]["cause"], reply["rounds"][0]["down"]) == ("failed", None)
+
+
+def test_lengths_of_time_are_told_in_fitting_units() -> None:
+    told = [0.04, 9.96, 59.4, 59.6, 190.0, 3_599.6, 7_500.0, 360_000.0, None]
+    said = [
+        "0.0 s",
+        "10.0 s",
+        "59 s",
+        "1 min 00 s",
+        "3 min 10 s",
+        "1 h 00 min",
+        "2 h 05 min",
+        "4 days 4 h",
+        "-",
+    ]
+    assert [tables.span(seconds) for seconds in told] == said
+
+
+def test_wait_returns_when_the_group_is_there(ctl: Callable[..., str], job: Job) -> None:
+    with process("wait", job.group, "--for", "running", "--timeout", "60") as waiting:
+        job.run()
+        running = f"group '{job.group}' is running: round 1 runs on 2 nodes, world size 12\n"
+        assert ended(waiting) == (0, running, "")
+    said = ctl("wait", job.group, "--for", "ended", "--timeout", "0.01", status=3)
+    assert said == f"hetctl: group '{job.group}' is not ended after 0.01 s: hetctl why {job.group}\n"
+    job.fail()
+    assert ctl("wait", job.group, "--for", "ended").startswith(f"group '{job.group}' is failed: the job fa")
+    assert ctl("wait", job.group, "--for", "failed")
+    said = ctl("wait", job.group, "--for", "succeeded", status=4)
+    assert said.startswith(
+        f"hetctl: group '{job.group}' is not succeeded, but failed: the job failed: rank 3"
+    )
+
+
+def test_wait_for_a_group_that_is_not_there_yet(job: Job) -> None:
+    name = f"{job.group}-later"
+    with process("wait", name, "--for", "ended") as waiting:
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == f"hetctl: there is no group '{name}' yet: waiting for it\n"
+        later = Job(job.url, name)
+        later.ask(lambda client: client.cancel(name))
+        code, out, err = ended(waiting)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"group '{name}' is cancelled: the job was cancelled by")
+
+
+def test_wait_for_a_group_that_is_deleted() -> None:
+    with Hetserver() as server, httpx.Client(trust_env=False, base_url=server.url) as http:
+        job = Job(server.url, "doomed")
+        with process("--server", server.url, "wait", "doomed", "--for", "succeeded") as waiting:
+            until(lambda: "hetrdzv_open_polls 1.0" in http.get("/metrics").text)
+            job.ask(lambda client: client.delete("doomed"))
+            assert ended(waiting) == (4, "", "hetctl: group 'doomed' was deleted\n")
+
+
+def until(holds: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if holds():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it never was so")
+
+
+def test_watch_prints_what_is_new_into_a_pipe(job: Job) -> None:
+    job.join("gpu1", 8, "10.0.0.11")
+    with process("get", "nodes", job.group, "--watch") as running:
+        assert running.stdout is not None
+        assert running.stdout.readline().startswith("NODE")
+        assert running.stdout.readline().startswith("gpu1  ")
+        job.join("gpu2", 8, "10.0.0.12")
+        line = running.stdout.readline()
+        while "gpu2" not in line:  # gpu1 may have changed first
+            line = running.stdout.readline()
+        running.send_signal(signal.SIGINT)
+        assert ended(running)[0::2] == (0, "")
+
+
+def test_watch_and_top_redraw_a_terminal_and_leave_the_last_view(job: Job) -> None:
+    job.run()
+    controller, terminal = pty.openpty()
+    try:
+        with process("top", job.group, stdout=terminal) as running:
+            os.close(terminal)
+            shown = b""
+            while b"running" not in shown:
+                shown += os.read(controller, 65_536)
+            assert shown.startswith(b"\x1b[?1049h")  # the other screen
+            running.send_signal(signal.SIGINT)
+            with suppress(OSError):  # EIO: nobody has the terminal any more
+                while more := os.read(controller, 65_536):
+                    shown += more
+            assert running.wait(20) == 0
+        after = shown.rpartition(b"\x1b[?1049l")[2]
+        assert job.group.encode() in after
+    finally:
+        os.close(controller)
+
+
+def test_top_into_a_pipe_shows_once(ctl: Callable[..., str], job: Job) -> None:
+    job.run()
+    assert rows(ctl("top", job.group), "NODE")[0][0] == "gpu1"
+    assert job.group in [row[0] for row in rows(ctl("top"), "GROUP")]
+
+
+def test_logs_come_from_the_agents(job: Job) -> None:
+    job.run()
+    for node in ("gpu1", LONG):
+        poll(job, node, wait_s=0.0)
+    with process("logs", job.group, "--rank", "3", "--rank", "9") as running:
+        for node, log in (
+            ("gpu1", {"rank": 3, "text": "one\n\x1b[31mtwo"}),
+            (LONG, {"rank": 9, "why": "no"}),
+        ):
+            number = poll(job, node, wait_s=20.0)["logs"]["number"]
+            answer = {"incarnation": f"{node}-1", "number": number, "stacks": [log]}
+            of_node(job, "POST", node, "stacks", answer).raise_for_status()
+        why = f"hetctl: rank 9 ({LONG}): no\n"
+        assert ended(running) == (0, "gpu1:3  one\ngpu1:3  two\n", why)
+
+
+def poll(job: Job, node: str, wait_s: float) -> dict[str, Any]:
+    """Polls as an agent does whose workers have made some progress; returns once it is asked something."""
+    workers = [{"rank": 3 if node == "gpu1" else 9}]
+    version = of_node(job, "GET", node, f"directive?incarnation={node}-1").json()["version"]
+    body = {"incarnation": f"{node}-1", "wait_s": wait_s, "progress": {"round": 1, "workers": workers}}
+    found: dict[str, Any] = of_node(job, "POST", node, "directive", body | {"after": version}).json()
+    return found
+
+
+def of_node(job: Job, method: str, node: str, what: str, body: Any = None) -> httpx.Response:
+    url = f"{job.url}/v1/groups/{job.group}/nodes/{node}/{what}"
+    with httpx.Client(trust_env=False, timeout=30) as http:
+        return http.request(method, url, json=body)
+
+
+# -- clusters and completion -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Writes a config file where hetctl looks for one; no server is in the environment."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("HET_SERVER")
+    path = tmp_path / "hetrdzv" / "config.toml"
+    path.parent.mkdir()
+
+    def write(text: str) -> Path:
+        path.write_text(text)
+        path.chmod(0o600)
+        return path
+
+    return write
+
+
+def test_a_cluster_has_server_and_token(
+    ctl: Callable[..., str],
+    config: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    token = tmp_path / "hetrdzv" / "lab.token"
+    token.write_text("sesame\n")
+    token.chmod(0o600)
+    monkeypatch.setenv("HET_TOKEN", "simsalabim")  # of no server here
+    with Hetserver(token_file=token) as server, Hetserver() as other:
+        text = f'[clusters.lab]\nserver = "{server.url}"\n'
+        config(
+            f'default = "lab"\n{text}token_file = "lab.token"\n[clusters.open]\nserver = ["{other.url}"]\n'
+        )
+        ctl("create", "mine")
+        assert ctl("get", "groups", "-o", "name") == "mine\n"
+        assert ctl("--cluster", "lab", "get", "groups", "-o", "name") == "mine\n"
+        assert ctl("get", "groups", "--cluster", "open").startswith("no groups yet")
+        assert "does not accept the token" in ctl("--server", server.url, "status", status=1)
+        path = config(f'{text}token = "sesame"\n')
+        assert ctl("--cluster", "lab", "get", "groups", "-o", "name") == "mine\n"
+        monkeypatch.setenv("HET_SERVER", other.url)
+        assert ctl("get", "groups", "-o", "name") == ""
+        assert ctl("--cluster", "lab", "get", "groups", "-o", "name") == "mine\n"
+        path.chmod(0o644)
+        assert hetctl.run(["--cluster", "lab", "status"]) == 0
+        warned = capsys.readouterr().err
+        assert "can be read by other users of this machine" in warned
+        assert "sesame" not in warned
+
+
+def test_flags_beat_the_cluster(
+    ctl: Callable[..., str], config: Callable[[str], Path], tmp_path: Path
+) -> None:
+    config('[clusters.lab]\nserver = "http://127.0.0.1:1"\ntoken = "sesame"\n')
+    said = ctl("--cluster", "lab", "status", "--token-file", str(tmp_path / "none"), status=1)
+    assert "token file" in said
+    said = ctl("--cluster", "lab", "--server", "http://127.0.0.1:1", "status", status=2)
+    assert said.startswith("hetctl: give --server or --cluster, not both")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("defualt = 'lab'", "there is no key 'defualt': did you mean default?"),
+        ("default = 'lba'\n[clusters.lab]\nserver = 'a'", "no cluster 'lba' in {path}: did you mean 'lab'?"),
+        (
+            "[clusters.lab]\nurl = 'a'",
+            "there is no key 'url' in [clusters.lab]: there are server, token, tok",
+        ),
+        ("[clusters.lab]\ntoken = 'a'", "[clusters.lab] needs a server, such as"),
+        (
+            "[clusters.lab]\nserver = 'ftp://x'",
+            "clusters.lab.server: server URL 'ftp://x': the scheme must be",
+        ),
+        ("[clusters.lab]\nserver = 5", "clusters.lab.server must be a text in quotes"),
+        (
+            "[clusters.lab]\nserver = 'a'\ntoken = 'top secret'",
+            "clusters.lab.token must be one word of ASCII",
+        ),
+        ("clusters = 5", "clusters must be tables, such as [clusters.lab]"),
+        ("token = sesame", "is not TOML: "),
+    ],
+)
+def test_a_wrong_config_is_named(
+    ctl: Callable[..., str], config: Callable[[str], Path], text: str, complaint: str
+) -> None:
+    path = config(text)
+    said = ctl("status", status=1)
+    assert complaint.format(path=path) in said
+    assert str(path) in said
+    assert "secret" not in said
+    assert "sesame" not in said
+
+
+def test_an_unknown_cluster(ctl: Callable[..., str], config: Callable[[str], Path]) -> None:
+    assert "add [clusters.lab] with its server" in ctl("--cluster", "lab", "status", status=1)
+    config("[clusters.lab]\nserver = 'a'\n[clusters.prod]\nserver = 'b'")
+    assert "there is no cluster 'x' in" in ctl("--cluster", "x", "status", status=1)
+
+
+def completed(*words: str) -> list[str]:
+    """What a shell is offered behind the words; the last one is being typed."""
+    shell = ShellComplete(cli, {}, "hetctl", completion.VARIABLE)
+    return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
+
+
+def test_commands_groups_nodes_and_clusters_are_completed(
+    job: Job, config: Callable[[str], Path], server: Hetserver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config(f"default = 'here'\n[clusters.here]\nserver = '{server.url}'\n[clusters.prod]\nserver = 'a'")
+    job.run()
+    assert completed("de") == ["delete", "describe"]
+    assert completed("get", "n") == ["nodes"]
+    assert completed("status", job.group[:-1]) == [job.group]
+    assert completed("get", "nodes", job.group) == [job.group]
+    assert completed("drain", job.group, "") == ["gpu1", LONG, "spare1"]
+    assert completed("--cluster", "pr") == ["prod"]
+    assert completed("wait", job.group, "--for", "su") == ["succeeded"]
+    assert completed("--cluster", "prod", "status", "") == []  # nobody answers there
+    monkeypatch.setenv("HET_SERVER", server.url)
+    assert job.group in completed("--server", server.url, "events", "")
+    assert job.group in completed("events", "")
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_each_shell_gets_its_script(ctl: Callable[..., str], shell: str) -> None:
+    script = ctl("completion", shell)
+    assert f"{completion.VARIABLE}={shell}_complete" in script
+
+
 # -- a process of its own: follow, Ctrl-C, pipes, terminals --------------------------------------------------
 
 
@@ -535,6 +887,13 @@ def test_unknown_group(ctl: Callable[..., str], command: str) -> None:
     assert ctl(command, "nope", status=1) == "hetctl: there is no group 'nope'\n"
 
 
+def test_a_group_with_nearly_that_name_is_suggested(ctl: Callable[..., str]) -> None:
+    ctl("create", "pretraining")
+    said = ctl("cancel", "pretrainnig", status=1)
+    assert said == "hetctl: there is no group 'pretrainnig': did you mean 'pretraining'?\n"
+    assert ctl("status", "prediction", status=1) == "hetctl: there is no group 'prediction'\n"
+
+
 def test_unknown_group_and_node(ctl: Callable[..., str], job: Job) -> None:
     assert "no group 'nope'" in ctl("events", "nope", "--follow", status=1)
     assert "no group 'nope'" in ctl("drain", "nope", "gpu1", status=1)
@@ -577,11 +936,12 @@ class _Older(BaseHTTPRequestHandler):
         pass
 
 
-def test_an_older_server_makes_no_plans(ctl: Callable[..., str]) -> None:
+def test_an_older_server_makes_no_plans_and_shows_no_logs(ctl: Callable[..., str]) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Older) as web:
         threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
-        said = ctl("--server", f"127.0.0.1:{web.server_port}", "plan", "job", status=1)
-        assert said == "hetctl: this server makes no plans, since it is older: upgrade hetserver\n"
+        for command, lacks in (("plan", "makes no plans"), ("logs", "shows no logs")):
+            said = ctl("--server", f"127.0.0.1:{web.server_port}", command, "job", status=1)
+            assert said == f"hetctl: this server {lacks}, since it is older: upgrade hetserver\n"
         web.shutdown()
 
 
@@ -611,7 +971,7 @@ def test_a_program_that_does_not_speak_http_answers(ctl: Callable[..., str]) -> 
         (["creat"], "did you mean 'create'?"),
         (["resart"], "did you mean 'restart'?"),
         (["delte"], "did you mean 'delete'?"),
-        (["remove"], "there is no command 'remove'; the commands are create, status, events"),
+        (["remove"], "there is no command 'remove'; the commands are create, status, get"),
         (["events"], "Missing argument 'GROUP'; see hetctl events --help"),
         (["events", "g", "--after", "-1"], "-1"),
         (["create", "g", "--nnodes", "2:x"], "'2:x' must be N or MIN:MAX, for example 2 or 2:4"),

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 
 from hetrdzv.core.commands import Tick
+from hetrdzv.service.progress.questions import MOST_CHARACTERS, About, Questions, Stack
 from hetrdzv.service.service import Service
 from tests.support.served import HandClock, api, join, serving, settled, started, two_nodes
 
@@ -185,6 +186,40 @@ async def test_stacks_are_asked_for_in_the_reply_to_an_open_poll() -> None:
             "round": 1,
             "stacks": [{"rank": 0, "node_id": "a", "text": "File train.py", "why": ""}],
         }
+
+
+async def test_logs_are_asked_for_as_stacks_are_and_keep_their_end() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        await poll(client, "a")
+        asked = asyncio.create_task(client.post(f"{GROUP}/logs", params={"rank": 0}))
+        await settled()
+        told = (await poll(client, "a")).json()
+        assert "stacks" not in told, "an agent of an earlier version would answer with stacks"
+        assert (told["logs"]["round"], told["logs"]["ranks"]) == (1, [0])
+        text = "first" + "x" * 16_370 + "last"
+        assert service.progress.question("g", "a") is None
+        answer = {"incarnation": "1", "number": told["logs"]["number"], "stacks": [{"rank": 0, "text": text}]}
+        assert (await client.post(f"{GROUP}/nodes/a/stacks", json=answer)).status_code == 204
+        reply = (await asked).json()
+        assert reply == {"round": 1, "logs": [{"rank": 0, "node_id": "a", "text": text, "why": ""}]}
+        older = (await client.post(f"{GROUP}/logs", params={"rank": 1})).json()["logs"]
+        assert older[0]["why"] == "its agent cannot send logs: it is older than this server"
+
+
+async def test_where_it_is_too_long_a_log_loses_its_beginning_and_a_stack_its_end() -> None:
+    questions = Questions(lambda group, nodes: None)
+    text = "begins" + "." * MOST_CHARACTERS + "ends"
+    for about, end in ((About.LOGS, "ends"), (About.STACKS, "")):
+        asked = asyncio.create_task(questions.ask("g", 1, {"a": (0,)}, 5.0, about))
+        await settled()
+        question = questions.next("g", "a", 0.0)
+        assert question is not None
+        questions.answered("g", "a", question.number, [Stack(0, "a", text)])
+        (one,) = (await asked)["a"]
+        assert len(one.text) == MOST_CHARACTERS
+        assert one.text.startswith("begins") is not one.text.endswith("ends")
+        assert one.text.endswith(end)
 
 
 async def test_stacks_of_an_older_agent_and_without_workers() -> None:

@@ -274,7 +274,15 @@ def full() -> Group:
         former=("w",),
         replaced=(Difference("max_nodes", "2", "5"),),
     )
-    end = End(kind=EndKind.LOST, node_id="gpu0", why="gpu0 is lost", at=99.0, judged=True, hang=hang)
+    end = End(
+        kind=EndKind.LOST,
+        node_id="gpu0",
+        why="gpu0 is lost",
+        at=99.0,
+        judged=True,
+        hang=hang,
+        stopped_at=99.5,
+    )
     return Group(
         group_id="g",
         spec=GroupSpec(

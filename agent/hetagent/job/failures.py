@@ -55,7 +55,7 @@ def failure_message(left: Left, exitcode: int, secrets: Collection[str] = ()) ->
         says, and that the disk is full if that is why nothing else is known. All of it is `sendable`.
     """
     said = _end(concealed(_recorded(left.error_file), secrets)) or _last_words(
-        concealed(plain_text(left.stderr_end or _tail(left.stderr_file)), secrets)
+        concealed(plain_text(left.stderr_end or tail(left.stderr_file)), secrets)
     )
     return said or sendable(describe_exit(exitcode) + _lost_words(left.error_file, left.stderr_file))
 
@@ -107,7 +107,8 @@ def _recorded(error_file: str | None) -> str:
     return message if isinstance(message, str) else ""
 
 
-def _tail(path: str) -> bytes:
+def tail(path: str) -> bytes:
+    """The end of a file; empty if there is none."""
     return (_read(path, _TAIL_BYTES, from_end=True) or b"") if path else b""
 
 

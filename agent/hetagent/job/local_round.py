@@ -173,7 +173,8 @@ class LocalRound:
         started = self._starter.start(self.assignment, command, environs)
         self._workers = Workers(started, self._incarnation)
         if self._watching is not None:
-            self._watching.begin(started.pids, self.assignment.start.rank_offset, started.error_files)
+            offset = self.assignment.start.rank_offset
+            self._watching.begin(started.pids, offset, started.error_files, self._workers.stderr_tail)
         if self._launch.meets_in_store and self.assignment.is_master and self.assignment.start.world_size > 1:
             self._meet_at = time.monotonic() + MEET_AFTER_S
         if self._launch.watches_deaths:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hetagent.job.failures import tail
 from hetagent.job.starter import Exit, Started
 from hetagent.node import processes
 
@@ -80,6 +81,10 @@ class Workers:
         """The end of a local rank's stderr that goes to the console only; empty if it was not kept."""
         end = self._started.stderr_ends.get(local_rank)
         return end() if end is not None else b""
+
+    def stderr_tail(self, local_rank: int) -> bytes:
+        """The end of what a local rank has written to stderr, wherever that goes; empty if nobody keeps it."""
+        return self.stderr_end(local_rank) or tail(self.stderr_files.get(local_rank, ""))
 
     def met(self) -> int | None:
         """How many workers of all nodes have come to the round's store, if this node hosts it; None: unknown."""

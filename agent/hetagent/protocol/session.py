@@ -268,7 +268,7 @@ class Session:
                 self._finished = True
         if answer is not None:
             if isinstance(request, Tell) or (isinstance(request, Poll) and request.posts):
-                self._asides.accepted(answer.stacks, now)
+                self._asides.accepted(answer.stacks or answer.logs, now)
             if answer.replaced and not self._replaced_told:
                 self._replaced_told = True
                 self._notices.append(replaced_text(self.group, answer.replaced, self.offer.spec))

@@ -32,6 +32,7 @@ from hetrdzv.protocol import wire
 from hetrdzv.service.directives import Told
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.progress import slow
+from hetrdzv.service.progress.questions import About
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
@@ -92,8 +93,9 @@ def asking_json(service: Service, node_id: str, told: Told) -> bytes:
         return directive_json(group, directive, pace)
     question.handed_at = service.now()
     ranks = list(question.ranks) if question.ranks is not None else None
-    asked = wire.StacksAsked(number=question.number, round=question.round, ranks=ranks)
-    reply = directive_reply(group, directive, pace).model_copy(update={"stacks": asked})
+    model = wire.LogsAsked if question.about is About.LOGS else wire.StacksAsked
+    asked = model(number=question.number, round=question.round, ranks=ranks)
+    reply = directive_reply(group, directive, pace).model_copy(update={question.about.value: asked})
     return reply.model_dump_json(exclude_none=True).encode()
 
 
@@ -378,4 +380,5 @@ def event_reply(stored: StoredEvent) -> wire.EventReply:
         node_id=event.node_id,
         round=event.round,
         cause=event.cause,
+        after_s=event.after_s,
     )

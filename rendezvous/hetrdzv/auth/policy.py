@@ -29,6 +29,7 @@ ROLES: Mapping[str, Role] = {
     f"POST {_GROUP}/restart": Role.ADMIN,
     f"POST {_GROUP}/cancel": Role.ADMIN,
     f"POST {_GROUP}/stacks": Role.ADMIN,
+    f"POST {_GROUP}/logs": Role.ADMIN,
     f"POST {_GROUP}/plan": Role.READ,
     f"GET {_GROUP}/events": Role.READ,
     f"PUT {_NODE}": Role.AGENT,

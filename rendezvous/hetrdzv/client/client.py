@@ -31,6 +31,7 @@ from hetrdzv.protocol.wire import (
     GroupReply,
     GroupsReply,
     JoinRequest,
+    LogsReply,
     PlanReply,
     PlanRequest,
     PollRequest,
@@ -52,7 +53,7 @@ soon still renews the lease in time.
 """
 
 STACKS_WAIT_S = 10.0
-"""How long a server waits for agents to send stacks (seconds)."""
+"""How long a server waits for agents to send stacks, or logs (seconds)."""
 
 _R = TypeVar("_R", bound=BaseModel)
 
@@ -226,6 +227,11 @@ class Client:
         return await self._ask(
             StacksReply, "POST", f"{_group(group)}/stacks", query=query, wait_s=STACKS_WAIT_S
         )
+
+    async def logs_of(self, group: str, ranks: Sequence[int] = ()) -> LogsReply:
+        """The end of what the running round's workers have written to stderr, from their agents."""
+        query = {"rank": ranks} if ranks else {}
+        return await self._ask(LogsReply, "POST", f"{_group(group)}/logs", query=query, wait_s=STACKS_WAIT_S)
 
     async def delete(self, group: str) -> None:
         """Forget a group."""

@@ -370,7 +370,7 @@ def _worker_failed(work: Work, node: Node, current: Round, command: Report) -> N
     node = work.change_node(node, phase=phase, failure=failure)
     text = describe_failure(node.node_id, failure)
     work.say("worker_failed", text, node.node_id)
-    end_round(work, EndKind.FAILED, node.node_id, text)
+    end_round(work, EndKind.FAILED, node.node_id, text, since=failure.at)
 
 
 def _start_daemon(work: Work, command: StartDaemon) -> None:

@@ -253,6 +253,7 @@ class End:
         judged: whether it has been decided if this end costs a restart.
         departed: failures of members that gave up and were about to leave, or have left since; by node id.
         hang: the failure that ended it, where no member reported one: workers waited for too long.
+        stopped_at: when it was judged, since the workers of all members were gone or overdue (seconds); None: not yet.
     """
 
     kind: EndKind
@@ -262,6 +263,7 @@ class End:
     judged: bool = False
     departed: Mapping[str, Failure] = field(default_factory=dict)
     hang: Failure | None = None
+    stopped_at: float | None = None
 
 
 class StallKind(StrEnum):
@@ -503,6 +505,8 @@ class Event:
 
     Attributes:
         cause: of a round that formed: what ended the one before (an `EndKind`); None for the first, and elsewhere.
+        after_s: how long before it what led to it had happened (seconds). Of a round that ended: a failure, or the last
+            sign of life of a lost node; of a round that formed: the last workers of the one before were gone.
     """
 
     kind: str
@@ -510,3 +514,4 @@ class Event:
     node_id: str | None = None
     round: int | None = None
     cause: str | None = None
+    after_s: float | None = None

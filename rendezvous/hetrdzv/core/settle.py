@@ -120,7 +120,7 @@ def _judge(work: Work) -> None:
     ended = work.group.round
     if ended is None or ended.end is None or ended.end.judged or unresolved(work.group, work.now):
         return
-    end = replace(ended.end, judged=True)
+    end = replace(ended.end, judged=True, stopped_at=work.now)
     failures = _failures(work.group, ended, end)
     if end.kind is EndKind.FAILED:
         end = replace(end, node_id=failures[0].node_id, why=failures[0].line)
@@ -329,9 +329,10 @@ def _start_round(work: Work, selection: Selection) -> None:
     )
     places = ", ".join(f"{member.node_id} {ranks(member)}" for member in new.members[:8])
     more = f" and {count(len(new.members) - 8, 'more node')}" if len(new.members) > 8 else ""
-    cause = group.round.end.kind if group.round is not None and group.round.end is not None else None
+    end = former.end if former is not None else None
+    cause, since = (end.kind, end.stopped_at) if end is not None else (None, None)
     text = f"round {number} formed: world size {new.world_size}, {places}{more}"
-    work.say("round_formed", text, cause=cause)
+    work.say("round_formed", text, cause=cause, since=since)
     if first and not group.spec.bounded:
         restarts = group.spec.on_join is OnJoin.RESTART
         later = "restart the job" if restarts else "are kept as spares"

@@ -54,10 +54,12 @@ def _own_end(group: Group, node: Node) -> float:
 OWN_LEASES = OwnLeases()
 
 
-def expired(group: Group, now: float, leases: Leases) -> list[tuple[Node, str]]:
-    """Live nodes that are lost by now, and why: at the end of its lease a node still lives, past it it does not."""
+def expired(group: Group, now: float, leases: Leases) -> list[tuple[Node, str, float]]:
+    """Live nodes that are lost by now, why, and since when: at the end of its lease a node still lives, past it not."""
     return [
-        (node, f"no heartbeat for {lease_s:g} s" if node.cut_at is None else "its connection was cut")
+        (node, f"no heartbeat for {lease_s:g} s", now - lease_s)
+        if node.cut_at is None
+        else (node, "its connection was cut", node.cut_at)
         for node, lease_s in leases.lapsed(group, now)
     ]
 

@@ -51,10 +51,24 @@ class Work:
         self.group = self.group.with_node(changed)
         return changed
 
-    def say(self, kind: str, text: str, node_id: str | None = None, cause: EndKind | None = None) -> None:
-        """Add an event to the history."""
+    def say(
+        self,
+        kind: str,
+        text: str,
+        node_id: str | None = None,
+        cause: EndKind | None = None,
+        since: float | None = None,
+    ) -> None:
+        """Add an event to the history.
+
+        Args:
+            since: when what led to it happened (seconds).
+        """
         number = self.group.round.number if self.group.round is not None else None
-        self.events.append(Event(kind, text, node_id, number, None if cause is None else cause.value))
+        after_s = None if since is None else round(max(0.0, self.now - since), 3)
+        self.events.append(
+            Event(kind, text, node_id, number, None if cause is None else cause.value, after_s)
+        )
 
 
 # -- agents call ---------------------------------------------------------------------------------------
@@ -89,12 +103,15 @@ def heard(work: Work, node: Node) -> Node:
 
 def expire(work: Work) -> None:
     """Mark nodes lost that missed their lease, or whose connection was cut."""
-    for node, why in expired(work.group, work.now, work.leases):
-        take_out(work, node, NodePhase.LOST, why)
+    for node, why, since in expired(work.group, work.now, work.leases):
+        take_out(work, node, NodePhase.LOST, why, since)
 
 
-def take_out(work: Work, node: Node, phase: NodePhase, why: str) -> None:
+def take_out(work: Work, node: Node, phase: NodePhase, why: str, since: float | None = None) -> None:
     """Take a node out of the group's live ones; ends its round unless its part in it is done.
+
+    Args:
+        since: when it was last heard from (seconds).
 
     The part of a node that succeeded is done, too, when it says goodbye in a round that something else ended.
     """
@@ -108,10 +125,12 @@ def take_out(work: Work, node: Node, phase: NodePhase, why: str) -> None:
     if was_gone:
         return
     kind = EndKind.LOST if phase is NodePhase.LOST else EndKind.LEFT
-    withdraw(work, node, kind, f"{node.node_id} {word}: {why}", done=done)
+    withdraw(work, node, kind, f"{node.node_id} {word}: {why}", done=done, since=since)
 
 
-def withdraw(work: Work, node: Node, kind: EndKind, why: str, *, done: bool) -> None:
+def withdraw(
+    work: Work, node: Node, kind: EndKind, why: str, *, done: bool, since: float | None = None
+) -> None:
     """Take a node out of the newest round; ends that round unless the node's part in it is done.
 
     A node that goes because its workers failed explains nothing: its failure does.
@@ -127,7 +146,7 @@ def withdraw(work: Work, node: Node, kind: EndKind, why: str, *, done: bool) -> 
     elif kind is EndKind.DRAINED:
         stop_kindly(work, kind, node.node_id, why)
     else:
-        end_round(work, kind, node.node_id, why)
+        end_round(work, kind, node.node_id, why, since=since)
         if work.group.round is not current:
             _note_departure(work, node)
 
@@ -189,9 +208,19 @@ def remembered(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) 
 
 
 def end_round(
-    work: Work, kind: EndKind, node_id: str | None, why: str, *, hang: Failure | None = None
+    work: Work,
+    kind: EndKind,
+    node_id: str | None,
+    why: str,
+    *,
+    hang: Failure | None = None,
+    since: float | None = None,
 ) -> None:
-    """End the active round, or record a loss as the cause of the failure that ended it (rule 5)."""
+    """End the active round, or record a loss as the cause of the failure that ended it (rule 5).
+
+    Args:
+        since: when what ends it happened, where it was noticed later (seconds).
+    """
     current = work.group.round
     if current is None:
         return
@@ -201,7 +230,8 @@ def end_round(
         end = End(kind=kind, node_id=node_id, why=why, at=work.now, hang=hang)
         ended = replace(current, end=end, stall=None, notice=None)
         work.change(state=GroupState.WAITING, round=ended, joiners_since=None)
-        work.say("round_ended", f"round {current.number} ended: {why}", node_id)
+        since = work.now if since is None else since
+        work.say("round_ended", f"round {current.number} ended: {why}", node_id, since=since)
     elif kind in LOSSES and current.end.kind is EndKind.FAILED and not current.end.judged:
         _blame(work, current, replace(current.end, kind=kind, node_id=node_id, why=why))
 

@@ -243,7 +243,7 @@ class StackFields(Wire):
 
 
 class StacksRequest(Wire):
-    """`POST /v1/groups/{g}/nodes/{n}/stacks`: an agent's answer to what `StacksAsked` asks."""
+    """`POST /v1/groups/{g}/nodes/{n}/stacks`: an agent's answer to what `StacksAsked` or `LogsAsked` asks."""
 
     incarnation: Id
     number: Whole
@@ -382,6 +382,10 @@ class StacksAsked(Reply):
     ranks: list[int] | None = None
 
 
+class LogsAsked(StacksAsked):
+    """Somebody wants to see the end of what a node's workers have written to stderr; answered as `StacksAsked` is."""
+
+
 class NoticeReply(Reply):
     """A round is about to end.
 
@@ -410,7 +414,7 @@ class DirectiveReply(Reply):
         cancelled: with `exit` of a node that joined after the job was cancelled.
         hang: with `stop` and `exit`: the round was ended since its workers hung.
         hang_timeout_s: see core/spec.py.
-        stacks: in reply to a `POST` only.
+        stacks, logs: in reply to a `POST` only.
         notice: with `start`: the round is about to end, and its workers may save now.
         warnings: with `start`: what differs between the nodes and matters.
     """
@@ -436,6 +440,7 @@ class DirectiveReply(Reply):
     hang: bool | None = None
     hang_timeout_s: float | None = None
     stacks: StacksAsked | None = None
+    logs: LogsAsked | None = None
     notice: NoticeReply | None = None
     warnings: list[str] | None = None
 
@@ -496,6 +501,22 @@ class StacksReply(Reply):
 
     round: int
     stacks: list[StackReply]
+
+
+class LogReply(Reply):
+    """The end of what a worker has written to stderr; without `text`, `why` there is none."""
+
+    rank: int
+    node_id: str
+    text: str = ""
+    why: str = ""
+
+
+class LogsReply(Reply):
+    """`POST /v1/groups/{g}/logs`: in the order of ranks."""
+
+    round: int
+    logs: list[LogReply]
 
 
 class RoundReply(Reply):
@@ -660,7 +681,12 @@ class PlanReply(Reply):
 
 
 class EventReply(Reply):
-    """An event of a group's history; `at` is wall-clock time (ISO 8601, UTC), for people only."""
+    """An event of a group's history; `at` is wall-clock time (ISO 8601, UTC), for people only.
+
+    Attributes:
+        cause: of a round that formed: what ended the one before.
+        after_s: how long before it what led to it had happened (seconds); see core/model.py, Event.
+    """
 
     number: int
     at: str
@@ -669,6 +695,7 @@ class EventReply(Reply):
     node_id: str | None = None
     round: int | None = None
     cause: str | None = None
+    after_s: float | None = None
 
 
 class EventsReply(Reply):

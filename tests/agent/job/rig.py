@@ -110,7 +110,15 @@ class Rig:
         launch = Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python))
         watching = None
         if report_stacks is not None:
-            watching = Watching(self.line, launch, cpu=True, reports_stacks=report_stacks, keeps_stacks=True)
+            watching = Watching(
+                self.line,
+                launch,
+                cpu=True,
+                reports_stacks=report_stacks,
+                keeps_stacks=True,
+                reports_logs=report_stderr,
+                secrets=lambda: ["sesame"],
+            )
         self.agent = Agent(
             identity=self.identity,
             line=self.line,

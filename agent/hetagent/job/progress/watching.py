@@ -2,15 +2,16 @@
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
+from hetagent.job.output import shown
 from hetagent.job.progress import stacks
 from hetagent.job.progress.watch import Watch
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import python
 from hetagent.protocol.line import Line
-from hetrdzv.protocol.wire import ProgressFields, StackFields, StacksAsked
+from hetrdzv.protocol.wire import LogsAsked, ProgressFields, StackFields, StacksAsked
 
 STACKS_S = 5.0
 """How long it may take to answer who wants to see stacks (seconds)."""
@@ -39,16 +40,29 @@ class Watching:
         cpu: they have no GPUs.
         reports_stacks: whether the server is shown stacks.
         keeps_stacks: whether stacks of a round that hangs are written beside the workers' logs.
+        reports_logs: whether the server is shown what workers write to stderr.
+        secrets: what it must not be shown.
     """
 
     def __init__(
-        self, line: Line, launch: Launch, *, cpu: bool, reports_stacks: bool, keeps_stacks: bool
+        self,
+        line: Line,
+        launch: Launch,
+        *,
+        cpu: bool,
+        reports_stacks: bool,
+        keeps_stacks: bool,
+        reports_logs: bool = True,
+        secrets: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._line = line
         self._launch = launch
         self._cpu = cpu
         self._reports_stacks = reports_stacks
         self._keeps_stacks = keeps_stacks
+        self._reports_logs = reports_logs
+        self._secrets = secrets
+        self._tail: Callable[[int], bytes] = lambda rank: b""
         self._watch: Watch | None = None
         self._round = 0
         self._folders: Mapping[int, str] = {}
@@ -78,14 +92,22 @@ class Watching:
         )
         return self._watch
 
-    def begin(self, pids: Mapping[int, int], rank_offset: int, error_files: Mapping[int, str]) -> None:
+    def begin(
+        self,
+        pids: Mapping[int, int],
+        rank_offset: int,
+        error_files: Mapping[int, str],
+        tail: Callable[[int], bytes] = lambda local_rank: b"",
+    ) -> None:
         """The workers of the round were started.
 
         Args:
             pids, error_files: by local rank.
             rank_offset: the global rank of local rank 0.
+            tail: returns the end of what a local rank has written to stderr.
         """
         assert self._watch is not None
+        self._tail = lambda rank: tail(rank - rank_offset)
         self._folders = {
             rank_offset + local_rank: os.path.dirname(path) for local_rank, path in error_files.items()
         }
@@ -132,12 +154,26 @@ class Watching:
         watch = self._watch if asked.round == self._round else None
 
         def answer() -> None:
-            if watch is None:
-                shown = []
-            elif self._reports_stacks:
-                shown = watch.stacks(asked.ranks, STACKS_S)
-            else:
-                shown = [StackFields(rank=rank, why=OFF) for rank in watch.ranks(asked.ranks)]
-            self._line.stacks(asked.number, stacks.fitting(shown))
+            told = self._told(watch, asked) if watch is not None else []
+            self._line.stacks(asked.number, told)
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
+
+    def _told(self, watch: Watch, asked: StacksAsked) -> list[StackFields]:
+        """The answer to a question about workers of this round."""
+        ranks = watch.ranks(asked.ranks)
+        match asked:
+            case LogsAsked() if not self._reports_logs:
+                return [StackFields(rank=rank, why=shown.OFF) for rank in ranks]
+            case LogsAsked():
+                told = shown.logs(ranks, self._tail, self._secrets())
+                others = set(asked.ranks or ()).difference(
+                    ranks
+                )  # of a node with one program for all its ranks
+                first = min(watch.ranks(None), default=0)
+                why = f"one program runs all ranks of this node: see rank {first}"
+                return [*told, *(StackFields(rank=rank, why=why) for rank in others)]
+            case _ if self._reports_stacks:
+                return stacks.fitting(watch.stacks(asked.ranks, STACKS_S))
+            case _:
+                return [StackFields(rank=rank, why=OFF) for rank in ranks]

@@ -17,6 +17,7 @@ from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.protocol.plans import changes
 from hetrdzv.service.history import PLACE_PATTERN, Place, follow
+from hetrdzv.service.progress.questions import About, Stack
 from hetrdzv.service.service import Service
 
 router = APIRouter(
@@ -111,31 +112,47 @@ async def plan_group(request: Request, group_id: wire.Id, body: wire.PlanRequest
     return await views.made(nodes, lambda: wire.PlanReply.model_validate(found))
 
 
+RanksAsked = Annotated[
+    list[int] | None, Query(description="Whose (global rank), may be repeated; default: all.")
+]
+
+
 @router.post("/{group_id}/stacks", response_model=wire.StacksReply)
-async def get_stacks(
-    request: Request,
-    group_id: wire.Id,
-    rank: Annotated[
-        list[int] | None, Query(description="Whose stack (global rank), may be repeated; default: all.")
-    ] = None,
-) -> Response:
+async def get_stacks(request: Request, group_id: wire.Id, rank: RanksAsked = None) -> Response:
     """The Python stacks of the workers of the running round, now, from their agents. Changes nothing."""
-    service = service_of(request)
+    number, found = await _asked(service_of(request), group_id, rank, About.STACKS)
+    stacks = [wire.StackReply.model_validate(one) for one in found]
+    return await views.made(len(found), lambda: wire.StacksReply(round=number, stacks=stacks))
+
+
+@router.post("/{group_id}/logs", response_model=wire.LogsReply)
+async def get_logs(request: Request, group_id: wire.Id, rank: RanksAsked = None) -> Response:
+    """The end of what the workers of the running round have written to stderr, from their agents. Changes nothing."""
+    number, found = await _asked(service_of(request), group_id, rank, About.LOGS)
+    logs = [wire.LogReply.model_validate(one) for one in found]
+    return await views.made(len(found), lambda: wire.LogsReply(round=number, logs=logs))
+
+
+async def _asked(
+    service: Service, group_id: str, ranks: list[int] | None, about: About
+) -> tuple[int, list[Stack]]:
+    """The number of the running round, and what the agents of its workers say.
+
+    Raises:
+        NoRound: no round runs.
+        UnknownRank: it has no such rank.
+    """
     group = service.group(group_id)
     active = group.active_round
     if active is None or group.state.terminal:
         raise NoRound(f"group '{group_id}' has no workers now: {explain(group, service.now())}")
-    unknown = [one for one in rank or () if not 0 <= one < active.world_size]
+    unknown = [one for one in ranks or () if not 0 <= one < active.world_size]
     if unknown:
         last = active.world_size - 1
         raise UnknownRank(
             f"round {active.number} of group '{group_id}' has ranks 0 to {last}, not {unknown[0]}"
         )
-    found = await service.progress.stacks(group, active, rank)
-    reply = wire.StacksReply(
-        round=active.number, stacks=[wire.StackReply.model_validate(one) for one in found]
-    )
-    return await views.made(len(found), lambda: reply)
+    return active.number, await service.progress.stacks(group, active, ranks, about)
 
 
 @router.get(

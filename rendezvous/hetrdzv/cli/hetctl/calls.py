@@ -1,22 +1,24 @@
 """What subcommands do with a server: call it, print its reply as a sentence or as JSON."""
 
 import asyncio
-import os
 from collections.abc import Callable, Coroutine
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import click
 from pydantic import BaseModel
 
-from hetrdzv.auth.client_token import client_token, reread_token
-from hetrdzv.auth.tls import ClientTls
 from hetrdzv.cli.hetctl import picture, tables
 from hetrdzv.cli.hetctl.options import shared
+from hetrdzv.cli.hetctl.shell.connect import connect
 from hetrdzv.client import Client
 from hetrdzv.protocol.clock_times import with_clock_times
-from hetrdzv.protocol.errors import Problem
-from hetrdzv.protocol.wire import GroupReply, PlanReply, PlanRequest
+from hetrdzv.protocol.errors import HetError, Problem, UnknownGroup
+from hetrdzv.protocol.wire import GroupReply, GroupSummary, PlanReply, PlanRequest
+
+TYPO = 0.8
+"""How alike the name of a group and what was typed are where that is suggested (`SequenceMatcher.ratio`)."""
 
 _T = TypeVar("_T")
 
@@ -24,24 +26,28 @@ _T = TypeVar("_T")
 def call(ask: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
     """Run a coroutine with a client of the server that the shared options name."""
     options = shared()
-    token = client_token(options.token_file, complain)
-    files = {name: getattr(options, name) for name in ("ca_cert", "client_cert", "client_key")}
-    tls = ClientTls.of(files, os.environ)
 
     async def run() -> _T:
-        async with client:
-            return await ask(client)
+        async with connect(options, complain) as client:
+            try:
+                return await ask(client)
+            except Problem as problem:
+                if problem.code != UnknownGroup.code:
+                    raise
+                meant = await _meant_group(client, click.get_current_context().params.get("group"))
+                raise click.ClickException(f"{problem}{meant}") from None
 
-    try:
-        client = Client(
-            options.server,
-            token=token,
-            renew_token=lambda: reread_token(options.token_file),  # `events --follow` may run for days
-            tls=tls,
-        )
-    except ValueError as error:
-        raise click.ClickException(str(error)) from None
     return asyncio.run(run())
+
+
+async def _meant_group(client: Client, typed: str | None) -> str:
+    """`: did you mean 'bert'?` for a name that is nearly that of a group, otherwise nothing."""
+    try:
+        there = [one.group_id for one in (await client.groups()).groups]
+    except HetError:
+        return ""
+    close = get_close_matches(typed or "", there, 1, TYPO)
+    return f": did you mean '{close[0]}'?" if close else ""
 
 
 def tell(reply: GroupReply, text: str) -> None:
@@ -52,7 +58,7 @@ def tell(reply: GroupReply, text: str) -> None:
         tables.write(tables.one_line(text))
 
 
-def standing(group: GroupReply) -> str:
+def standing(group: GroupSummary) -> str:
     """A group's state and the reason for it."""
     return f"{group.state}: {with_clock_times(group.why, datetime.now().astimezone())}"
 

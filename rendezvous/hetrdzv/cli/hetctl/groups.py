@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 import click
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import call, print_json, show_plan, standing, tell
+from hetrdzv.cli.hetctl.calls import call, show_plan, standing, tell
+from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import (
     DRY_RUN,
     GROUP,
-    Id,
+    MAYBE_GROUP,
     Nnodes,
     Numbers,
     ScriptLast,
@@ -91,26 +92,25 @@ def create(group: str, command: tuple[str, ...], **fields: object) -> None:
 
 
 @command("Show all groups, or one with its nodes.")
-@click.argument("group", type=Id(), required=False)
+@MAYBE_GROUP
 @click.option("--ranks", is_flag=True, help="Also show how far each worker has come.")
-def status(group: str | None, ranks: bool) -> None:
+@WATCH
+def status(group: str | None, ranks: bool, watch: bool) -> None:
     """Show all groups, or GROUP with its nodes."""
     if ranks and group is None:
         raise click.UsageError("--ranks needs a group")
     if group is not None:
-        reply = call(lambda client: client.group(group))
-        if shared().as_json:
-            print_json(reply)
-        else:
-            tables.show(*tables.group_view(reply, ranks=ranks))
+        look(
+            lambda client: client.group(group),
+            lambda reply: tables.group_view(reply, ranks=ranks),
+            watch=watch,
+        )
         return
-    groups = call(lambda client: client.groups())
-    if shared().as_json:
-        print_json(groups)
-    elif groups.groups:
-        tables.show(tables.groups_table(groups.groups))
-    else:
-        tables.write("no groups yet; the first agent to join creates one, or: hetctl create GROUP")
+    look(
+        lambda client: client.groups(),
+        lambda reply: [tables.groups_table(reply.groups) if reply.groups else tables.NO_GROUPS],
+        watch=watch,
+    )
 
 
 @command("End a group's round so that another forms.")

@@ -9,13 +9,22 @@ import click
 from hetrdzv import __version__
 from hetrdzv.cli.hetctl import events, groups, nodes, plan, stacks
 from hetrdzv.cli.hetctl.calls import complain
+from hetrdzv.cli.hetctl.look import describe, get, history, logs, top, wait
 from hetrdzv.cli.hetctl.options import takes_shared
+from hetrdzv.cli.hetctl.shell import install
 from hetrdzv.protocol.errors import HetError
 
 SUBCOMMANDS = (
     groups.create,
     groups.status,
+    get.get,
+    describe.describe,
+    describe.why,
     events.events,
+    history.history,
+    wait.wait,
+    top.top,
+    logs.logs,
     stacks.stacks,
     plan.plan,
     groups.restart,
@@ -23,10 +32,14 @@ SUBCOMMANDS = (
     nodes.drain,
     nodes.undrain,
     groups.delete,
+    install.completion,
 )
 
 DESTRUCTIVE = frozenset({"cancel", "delete", "drain", "restart"})
 """Subcommands that stop something or lose something: suggested only for an obvious slip, and never first."""
+
+FOREIGN = frozenset({"kill", "remove", "rm", "stop"})
+"""What people type who know other tools: no slip, though it may look like one (`stop`, `top`)."""
 
 CLOSE, OBVIOUS = 0.6, 0.8
 """How alike two words must be for a suggestion, and for a destructive one (`SequenceMatcher.ratio`)."""
@@ -45,7 +58,10 @@ def cli() -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run a command line; returns the exit status: 0, 1 after an error, 2 for a wrong command line."""
+    """Run a command line; returns the exit status: 0, 1 after an error, 2 for a wrong command line.
+
+    A subcommand may have others of its own.
+    """
     try:
         status = cli.main(list(argv), prog_name="hetctl", standalone_mode=False)
         return status if isinstance(status, int) else 0
@@ -78,6 +94,8 @@ def run(argv: Sequence[str]) -> int:
 
 def meant(word: str) -> str:
     """`: did you mean 'status'?` for a word that is nearly a subcommand, otherwise nothing."""
+    if word in FOREIGN:
+        return ""
     alike = {name: SequenceMatcher(None, word, name).ratio() for name in cli.commands}
     least = max(alike.values()) - AS_CLOSE
     close = [n for n in alike if alike[n] >= max(least, OBVIOUS if n in DESTRUCTIVE else CLOSE)]

@@ -3,51 +3,64 @@
 import math
 import re
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
-from hetrdzv.client import servers_from
-from hetrdzv.protocol.addresses import DEFAULT_PORT
+from hetrdzv.cli.hetctl.shell import completion
+from hetrdzv.cli.hetctl.shell.connect import DEFAULT_SERVER, connect
+from hetrdzv.cli.hetctl.shell.shared import Shared, shared_of
+from hetrdzv.cli.hetctl.shell.shared import shared as shared
+from hetrdzv.client import Client, servers_from
 from hetrdzv.protocol.ids import checked_id
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-
-@dataclass(slots=True)
-class Shared:
-    """The options that all subcommands share."""
-
-    server: tuple[str, ...] = ()
-    token_file: Path | None = None
-    ca_cert: Path | None = None
-    client_cert: Path | None = None
-    client_key: Path | None = None
-    as_json: bool = False
-
-
-def shared() -> Shared:
-    """The shared options of the running command."""
-    found: Shared = click.get_current_context().ensure_object(Shared)
-    return found
 
 
 # -- types of arguments ----------------------------------------------------------------------------------
 
 
 class Id(click.ParamType[Any]):
-    """A group id or node id."""
+    """A group id or node id.
+
+    Args:
+        names: those that a server knows, for completion; the second argument is the group that was typed.
+    """
 
     name = "id"
+
+    def __init__(self, names: Callable[[Client, str], Coroutine[Any, Any, Iterable[str]]]) -> None:
+        self._names = names
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
             return checked_id(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        group = ctx.params.get("group") or ""
+        return completion.known(
+            lambda client: self._names(client, group), lambda: connect(shared_of(ctx)), incomplete
+        )
+
+
+async def _group_ids(client: Client, group: str) -> list[str]:
+    return [one.group_id for one in (await client.groups()).groups]
+
+
+async def _node_ids(client: Client, group: str) -> list[str]:
+    found = await client.group(group)
+    return list({*(one.node_id for one in found.nodes), *found.drained})
+
+
+GROUP_ID, NODE_ID = Id(_group_ids), Id(_node_ids)
 
 
 class _Servers(click.ParamType[Any]):
@@ -62,6 +75,17 @@ class _Servers(click.ParamType[Any]):
             return value if isinstance(value, tuple) else tuple(servers_from(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class _ClusterName(click.ParamType[Any]):
+    """The name of a cluster in the config file."""
+
+    name = "NAME"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return completion.clusters(incomplete)
 
 
 class Seconds(click.ParamType[Any]):
@@ -152,8 +176,9 @@ class WorldSize(click.ParamType[Any]):
         return least, most
 
 
-GROUP = click.argument("group", type=Id())
-NODE = click.argument("node", type=Id())
+GROUP = click.argument("group", type=GROUP_ID)
+NODE = click.argument("node", type=NODE_ID)
+MAYBE_GROUP = click.argument("group", type=GROUP_ID, required=False)
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what would happen.")
 
 
@@ -197,14 +222,40 @@ _FILES = {
 
 
 def command(
-    short_help: str, cls: type[click.Command] = click.Command
+    short_help: str, cls: type[click.Command] = click.Command, outputs: Sequence[str] = ()
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a function a subcommand that takes the shared options; add it to `SUBCOMMANDS` in main.py."""
+    """Make a function a subcommand that takes the shared options; add it to `SUBCOMMANDS` in main.py.
+
+    Args:
+        outputs: what it can print beside the usual and JSON.
+    """
 
     def make(function: Callable[..., None]) -> click.Command:
-        return click.command(short_help=short_help, cls=cls)(takes_shared(hidden=True)(function))
+        made = takes_shared(hidden=True)(function)
+        if cls is not ScriptLast:  # a script is more likely to have such a flag
+            made = _output_option(outputs)(made)
+        return click.command(short_help=short_help, cls=cls)(made)
 
     return make
+
+
+def _output_option(outputs: Sequence[str]) -> Callable[[_F], _F]:
+    return click.option(
+        "--output",
+        "-o",
+        type=click.Choice(("json", *outputs)),
+        help="Print that instead; json is what --json prints.",
+        hidden=not outputs,
+        expose_value=False,
+        callback=_keep_output,
+    )
+
+
+def _keep_output(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        options = shared_of(ctx)
+        options.output = value
+        options.as_json = options.as_json or value == "json"
 
 
 def takes_shared(*, hidden: bool) -> Callable[[_F], _F]:
@@ -240,10 +291,16 @@ def takes_shared(*, hidden: bool) -> Callable[[_F], _F]:
                 "--server",
                 type=_Servers(),
                 envvar=None if hidden else "HET_SERVER",
-                default=None if hidden else f"http://127.0.0.1:{DEFAULT_PORT}",
-                show_default=True,
                 show_envvar=True,
-                help="URL of hetserver; several separated by commas.",
+                help=f"URL of hetserver; several separated by commas. [default: {DEFAULT_SERVER}]",
+                hidden=hidden,
+                expose_value=False,
+                callback=_keep_server,
+            ),
+            click.option(
+                "--cluster",
+                type=_ClusterName(),
+                help="A cluster of ~/.config/hetrdzv/config.toml, which has its server and token.",
                 hidden=hidden,
                 expose_value=False,
                 callback=_keep,
@@ -253,6 +310,14 @@ def takes_shared(*, hidden: bool) -> Callable[[_F], _F]:
         return command
 
     return add
+
+
+def _keep_server(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Store the servers, and whether somebody has typed them."""
+    _keep(ctx, param, value)
+    if value:
+        source = ctx.get_parameter_source(param.name or "")
+        shared_of(ctx).server_from_environment = source is ParameterSource.ENVIRONMENT
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:

@@ -9,7 +9,7 @@ import click
 
 from hetrdzv.cli.hetctl.calls import show_plan, tell_plan
 from hetrdzv.cli.hetctl.groups import settings_of_a_group, spec_of
-from hetrdzv.cli.hetctl.options import Id, command
+from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command
 from hetrdzv.core.plan import first_round
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.ids import checked_id
@@ -87,7 +87,7 @@ def _label(text: str) -> tuple[str, str]:
 
 
 @command("Show what would happen if nodes came or went.")
-@click.argument("group", type=Id(), required=False)
+@MAYBE_GROUP
 @click.option("--without", type=_NodeIds(), default=(), help="Nodes that go, as in gpu3,gpu4.")
 @click.option(
     "--with", "added", type=_NewNodes(), default=(), help="Nodes that join, as in 8,4 or gpu9=8@0.5:rack=r1."

@@ -32,6 +32,8 @@ TRACEBACK_LINES = 20
 PIPED_WIDTH = 10_000
 """Width where output is not a terminal (columns): every row stays on one line, for grep and awk."""
 
+NO_GROUPS = "no groups yet; the first agent to join creates one, or: hetctl create GROUP"
+
 _STYLES = {
     "running": "green",
     "succeeded": "green",
@@ -53,15 +55,25 @@ _CONTROL = re.compile(
 
 def show(*parts: RenderableType) -> None:
     """Print to stdout: coloured and folded on a terminal, elsewhere plain with one line per row."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    write("\n".join(lines(*parts)))
+
+
+def lines(*parts: RenderableType) -> list[str]:
+    """The lines that `show` prints."""
+    console = new_console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPED_WIDTH
-    narrowest = max(_narrowest(part) if isinstance(part, Table) else 0 for part in parts)
+    narrowest = max((_narrowest(part) for part in parts if isinstance(part, Table)), default=0)
     console.width = max(console.width, narrowest)
     with console.capture() as captured:
         for part in parts:
             console.print(part, crop=False)
-    write("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def new_console() -> Console:
+    """Our stdout, as rich sees it; nothing in a text means anything to it."""
+    return Console(highlight=False, markup=False, emoji=False)
 
 
 def write(line: str) -> None:
@@ -79,22 +91,31 @@ def one_line(text: str) -> str:
     return " ".join(line.strip() for line in plain(text).splitlines() if line.strip())
 
 
-def groups_table(groups: Iterable[GroupSummary]) -> Table:
-    """All groups, one per row."""
+def groups_table(groups: Iterable[GroupSummary], *, wide: bool = False) -> Table:
+    """Groups, one per row.
+
+    Args:
+        wide: also how many jobs each has had, and how its nodes are spread.
+    """
     table = new_table()
     table.add_column("GROUP", overflow="fold", min_width=8)
     table.add_column("STATE", no_wrap=True)
     for name in ("ROUND", "WORLD", "NODES", "RESTARTS"):
         table.add_column(name, no_wrap=True, justify="right")
+    for name in ("JOB", "SLOTS", "MEMBERS", "SPARES", "GONE") if wide else ():
+        table.add_column(name, no_wrap=True, justify="right")
     table.add_column("WHY", overflow="fold", min_width=20)
     for group in groups:
+        counts = group.counts
+        more = (group.job, counts.slots, counts.members, counts.spares, counts.gone) if wide else ()
         table.add_row(
             group.group_id,
-            _state(group.state),
+            state_text(group.state),
             str(group.round or "-"),
             str(group.world_size or "-"),
             str(group.counts.nodes),
             spent_of(group.restarts, group.max_restarts),
+            *map(str, more),
             one_line(group.why),
         )
     return table
@@ -122,13 +143,31 @@ def group_view(group: GroupReply, *, ranks: bool = False) -> Iterator[Renderable
         yield _gone_table(gone)
     if group.root_cause is not None:
         yield ""
-        yield from _root_cause(group.root_cause)
+        yield from root_cause(group.root_cause)
 
 
 def event_line(event: EventReply) -> str:
     """Number, local time and text of an event."""
-    at = datetime.fromisoformat(event.at).astimezone()
-    return f"{event.number:>4}  {at:%Y-%m-%d %H:%M:%S}  {one_line(event.text)}"
+    return f"{event.number:>4}  {local(event.at)}  {one_line(event.text)}"
+
+
+def local(at: str) -> str:
+    """A moment (ISO 8601) in local time."""
+    return f"{datetime.fromisoformat(at).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def span(seconds: float | None) -> str:
+    """A length of time: `0.4 s`, `42 s`, `3 min 10 s`, `2 h 05 min`, `4 days 3 h`; `-` if it is not known."""
+    if seconds is None:
+        return "-"
+    whole = round(seconds)
+    if whole < 60:
+        return ago(seconds)
+    if whole < 3_600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    if whole < 172_800:
+        return f"{whole // 3_600} h {whole % 3_600 // 60:02} min"
+    return f"{whole // 86_400} days {whole % 86_400 // 3_600} h"
 
 
 def new_table() -> Table:
@@ -144,7 +183,7 @@ def _narrowest(table: Table) -> int:
     return sum(widths) + 2 * (len(table.columns) - 1)
 
 
-def _state(state: str) -> Text:
+def state_text(state: str) -> Text:
     return Text(state, style=_STYLES.get(state, ""))
 
 
@@ -153,7 +192,7 @@ def _heading(group: GroupReply) -> Table:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold", min_width=20)
     grid.add_row("group", group.group_id)
-    grid.add_row("state", _state(group.state))
+    grid.add_row("state", state_text(group.state))
     grid.add_row("why", one_line(with_clock_times(group.why, datetime.now().astimezone())))
     grid.add_row("job", str(group.job))
     grid.add_row("round", _round(group.current_round))
@@ -230,19 +269,19 @@ def _live_table(nodes: list[NodeReply]) -> Table:
         table.add_column(name, no_wrap=True, justify="right")
     table.add_column("ADDRESS", overflow="fold", min_width=_address_width(nodes))
     table.add_column("HEARD", no_wrap=True, justify="right")
-    whys = [_node_why(node) for node in nodes]
+    whys = [node_why(node) for node in nodes]
     if any(whys):
         table.add_column("WHY", overflow="fold", min_width=10)
     for node, why in zip(nodes, whys, strict=True):
         offset = "-" if node.rank_offset is None else str(node.rank_offset)
         cells: list[RenderableType] = [
             node.node_id,
-            _state(node.state),
-            _ranks(node),
+            state_text(node.state),
+            ranks_of(node),
             offset,
             str(node.slots),
             node.address,
-            _ago(node.heard_s_ago or 0.0),
+            ago(node.heard_s_ago or 0.0),
         ]
         table.add_row(*cells, *([why] if any(whys) else []))
     return table
@@ -260,7 +299,7 @@ def _workers_table(workers: list[WorkerReply]) -> Table:
             str(one.rank),
             one.node_id,
             one.state,
-            _ago(one.idle_s) if one.idle_s else "-",
+            ago(one.idle_s) if one.idle_s else "-",
             _number(one.collectives),
             _number(one.per_s),
             _number(one.step),
@@ -301,7 +340,7 @@ def _gone_table(nodes: list[NodeReply]) -> Table:
     table.add_column("ADDRESS", overflow="fold", min_width=_address_width(nodes))
     table.add_column("WHY", overflow="fold", min_width=20)
     for node in nodes:
-        table.add_row(node.node_id, _state(node.state), str(node.slots), node.address, _node_why(node))
+        table.add_row(node.node_id, state_text(node.state), str(node.slots), node.address, node_why(node))
     return table
 
 
@@ -310,18 +349,18 @@ def _address_width(nodes: Iterable[NodeReply]) -> int:
     return min(15, max(len(node.address) for node in nodes))
 
 
-def _ranks(node: NodeReply) -> str:
+def ranks_of(node: NodeReply) -> str:
     if node.rank_offset is None:
         return "-"
     last = node.rank_offset + node.slots - 1
     return str(last) if node.slots == 1 else f"{node.rank_offset}-{last}"
 
 
-def _ago(seconds: float) -> str:
+def ago(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
-def _node_why(node: NodeReply) -> str:
+def node_why(node: NodeReply) -> str:
     parts = [one_line(node.why)] if node.why else []
     if node.failure is not None:
         parts.append(_failure(node.failure))
@@ -335,7 +374,7 @@ def _failure(failure: FailureReply) -> str:
     return f"{f'rank {failure.rank}' if failure.rank >= 0 else 'its program'}: {how}"
 
 
-def _root_cause(cause: RootCauseReply) -> Iterator[RenderableType]:
+def root_cause(cause: RootCauseReply) -> Iterator[RenderableType]:
     where = f" (round {cause.round})" if cause.round else ""
     yield Text.assemble(("root cause", "bold"), f"{where}: {one_line(cause.message)}")
     lines = plain(cause.failure.message).rstrip().splitlines() if cause.failure is not None else []

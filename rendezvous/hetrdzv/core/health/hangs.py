@@ -43,7 +43,7 @@ def settle_stall(work: Work) -> None:
     if end_at is not None and work.now >= end_at:
         failure = _failure(active, stall, for_s)
         node_id = stall.node_id if failure.rank >= 0 else None
-        end_round(work, EndKind.FAILED, node_id, describe_hang(failure), hang=failure)
+        end_round(work, EndKind.FAILED, node_id, describe_hang(failure), hang=failure, since=stall.since)
 
 
 def _failure(active: Round, stall: Stall, for_s: float) -> Failure:

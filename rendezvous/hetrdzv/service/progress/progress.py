@@ -16,7 +16,7 @@ from hetrdzv.core.health.hangs import SAME_S
 from hetrdzv.core.health.stall import judge
 from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.service.progress.questions import Question, Questions, Stack
+from hetrdzv.service.progress.questions import About, Question, Questions, Stack
 from hetrdzv.service.progress.table import Furthest, Sample, Seen, Table
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ SHARE = 0.2
 """How much of the server's time judging a group may take: a look at 8,000 workers takes some tenths of a second."""
 
 STACK_WITHIN_S = 10.0
-"""How long agents have to send stacks (seconds)."""
+"""How long agents have to send stacks, or logs (seconds)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Progress:
         return self._questions.next(group_id, node_id, self._now())
 
     def answered(self, group_id: str, node_id: str, number: int, stacks: Iterable[Stack]) -> None:
-        """A node has sent stacks."""
+        """A node has sent stacks, or logs."""
         self._questions.answered(group_id, node_id, number, stacks)
 
     # -- what people and the core see ------------------------------------------------------------------------
@@ -123,11 +123,14 @@ class Progress:
             step = max(step, known.step)
         return replace(report, failure=replace(failure, collectives=collectives, step=step))
 
-    async def stacks(self, group: Group, active: Round, ranks: Sequence[int] | None) -> list[Stack]:
+    async def stacks(
+        self, group: Group, active: Round, ranks: Sequence[int] | None, about: About = About.STACKS
+    ) -> list[Stack]:
         """The Python stacks of a round's workers, in the order of ranks; each says why if there is none.
 
         Args:
             ranks: whose (global ranks); None: all.
+            about: their logs instead.
         """
         wanted: dict[str, tuple[int, ...]] = {}
         for member in active.members:
@@ -136,13 +139,13 @@ class Progress:
             if asked:
                 wanted[member.node_id] = asked
         able = {node_id: own for node_id, own in wanted.items() if self._is_capable(group, node_id)}
-        answers = await self._questions.ask(group.group_id, active.number, able, STACK_WITHIN_S)
+        answers = await self._questions.ask(group.group_id, active.number, able, STACK_WITHIN_S, about)
         found = []
         for node_id, own in wanted.items():
             sent = {one.rank: one for one in answers.get(node_id, ())}
             why = f"its agent has not answered within {STACK_WITHIN_S:g} s"
             if node_id not in able:
-                why = "its agent cannot send stacks: it is older than this server"
+                why = f"its agent cannot send {about}: it is older than this server"
             found += [sent.get(rank) or Stack(rank, node_id, why=why) for rank in own]
         return sorted(found, key=lambda one: one.rank)
 

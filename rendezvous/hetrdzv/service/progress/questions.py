@@ -1,4 +1,4 @@
-"""Questions for the Python stacks of workers: handed to agents in the replies to their polls, answered by a request.
+"""Questions for the stacks and logs of workers: handed to agents in the replies to their polls, answered by a request.
 
 No clock and no I/O of its own but the waiting of whoever asks.
 """
@@ -6,6 +6,7 @@ No clock and no I/O of its own but the waiting of whoever asks.
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import count
 
 AGAIN_S = 3.0
@@ -21,9 +22,16 @@ MOST_OF_ALL = 16 << 20
 """How much of all stacks that were asked for at once is kept (characters)."""
 
 
+class About(StrEnum):
+    """What is asked of workers."""
+
+    STACKS = "stacks"
+    LOGS = "logs"
+
+
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The Python stack of a worker's threads; without `text`, `why` there is none."""
+    """The Python stack of a worker's threads, or the end of its log; without `text`, `why` there is none."""
 
     rank: int
     node_id: str
@@ -36,6 +44,7 @@ class Question:
     """What a node is asked.
 
     Attributes:
+        about: what of them.
         round: whose workers.
         ranks: which ones (global ranks); None: all of the node.
         most: how much of the whole answer is kept (characters).
@@ -44,6 +53,7 @@ class Question:
     """
 
     number: int
+    about: About
     round: int
     ranks: tuple[int, ...] | None
     most: int
@@ -69,12 +79,13 @@ class Questions:
         round_number: int,
         wanted: Mapping[str, tuple[int, ...] | None],
         within_s: float,
+        about: About = About.STACKS,
     ) -> Mapping[str, list[Stack]]:
-        """Ask nodes for the stacks of some of their workers (None: all); what has come within `within_s` seconds."""
+        """Ask nodes about some of their workers (None: all); what has come within `within_s` seconds."""
         loop = asyncio.get_running_loop()
         most = MOST_OF_ALL // max(1, len(wanted))
         asked = {
-            node_id: Question(next(self._numbers), round_number, ranks, most, loop.create_future())
+            node_id: Question(next(self._numbers), about, round_number, ranks, most, loop.create_future())
             for node_id, ranks in wanted.items()
         }
         for node_id, question in asked.items():
@@ -116,7 +127,8 @@ class Questions:
 
 
 def _bounded(stacks: Iterable[Stack], question: Question) -> list[Stack]:
-    """The stacks that were asked for, the end of each cut off where it is too long."""
+    """What was asked for; where it is too long, the end of a stack is cut off, and the beginning of a log."""
     wanted: Sequence[Stack] = [one for one in stacks if question.ranks is None or one.rank in question.ranks]
     most = min(MOST_CHARACTERS, question.most // max(1, len(wanted)))
-    return [Stack(one.rank, one.node_id, one.text[:most], one.why) for one in wanted]
+    kept = slice(-most, None) if question.about is About.LOGS else slice(most)
+    return [Stack(one.rank, one.node_id, one.text[kept], one.why) for one in wanted]

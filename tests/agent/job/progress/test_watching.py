@@ -9,6 +9,7 @@ import pytest
 from tests.agent.job.rig import Make, Rig, soon
 from tests.support.servers import Hetserver
 
+from hetagent.job.output.shown import OFF as LOGS_OFF
 from hetagent.job.progress.watch import PREFIX
 from hetagent.job.progress.watching import OFF
 from hetagent.node.scratch import marked_prefix
@@ -32,6 +33,7 @@ def rig(server: Hetserver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> M
 
 
 SAYS = "printf $((RANK + 17)) > $HET_PROGRESS_FILE; while [ ! -e go ]; do sleep 0.01; done"
+WRITES = f"printf '\\033[31mrank %s\\033[0m says sesame\\n' $RANK >&2; {SAYS}"
 
 
 def workers(made: Rig) -> list[dict[str, Any]]:
@@ -40,27 +42,31 @@ def workers(made: Rig) -> list[dict[str, Any]]:
     return found
 
 
-def stacks(made: Rig) -> list[dict[str, Any]]:
-    """What the server is shown."""
-    reply = httpx.post(f"{made._url}/stacks", trust_env=False, timeout=30)
+def shown_of(made: Rig, what: str) -> list[dict[str, Any]]:
+    """The stacks or logs that the server is shown."""
+    reply = httpx.post(f"{made._url}/{what}", trust_env=False, timeout=30)
     reply.raise_for_status()
-    found: list[dict[str, Any]] = reply.json()["stacks"]
+    found: list[dict[str, Any]] = reply.json()[what]
     return found
 
 
 @pytest.mark.parametrize(("shows", "why"), [(True, "no server of torch"), (False, OFF)])
-def test_a_program_says_its_step_in_a_file_and_stacks_are_shown_or_not(
+def test_a_program_says_its_step_in_a_file_and_stacks_and_logs_are_shown_or_not(
     rig: Make, tmp_path: Path, shows: bool, why: str
 ) -> None:
-    made = rig(SAYS, slots=2, report_stacks=shows)
+    made = rig(WRITES, slots=2, report_stacks=shows, report_stderr=shows)
     shown: list[dict[str, Any]] = []
+    logs: list[dict[str, Any]] = []
 
     def look() -> None:
         soon(lambda: [one["step"] for one in workers(made)] == [17, 18], "steps")
         assert {one["state"] for one in workers(made)} == {"runs"}
-        shown.extend(stacks(made))
+        shown.extend(shown_of(made, "stacks"))
+        logs.extend(shown_of(made, "logs"))
 
     assert made.run(made.exists, look, made.touches("go")) == 0
+    said = ["rank 0 says [token]", "rank 1 says [token]"] if shows else [LOGS_OFF] * 2
+    assert [one["text"] or one["why"] for one in logs] == said
     assert [one["rank"] for one in shown] == [0, 1]
     assert all(why in one["why"] or (shows and one["why"].startswith("py-spy")) for one in shown), shown
     assert list(tmp_path.glob(f"{marked_prefix(PREFIX)}*")) == []

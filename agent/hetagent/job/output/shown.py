@@ -1,0 +1,37 @@
+"""What a worker has written to stderr, for those who may see it: plain text, its end, no secrets."""
+
+from collections.abc import Callable, Collection, Iterable
+
+from hetagent.job.failures import concealed, plain_text, sendable
+from hetrdzv.protocol.wire import StackFields
+
+MOST = 16_000
+"""How much of a worker's log is told (characters)."""
+
+MOST_OF_ALL = 240_000
+"""How much of all logs of a node is told at once (characters): the server's requests have a limit."""
+
+NOTHING = "nothing was written, or nobody keeps it"
+
+OFF = "this node shows no stderr (--report-stderr off)"
+
+
+def logs(ranks: Iterable[int], tail: Callable[[int], bytes], secrets: Collection[str]) -> list[StackFields]:
+    """The end of each worker's log.
+
+    Args:
+        ranks: whose (global ranks).
+        tail: returns the last bytes of what a rank has written.
+        secrets: what must not be told.
+    """
+    wanted = list(ranks)
+    most = min(MOST, MOST_OF_ALL // max(1, len(wanted)))
+    return [_log(rank, tail(rank), secrets, most) for rank in wanted]
+
+
+def _log(rank: int, written: bytes, secrets: Collection[str], most: int) -> StackFields:
+    text = sendable(concealed(plain_text(written), secrets)).rstrip()
+    if len(text) > most:  # whole lines, unless one fills it
+        end = text[-most:]
+        text = end.partition("\n")[2] or end
+    return StackFields(rank=rank, text=text) if text else StackFields(rank=rank, why=NOTHING)

@@ -1,0 +1,164 @@
+"""The subcommands describe and why: all about a group or a node, and only what explains where it stands."""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+
+import click
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.calls import call, print_json, standing
+from hetrdzv.cli.hetctl.look.history import past_view
+from hetrdzv.cli.hetctl.look.watch import WATCH, look
+from hetrdzv.cli.hetctl.options import GROUP, MAYBE_GROUP, NODE_ID, command, shared
+from hetrdzv.client import Client
+from hetrdzv.core.phrasing import names
+from hetrdzv.protocol.past import past
+from hetrdzv.protocol.wire import DEFAULTS, EventReply, EventsReply, GroupReply, NodeReply, Reply
+
+LAST_ROUNDS, LAST_EVENTS = 5, 10
+"""How many of each are shown."""
+
+FINE = frozenset({"running", "starting", "ready", "spare", "succeeded"})
+"""States of nodes that need no explanation."""
+
+
+class _Described(Reply):
+    """Everything about a group, as `--json` shows it."""
+
+    group: GroupReply
+    events: list[EventReply]
+
+
+async def _described(client: Client, group: str) -> _Described:
+    found = await client.group(group)
+    history: EventsReply = await client.events(group)
+    return _Described(group=found, events=history.events)
+
+
+@command("Show everything about a group, or about a node of it.")
+@GROUP
+@click.argument("node", type=NODE_ID, required=False)
+def describe(group: str, node: str | None) -> None:
+    """Show everything about GROUP: nodes, settings, workers, rounds, the last events; or about its NODE."""
+    if node is None:
+        look(lambda client: _described(client, group), _group_view)
+        return
+    reply = call(lambda client: _described(client, group))
+    found = next((one for one in reply.group.nodes if one.node_id == node), None)
+    if found is None:
+        known = names(one.node_id for one in reply.group.nodes)
+        raise click.ClickException(f"group '{group}' has no node '{node}'; its nodes: {known}")
+    if shared().as_json:
+        print_json(found)
+    else:
+        tables.show(*_node_view(found, reply.events))
+
+
+def _group_view(reply: _Described) -> Iterator[RenderableType]:
+    workers = reply.group.current_round is not None and bool(reply.group.current_round.workers)
+    yield from tables.group_view(reply.group, ranks=workers)
+    changed = {
+        name: value
+        for name, value in reply.group.spec.items()
+        if _value(value) != _value(getattr(DEFAULTS, name, value))
+    }
+    if changed:
+        yield ""
+        yield _facts("settings", {name: _value(value) for name, value in changed.items()})
+    found = past(reply.events, datetime.now(UTC))
+    if found.rounds:
+        yield ""
+        yield from past_view(found, most=LAST_ROUNDS)
+    if reply.events:
+        yield ""
+        yield Text("last events", style="bold")
+        yield from (Text(tables.event_line(event)) for event in reply.events[-LAST_EVENTS:])
+
+
+def _node_view(node: NodeReply, events: list[EventReply]) -> Iterator[RenderableType]:
+    facts = {
+        "node": node.node_id,
+        "state": node.state,
+        "why": tables.node_why(node),
+        "ranks": tables.ranks_of(node),
+        "slots": str(node.slots),
+        "address": node.address,
+        "heard": f"{tables.ago(node.heard_s_ago)} ago" if node.heard_s_ago is not None else "",
+        "role": node.role,
+        "weight": f"{node.weight:g}",
+        "incarnation": node.incarnation,
+    }
+    yield _facts("", {name: value for name, value in facts.items() if value})
+    for title, more in (("labels", node.labels), ("device", node.device)):
+        if more:
+            yield ""
+            yield _facts(title, more)
+    own = [event for event in events if event.node_id == node.node_id]
+    if own:
+        yield ""
+        yield Text("last events", style="bold")
+        yield from (Text(tables.event_line(event)) for event in own[-LAST_EVENTS:])
+
+
+def _facts(title: str, facts: Mapping[str, str]) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold", min_width=20)
+    if title:
+        grid.add_row(title, "")
+    for name, value in facts.items():
+        grid.add_row(f"  {tables.one_line(name)}" if title else name, tables.one_line(value))
+    return grid
+
+
+def _value(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+# -- why ---------------------------------------------------------------------------------------------------
+
+
+@command("Say why a group stands where it stands.")
+@MAYBE_GROUP
+@WATCH
+def why(group: str | None, watch: bool) -> None:
+    """Say in a few lines what GROUP does and waits for, and whose fault that is; or of all groups in a line each."""
+    if group is None:
+        look(
+            lambda client: client.groups(),
+            lambda reply: (Text(f"{one.group_id}  {standing(one)}") for one in reply.groups),
+            watch=watch,
+        )
+    else:
+        look(lambda client: _described(client, group), _reasons, watch=watch)
+
+
+def _reasons(reply: _Described) -> Iterator[RenderableType]:
+    group, current = reply.group, reply.group.current_round
+    yield Text.assemble(tables.state_text(group.state), standing(group).removeprefix(group.state))
+    for node in group.nodes:
+        if node.state not in FINE and (node.heard_s_ago is not None or _is_missed(group, node)):
+            text = tables.node_why(node)
+            yield Text(f"  {node.node_id} is {node.state}{f': {text}' if text else ''}")
+    for slow in current.stragglers if current is not None else ():
+        yield Text(f"  slow: {tables.one_line(slow)}")
+    for warning in group.warnings:
+        yield Text(f"  warning: {tables.one_line(warning)}")
+    ended = [one for one in past(reply.events, datetime.now(UTC)).rounds if one.down is not None]
+    if ended and ended[-1].ended_at is not None and group.state != "failed":
+        last = ended[-1]
+        at, spent = tables.local(last.ended_at or ""), ", a restart was spent" if last.cost_restart else ""
+        yield Text(f"  before: round {last.number} ended at {at}: {tables.one_line(last.why)}{spent}")
+    if group.root_cause is not None:
+        yield from tables.root_cause(group.root_cause)
+
+
+def _is_missed(group: GroupReply, node: NodeReply) -> bool:
+    """Whether a node that is gone was in the newest round."""
+    members = group.current_round.members if group.current_round is not None else ()
+    return any(one.node_id == node.node_id for one in members)

@@ -1,0 +1,114 @@
+"""The subcommand get: groups or nodes, one per row, as kubectl lists things."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import click
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.look.watch import WATCH, look
+from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command, shared
+from hetrdzv.client import Client
+from hetrdzv.protocol.wire import GroupReply, GroupsReply, NodeReply, Reply
+
+KINDS = ("groups", "nodes")
+
+SINGULAR = {"group": "groups", "node": "nodes"}
+
+
+class _Kind(click.Choice[str]):
+    """What to list; one of it is as good as many."""
+
+    name = "kind"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return super().convert(SINGULAR.get(value, value), param, ctx)
+
+
+class _NodesReply(Reply):
+    """The nodes of some groups, as `--json` shows them."""
+
+    groups: dict[str, list[NodeReply]]
+
+
+@command("List groups or nodes.", outputs=("wide", "name"))
+@click.argument("kind", type=_Kind(KINDS), metavar="groups|nodes")
+@MAYBE_GROUP
+@WATCH
+def get(kind: str, group: str | None, watch: bool) -> None:
+    """List all groups, or all nodes; of GROUP only, if it is named."""
+    if kind == "groups":
+        look(lambda client: _groups(client, group), _groups_view, watch=watch)
+    else:
+        look(lambda client: _nodes(client, group), lambda reply: _nodes_view(reply, group), watch=watch)
+
+
+async def _groups(client: Client, group: str | None) -> GroupsReply:
+    if group is None:
+        return await client.groups()
+    return GroupsReply(groups=[await client.group(group)])
+
+
+async def _nodes(client: Client, group: str | None) -> _NodesReply:
+    found: dict[str, list[NodeReply]] = {}
+    for name in [group] if group is not None else [one.group_id for one in (await client.groups()).groups]:
+        reply: GroupReply = await client.group(name)
+        found[name] = reply.nodes
+    return _NodesReply(groups=found)
+
+
+def _groups_view(reply: GroupsReply) -> Iterator[RenderableType]:
+    if shared().output == "name":
+        yield from (Text(one.group_id) for one in reply.groups)
+    elif reply.groups:
+        yield tables.groups_table(reply.groups, wide=shared().output == "wide")
+    else:
+        yield Text(tables.NO_GROUPS)
+
+
+def _nodes_view(reply: _NodesReply, group: str | None) -> Iterator[RenderableType]:
+    nodes = [(name, node) for name, found in reply.groups.items() for node in found]
+    if shared().output == "name":
+        yield from (
+            Text(node.node_id if group is not None else f"{name}/{node.node_id}") for name, node in nodes
+        )
+    elif nodes:
+        yield _nodes_table(nodes, with_group=group is None, wide=shared().output == "wide")
+    else:
+        yield Text("no nodes" if group is None else f"group '{group}' has no nodes")
+
+
+def _nodes_table(nodes: Iterable[tuple[str, NodeReply]], *, with_group: bool, wide: bool) -> Table:
+    table = tables.new_table()
+    if with_group:
+        table.add_column("GROUP", overflow="fold", min_width=8)
+    table.add_column("NODE", overflow="fold", min_width=10)
+    table.add_column("STATE", no_wrap=True)
+    for name in ("RANKS", "SLOTS"):
+        table.add_column(name, no_wrap=True, justify="right")
+    table.add_column("ADDRESS", overflow="fold", min_width=15)
+    if wide:
+        table.add_column("HEARD", no_wrap=True, justify="right")
+        for name in ("ROLE", "LABELS", "DEVICE"):
+            table.add_column(name, overflow="fold", min_width=8)
+    table.add_column("WHY", overflow="fold", min_width=20)
+    for group, node in nodes:
+        cells: list[RenderableType] = [group] if with_group else []
+        cells += [
+            node.node_id,
+            tables.state_text(node.state),
+            tables.ranks_of(node),
+            str(node.slots),
+            node.address,
+        ]
+        if wide:
+            heard = "-" if node.heard_s_ago is None else tables.ago(node.heard_s_ago)
+            cells += [heard, tables.one_line(node.role), _facts(node.labels), _facts(node.device)]
+        table.add_row(*cells, tables.node_why(node))
+    return table
+
+
+def _facts(facts: Mapping[str, str]) -> str:
+    return tables.one_line(", ".join(f"{name}={value}" for name, value in facts.items())) or "-"

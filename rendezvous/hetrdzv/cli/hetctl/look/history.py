@@ -1,0 +1,71 @@
+"""The subcommand history: every round, what ended it, and what that cost."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.look.watch import WATCH, look
+from hetrdzv.cli.hetctl.options import GROUP, command
+from hetrdzv.client import Client
+from hetrdzv.core.phrasing import count
+from hetrdzv.protocol.past import PastReply, past
+
+
+@command("Show every round of a group and what its end cost.")
+@GROUP
+@WATCH
+def history(group: str, watch: bool) -> None:
+    """Show the rounds of GROUP: how long each trained, what ended it, and for how long nobody trained after that.
+
+    DOWN is the sum of four: NOTICED, from the fault until the round ended; STOPPED, until its last workers were gone;
+    FORMED, until the next round formed; STARTED, until that one ran.
+    """
+
+    async def ask(client: Client) -> PastReply:
+        return past((await client.events(group)).events, datetime.now(UTC))
+
+    look(ask, past_view, watch=watch)
+
+
+def past_view(reply: PastReply, most: int | None = None) -> Iterator[RenderableType]:
+    """The rounds of a group's past.
+
+    Args:
+        most: how many are shown, the last ones; None: all.
+    """
+    if not reply.rounds:
+        yield Text("no round has formed yet")
+        return
+    table = tables.new_table()
+    table.add_column("ROUND", no_wrap=True)
+    table.add_column("BEGAN", no_wrap=True)
+    for name in ("WORLD", "TRAINED", "DOWN", "NOTICED", "STOPPED", "FORMED", "STARTED"):
+        table.add_column(name, no_wrap=True, justify="right")
+    table.add_column("ENDED BY", no_wrap=True)
+    table.add_column("WHY", overflow="fold", min_width=20)
+    for one in reply.rounds[-most:] if most is not None else reply.rounds:
+        down = one.down
+        parts: list[float | None] = [None] * 5
+        if down is not None:
+            parts = [down.total_s, down.noticed_s, down.stopped_s, down.formed_s, down.started_s]
+        table.add_row(
+            str(one.number),
+            tables.local(one.formed_at) if one.formed_at else "-",
+            str(one.world_size or "-"),
+            tables.span(one.trained_s),
+            *(tables.span(part) for part in parts),
+            tables.one_line(one.cause or "-"),
+            tables.one_line(one.why) or "-",
+        )
+    yield table
+    spent = sum(1 for one in reply.rounds if one.cost_restart)
+    share = f", {reply.share:.1%} of the time" if reply.share is not None else ""
+    restarts = f", {count(spent, 'restart')} spent" if spent else ""
+    yield ""
+    yield Text(
+        f"{count(len(reply.rounds), 'round')}{restarts}; trained {tables.span(reply.trained_s)} "
+        f"of {tables.span(reply.whole_s)}{share}"
+    )

@@ -1,0 +1,143 @@
+"""The subcommand logs: the end of what workers have written to stderr, through their agents."""
+
+import asyncio
+from collections.abc import Sequence
+
+import click
+
+from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.calls import call, complain, print_json
+from hetrdzv.cli.hetctl.look.wait import OUTCOMES
+from hetrdzv.cli.hetctl.look.watch import EVERY_S
+from hetrdzv.cli.hetctl.options import GROUP, command, shared
+from hetrdzv.client import Client
+from hetrdzv.protocol.errors import NoRound, Problem, Unreachable
+from hetrdzv.protocol.wire import LogReply, LogsReply
+
+FEW = 20
+"""How many lines of each worker are shown where no rank is named."""
+
+GAP = "…"
+"""Stands for lines that nobody has seen."""
+
+
+@command("Show the end of what workers have written to stderr.")
+@GROUP
+@click.option(
+    "--rank",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="N",
+    help="Only of this global rank; may be repeated.",
+)
+@click.option(
+    "--tail",
+    type=click.IntRange(1),
+    metavar="LINES",
+    help=f"So many lines of each (default: {FEW}; with --rank all that the agent has kept).",
+)
+@click.option("--follow", "-f", is_flag=True, help="Go on until Ctrl-C, or until the job is over.")
+def logs(group: str, rank: tuple[int, ...], tail: int | None, follow: bool) -> None:
+    """Show the end of what the workers of GROUP have written to stderr, at most 16,000 characters of each.
+
+    The agents are asked, so it works from anywhere; needs an admin token.
+    """
+    most = tail if tail is not None or rank else FEW
+    try:
+        if follow:
+            call(lambda client: _follow(client, group, rank, most))
+            return
+        reply = call(lambda client: client.logs_of(group, rank))
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+        return
+    except Problem as problem:
+        if problem.code != "no_such_route":
+            raise
+        raise click.ClickException(
+            "this server shows no logs, since it is older: upgrade hetserver"
+        ) from None
+    if shared().as_json:
+        print_json(reply)
+    else:
+        _show(reply, [_last(one, most) for one in reply.logs], set(), alone=len(rank) == 1)
+
+
+async def _follow(client: Client, group: str, ranks: Sequence[int], most: int | None) -> None:
+    """Show what comes, until the job is over; a server that answered before may come back."""
+    known: dict[int, list[str]] = {}
+    told: set[str] = set()
+    number, away = None, False
+    while True:
+        try:
+            reply = await client.logs_of(group, ranks)
+        except Unreachable as error:
+            if number is None:
+                raise
+            if not away:
+                complain(f"{error}; trying again")
+            away = True
+        except Problem as problem:
+            if problem.code != NoRound.code or number is None:
+                raise
+            found = await client.group(group)
+            if found.state in OUTCOMES:
+                complain(f"group '{group}' is {found.state}: its logs end here")
+                return
+        else:
+            away = False
+            if number is not None and reply.round != number:
+                complain(f"round {reply.round} has begun")
+                known.clear()
+            number = reply.round
+            shown = [
+                news(known[one.rank], _lines(one)) if one.rank in known else _last(one, most)
+                for one in reply.logs
+            ]
+            known = {one.rank: _lines(one) for one in reply.logs}
+            if shared().as_json:
+                tables.write(reply.model_dump_json())
+            else:
+                _show(reply, shown, told, alone=len(ranks) == 1)
+        await asyncio.sleep(EVERY_S)
+
+
+def news(before: Sequence[str], now: Sequence[str]) -> list[str]:
+    """The lines of the end of a log that its earlier end did not have.
+
+    The last line of that may have been unfinished, or a progress bar. Lines that nobody has seen are a gap.
+    """
+    if not before:
+        return list(now)
+    for old in (before, before[:-1]):
+        for start in range(len(old)):
+            overlap = len(old) - start
+            if now[:overlap] == old[start:]:
+                return list(now[overlap:])
+    return list(now) if len(before) == 1 else [GAP, *now]
+
+
+def _lines(one: LogReply) -> list[str]:
+    return [tables.plain(line) for line in one.text.splitlines()]
+
+
+def _last(one: LogReply, most: int | None) -> list[str]:
+    lines = _lines(one)
+    return lines if most is None else lines[-most:]
+
+
+def _show(reply: LogsReply, shown: Sequence[Sequence[str]], told: set[str], *, alone: bool) -> None:
+    """Print lines, each with its node and rank in front unless only one worker was asked for.
+
+    Args:
+        told: complaints that were made before; each is made once.
+    """
+    for one, lines in zip(reply.logs, shown, strict=True):
+        who = "" if alone else f"{one.node_id}:{one.rank}  "
+        for line in lines:
+            tables.write(f"{who}{line}")
+        complaint = f"rank {one.rank} ({one.node_id}): {one.why}"
+        if one.why and complaint not in told:
+            told.add(complaint)
+            complain(complaint)

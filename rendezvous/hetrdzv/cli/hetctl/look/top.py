@@ -1,0 +1,54 @@
+"""The subcommand top: groups, or the workers of one, live."""
+
+import sys
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.look.watch import look
+from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command
+from hetrdzv.core.phrasing import count
+from hetrdzv.protocol.wire import GroupReply, GroupsReply, WorkerReply
+
+EVERY_S = 1.0
+"""How long to pause between two looks (seconds)."""
+
+
+@command("Show groups, or the workers of one, live.")
+@MAYBE_GROUP
+def top(group: str | None) -> None:
+    """Show all groups live, or the nodes and workers of GROUP, those that hold the others up first; until Ctrl-C.
+
+    Where output is not a terminal: once.
+    """
+    live = sys.stdout.isatty()
+    if group is None:
+        look(lambda client: client.groups(), _groups, watch=live, every_s=EVERY_S)
+    else:
+        look(lambda client: client.group(group), _group, watch=live, every_s=EVERY_S)
+
+
+def _groups(reply: GroupsReply) -> Iterator[RenderableType]:
+    slots = count(sum(one.counts.slots for one in reply.groups), "slot")
+    nodes = count(sum(one.counts.nodes for one in reply.groups), "node")
+    running = sum(1 for one in reply.groups if one.state == "running")
+    yield Text(f"{count(len(reply.groups), 'group')}, {running} running; {nodes}, {slots}", style="bold")
+    yield ""
+    unwell = sorted(reply.groups, key=lambda one: (one.state == "running", one.group_id))
+    yield tables.groups_table(unwell) if unwell else Text(tables.NO_GROUPS)
+
+
+def _group(reply: GroupReply) -> Iterator[RenderableType]:
+    current = reply.current_round
+    if current is not None:
+        current = current.model_copy(update={"workers": sorted(current.workers, key=_holds_up)})
+        reply = reply.model_copy(update={"current_round": current})
+    yield from tables.group_view(reply, ranks=current is not None and bool(current.workers))
+
+
+def _holds_up(worker: WorkerReply) -> tuple[bool, float, float, int]:
+    """Sorts first whoever does not run, then whoever waits least for others, then whoever has been still longest."""
+    waiting = worker.waiting if worker.waiting is not None else 2.0
+    return worker.state == "runs", waiting, -worker.idle_s, worker.rank

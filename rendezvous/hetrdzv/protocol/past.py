@@ -1,0 +1,213 @@
+"""The rounds of a group's past, read from its history: how long each ran, what ended it, what that cost.
+
+All that is needed is in the events, so servers, pages and tools work it out alike. Times are wall-clock times of one
+server after another; where their clocks disagree, no duration is below 0.
+"""
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+
+from hetrdzv.core.model import GroupState
+from hetrdzv.protocol.wire import EventReply, Reply
+
+OUTCOMES = {f"group_{state}": state.value for state in GroupState if state.terminal}
+"""What an event says about the outcome of a job, by its kind."""
+
+
+class DownReply(Reply):
+    """How long nobody trained after a round, by what that time went into (seconds); None: unknown, or not over yet.
+
+    Attributes:
+        noticed_s: from what went wrong until the round ended. Of a planned end 0.
+        stopped_s: until the last of its workers were gone.
+        formed_s: until the next round formed: nodes were waited for.
+        started_s: until the workers of that round ran.
+    """
+
+    noticed_s: float | None = None
+    stopped_s: float | None = None
+    formed_s: float | None = None
+    started_s: float | None = None
+
+    @property
+    def total_s(self) -> float:
+        """All of it, as far as is known."""
+        return sum(
+            part
+            for part in (self.noticed_s, self.stopped_s, self.formed_s, self.started_s)
+            if part is not None
+        )
+
+
+class PastRoundReply(Reply):
+    """A round of the past, or the one that runs.
+
+    Attributes:
+        number: of the round.
+        formed_at, running_at, ended_at: when it formed, ran on all its nodes, and was over (ISO 8601, UTC); None: not
+            known, or not yet.
+        world_size: None: unknown.
+        cause: what ended it, as in the event `round_formed` of the next one (`failed`, `lost`, `joined`, ...), or
+            the outcome of the job; None: not known yet, or it has not ended.
+        why: the same in a sentence.
+        is_last: the job ended with it.
+        cost_restart: a restart was spent on it.
+        trained_s: how long all its workers ran (seconds).
+        down: what its end cost; None: it runs, or the job ended with it.
+    """
+
+    number: int
+    formed_at: str | None = None
+    running_at: str | None = None
+    ended_at: str | None = None
+    world_size: int | None = None
+    cause: str | None = None
+    why: str = ""
+    is_last: bool = False
+    cost_restart: bool = False
+    trained_s: float = 0.0
+    down: DownReply | None = None
+
+
+class PastReply(Reply):
+    """What became of a group's time since its first round formed, as far back as its history goes.
+
+    Attributes:
+        trained_s: how long all workers of a round ran (seconds).
+        whole_s: from the first round to the end of the job, or to now (seconds).
+    """
+
+    rounds: list[PastRoundReply]
+    trained_s: float
+    whole_s: float
+
+    @property
+    def share(self) -> float | None:
+        """Which share of the time was spent training (0 to 1); None: there was no time yet."""
+        return min(1.0, self.trained_s / self.whole_s) if self.whole_s > 0 else None
+
+
+class _Round:
+    """A round while its events are being read."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.formed: datetime | None = None
+        self.running: datetime | None = None
+        self.ended: datetime | None = None
+        self.stopped: datetime | None = None
+        self.next_formed: datetime | None = None
+        self.next_running: datetime | None = None
+        self.world_size: int | None = None
+        self.noticed_s: float | None = None
+        self.formed_s: float | None = None
+        self.cause: str | None = None
+        self.why = ""
+        self.is_last = False
+        self.cost_restart = False
+
+    def reply(self, now: datetime) -> PastRoundReply:
+        over = self.ended if self.ended is not None else now
+        trained_s = max(0.0, _seconds(self.running, over) - (self.noticed_s or 0.0)) if self.running else 0.0
+        return PastRoundReply(
+            number=self.number,
+            formed_at=_shown(self.formed),
+            running_at=_shown(self.running),
+            ended_at=_shown(self.ended),
+            world_size=self.world_size,
+            cause=self.cause,
+            why=self.why,
+            is_last=self.is_last,
+            cost_restart=self.cost_restart,
+            trained_s=round(trained_s, 3),
+            down=None if self.ended is None or self.is_last else self._down(),
+        )
+
+    def _down(self) -> DownReply:
+        stopped_s = formed_s = None
+        if self.ended is not None and self.stopped is not None:
+            stopped_s = _seconds(self.ended, self.stopped)
+        if self.ended is not None and self.next_formed is not None:
+            whole_s = _seconds(self.ended, self.next_formed)
+            formed_s = self.formed_s if self.formed_s is not None else whole_s - (stopped_s or 0.0)
+            formed_s = max(0.0, min(whole_s, formed_s))
+            if stopped_s is not None or self.formed_s is not None:
+                stopped_s = whole_s - formed_s
+        started_s = None
+        if self.next_formed is not None and self.next_running is not None:
+            started_s = _seconds(self.next_formed, self.next_running)
+        parts = {
+            "noticed_s": self.noticed_s,
+            "stopped_s": stopped_s,
+            "formed_s": formed_s,
+            "started_s": started_s,
+        }
+        return DownReply(**{name: None if part is None else round(part, 3) for name, part in parts.items()})
+
+
+def past(events: Iterable[EventReply], now: datetime) -> PastReply:
+    """What a group's history says about its rounds.
+
+    Args:
+        events: in order; the first ones may be missing.
+        now: with a time zone; a round that runs has run until then.
+    """
+    rounds: list[_Round] = []
+    spans: list[tuple[datetime, datetime | None]] = []  # of jobs: from its first round on, to its end
+    for event in events:
+        at = datetime.fromisoformat(event.at)
+        current = rounds[-1] if rounds and not rounds[-1].is_last else None
+        if event.kind == "round_formed" and event.round is not None:
+            if current is None:
+                spans.append((at, None))
+            else:
+                current.next_formed, current.formed_s = at, event.after_s
+                current.cause = event.cause or current.cause
+            current = _Round(event.round)
+            current.formed = at
+            current.world_size = _world_size(event.text)
+            rounds.append(current)
+            continue
+        if current is None:
+            if event.round is None or event.kind not in ("round_running", "round_ended"):
+                continue
+            current = _Round(event.round)
+            rounds.append(current)
+            spans.append((at, None))
+        if event.kind == "round_running":
+            current.running = at
+            if len(rounds) > 1 and not rounds[-2].is_last:
+                rounds[-2].next_running = at
+        elif event.kind == "round_ended":
+            current.ended, current.noticed_s = at, event.after_s
+            current.why = event.text.partition(": ")[2]
+        elif event.kind == "round_judged":
+            current.why = event.text.partition(" because ")[2]
+        elif event.kind == "restart_spent":
+            current.stopped, current.cost_restart, current.cause = at, True, "failed"
+            current.why = event.text.partition(": ")[2]
+        elif event.kind in OUTCOMES:
+            if current.ended is None:
+                current.ended = at
+            current.cause, current.why, current.is_last = OUTCOMES[event.kind], event.text, True
+            spans[-1] = (spans[-1][0], at)
+    replies = [one.reply(now) for one in rounds]
+    return PastReply(
+        rounds=replies,
+        trained_s=round(sum(one.trained_s for one in replies), 3),
+        whole_s=round(sum(_seconds(began, end or now) for began, end in spans), 3),
+    )
+
+
+def _seconds(since: datetime, until: datetime) -> float:
+    return max(0.0, (until - since).total_seconds())
+
+
+def _shown(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat(timespec="milliseconds")
+
+
+def _world_size(text: str) -> int | None:
+    found = re.search(r"world size (\d+)", text)
+    return int(found[1]) if found else None

@@ -1,0 +1,22 @@
+"""What the server is shown of a worker's stderr."""
+
+from hetagent.job.output.shown import MOST, MOST_OF_ALL, NOTHING, logs
+from hetrdzv.protocol.wire import StacksRequest
+
+
+def test_the_end_in_whole_lines_without_secrets() -> None:
+    written = {3: b"", 4: b"token sesame\n\x1b[31mred\x1b[0m\n", 5: b"line\n" * MOST, 6: b"x" * 2 * MOST}
+    shown = {one.rank: one for one in logs(written, written.__getitem__, ["sesame"])}
+    assert (shown[3].text, shown[3].why) == ("", NOTHING)
+    assert shown[4].text == "token [token]\nred"
+    assert len(shown[5].text) <= MOST
+    assert set(shown[5].text.splitlines()) == {"line"}
+    assert shown[6].text == "x" * MOST
+
+
+def test_the_logs_of_the_largest_node_fit_into_a_request() -> None:
+    for workers in (1, 64, 1024):
+        found = logs(range(workers), lambda rank: "\U0001f525".encode() * MOST, [])
+        assert len(found[-1].text) == min(MOST, MOST_OF_ALL // workers)
+        body = StacksRequest(incarnation="i" * 128, number=1, stacks=found)
+        assert len(body.model_dump_json().encode()) < 1 << 20

@@ -1,0 +1,204 @@
+"""What a group's history says about its rounds: what ended each, and where the time went."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from hetrdzv.core.commands import Command
+from hetrdzv.core.model import Event, Group
+from hetrdzv.protocol.past import DownReply, PastReply, past
+from hetrdzv.protocol.wire import EventReply
+from tests.core.driver import Story
+
+BEGAN = datetime(2026, 3, 1, 23, 59, 0, tzinfo=UTC)
+
+
+class Told(Story):
+    """A story whose events carry the time, as a server writes them down."""
+
+    def __init__(self, **spec: Any) -> None:
+        super().__init__(**spec)
+        self.stamped: list[tuple[float, Event]] = []
+
+    def do(self, command: Command) -> Group:
+        known = len(self.events)
+        group = super().do(command)
+        self.stamped += [(self.now, event) for event in self.events[known:]]
+        return group
+
+    @property
+    def history(self) -> list[EventReply]:
+        return [
+            EventReply(
+                number=number,
+                at=_at(now).isoformat(timespec="milliseconds"),
+                kind=event.kind,
+                text=event.text,
+                node_id=event.node_id,
+                round=event.round,
+                cause=event.cause,
+                after_s=event.after_s,
+            )
+            for number, (now, event) in enumerate(self.stamped, 1)
+        ]
+
+    @property
+    def past(self) -> PastReply:
+        return past(self.history, _at(self.now))
+
+
+def _at(now: float) -> datetime:
+    return BEGAN + timedelta(seconds=now - 100.0)
+
+
+def running(*node_ids: str, **spec: Any) -> Told:
+    story = Told(**{"min_nodes": len(node_ids), "last_call_s": 1.0, "lease_s": 60.0, **spec})
+    story.joins(*node_ids)
+    story.wait(1.0)
+    story.now += 2.0
+    story.started(*node_ids)
+    return story
+
+
+def parts(down: DownReply | None) -> tuple[float | None, ...]:
+    assert down is not None
+    return down.noticed_s, down.stopped_s, down.formed_s, down.started_s
+
+
+def restarted() -> Told:
+    """Round 1 runs for 60 s, fails, and its report is 0.5 s old; round 2 runs 10 s later."""
+    story = running("a", "b")
+    story.wait(60.0)
+    story.failed("a", age_s=0.5)
+    story.now += 3.0
+    story.join("a")
+    story.now += 1.0
+    story.join("b")  # the last one: both are ready, so the round forms
+    story.now += 6.0
+    story.started("a", "b")
+    return story
+
+
+def test_a_failure_costs_four_parts_of_time() -> None:
+    story = restarted()
+    story.wait(29.5)
+    first, second = story.past.rounds
+    assert (first.number, first.cause, first.cost_restart) == (1, "failed", True)
+    assert first.why == "rank 0 (local rank 0) on a exited with code 1"
+    assert parts(first.down) == (0.5, 4.0, 0.0, 6.0)
+    assert first.down is not None
+    assert first.down.total_s == 10.5
+    assert first.trained_s == 59.5  # not while it stood broken and nobody knew
+    assert (second.number, second.down, second.cause, second.trained_s) == (2, None, None, 29.5)
+    assert story.past.trained_s == 89.0
+    assert story.past.whole_s == pytest.approx(2 + 60 + 10 + 29.5)  # from the first round on
+    assert story.past.share == pytest.approx(89.0 / 101.5)
+
+
+def test_a_lost_node_is_noticed_late_and_waited_for() -> None:
+    story = running("a", "b", lease_s=5.0)
+    story.wait(60.0)
+    story.wait(5.01, silent=("b",))  # its lease
+    assert story.ended == "lost"
+    story.now += 2.0
+    story.join("a")
+    story.wait(20.0)
+    story.join("c")
+    story.wait(1.0)
+    story.now += 3.0
+    story.started("a", "c")
+    (first, _) = story.past.rounds
+    assert (first.cause, first.cost_restart, first.why) == ("lost", False, "b lost: no heartbeat for 5 s")
+    noticed_s, stopped_s, formed_s, started_s = parts(first.down)
+    assert (noticed_s, stopped_s, started_s) == (5.0, 2.0, 3.0)
+    assert formed_s is not None
+    assert formed_s >= 20.0
+
+
+def test_a_planned_end_is_noticed_at_once() -> None:
+    story = running("a", "b")
+    story.restart()
+    story.now += 1.0
+    story.joins("a", "b")
+    (first, second) = story.past.rounds
+    assert parts(first.down) == (0.0, 1.0, 0.0, None)  # round 2 does not run yet
+    assert (first.cause, second.running_at, second.trained_s) == ("restarted", None, 0.0)
+
+
+@pytest.mark.parametrize(("act", "cause"), [("succeeded", "succeeded"), ("cancel", "cancelled")])
+def test_the_last_round_of_a_job_costs_nothing(act: str, cause: str) -> None:
+    story = running("a")
+    story.wait(10.0)
+    story.succeeded("a") if act == "succeeded" else story.cancel()
+    story.now += 500.0
+    (only,) = story.past.rounds
+    assert (only.cause, only.is_last, only.down, only.trained_s) == (cause, True, None, 10.0)
+    assert story.past.whole_s == 12.0  # what comes after a job is nobody's loss
+
+
+def test_a_job_that_fails_says_why() -> None:
+    story = running("a", max_restarts=0)
+    story.failed("a", exit_code=9)
+    story.now += 1.0
+    story.join("a")
+    (only,) = story.past.rounds
+    assert (only.cause, only.is_last, only.down) == ("failed", True, None)
+    assert only.why.startswith("the job failed: rank 0 (local rank 0) on a exited with code 9")
+
+
+def test_a_failure_that_was_a_loss_is_told_as_one() -> None:
+    story = running("a", "b")
+    story.failed("a")
+    story.cut("b")
+    story.now += 1.01
+    story.tick()
+    assert story.past.rounds[0].why.startswith("b lost: its connection was cut; failures elsewhere were")
+
+
+def without_new_fields(events: Iterable[EventReply]) -> list[EventReply]:
+    """As a server of 0.1 tells them."""
+    return [event.model_copy(update={"after_s": None, "cause": None}) for event in events]
+
+
+def test_a_history_of_an_older_server_is_told_as_far_as_it_goes() -> None:
+    story = restarted()
+    first = past(without_new_fields(story.history), _at(story.now)).rounds[0]
+    assert parts(first.down) == (None, 4.0, 0.0, 6.0)  # judged once all had stopped
+    assert (first.cause, first.trained_s) == ("failed", 60.0)
+    story = running("a", "b")
+    story.restart()
+    story.now += 1.0
+    story.joins("a", "b")
+    first = past(without_new_fields(story.history), _at(story.now)).rounds[0]
+    assert parts(first.down) == (None, None, 1.0, None)
+
+
+def test_a_history_whose_beginning_is_gone() -> None:
+    story = restarted()
+    events = story.history
+    for start in range(len(events)):
+        found = past(events[start:], _at(story.now))
+        assert found.trained_s <= found.whole_s
+    assert past([], BEGAN) == PastReply(rounds=[], trained_s=0.0, whole_s=0.0)
+    assert past([], BEGAN).share is None
+
+
+def test_clocks_that_go_back_make_no_negative_time() -> None:
+    events = [replace_at(event, number) for number, event in enumerate(restarted().history)]
+    found = past(events, BEGAN - timedelta(days=1))
+    assert all(one.trained_s >= 0 for one in found.rounds)
+    assert found.rounds[0].down is not None
+    assert found.rounds[0].down.total_s >= 0
+
+
+def replace_at(event: EventReply, number: int) -> EventReply:
+    at = BEGAN - timedelta(seconds=10 * number)
+    return event.model_copy(update={"at": at.isoformat(timespec="milliseconds")})
+
+
+def test_events_say_how_long_before_it_happened() -> None:
+    story = restarted()
+    assert [event.after_s for event in story.events if event.kind == "round_ended"] == [0.5]
+    assert [event.after_s for event in story.events if event.kind == "round_formed"] == [None, 0.0]

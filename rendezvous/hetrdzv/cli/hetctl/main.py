@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 import click
 
 from hetrdzv import __version__
-from hetrdzv.cli.hetctl import events, groups, nodes, plan, stacks
+from hetrdzv.cli.hetctl import dashboard, events, groups, nodes, plan, stacks
 from hetrdzv.cli.hetctl.calls import complain
 from hetrdzv.cli.hetctl.options import takes_shared
 from hetrdzv.protocol.errors import HetError
@@ -16,6 +16,7 @@ SUBCOMMANDS = (
     groups.create,
     groups.status,
     events.events,
+    dashboard.dashboard,
     stacks.stacks,
     plan.plan,
     groups.restart,

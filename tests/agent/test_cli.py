@@ -386,7 +386,7 @@ def test_only_the_agent_has_the_token_and_two_standalone_agents_do_not_clash(
     soon(lambda: not any(child.is_running() for child in children), "the end of the agent's children")
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_standalone_agent_leaves_nothing_behind(
     hetagent: Start, tmp_path: Path, signum: signal.Signals
 ) -> None:
@@ -425,7 +425,7 @@ def test_a_standalone_job_names_what_an_earlier_one_left_and_does_not_kill_it(
     assert first_group not in said
 
 
-@pytest.mark.parametrize("how", ["pipe", "closed"])
+@pytest.mark.parametrize("how", ["pipe", pytest.param("closed", marks=pytest.mark.long)])
 def test_a_job_goes_on_when_nobody_reads_its_output(hetagent: Start, tmp_path: Path, how: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -1,15 +1,17 @@
 """Planned stops: the workers are told before and may save; a death cuts that short and costs what it always does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from hetrdzv.core.commands import NoteStall, Tick
+from hetrdzv.core import explain
+from hetrdzv.core.commands import Cancel, NoteStall, Tick
 from hetrdzv.core.group import step
 from hetrdzv.core.invariants import violations
-from hetrdzv.core.model import EndKind, GroupState, Notice, Stall
+from hetrdzv.core.model import EndKind, Group, GroupState, Notice, Stall
+from hetrdzv.core.notice import waited_for
 from hetrdzv.core.timers import deadline
 from hetrdzv.protocol.errors import Refused
 from tests.core.driver import Story, running
@@ -202,6 +204,69 @@ def test_a_drained_spare_goes_at_once() -> None:
     story.join("b", takes_notice=True)
     story.drain("b")
     assert (story.told("b").kind, story.ended) == ("exit", None)
+
+
+def test_a_node_that_is_readmitted_in_time_stays() -> None:
+    story = heeding("a", "b")
+    story.drain("b")
+    story.undrain("b")
+    assert story.said("node_undrained") == ["b may join again"]
+    assert (story.told("b").kind, story.told("b").reason) == ("start", "notice")
+    story.report("a", "ready_to_stop")
+    story.report("b", "ready_to_stop")
+    assert (story.told("b").kind, story.told("b").why) == ("stop", "b is leaving: drained")
+    story.joins("a", "b")
+    assert story.order == ["a", "b"]
+
+
+def test_a_readmitted_node_that_was_told_to_exit_does_so() -> None:
+    story = heeding("a", "b")
+    story.succeeded("b")
+    story.restart()
+    story.drain("b")
+    assert (story.told("b").kind, story.told("b").reason) == ("exit", "drained")
+    story.undrain("b")
+    assert (story.told("b").kind, story.told("b").reason) == ("exit", "drained")
+
+
+def test_a_node_that_has_succeeded_cuts_no_notice_short_by_leaving() -> None:
+    story = heeding("a", "b")
+    story.succeeded("b")
+    story.leaving("b")
+    story.restart()
+    story.leaving("b")  # it came again: the reply was lost
+    assert story.ended is None
+    story.leave("b")
+    assert story.ended is None
+
+
+def test_a_job_that_succeeds_before_it_is_cancelled_was_not_cancelled() -> None:
+    story = heeding("a", "b")
+    story.group = replace(story.group, by_put=True)
+    story.do(Cancel(by="ada", at="10:00"))
+    story.succeeded("a", "b")
+    assert story.group.state is GroupState.SUCCEEDED
+    story.wait(1)
+    told = story.join("c", spec={})
+    assert told.cancellation is None
+    assert told.why.startswith("the earlier job of group 'g' has succeeded, before this node joined")
+
+
+def test_spares_get_one_text_during_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = heeding("a", max_nodes=1)
+    story.join("b")
+    story.join("c")
+    story.restart()
+    made: list[Group] = []
+
+    def counted(group: Group) -> Sequence[str]:
+        made.append(group)
+        return waited_for(group)
+
+    monkeypatch.setattr(explain, "waited_for", counted)
+    assert story.told("b").why == story.told("c").why == story.why
+    assert "waiting for a to save" in story.why
+    assert len(made) <= 1
 
 
 def test_ready_to_stop_counts_for_its_round_only_and_not_without_a_notice() -> None:

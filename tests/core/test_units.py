@@ -9,7 +9,7 @@ import pytest
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.order import may_be_master, natural_key
-from hetrdzv.core.selection import Lack, Selection
+from hetrdzv.core.selection import Lack, Selection, spare_unit
 from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.errors import InvalidSpec
 from tests.core.driver import Story
@@ -115,6 +115,19 @@ def test_a_rack_that_loses_a_node_gives_way_to_a_whole_one() -> None:
     )
     story.join("n2", inc="n2-2", labels={"rack": "a"})
     assert story.told("n1").why.endswith("kept as a spare (max_nodes is 3)")
+
+
+def test_the_last_call_for_racks_is_shortened_by_no_number_of_nodes() -> None:
+    story = Story(unit="rack", max_nodes=2, max_world_size=4, last_call_s=10)
+    for node_id in ("n1", "n2"):
+        story.join(node_id, 2, labels={"rack": "a"})
+    assert story.why == "2 nodes with 4 slots ready (n1, n2); last call: starts in 10 s"
+
+
+def test_the_nodes_of_a_rack_are_looked_for_once_for_all_of_its_spares() -> None:
+    group = racks().group
+    assert [node.node_id for node in spare_unit(group, group.nodes["n3"])] == ["n3", "n4"]
+    assert spare_unit(group, group.nodes["n3"]) is spare_unit(group, group.nodes["n4"])
 
 
 def test_a_group_waits_for_the_rest_of_a_rack() -> None:

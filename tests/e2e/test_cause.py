@@ -130,6 +130,7 @@ def test_only_some_met(pair: Cluster) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.gloo
 def test_workers_that_met_elsewhere_are_not_accused(pair: Cluster, tmp_path: Path) -> None:
     init = f"import os\ndist.init_process_group('gloo', init_method='file://{tmp_path}/meet', world_size=3, "

@@ -158,6 +158,7 @@ def test_workers_that_sit_in_a_collective_are_killed_after_the_grace_and_hold_no
     job.end_well("a", "b", "c")
 
 
+@pytest.mark.long
 @pytest.mark.gloo
 def test_a_crashed_workers_data_loaders_are_gone_before_the_next_round(pair: Cluster) -> None:
     first = pair.start(PAIR, do="loader@2")

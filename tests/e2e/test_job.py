@@ -69,7 +69,11 @@ def test_the_restart_budget_is_the_groups(pair: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("a", id="rank 0's", marks=pytest.mark.gloo), pytest.param("c", id="another")]
+    "name",
+    [
+        pytest.param("a", id="rank 0's", marks=pytest.mark.gloo),
+        pytest.param("c", id="another", marks=pytest.mark.long),
+    ],
 )
 def test_a_killed_agent_takes_its_workers_along_and_the_rest_go_on(job: Cluster, name: str) -> None:
     first = job.start(THREE)

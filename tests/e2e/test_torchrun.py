@@ -98,6 +98,7 @@ def test_a_killed_worker_brings_all_back(pair: Torchruns, name: str) -> None:
     pair.end_well("a", "b")
 
 
+@pytest.mark.long
 def test_a_new_node_is_admitted_and_costs_no_restart(tmp_path: Path) -> None:
     with Torchruns(tmp_path, "--nnodes", "1:2", conf="last_call_s=0.5") as job:  # without --max-restarts
         job.light = True
@@ -167,6 +168,7 @@ def test_an_agent_that_gives_up_leaves_the_rest(job: Torchruns) -> None:
     job.end_well("a", "b")
 
 
+@pytest.mark.long
 def test_an_agent_that_gives_up_ends_the_job_where_too_few_are_left(tmp_path: Path) -> None:
     with Torchruns(tmp_path, "--nnodes", "2", conf="last_call_s=60") as job:  # without --max-restarts
         start_pair(job)
@@ -273,6 +275,7 @@ if os.environ["HET_NODE_ID"] == "b" and os.environ["HET_ROUND"] == "1":
 """
 
 
+@pytest.mark.long
 def test_who_has_succeeded_is_not_held_by_another_nodes_failure(tmp_path: Path) -> None:
     """torch's agent cannot run again once it is in its exit barrier: it must go, so that the rest can."""
     script = tmp_path / "late.py"

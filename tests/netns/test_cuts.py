@@ -105,7 +105,11 @@ def job(shared: Shared, request: pytest.FixtureRequest) -> Iterator[Job]:
 
 @pytest.mark.parametrize(
     ("rank", "only"),
-    [(2, ""), (0, "from"), (2, "to")],
+    [
+        (2, ""),
+        pytest.param(0, "from", marks=pytest.mark.long),
+        pytest.param(2, "to", marks=pytest.mark.long),
+    ],
     ids=["both ways", "what the master says", "what it hears"],
 )
 def test_a_node_that_is_cut_off_comes_back_without_its_old_workers(job: Job, rank: int, only: str) -> None:

@@ -108,7 +108,7 @@ def restart(job: Job) -> None:
     [
         (("c",), LEASE_S, nothing),
         pytest.param(("b", "c"), PACE.poll_s - 1.0, nothing, marks=pytest.mark.long),
-        (("c",), LEASE_S, restart),
+        pytest.param(("c",), LEASE_S, restart, marks=pytest.mark.long),
     ],
     ids=["during a poll", "two of them, before their polls are answered", "before there is news for it"],
 )

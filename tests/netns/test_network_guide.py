@@ -80,6 +80,7 @@ def test_variables_that_are_set_reach_the_workers(
         job.end_well("a", "b")
 
 
+@pytest.mark.long
 @pytest.mark.gloo
 def test_the_ports_behind_a_firewall(tmp_path: Path, net: Hosts) -> None:
     lan = net.switch("lan")

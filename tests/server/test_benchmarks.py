@@ -42,6 +42,7 @@ def test_poll(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert len([row for row in rows.values() if float(row["ratio"]) > 0]) == 2
 
 
+@pytest.mark.long
 def test_idle(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     rows = cells(run("idle", "--nodes 6 --groups 1,2 --minutes 0.02", monkeypatch, capsys))
     assert len(rows) == 4

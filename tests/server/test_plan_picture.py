@@ -71,6 +71,16 @@ def test_a_pipe_gets_a_line_for_each_node(plan: Callable[..., str]) -> None:
         ["node1", "member", "4-11", "4", "8"],
     ]
     assert re.match(r"node3  spare +- +- +1  .*max_nodes is 2", nodes_of(shown)[2])
+
+
+def test_names_that_are_made_up_are_those_of_no_other_node(plan: Callable[..., str]) -> None:
+    shown = plan("--nodes", "node3=8,4,2,1", "--nnodes", "4")
+    assert [line.split()[0] for line in nodes_of(shown)] == ["node2", "node3", "node4", "node5"]
+
+
+def test_a_node_may_go_and_come_back_with_other_slots(plan: Callable[..., str]) -> None:
+    shown = plan("--nodes", "a=8,b=4", "--nnodes", "2", "--without", "a", "--with", "a=2")
+    assert "then      round 2, world size 6 on 2 nodes" in shown
     assert "\x1b" not in shown
 
 

@@ -11,7 +11,7 @@ from tests.sim.__main__ import tell
 from tests.sim.world import run
 from tests.support.needs import ALL
 
-SEEDS, CHUNK = 1000 if os.environ.get(ALL) == "1" else 300, 100
+SEEDS, CHUNK = 1000 if os.environ.get(ALL) == "1" else 200, 100
 
 happened: Counter[str] = Counter()
 """How often each fault was part of a story so far."""

@@ -1,5 +1,6 @@
 """This node's part of one round: its processes, from their start until the last of them is gone."""
 
+import contextlib
 import os
 import signal
 import time
@@ -245,7 +246,8 @@ class LocalRound:
         deaf = [local_rank for local_rank, pid in running.items() if not handles(pid, signum)]
         for local_rank, pid in running.items():
             if local_rank not in deaf:
-                os.kill(pid, signum)  # it is not reaped before the round is cleared away
+                with contextlib.suppress(PermissionError):  # sudo in a worker; it has the file
+                    os.kill(pid, signum)  # it is not reaped before the round is cleared away
         return deaf
 
     def ready_to_stop(self) -> bool:

@@ -16,7 +16,7 @@ from hetrdzv.core.model import (
     RootCause,
     Round,
 )
-from hetrdzv.core.notice import ends_at
+from hetrdzv.core.notice import ends_at, may_save
 from hetrdzv.core.phrasing import ended
 from hetrdzv.protocol.differences import Difference
 
@@ -154,7 +154,7 @@ def heading(group: Group, node: Node) -> Heading:
         return tell(DirectiveKind.EXIT, group.state, group.round.number if group.round is not None else 0)
     if node.phase is NodePhase.LEFT:
         return tell(DirectiveKind.EXIT, "left")
-    if _may_save(group, node):
+    if may_save(group, node):
         reason = "notice" if node.takes_notice else "round_formed"
         return tell(DirectiveKind.START, reason, node.member_of)
     if node.leaving == DRAINED or node.node_id in group.drained:
@@ -173,14 +173,6 @@ def heading(group: Group, node: Node) -> Heading:
     if not node.stopped:
         return tell(DirectiveKind.STOP, "round_over", node.member_of)
     return tell(DirectiveKind.WAIT, "not_ready" if node.not_ready else "waiting")
-
-
-def _may_save(group: Group, node: Node) -> bool:
-    """Whether a node's workers run on for now, although their round is about to end, or the node to leave."""
-    active = group.active_round
-    if active is None or active.notice is None or not group.in_round(node) or node.gone or node.stopped:
-        return False
-    return node.leaving is None or not group.part_done(node)
 
 
 def directive(group: Group, node: Node, now: float) -> Directive:

@@ -78,7 +78,7 @@ def explain_wait(group: Group, node: Node, now: float) -> str:
     if active is None:
         return explain(group, now)
     if active.notice is not None:
-        return _explain_round(group, now)
+        return explain(group, now)
     if node.not_ready:
         return f"round {active.number} runs without {node.node_id}, which is not ready: {clipped(node.not_ready)}"
     larger = growth(group)
@@ -259,6 +259,8 @@ def _explain_last_wait(group: Group, answer: Selection | Shortfall, now: float) 
         which = spent_of(group.restarts, group.spec.max_restarts)
         return f"restart {which} waits {rests_until - now:.0f} s more, since {group.quick} came in quick succession"
     what = "last call" if group.last_call else "waiting for a replacement"
+    if group.spec.unit is not None:  # then no number of nodes shortens it
+        return f"{what}: starts in {max(0.0, forms_at(group, answer) - now):.0f} s"
     most = f", or as soon as {group.spec.max_nodes} are ready" if group.spec.max_nodes is not None else ""
     if (world := Worlds.of(group.spec).largest) is not None:
         most += f", or as soon as nodes with {count(world, 'slot')} are"

@@ -39,6 +39,7 @@ from hetrdzv.core.model import (
     RootCause,
     Round,
 )
+from hetrdzv.core.notice import may_save
 from hetrdzv.core.phrasing import clipped, count, describe_failure, names, never_met
 from hetrdzv.core.settle import settle
 from hetrdzv.core.spec import GroupSpec
@@ -434,6 +435,9 @@ def _undrain(work: Work, command: Undrain) -> None:
         return
     conduct = {name: one for name, one in group.conduct.items() if name != command.node_id}
     work.change(drained=group.drained - {command.node_id}, conduct=conduct)
+    node = group.nodes.get(command.node_id)
+    if node is not None and node.leaving == DRAINED and may_save(group, node):
+        work.change_node(node, leaving=None)  # its agent has not been told to exit
     work.say("node_undrained", f"{command.node_id} may join again", command.node_id)
 
 

@@ -7,7 +7,7 @@ as each has said that its workers are ready to stop, or after `notice_s`. Whatev
 from collections.abc import Sequence
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Group, GroupState, Member, NodePhase, Notice, Round
+from hetrdzv.core.model import Group, GroupState, Member, Node, NodePhase, Notice, Round
 
 
 def takes_notice(group: Group) -> bool:
@@ -30,6 +30,14 @@ def waited_for(group: Group) -> Sequence[str]:
 def ends_at(group: Group, notice: Notice) -> float:
     """When a round ends at the latest whose members have got this notice (seconds)."""
     return notice.at + group.spec.notice_s
+
+
+def may_save(group: Group, node: Node) -> bool:
+    """Whether a node's workers run on for now, although their round is about to end, or the node to leave."""
+    active = group.active_round
+    if active is None or active.notice is None or not group.in_round(node) or node.gone or node.stopped:
+        return False
+    return node.leaving is None or not group.part_done(node)
 
 
 def _is_ready(group: Group, active: Round, member: Member) -> bool:

@@ -308,7 +308,7 @@ def _joins(group: Group, changes: Changes) -> Iterator[Join]:
         alike = known or _any_node(group)
         yield Join(
             node_id=node_id,
-            incarnation=f"planned-{node_id}",
+            incarnation=f"planned-{known.incarnation if known is not None else node_id}",
             slots=one.slots,
             address=alike.address if alike is not None else ANY_ADDRESS,
             port=alike.port if alike is not None else 1,

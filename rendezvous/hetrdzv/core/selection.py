@@ -510,8 +510,15 @@ def growth(group: Group) -> Growth:
     sized = group.spec.sized
     if sized and not _may_grow(group.spec, active, waiting):
         return Growth()
-    there = _all_or_none(group, [*members, *waiting])
-    answer = select(group.spec, there, group.seats, former_round(group), group.unreachable)
+    there = _needed(group, _all_or_none(group, [*members, *waiting]))
+    answer = select(
+        group.spec,
+        there,
+        group.seats,
+        former_round(group),
+        group.unreachable,
+        taken_last=taken_last(group),
+    )
     if isinstance(answer, Shortfall):
         return Growth()
     if answer.world_size <= active.world_size if sized else len(answer.nodes) <= len(members):
@@ -559,9 +566,18 @@ def spare_reason(group: Group, node: Node, active: Round) -> Spare:
 def spare_unit(group: Group, node: Node) -> Sequence[Node]:
     """The ready nodes that would be taken in together with a spare, itself included."""
     value = value_of(group.spec, node)
-    if value is None:
-        return (node,)
-    return [one for one in ready_nodes(group) if value_of(group.spec, one) == value]
+    return (node,) if value is None else _ready_units(group).get(value, (node,))
+
+
+@kept
+def _ready_units(group: Group) -> Mapping[str, Sequence[Node]]:
+    """The ready nodes by unit, since each of many spares asks for its own."""
+    units: dict[str, list[Node]] = {}
+    for node in ready_nodes(group):
+        value = value_of(group.spec, node)
+        if value is not None:
+            units.setdefault(value, []).append(node)
+    return units
 
 
 @kept

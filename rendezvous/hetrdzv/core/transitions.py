@@ -151,7 +151,8 @@ def set_leaving(work: Work, node: Node, why: str, kind: EndKind) -> None:
         return
     if node.leaving is not None:
         notice = work.group.round.notice if work.group.round is not None else None
-        if notice is not None and kind is EndKind.LEFT and work.group.in_round(node):
+        runs_on = work.group.in_round(node) and not work.group.part_done(node)
+        if notice is not None and kind is EndKind.LEFT and runs_on:
             stop(work, notice)  # it was drained and ran on, but its workers are being stopped now
         return
     node = work.change_node(node, leaving=why)
@@ -245,6 +246,7 @@ def finish(work: Work, state: GroupState, text: str, root_cause: RootCause | Non
     work.change(
         state=state,
         root_cause=root_cause,
+        cancellation=work.group.cancellation if state is GroupState.CANCELLED else None,
         finished_at=work.now,
         waiting_since=None,
         bounds_since=None,

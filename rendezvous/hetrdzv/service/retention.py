@@ -55,7 +55,8 @@ def require_room_for(group: Group, changes: Changes, limits: Limits) -> None:
     Raises:
         TooManyNodes: it would.
     """
-    most, nodes = limits.max_nodes_per_group, len(group.live) - len(changes.remove) + len(changes.add)
+    most, removed = limits.max_nodes_per_group, frozenset(changes.remove)
+    nodes = sum(node.node_id not in removed for node in group.live) + len(changes.add)
     if changes.add and nodes > most:
         raise TooManyNodes(
             f"the plan gives group '{group.group_id}' {nodes} nodes, but it may have {most}: {_WAY_OUT}"

@@ -92,6 +92,22 @@ def test_who_handles_a_signal() -> None:
     assert not handles(process.pid, signal.SIGUSR1)
 
 
+def test_a_worker_that_the_agent_may_not_signal_has_the_file_all_the_same(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's own process is sudo, for example, which handles SIGUSR1 but belongs to another user."""
+
+    def refused(pid: int, signum: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(local_round.os, "kill", refused)
+    script = f"trap : USR1; touch up.$HET_ROUND; test $HET_ROUND = 2 || {{ {WAIT} {SAY} sleep 60; }}"
+    made = rig(script, report_stacks=True, notice_s=60.0, notice_signal=signal.SIGUSR1)
+    made.offers(takes_notice=True)
+    assert made.run(made.appears("up.1"), running(made), made.asks("restart")) == 0
+    assert "round 1: the workers are ready to stop" in made.said
+
+
 # -- the run loop --------------------------------------------------------------------------------------------
 
 WAIT = 'while ! test -e "$HET_NOTICE_FILE"; do sleep 0.05; done; '

@@ -482,6 +482,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_data_loaders_of_torch(tmp_path: Path) -> None:
     script = tmp_path / "s.py"
     script.write_text(LOADERS)

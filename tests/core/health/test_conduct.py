@@ -1,5 +1,7 @@
 """Nodes that come and go are set aside for a while; those whose workers fail again and again are taken last."""
 
+from dataclasses import replace
+
 from hetrdzv.core.health.conduct import MOST_KEPT, with_blame, with_departure
 from hetrdzv.core.model import Conduct
 from tests.core.driver import Story, running
@@ -83,6 +85,31 @@ def test_a_node_that_stayed_is_trusted_again() -> None:
 def test_the_bounds_come_first() -> None:
     story = flapping(min_nodes=2)
     assert story.order == ["a", "b"]
+
+
+def test_no_round_ends_only_to_put_another_node_in_its_place() -> None:
+    story = Story(min_world_size=8, last_call_s=1.0, lease_s=600.0)
+    conduct = {
+        name: Conduct(departures=3, aside=True, free_at=story.now + left)
+        for name, left in (("b", 500), ("z", 400))
+    }
+    story.group = replace(story.group, conduct=conduct)
+    story.join("a", 4)
+    story.join("b", 4)
+    story.wait(1)
+    story.started("a", "b")
+    story.join("z", 8)
+    story.wait(2)
+    assert story.ended is None
+    story.join("c", 4)
+    story.wait(2)
+    assert (story.order, story.ended) == (["a", "b"], None)
+    story.join("d", 4)  # with it the world is larger, without b
+    story.join("e", 4)
+    story.wait(1)
+    assert story.ended == "joined"
+    story.joins("a", "b")
+    assert story.order == ["a", "c", "d", "e"]  # c in b's place
 
 
 def test_if_several_are_set_aside_only_as_many_as_needed_are_taken() -> None:

@@ -51,6 +51,11 @@ WRONG: list[tuple[Any, int, str]] = [
     ({"restart": "yes"}, 422, "restart: Input should be a valid boolean"),
     ({"remove": "a"}, 422, "remove: Input should be a valid list"),
     ({"add": [{"slots": 1}] * 3}, 409, "the plan gives group 'g' 5 nodes, but it may have 4: use"),
+    (
+        {"add": [{"slots": 1}] * 4, "remove": ["a"] * 3},
+        409,
+        "the plan gives group 'g' 5 nodes, but it may have 4: use",
+    ),
 ]
 """Bodies, each with the status and the beginning of the detail of what is answered."""
 

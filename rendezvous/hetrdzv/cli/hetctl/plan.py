@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import click
@@ -122,10 +123,13 @@ def _without_server(
     spec: dict[str, object], nodes: Sequence[NewNodeFields], request: PlanRequest
 ) -> PlanReply:
     """What a server would say, worked out here."""
-    named = [
-        one if one.node_id else one.model_copy(update={"node_id": f"node{number}"})
-        for number, one in enumerate(nodes, 1)
-    ]
+    named, taken = [], {one.node_id for one in nodes}
+    for number, one in enumerate(nodes, 1):
+        if one.node_id is None:
+            name = next(name for place in count(number) if (name := f"node{place}") not in taken)
+            one = one.model_copy(update={"node_id": name})  # noqa: PLW2901
+        taken.add(one.node_id)
+        named.append(one)
     supposed = changes(request) if request.remove or request.add else None
     unknown = [one for one in request.remove if one not in {node.node_id for node in named}]
     if unknown:

@@ -110,7 +110,8 @@ def test_a_framework_finds_its_ranks_and_trains_on_after_a_kill(
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
     hold.touch()
-    flags = ("--nnodes", str(len(NODES)), "--stop-timeout-s", "5", "--preload", preload)
+    nnodes = ("--nnodes", str(len(NODES)))
+    flags = (*nnodes, "--stop-timeout-s", "5", "--hang-timeout-s", "10", "--preload", preload)  # none hangs
     with cluster(tmp_path, *flags) as job:
         for name, slots in NODES.items():
             job.agent(name, slots, script=str(HERE / program.script), args=program.words(saved, hold))

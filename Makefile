@@ -64,6 +64,7 @@ demo: $(DEMO)  ## train on uneven nodes on this machine, and lose one on the way
 
 tools:  ## install what some tests need, on Debian and partly as root (without it they are skipped)
 	$(call debian,ip nft docker-compose systemd-analyze,iproute2 nftables docker-compose systemd,tests with several hosts or of deploy/)
+	$(call debian,chromium,chromium fonts-dejavu-core,tests of the dashboard in a browser)
 	$(call unpacked,etcd,etcd-server,tests on etcd 3.4)
 	$(call unpacked,promtool,prometheus,tests of the alerts)
 

@@ -19,6 +19,7 @@ from typing import Any, get_args
 import click
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 import hetagent
@@ -326,7 +327,24 @@ def routes() -> Mapping[str, set[str]]:
         for path, operations in application().openapi()["paths"].items()
         for method, operation in operations.items()
     }
-    return {**found, "GET /docs": set(), "GET /openapi.json": set()}
+    return {**found, **FOR_PEOPLE}
+
+
+FOR_PEOPLE: Mapping[str, set[str]] = {
+    "GET /docs": set(),
+    "GET /openapi.json": set(),
+    "GET /": set(),
+    "GET /groups/{group_id}": {"rows"},
+    **{
+        f"{method} /groups/{{group_id}}/{action}": set()
+        for method in ("GET", "POST")
+        for action in ("restart", "cancel", "nodes/{node_id}/drain", "nodes/{node_id}/undrain")
+    },
+    "GET /sign-in": {"code", "group"},
+    "POST /sign-out": set(),
+    "GET /static/{name}": set(),
+}
+"""The routes for people, which the OpenAPI document leaves out; `test_no_page_is_forgotten` has the rest."""
 
 
 def check_routes(text: str, there: Mapping[str, AbstractSet[str]]) -> list[str]:
@@ -338,6 +356,17 @@ def check_routes(text: str, there: Mapping[str, AbstractSet[str]]) -> list[str]:
     for route in table.keys() & there.keys():
         wrong += [f"{route} takes {name}" for name in sorted(there[route] - quoted(table[route][1:]))]
     return wrong
+
+
+def test_no_page_is_forgotten() -> None:
+    left_out = {
+        f"{method} {route.path}"
+        for included in application().routes
+        for route in included.original_router.routes
+        if isinstance(route, APIRoute) and not route.include_in_schema
+        for method in route.methods
+    }
+    assert left_out == FOR_PEOPLE.keys()
 
 
 def test_every_route_is_told() -> None:

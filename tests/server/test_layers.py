@@ -15,7 +15,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auth": {"protocol"},
     "storage": {"core", "protocol"},
     "service": {"core", "protocol", "settings", "storage"},
-    "api": {"core", "protocol", "settings", "storage", "auth", "service"},
+    "api": {"core", "protocol", "settings", "storage", "auth", "service", "dashboard"},
+    "dashboard": {
+        "core",
+        "protocol",
+        "storage",
+        "auth",
+        "service",
+        "api.dispatch",
+        "api.problems",
+        "api.views",
+    },
     "client": {"protocol", "auth"},
     "cli": {"core", "protocol", "settings", "storage", "auth", "service", "api", "client"},
 }

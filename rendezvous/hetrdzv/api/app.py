@@ -11,7 +11,10 @@ from hetrdzv.api.http.limits import Admission
 from hetrdzv.api.refused import RefusalLog
 from hetrdzv.api.routes import docs, groups, health, nodes
 from hetrdzv.api.routes.short import ShortRoutes
+from hetrdzv.auth.sessions import Sessions
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
+from hetrdzv.dashboard import actions, pages, render, signing_in
+from hetrdzv.dashboard.live import Hub
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.replica import Replica, SingleReplica
 from hetrdzv.service.service import Service
@@ -54,13 +57,19 @@ def create_app(
     openapi.install(app)
     for router in (nodes.router, groups.router, health.router, docs.router):
         app.include_router(router)
+    for router in (pages.router, actions.router, signing_in.pages, signing_in.api):
+        app.include_router(router)
     if token is not None:
         tokens = Tokens({token: EVERYTHING})
+    app.state.sessions = sessions = Sessions(tokens)
+    app.state.hub = Hub()
     admission = Admission(limits.max_polls_per_address)
     return Gate(
         ShortRoutes(app),
         Dispatcher(replica),
         tokens=tokens,
+        sessions=sessions,
+        refusal_page=render.refusal,
         admission=admission,
         refusals=refusals,
         any_host=any_host,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from urllib.parse import quote
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrdzv.api import problems
@@ -15,7 +16,8 @@ from hetrdzv.api.http.calling import CERTIFIED
 from hetrdzv.api.http.limits import Admission
 from hetrdzv.api.refused import RefusalLog, client_of
 from hetrdzv.auth.hosts import same_origin, trusted_host
-from hetrdzv.auth.policy import OPEN_PATHS, Permit
+from hetrdzv.auth.policy import Permit, is_open, is_page
+from hetrdzv.auth.sessions import Sessions, cookie_in, cookie_name
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import (
@@ -37,9 +39,6 @@ GROUP_PATHS = "/v1/"
 CHUNK_BYTES = 1 << 16
 """Replies are sent in pieces of this size; the next follows once the client has read enough of the last."""
 
-EVERYBODY = Permit(EVERYTHING)
-"""The permit of every request if no token is required."""
-
 _VERSION = [(name.lower().encode(), value.encode()) for name, value in versions.HEADERS.items()]
 
 
@@ -49,6 +48,8 @@ class Gate:
     Args:
         dispatcher: finds the service for requests about groups.
         tokens: every request must carry one of them; None: no token is required.
+        sessions: of browsers that are signed in with one of them.
+        refusal_page: a refusal as a page, for a browser.
         admission: limits what is in progress at once.
         refusals: logs who is refused.
         any_host: whether a server without tokens answers to every host name (`--insecure`).
@@ -61,6 +62,8 @@ class Gate:
         dispatcher: Dispatcher,
         *,
         tokens: Tokens | None,
+        sessions: Sessions,
+        refusal_page: Callable[[HetError], Response],
         admission: Admission,
         refusals: RefusalLog,
         any_host: bool,
@@ -69,6 +72,9 @@ class Gate:
         self._app = app
         self._dispatcher = dispatcher
         self._tokens = tokens
+        self._sessions = sessions
+        self._refusal_page = refusal_page
+        self._everybody = Permit(EVERYTHING, sessions=sessions)
         self._admission = admission
         self._refusals = refusals
         self._any_host = any_host
@@ -84,17 +90,20 @@ class Gate:
                 versions.check_request(
                     headers.get(versions.MAJOR_HEADER.lower()), headers.get(versions.MINOR_HEADER.lower())
                 )
-            if scope["path"] not in OPEN_PATHS:
+            if not is_open(scope["path"]):
                 permit = self._permit(scope, headers)
                 permit.check(scope["method"], scope["path"])
                 scope = permit.put_into(scope)
-            elif scope["method"] == "HEAD":
+            elif scope["method"] == "HEAD" and scope["path"] != "/sign-in":  # which would use up its code
                 scope, reply.without_body = {**scope, "method": "GET"}, True
             go_on = partial(self._pass_on, scope, headers, receive, reply)
             await self._admission.admit(scope, headers.get("accept", ""), go_on)
         except HetError as error:
             self._refusals.note(error, client_of(scope), scope["method"], scope["path"])
-            await _refuse(reply, error, scope)
+            if is_page(scope["path"]) and "text/html" in headers.get("accept", ""):
+                await self._refuse_page(reply, error, scope)
+            else:
+                await _refuse(reply, error, scope)
         except asyncio.CancelledError:  # the server is stopping and no longer waits for this request
             if not reply.begun:
                 stopping = ServerStopping("the server is stopping; try again in a moment")
@@ -110,7 +119,7 @@ class Gate:
         with Body(headers, receive, self._admission.bodies) as body:
             if not await body.read():
                 return
-            if scope["path"].startswith(GROUP_PATHS):
+            if scope["path"].startswith(GROUP_PATHS) or is_page(scope["path"]):
                 scope = self._dispatcher.assign(scope)
                 reply.may_begin = lambda: self._dispatcher.still_answers(scope)
             await self._app(scope, body.receive, reply)
@@ -128,6 +137,8 @@ class Gate:
                 "this server requires a client certificate: give --client-cert and --client-key"
             )
         if self._tokens is not None:
+            if is_page(scope["path"]) and "authorization" not in headers:
+                return self._signed_in(headers)
             return _check_token(headers.get("authorization", ""), self._tokens)
         host = headers.get("host", "")
         if not self._any_host and not trusted_host(host):
@@ -140,7 +151,29 @@ class Gate:
                 "this server has no token, so it refuses browser requests from other sites: "
                 "start hetserver with --token-file"
             )
-        return EVERYBODY
+        return self._everybody
+
+    def _signed_in(self, headers: dict[str, str]) -> Permit:
+        """The permit of a browser that is signed in.
+
+        Raises:
+            Unauthorized: it is not.
+        """
+        cookie = cookie_in(headers.get("cookie", ""), cookie_name(headers.get("host", "")))
+        session = self._sessions.find(cookie) if cookie else None
+        if session is None:
+            raise Unauthorized(
+                "nobody is signed in here: run hetctl dashboard, and open the link that it prints"
+            )
+        return Permit(session.entry.grant, session.entry, self._tokens, session, self._sessions)
+
+    async def _refuse_page(self, reply: "_Reply", error: HetError, scope: Scope) -> None:
+        reply.withheld, reply.may_begin = False, None
+        page = self._refusal_page(error)
+        if isinstance(error, NotLeader):
+            page.raw_headers.append((b"location", _same_request_at(error.leader, scope)))
+        await reply({"type": "http.response.start", "status": page.status_code, "headers": page.raw_headers})
+        await reply({"type": "http.response.body", "body": page.body})
 
 
 class _Reply:
@@ -185,10 +218,10 @@ def _check_token(authorization: str, tokens: Tokens) -> Permit:
     given = given.strip()
     if scheme.lower() != "bearer" or not given:
         raise Unauthorized("this server requires a token: set HET_TOKEN or give --token-file")
-    grant = tokens.find(given)
-    if grant is None:
+    entry = tokens.entry(given)
+    if entry is None:
         raise Unauthorized("this server does not accept the token: compare it with hetserver's token file")
-    return Permit(grant, given, tokens)
+    return Permit(entry.grant, entry, tokens)
 
 
 async def _refuse(reply: _Reply, error: HetError, scope: Scope) -> None:

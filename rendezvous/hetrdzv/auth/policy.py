@@ -11,16 +11,34 @@ from typing import Any, NamedTuple
 from fastapi import Request
 from starlette.types import Scope
 
-from hetrdzv.auth.tokens import Grant, Role, Tokens
+from hetrdzv.auth.sessions import Session, Sessions
+from hetrdzv.auth.tokens import Entry, Grant, Role, Tokens
 from hetrdzv.protocol.errors import Forbidden
 
 _GROUP = "/v1/groups/{group_id}"
 _NODE = f"{_GROUP}/nodes/{{node_id}}"
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
+_PAGE = "/groups/{group_id}"
+_PAGE_NODE = f"{_PAGE}/nodes/{{node_id}}"
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json", "/sign-in", "/static/{name}"})
 """Paths that need neither token nor certificate: they reveal nothing about any group."""
 
+_STATIC = re.compile(r"/static/[^/]+")
+
 ROLES: Mapping[str, Role] = {
+    "GET /": Role.READ,
+    f"GET {_PAGE}": Role.READ,
+    f"GET {_PAGE}/restart": Role.ADMIN,
+    f"POST {_PAGE}/restart": Role.ADMIN,
+    f"GET {_PAGE}/cancel": Role.ADMIN,
+    f"POST {_PAGE}/cancel": Role.ADMIN,
+    f"GET {_PAGE_NODE}/drain": Role.ADMIN,
+    f"POST {_PAGE_NODE}/drain": Role.ADMIN,
+    f"GET {_PAGE_NODE}/undrain": Role.ADMIN,
+    f"POST {_PAGE_NODE}/undrain": Role.ADMIN,
+    "POST /sign-out": Role.READ,
+    "POST /v1/sign-in-codes": Role.READ,
     "GET /v1/groups": Role.READ,
     "GET /metrics": Role.READ,
     f"GET {_GROUP}": Role.READ,
@@ -44,8 +62,8 @@ ROLES: Mapping[str, Role] = {
 }
 """The lowest role that may use a route."""
 
-SCOPED = frozenset({"GET /v1/groups"})
-"""Routes that name no group, but show only groups in the scope of the token."""
+SCOPED = frozenset({"GET /", "POST /sign-out", "POST /v1/sign-in-codes", "GET /v1/groups"})
+"""Routes that name no group, but show only groups in the scope of the token, or none."""
 
 _KEY = "hetrdzv.permit"
 
@@ -67,24 +85,55 @@ def _row(route: str, role: Role) -> Row:
 _ROWS = [_row(route, role) for route, role in ROLES.items()]
 
 
+def is_open(path: str) -> bool:
+    """Whether a path needs neither token nor certificate."""
+    return path in OPEN_PATHS or _STATIC.fullmatch(path) is not None
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is one of the dashboard's, to which a browser that is signed in has access."""
+    return path in ("/", "/sign-out") or path.startswith("/groups/")
+
+
 class Permit:
     """What a request may do.
 
     Args:
         grant: of its token.
-        token: None if none is required.
+        entry: that token; None if none is required.
         tokens: those that the server accepts.
+        session: of the browser that is signed in instead of sending the token, if so.
+        sessions: all of them.
+
+    Attributes:
+        csrf: what a request from a page that changes something must bring along; None: it brings its token.
     """
 
-    def __init__(self, grant: Grant, token: str | None = None, tokens: Tokens | None = None) -> None:
+    def __init__(
+        self,
+        grant: Grant,
+        entry: Entry | None = None,
+        tokens: Tokens | None = None,
+        session: Session | None = None,
+        sessions: Sessions | None = None,
+    ) -> None:
         self.grant = grant
-        self._token = token
+        self.entry = entry
+        self.session = session
         self._tokens = tokens
+        self._sessions = sessions
+        self.csrf: str | None = None
+        if session is not None:
+            self.csrf = session.csrf
+        elif entry is None and sessions is not None:
+            self.csrf = sessions.open_csrf
 
     @property
     def is_valid(self) -> bool:
-        """Whether the token still has this grant; ask again during a long reply."""
-        return self._tokens is None or self._tokens.find(self._token or "") == self.grant
+        """Whether the token still has this grant, and nobody has signed out; ask again during a long reply."""
+        if self.session is not None and self._sessions is not None:
+            return self._sessions.is_live(self.session)
+        return self._tokens is None or (self.entry is not None and self._tokens.holds(self.entry))
 
     def bearer(self, host: str) -> str:
         """Who made the request, as far as the server knows: `an admin of team-a-* at 10.0.0.9`. Never the token.
@@ -93,7 +142,7 @@ class Permit:
             host: the address that the request came from; empty if it is not known.
         """
         who = "someone"
-        if self._tokens is not None:
+        if self.entry is not None:
             of = f" of {self.grant.scope}" if self.grant.scope is not None else ""
             who = f"{'an' if self.grant.role is not Role.READ else 'a'} {self.grant.role}{of}"
         return f"{who} at {host}" if host else who

@@ -63,13 +63,22 @@ class Tokens:
     def __init__(self, granted: Mapping[str, Grant]) -> None:
         self._entries = entries(granted)
 
-    def find(self, given: str) -> Grant | None:
-        """The grant of a token, or None. Compares with every token in constant time."""
+    def entry(self, given: str) -> Entry | None:
+        """A token with its grant, or None. Compares with every token in constant time."""
         digest, found = _digest(given), None
         for entry in self._entries:
             if hmac.compare_digest(entry.digest, digest):
-                found = entry.grant
+                found = entry
         return found
+
+    def find(self, given: str) -> Grant | None:
+        """The grant of a token, or None."""
+        entry = self.entry(given)
+        return entry.grant if entry is not None else None
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether a token is still accepted, with the same grant."""
+        return entry in self._entries
 
     def refresh(self, *, now: bool = False) -> None:
         """Reload the tokens if they have changed; these never do."""

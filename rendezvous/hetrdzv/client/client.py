@@ -36,6 +36,7 @@ from hetrdzv.protocol.wire import (
     PlanRequest,
     PollRequest,
     ReportRequest,
+    SignInReply,
     SpecFields,
     StacksReply,
     StacksRequest,
@@ -232,6 +233,15 @@ class Client:
         """The end of what the running round's workers have written to stderr, from their agents."""
         query = {"rank": ranks} if ranks else {}
         return await self._ask(LogsReply, "POST", f"{_group(group)}/logs", query=query, wait_s=STACKS_WAIT_S)
+
+    async def sign_in_code(self) -> SignInReply:
+        """Where a browser has to go on `last_server` to be signed in to the dashboard with this client's token."""
+        return await self._ask(SignInReply, "POST", "/v1/sign-in-codes", once=True)
+
+    @property
+    def last_server(self) -> str:
+        """The URL of the server that answered last."""
+        return self._servers.last
 
     async def delete(self, group: str) -> None:
         """Forget a group."""

@@ -28,6 +28,9 @@ HEALTH = ("/healthz", "/readyz")
 _SMALL = re.compile(r"/healthz|/readyz|/v1/groups/[^/]+/nodes/[^/]+(/directive|/report)?")
 """Paths with small replies: health, and the requests of agents."""
 
+_FOLLOWED = re.compile(r"/|/groups/[^/]+|/v1/groups/[^/]+/events")
+"""Paths that can be followed as an event stream: pages of the dashboard, and histories."""
+
 
 @lru_cache(4096)
 def neighbourhood(address: str) -> str:
@@ -63,9 +66,8 @@ class Admission:
         path: str = scope["path"]
         client = scope.get("client")
         address = neighbourhood(client[0]) if client else ""
-        if _SMALL.fullmatch(path) is None and not (
-            path.endswith("/events") and "text/event-stream" in accept
-        ):
+        follows = "text/event-stream" in accept and _FOLLOWED.fullmatch(path) is not None
+        if _SMALL.fullmatch(path) is None and not follows:
             await self._read(address, go_on)
             return
         if path in HEALTH:

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 import click
 
 from hetrdzv import __version__
-from hetrdzv.cli.hetctl import events, groups, nodes, plan, stacks
+from hetrdzv.cli.hetctl import dashboard, events, groups, nodes, plan, stacks
 from hetrdzv.cli.hetctl.calls import complain
 from hetrdzv.cli.hetctl.look import describe, get, history, logs, top, wait
 from hetrdzv.cli.hetctl.options import takes_shared
@@ -25,6 +25,7 @@ SUBCOMMANDS = (
     wait.wait,
     top.top,
     logs.logs,
+    dashboard.dashboard,
     stacks.stacks,
     plan.plan,
     groups.restart,

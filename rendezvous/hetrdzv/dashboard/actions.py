@@ -1,0 +1,148 @@
+"""What a page does to a group: first the question, with the plan where there is one, then the deed."""
+
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+
+from hetrdzv.api.dispatch import service_of
+from hetrdzv.auth.hosts import same_origin
+from hetrdzv.auth.policy import permit_of
+from hetrdzv.core.commands import Cancel, Command, Drain, Restart, Undrain
+from hetrdzv.core.phrasing import count, names
+from hetrdzv.core.plan import Changes, Plan
+from hetrdzv.dashboard.render import HEADERS, page
+from hetrdzv.dashboard.routing import PageRoute
+from hetrdzv.protocol import wire
+from hetrdzv.protocol.errors import ForeignHost
+
+CSRF_HEADER = "x-csrf-token"
+
+
+def require_own_page(request: Request) -> None:
+    """Check that a request which changes something comes from a page of this server.
+
+    A browser that is signed in sends its cookie with whatever any page makes it send; so pages bring along a word that
+    only they know. A program that sends its token needs none.
+
+    Raises:
+        ForeignHost: it does not.
+    """
+    expected, headers = permit_of(request).csrf, request.headers
+    if expected is None:
+        return
+    if headers.get(CSRF_HEADER) != expected or not same_origin(
+        headers.get("origin"), headers.get("host", "")
+    ):
+        raise ForeignHost(
+            "this request does not come from a page of this server that is up to date: reload the page"
+        )
+
+
+router = APIRouter(prefix="/groups/{group_id}", route_class=PageRoute, include_in_schema=False)
+_OWN = [Depends(require_own_page)]
+
+
+@router.get("/restart")
+async def ask_restart(request: Request, group_id: wire.Id) -> Response:
+    """What a restart would do."""
+    found = await _plan(request, group_id, Changes(restart=True))
+    return _question(group_id, "Restart", f"/groups/{group_id}/restart", f"Restart {group_id}?", told(found))
+
+
+@router.post("/restart", dependencies=_OWN)
+async def restart(request: Request, group_id: wire.Id) -> Response:
+    """As `POST /v1/groups/{group_id}/restart`."""
+    return await _do(request, group_id, Restart())
+
+
+@router.get("/cancel")
+async def ask_cancel(request: Request, group_id: wire.Id) -> Response:
+    """What cancelling would do."""
+    group = service_of(request).group(group_id)
+    active = group.active_round
+    lines = ["All agents of the job exit with status 3."]
+    if active is not None:
+        lines.insert(
+            0, f"{count(active.world_size, 'worker')} on {count(len(active.members), 'node')} are stopped."
+        )
+    return _question(group_id, "Cancel the job", f"/groups/{group_id}/cancel", f"Cancel {group_id}?", lines)
+
+
+@router.post("/cancel", dependencies=_OWN)
+async def cancel(request: Request, group_id: wire.Id) -> Response:
+    """As `POST /v1/groups/{group_id}/cancel`."""
+    host = request.client.host if request.client is not None else ""
+    by = permit_of(request).bearer(host)
+    return await _do(request, group_id, Cancel(by=by, at=datetime.now(UTC).isoformat(timespec="seconds")))
+
+
+@router.get("/nodes/{node_id}/drain")
+async def ask_drain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
+    """What draining a node would do."""
+    found = await _plan(request, group_id, Changes(drain=(node_id,)))
+    path = f"/groups/{group_id}/nodes/{node_id}/drain"
+    return _question(group_id, "Drain", path, f"Drain {node_id}?", told(found))
+
+
+@router.post("/nodes/{node_id}/drain", dependencies=_OWN)
+async def drain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
+    """As `POST /v1/groups/{group_id}/nodes/{node_id}/drain`."""
+    return await _do(request, group_id, Drain(node_id))
+
+
+@router.get("/nodes/{node_id}/undrain")
+async def ask_undrain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
+    """What letting a node in again would do."""
+    service_of(request).group(group_id)
+    path = f"/groups/{group_id}/nodes/{node_id}/undrain"
+    lines = [f"{node_id} may join again once its agent is started there."]
+    return _question(group_id, "Let it in", path, f"Let {node_id} in again?", lines)
+
+
+@router.post("/nodes/{node_id}/undrain", dependencies=_OWN)
+async def undrain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
+    """As `POST /v1/groups/{group_id}/nodes/{node_id}/undrain`."""
+    return await _do(request, group_id, Undrain(node_id))
+
+
+async def _plan(request: Request, group_id: str, changes: Changes) -> Plan:
+    service = service_of(request)
+    return await service.plans.plan(service.group(group_id), changes, service.now())
+
+
+async def _do(request: Request, group_id: str, command: Command) -> Response:
+    await service_of(request).execute(group_id, command)
+    return Response(status_code=204, headers={**HEADERS, "HX-Trigger": "done"})
+
+
+def _question(group_id: str, verb: str, path: str, title: str, lines: list[str]) -> Response:
+    return page("question.html", group_id=group_id, verb=verb, path=path, title=title, lines=lines)
+
+
+def told(found: Plan) -> list[str]:
+    """A plan in a few sentences."""
+    lines = []
+    if found.stops:
+        lines.append(f"Workers of {names(found.stops)} are stopped for good.")
+    if found.restarted:
+        lines.append(f"Workers of {names(found.restarted)} are stopped and started again.")
+    if found.world_size and found.round != found.was_round:
+        size = (
+            f"{found.was_world_size} to {found.world_size}"
+            if found.was_world_size != found.world_size
+            else (f"{found.world_size}, as before")
+        )
+        lines.append(f"Round {found.round} follows, with {found.master} as master. World size: {size}.")
+    elif found.world_size:
+        lines.append(f"Round {found.round} goes on.")
+    else:
+        lines.append(f"Then no round runs: {found.why}.")
+    if found.moves:
+        lines.append(f"Ranks change on {names(found.moves)}.")
+    if found.spares and found.world_size:
+        lines.append(f"Spare: {names(one.node_id for one in found.spares)}.")
+    if found.in_s >= 1:
+        lines.append(f"The group's own waits take about {found.in_s:.0f} s.")
+    lines.append(f"Restarts used then: {found.restarts}.")
+    return lines

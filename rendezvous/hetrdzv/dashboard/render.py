@@ -1,0 +1,106 @@
+"""Templates to HTML. Everything is escaped, and nothing runs but our own files (Content-Security-Policy)."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.responses import HTMLResponse
+
+from hetrdzv import __version__
+from hetrdzv.core.phrasing import count
+from hetrdzv.protocol.errors import HetError, Unauthorized
+
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with no-referrer, browsers would send `Origin: null`
+    "Cache-Control": "no-store",
+    "Vary": "Accept",
+}
+"""Of every page: it loads nothing from elsewhere, runs no script in its text, is in no other site's frame or cache."""
+
+SIGNS = {
+    "waiting": "◌",
+    "starting": "◐",
+    "running": "●",
+    "succeeded": "✓",
+    "failed": "✕",
+    "cancelled": "⊘",
+    "ready": "○",
+    "not_ready": "!",
+    "spare": "◇",
+    "stopping": "■",
+    "hangs": "!",
+    "suspect": "?",
+    "drained": "⊘",
+    "lost": "✕",
+    "left": "←",
+}
+"""By the state of a group or a node: seen also where colours are not."""
+
+
+def lasted(seconds: float) -> str:
+    """A length of time in words, two units at most: `12 s`, `3 min 5 s`, `2 h 10 min`, `4 d 1 h`."""
+    whole = max(0, round(seconds))
+    if whole < 1 and seconds > 0.05:
+        return f"{seconds:.1f} s"
+    parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
+    first = next((index for index, (number, _) in enumerate(parts) if number), 3)
+    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number) or "0 s"
+
+
+def roughly(seconds: float) -> str:
+    """A length of time in words, one unit: `3 min`."""
+    return " ".join(lasted(seconds).split()[:2])
+
+
+def percent(share: float) -> str:
+    """A share, rounded down, so that 100 % means all of it."""
+    return f"{int(share * 1000) / 10:g} %"
+
+
+def clock(at: str) -> str:
+    """The time of day of an ISO 8601 time, in UTC; the page turns it into local time."""
+    try:
+        return f"{datetime.fromisoformat(at).astimezone(UTC):%H:%M:%S}"
+    except ValueError:
+        return at
+
+
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("hetrdzv.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters |= {"lasted": lasted, "roughly": roughly, "percent": percent, "clock": clock}
+    made.globals |= {"count": count, "signs": SIGNS, "version": __version__}
+    return made
+
+
+_TEMPLATES = _environment()
+
+
+def section(template: str, **values: object) -> str:
+    """A part of a page as HTML."""
+    return _TEMPLATES.get_template(template).render(values)
+
+
+def page(template: str, status: int = 200, **values: object) -> HTMLResponse:
+    """A page."""
+    return HTMLResponse(section(template, **values), status, dict(HEADERS))
+
+
+def refusal(error: HetError) -> HTMLResponse:
+    """An error as a page."""
+    if isinstance(error, Unauthorized):
+        return page("sign_in.html", error.status, why="")
+    title = HTTPStatus(error.status).phrase
+    return page("error.html", error.status, title=title, why=str(error))

@@ -1,0 +1,39 @@
+"""Routes of pages: errors are pages too, or parts of one where a page asked for a part."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, Response
+from fastapi.routing import APIRoute
+
+from hetrdzv.api import problems
+from hetrdzv.dashboard.render import HEADERS, refusal, section
+from hetrdzv.protocol.errors import HetError, InvalidRequest
+
+
+class PageRoute(APIRoute):
+    """A route whose errors a browser can show; programs get problem details as everywhere."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handled(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except HetError as error:
+                return answer(request, error)
+            except RequestValidationError:
+                return answer(request, InvalidRequest("that is not the name of a group or of a node"))
+
+        return handled
+
+
+def answer(request: Request, error: HetError) -> Response:
+    """An error for whoever asked."""
+    if "hx-request" in request.headers:
+        return HTMLResponse(section("wrong.html", why=str(error)), error.status, dict(HEADERS))
+    if "text/html" in request.headers.get("accept", ""):
+        return refusal(error)
+    return problems.answer(error).response()

@@ -1,0 +1,69 @@
+"""Signing in with a code that works once, and out."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import Response
+
+from hetrdzv.api import problems
+from hetrdzv.auth.policy import permit_of
+from hetrdzv.auth.sessions import CODE_S, SESSION_S, Sessions, cookie_name
+from hetrdzv.dashboard.actions import require_own_page
+from hetrdzv.dashboard.render import HEADERS, page
+from hetrdzv.dashboard.routing import PageRoute
+from hetrdzv.protocol import wire
+
+pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+api = APIRouter(
+    prefix="/v1",
+    tags=["dashboard"],
+    dependencies=[Depends(problems.known_parameters)],
+    responses=problems.RESPONSES,
+)
+
+
+@api.post("/sign-in-codes", response_model=wire.SignInReply)
+async def make_code(request: Request) -> wire.SignInReply:
+    """A link for a browser, which works once and signs it in to the dashboard as whoever asks."""
+    sessions: Sessions = request.app.state.sessions
+    entry = permit_of(request).entry
+    if entry is None:
+        return wire.SignInReply(path="/")
+    return wire.SignInReply(path=f"/sign-in?code={sessions.code(entry)}", expires_in_s=CODE_S)
+
+
+@pages.get("/sign-in")
+async def sign_in(
+    request: Request,
+    code: Annotated[str, Query(max_length=128)] = "",
+    group: wire.Id | None = None,
+) -> Response:
+    """Use up a code: the browser is signed in, and goes on to a page without it."""
+    sessions: Sessions = request.app.state.sessions
+    if not code:
+        return page("sign_in.html", why="")
+    cookie = sessions.redeem(code)
+    if cookie is None:
+        return page("sign_in.html", 403, why="This link has been used already, or is too old.")
+    where = "/" if group is None else f"/groups/{group}"
+    response = Response(status_code=303, headers={**HEADERS, "Location": where})
+    response.set_cookie(
+        cookie_name(request.headers.get("host", "")),
+        cookie,
+        max_age=int(SESSION_S),
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return response
+
+
+@pages.post("/sign-out", dependencies=[Depends(require_own_page)])
+async def sign_out(request: Request) -> Response:
+    """End the session of this browser."""
+    session = permit_of(request).session
+    if session is not None:
+        session.over = True
+    response = Response(status_code=204, headers={**HEADERS, "HX-Redirect": "/sign-in"})
+    response.delete_cookie(cookie_name(request.headers.get("host", "")), httponly=True, samesite="strict")
+    return response

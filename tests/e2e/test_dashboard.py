@@ -1,0 +1,197 @@
+"""The dashboard in a real browser: Chromium, driven by playwright, against a real server.
+
+Without them: apt-get install chromium fonts-dejavu-core; pip install playwright
+"""
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.needs import program
+from tests.support.servers import Hetserver
+
+pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+ADMIN, READ = "a-token-for-admins-only", "a-token-for-readers-only"
+EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+SPEC = {"lease_s": 600, "last_call_s": 0, "min_nodes": 2, "max_nodes": 2}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    path = program("chromium")
+    if path is None:
+        pytest.skip("needs Chromium: apt-get install chromium fonts-dejavu-core")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hetserver]:
+    path = tmp_path_factory.mktemp("dashboard") / "tokens"
+    path.write_text(f"{ADMIN} admin\n{READ} read\n")
+    path.chmod(0o600)
+    with Hetserver("memory", 0, path) as running:
+        yield running
+        assert ADMIN not in running.log
+        assert "Traceback" not in running.log
+
+
+class Watched:
+    """A page of which everything is noted that it should not do."""
+
+    def __init__(self, chromium: Browser, server: Hetserver, **options: Any) -> None:
+        self.server = server
+        self.complaints: list[str] = []
+        self.context = chromium.new_context(**options)
+        self.page: Page = self.context.new_page()
+        self.page.on("pageerror", lambda error: self.complaints.append(f"script error: {error}"))
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type == "error" else None)
+        self.page.on(
+            "request", lambda r: None if r.url.startswith(server.url) else self.complaints.append(r.url)
+        )
+
+    def sign_in(self, token: str, group: str) -> str:
+        """Follow a link that a code is in; returns the link."""
+        link = self.server.url + ask(self.server, "POST", "/v1/sign-in-codes", token=token)["path"]
+        self.page.goto(f"{link}&group={group}")
+        return link
+
+
+def ask(server: Hetserver, method: str, path: str, body: object = None, token: str = ADMIN) -> Any:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)) as connection:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+        connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+        response = connection.getresponse()
+        content = response.read()
+        assert response.status < 300, content
+        return json.loads(content) if content else None
+
+
+def join(server: Hetserver, group: str, node: str, after: int = 0, **more: object) -> None:
+    offer = {
+        "incarnation": "1",
+        "slots": 2,
+        "address": "10.0.0.1",
+        "port": 4000,
+        "after_round": after,
+        "spec": SPEC,
+    }
+    ask(server, "PUT", f"/v1/groups/{group}/nodes/{node}", {**offer, **more})
+
+
+def report(server: Hetserver, group: str, node: str, kind: str, **more: object) -> None:
+    body = {"incarnation": "1", "round": 1, "kind": kind, **more}
+    ask(server, "POST", f"/v1/groups/{group}/nodes/{node}/report", body)
+
+
+def running(server: Hetserver, group: str) -> None:
+    for node in ("gpu1", "gpu2"):
+        join(server, group, node, labels={"rack": EVIL})
+    for node in ("gpu1", "gpu2"):
+        report(server, group, node, "started")
+
+
+def test_a_page_shows_what_happens_and_acts(chromium: Browser, server: Hetserver) -> None:
+    running(server, "bert")
+    seen = Watched(chromium, server)
+    link = seen.sign_in(ADMIN, "bert")
+    page = seen.page
+    assert "code=" not in page.url
+    expect(page.locator("#link")).to_have_text("live")
+    expect(page.locator("#now")).to_contain_text("round 1 runs on 2 nodes, world size 4")
+    expect(page.locator("#nodes")).to_contain_text(EVIL)
+
+    # a node dies, and the page shows it without being reloaded
+    page.evaluate("window.same = true")
+    ask(server, "DELETE", "/v1/groups/bert/nodes/gpu2?incarnation=1&reason=power")
+    expect(page.locator("#nodes tr.state-left")).to_contain_text("gpu2")
+    expect(page.locator("#now")).to_contain_text("waiting")
+    expect(page.locator("#history")).to_contain_text("power")
+
+    # an action asks first; going back changes nothing
+    page.get_by_role("button", name="Drain gpu1").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Drain gpu1?")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    page.locator("#cancel").click()
+    page.get_by_role("button", name="Cancel the job").click()
+    expect(page.locator("#now")).to_contain_text("the job was cancelled by an admin")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    assert page.evaluate("window.same") is True
+    assert ADMIN not in page.content()
+
+    # signing out ends it, also for who has the cookie or the link
+    page.get_by_role("button", name="Sign out").click()
+    page.wait_for_url("**/sign-in")
+    assert seen.complaints == []
+    assert page.title() != "owned"
+    page.goto(link)
+    expect(page.get_by_role("alert")).to_contain_text("used already")
+    page.goto(f"{server.url}/groups/bert")
+    expect(page.get_by_role("heading")).to_have_text("Sign in")
+    seen.context.close()
+
+
+def test_a_reader_sees_and_does_nothing_else(chromium: Browser, server: Hetserver) -> None:
+    running(server, "read")
+    seen = Watched(chromium, server, viewport={"width": 400, "height": 800}, color_scheme="dark")
+    seen.sign_in(READ, "read")
+    page = seen.page
+    expect(page.locator("#link")).to_have_text("live")
+    expect(page.get_by_role("button")).to_have_text(["Sign out"])
+    assert page.evaluate("document.documentElement.scrollWidth") == 400
+    page.get_by_role("link", name="hetrdzv").click()
+    expect(page.get_by_role("link", name="read")).to_be_visible()
+    assert seen.complaints == []
+    # even script of somebody else's would reach no other host
+    page.evaluate("fetch('http://203.0.113.9/').catch(() => { window.refused = true })")
+    page.wait_for_function("window.refused")
+    assert any("Content Security Policy" in text for text in seen.complaints)
+    seen.context.close()
+
+
+@pytest.mark.long
+def test_another_site_can_do_nothing_with_the_cookie(chromium: Browser, server: Hetserver) -> None:
+    running(server, "kept")
+    seen = Watched(chromium, server)
+    seen.sign_in(ADMIN, "kept")
+    expect(seen.page.locator("#link")).to_have_text("live")
+    attack = f"<form method=post action='{server.url}/groups/kept/cancel'><button>x</button></form>"
+    seen.context.route(
+        "http://evil.example/", lambda route: route.fulfill(body=attack, content_type="text/html")
+    )
+    other = seen.context.new_page()
+    other.goto("http://evil.example/")
+    with other.expect_response(f"{server.url}/groups/kept/cancel") as answer:
+        other.evaluate("document.querySelector('form').submit()")
+    assert answer.value.status == 401  # a strict cookie stays at home
+    assert ask(server, "GET", "/v1/groups/kept")["state"] == "running"
+    seen.context.close()
+
+
+@pytest.mark.long
+def test_a_lost_connection_is_said_and_comes_back(chromium: Browser, tmp_path: Path) -> None:
+    with Hetserver(f"sqlite:{tmp_path}/state.db") as server:
+        running(server, "lost")
+        seen = Watched(chromium, server)
+        seen.page.goto(f"{server.url}/groups/lost")
+        expect(seen.page.locator("#link")).to_have_text("live")
+        server.kill()
+        expect(seen.page.locator("#link")).to_contain_text("connection lost")
+        server.start()
+        expect(seen.page.locator("#link")).to_have_text("live", timeout=20_000)
+        ask(server, "POST", "/v1/groups/lost/cancel")
+        expect(seen.page.locator("#now")).to_contain_text("cancelled")
+        known = ("ERR_", "[object Event]")  # the browser's own line, and htmx's, about the connection
+        assert [text for text in seen.complaints if not text.startswith(known) and known[0] not in text] == []
+        seen.context.close()

@@ -1,0 +1,278 @@
+"""The pages through the whole application: who may see and do what, and that nothing in them runs."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from hetrdzv.api.app import create_app
+from hetrdzv.auth.tokens import Grant, Role, Tokens
+from hetrdzv.core.commands import Report, ReportKind
+from hetrdzv.core.model import Failure
+from hetrdzv.dashboard.live import Hub
+from hetrdzv.dashboard.pages import FILES
+from hetrdzv.service.service import Service
+from tests.support.served import join, serving, two_nodes
+
+TOKENS = {
+    "an-admin-token": Grant(Role.ADMIN),
+    "a-read-token": Grant(Role.READ),
+    "a-team-token": Grant(Role.ADMIN, "g*"),
+}
+HTML = {"Accept": "text/html"}
+EVIL = "<script>alert(1)</script>\n'\"><img src=x onerror=alert(2)>"
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    async with serving() as (running, _):
+        await two_nodes(running)
+        await running.execute("other", join("c", min_nodes=2))
+        yield running
+
+
+def browser(service: Service, tokens: Tokens | None = None) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_app(service, tokens=tokens))
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost:29400", headers=HTML)
+
+
+async def sign_in(client: httpx.AsyncClient, token: str, group: str = "") -> httpx.Response:
+    """Turn a token into a code, and that into a cookie."""
+    asked = await client.post("/v1/sign-in-codes", headers={"Authorization": f"Bearer {token}"})
+    return await client.get(asked.json()["path"] + group)
+
+
+def csrf_in(page: str) -> str:
+    found = re.search(r'"X-CSRF-Token": "([^"]+)"', page)
+    assert found is not None
+    return found[1]
+
+
+# -- who sees what -----------------------------------------------------------------------------------------
+
+
+async def test_without_a_token_pages_are_as_open_as_the_api(service: Service) -> None:
+    async with browser(service) as client:
+        page = (await client.get("/")).text
+        assert 'href="/groups/g"' in page
+        assert 'href="/groups/other"' in page
+        page = (await client.get("/groups/g")).text
+        assert "round 1 runs on 2 nodes, world size 2" in page
+        assert 'hx-get="/groups/g/nodes/a/drain"' in page
+        assert (await client.get("/", headers={"Host": "evil.example"})).status_code == 403
+
+
+async def test_who_is_not_signed_in_is_told_how_to(service: Service) -> None:
+    async with browser(service, Tokens(TOKENS)) as client:
+        for path in ("/", "/groups/g", "/groups/nope"):
+            answer = await client.get(path)
+            assert answer.status_code == 401
+            assert "hetctl dashboard" in answer.text
+            assert "round 1" not in answer.text
+
+
+async def test_a_code_signs_a_browser_in_once(service: Service) -> None:
+    async with browser(service, Tokens(TOKENS)) as client:
+        asked = await client.post("/v1/sign-in-codes", headers={"Authorization": "Bearer a-read-token"})
+        path = asked.json()["path"]
+        answer = await client.get(path, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        cookie = answer.headers["set-cookie"]
+        for part in ("hetrdzv_29400=", "HttpOnly", "SameSite=strict"):
+            assert part in cookie
+        assert "a-read-token" not in cookie
+        assert (await client.get("/groups/g")).status_code == 200
+        again = await client.get(path)
+        assert (again.status_code, "used already" in again.text) == (403, True)
+        assert (await client.head(asked.json()["path"])).status_code == 405
+
+
+async def test_a_link_may_lead_to_a_group_and_nowhere_else(service: Service) -> None:
+    async with browser(service, Tokens(TOKENS)) as client:
+        answer = await sign_in(client, "a-read-token", "&group=g")
+        assert answer.headers["location"] == "/groups/g"
+        answer = await sign_in(client, "a-read-token", "&group=//evil.example")
+        assert answer.status_code == 422
+
+
+async def test_a_cookie_signs_nothing_but_pages(service: Service) -> None:
+    async with browser(service, Tokens(TOKENS)) as client:
+        await sign_in(client, "an-admin-token")
+        assert (await client.get("/")).status_code == 200
+        for method, path in (("GET", "/v1/groups"), ("POST", "/v1/sign-in-codes"), ("GET", "/metrics")):
+            assert (await client.request(method, path)).status_code == 401
+
+
+async def test_a_reader_has_no_buttons_and_may_not_act_without_them(service: Service) -> None:
+    async with browser(service, Tokens(TOKENS)) as client:
+        await sign_in(client, "a-read-token")
+        page = (await client.get("/groups/g")).text
+        assert "hx-get" not in page
+        head = {"X-CSRF-Token": csrf_in(page)}
+        for path in ("/groups/g/cancel", "/groups/g/nodes/a/drain"):
+            assert (await client.get(path)).status_code == 403
+            assert (await client.post(path, headers=head)).status_code == 403
+        assert service.group("g").state == "running"
+
+
+async def test_a_scope_is_all_that_is_seen(service: Service) -> None:
+    async with browser(service, Tokens(TOKENS)) as client:
+        await sign_in(client, "a-team-token")
+        page = (await client.get("/")).text
+        assert "/groups/g" in page
+        assert "other" not in page
+        assert (await client.get("/groups/other")).status_code == 403
+
+
+async def test_signing_out_ends_it(service: Service) -> None:
+    async with browser(service, Tokens(TOKENS)) as client:
+        await sign_in(client, "a-read-token")
+        page = (await client.get("/")).text
+        kept = dict(client.cookies)
+        assert (await client.post("/sign-out")).status_code == 403
+        answer = await client.post("/sign-out", headers={"X-CSRF-Token": csrf_in(page)})
+        assert (answer.status_code, answer.headers["hx-redirect"]) == (204, "/sign-in")
+        cookie = "; ".join(f"{name}={value}" for name, value in kept.items())
+        assert (await client.get("/", headers={"Cookie": cookie})).status_code == 401
+
+
+# -- acting ------------------------------------------------------------------------------------------------
+
+
+async def test_an_action_asks_first_with_the_plan(service: Service) -> None:
+    async with browser(service) as client:
+        question = (await client.get("/groups/g/nodes/b/drain")).text
+        assert "Workers of a, b are stopped for good." in question
+        assert "Then no round runs" in question
+        assert service.group("g").state == "running"
+        restart = (await client.get("/groups/g/restart")).text
+        assert "Workers of a, b are stopped and started again." in restart
+        cancel = (await client.get("/groups/g/cancel")).text
+        assert "2 workers on 2 nodes are stopped." in cancel
+
+
+@pytest.mark.parametrize("tokens", [None, Tokens(TOKENS)], ids=["open", "signed in"])
+async def test_only_our_own_pages_can_act(service: Service, tokens: Tokens | None) -> None:
+    async with browser(service, tokens) as client:
+        if tokens is not None:
+            await sign_in(client, "an-admin-token")
+        csrf = csrf_in((await client.get("/groups/g")).text)
+        own = {"X-CSRF-Token": csrf}
+        for headers in (
+            {},
+            {"X-CSRF-Token": "x"},
+            {**own, "Origin": "http://evil.example"},
+            {**own, "Origin": "null"},
+        ):
+            answer = await client.post("/groups/g/cancel", headers=headers)
+            assert answer.status_code == 403
+        assert service.group("g").state == "running"
+        answer = await client.post(
+            "/groups/g/nodes/b/drain", headers={**own, "Origin": "http://localhost:29400"}
+        )
+        assert (answer.status_code, answer.headers["hx-trigger"]) == (204, "done")
+        assert "b" in service.group("g").drained
+        assert (await client.post("/groups/g/nodes/b/undrain", headers=own)).status_code == 204
+        assert (await client.post("/groups/g/cancel", headers=own)).status_code == 204
+        assert service.group("g").state == "cancelled"
+
+
+async def test_what_cannot_be_done_is_said_where_it_was_asked(service: Service) -> None:
+    async with browser(service) as client:
+        own = {"X-CSRF-Token": csrf_in((await client.get("/groups/g")).text), "HX-Request": "true"}
+        answer = await client.post("/groups/g/nodes/nobody/drain", headers=own)
+        assert answer.status_code == 404
+        assert "<html" not in answer.text
+        assert "nobody" in answer.text
+        assert 'role="alert"' in answer.text
+        page = await client.get("/groups/nope")
+        assert (page.status_code, "there is no group" in page.text) == (404, True)
+        program = await client.get("/groups/nope", headers={"Accept": "application/json"})
+        assert program.json()["code"] == "unknown_group"
+
+
+# -- what is in a page -------------------------------------------------------------------------------------
+
+
+async def test_what_nodes_say_is_text(service: Service) -> None:
+    await service.execute("evil", join("e", max_restarts=0, max_nodes=1))
+    failure = Failure(local_rank=0, rank=0, exit_code=1, message=EVIL)
+    report = Report(node_id="e", incarnation="1", round=1, kind=ReportKind.FAILED, failure=failure)
+    await service.execute("evil", report)
+    await service.execute("evil", join("e", after_round=1, max_restarts=0, max_nodes=1))
+    async with browser(service) as client:
+        page = (await client.get("/groups/evil")).text
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+        for forbidden in ("<script>", "<img", 'onerror="', "style="):
+            assert forbidden not in page
+
+
+async def test_pages_load_nothing_from_elsewhere_and_run_only_files(service: Service) -> None:
+    async with browser(service) as client:
+        for path in ("/", "/groups/g", "/sign-in", "/static/page.js"):
+            answer = await client.get(path)
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert "//" not in policy
+            assert answer.headers["x-content-type-options"] == "nosniff"
+        page = (await client.get("/groups/g")).text
+        assert re.findall(r'(?:src|href)="(?:https?:)?//', page) == []
+        for name in re.findall(r'"/static/([^"]+)"', page):
+            assert (await client.get(f"/static/{name}")).status_code == 200
+        assert (await client.get("/static/nope.js")).status_code == 404
+        assert (await client.get("/static/..%2fpages.py")).status_code == 404
+
+
+def test_the_files_of_others_have_their_licences_beside_them() -> None:
+    assert {"htmx-2.0.11.min.js", "htmx-sse-2.2.4.min.js", "page.js", "page.css", "icon.svg"} == FILES.keys()
+
+
+# -- following ---------------------------------------------------------------------------------------------
+
+
+async def test_a_page_follows_and_is_rendered_once_for_all_and_never_for_nobody(service: Service) -> None:
+    hub, rendered = Hub(), 0
+    news: asyncio.Queue[str] = asyncio.Queue()
+    news.put_nowait("one")
+
+    async def render() -> dict[str, str]:
+        nonlocal rendered
+        text = await news.get()
+        rendered += 1
+        return {"same": "always", "now": text}
+
+    async def soon(_: float) -> None:
+        await asyncio.sleep(0)
+
+    permit = create_app(service)._everybody  # type: ignore[attr-defined]
+    viewers = [hub.watch("g", permit, lambda: (render, soon)) for _ in range(3)]
+    first = [await anext(viewer) for viewer in viewers]
+    assert set(first) == {b"event: same\ndata: always\n\nevent: now\ndata: one\n\n"}
+    assert (rendered, len(hub)) == (1, 1)
+    news.put_nowait("two\nlines")
+    assert {await anext(viewer) for viewer in viewers} == {b"event: now\ndata: two\ndata: lines\n\n"}
+    assert rendered == 2
+    for viewer in viewers:
+        await viewer.aclose()  # type: ignore[attr-defined]
+    assert len(hub) == 0
+
+
+async def test_a_page_stops_following_when_its_token_is_gone(service: Service) -> None:
+    tokens = Tokens(TOKENS)
+    async with browser(service, tokens) as client:
+        await sign_in(client, "a-read-token")
+        app = create_app(service, tokens=tokens)
+        hub, session = Hub(), app._sessions.redeem(app._sessions.code(tokens.entry("a-read-token")))  # type: ignore[attr-defined]
+        permit = app._signed_in({"cookie": f"hetrdzv={session}"})  # type: ignore[attr-defined]
+
+        async def render() -> dict[str, str]:
+            return {"now": "text"}
+
+        viewer = hub.watch("g", permit, lambda: (render, asyncio.sleep))
+        assert await anext(viewer)
+        permit.session.over = True
+        assert [piece async for piece in viewer if b"tick" not in piece] == []
+        assert len(hub) == 0

@@ -8,14 +8,14 @@ import click
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, print_json
-from hetrdzv.cli.hetctl.options import Id, command, shared
+from hetrdzv.cli.hetctl.options import GROUP_ID, command, shared
 from hetrdzv.client import Client
 from hetrdzv.core.phrasing import count
 from hetrdzv.protocol.wire import SignInReply
 
 
 @command("Open the dashboard in a browser.")
-@click.argument("group", type=Id(), required=False)
+@click.argument("group", type=GROUP_ID, required=False)
 @click.option("--no-open", is_flag=True, help="Only print the link.")
 def dashboard(group: str | None, no_open: bool) -> None:
     """Print a link to the dashboard, or to the page of GROUP, and open it where there is a browser.

@@ -3,8 +3,7 @@
 import os
 import random
 import re
-import subprocess
-import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -14,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 from tests.support.needs import ALL, show
+from tests.support.uneven import ROOT, check_example, run
 from torch.utils.data import DataLoader
 
 from hetagent.shares import Memory, Shares
 from hetagent.uneven import Part, UnevenBatchSampler, accumulate
 
-ROOT = Path(__file__).parents[2]
 CASES = 200 if os.environ.get(ALL) == "1" else 20
 
 
@@ -297,19 +296,26 @@ def test_without_a_process_group_nothing_is_compared() -> None:
 
 def test_gradients_are_those_of_one_process_with_the_whole_batch(tmp_path: Path) -> None:
     """DDP and FSDP2; four ranks, and three that go on from their checkpoint; and ranks that differ are refused."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.gradients", str(tmp_path), "ddp", "fsdp", "differing"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = re.findall(r"^(\w+): (\[.*\]) samples, difference (\S+)$", done.stdout, re.MULTILINE)
+    output = run(tmp_path, "ddp", "fsdp", "differing")
+    lines = re.findall(r"^(\w+): (\[.*\]) samples, difference (\S+)$", output, re.MULTILINE)
     counts = ["[24, 6, 6, 12]", "[7, 23, 4]"]
     assert [(kind, samples) for kind, samples, _ in lines] == [
         (kind, one) for kind in ("ddp", "fsdp") for one in counts
     ]
-    show(f"gradients of 4, then 3 unlike ranks beside one process: {done.stdout.strip()}")
+    show(f"gradients of 4, then 3 unlike ranks beside one process: {output.strip()}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", ["with_ddp.py", "with_fsdp2.py"])
+def test_the_examples_train_as_one_process_does(script: str, tmp_path: Path) -> None:
+    check_example(run(tmp_path, script))
+
+
+def test_the_code_in_the_docs_is_that_of_the_examples() -> None:
+    page = (ROOT / "docs" / "uneven.md").read_text(encoding="utf-8")
+    for script in sorted((ROOT / "examples" / "uneven").glob("with_*.py")):
+        [block] = re.findall(
+            rf"\({re.escape(f'../examples/uneven/{script.name}')}\)[^\n]*:\n\n((?: {{4}}.*\n|\n)+)", page
+        )
+        code = textwrap.dedent(block).strip("\n")
+        assert code in script.read_text(encoding="utf-8"), script.name

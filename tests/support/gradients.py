@@ -1,14 +1,17 @@
 """Trains on uneven ranks with DDP or FSDP2, and beside that alone with whole batches: gradients have to be the same.
 
-    python -m tests.support.gradients FOLDER ddp fsdp differing
+    python -m tests.support.gradients FOLDER ddp fsdp differing with_ddp.py
 
 Four ranks begin an epoch, in the middle of which three others go on, from their checkpoint. The last batch has fewer
-samples than ranks. All are forks of one process, so that torch is imported once. Prints the largest difference of each
-world.
+samples than ranks. Prints the largest difference of each world. A script is one of examples/uneven, which three uneven
+ranks run, then one alone. All are forks of one process, so that torch is imported once.
 """
 
 import datetime
+import json
 import os
+import runpy
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,9 +26,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from hetagent import uneven
+from hetagent import shares, uneven
 from hetagent.shares import Shares
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "uneven"
 BATCH = 16
 SAMPLES = 5 * BATCH + 2
 STEPS_BEFORE = 3
@@ -169,6 +173,17 @@ def differing(folder: Path) -> None:
     run(2, compare, folder / "differing")
 
 
+def example(name: str, folder: Path) -> None:
+    """Run a script as an agent would, with shares, then alone without an agent."""
+    sys.path.insert(0, str(EXAMPLES))
+    weights = folder / "weights"
+    weights.write_text(json.dumps({"round": 1, "number": 0, "weights": [1.0, 0.2, 0.5]}), encoding="utf-8")
+    os.environ[shares.FILE] = str(weights)
+    run(3, lambda: runpy.run_path(str(EXAMPLES / name)), None)
+    del os.environ[shares.FILE]
+    run(1, lambda: runpy.run_path(str(EXAMPLES / name)), None)
+
+
 def refusal(sampler: uneven.UnevenBatchSampler) -> str:
     """What is said when the first batch is wanted."""
     try:
@@ -178,22 +193,33 @@ def refusal(sampler: uneven.UnevenBatchSampler) -> str:
     return "nothing"
 
 
-def run(ranks: int, work: Callable[[], None], store: Path) -> None:
-    """Fork so many ranks, and do something in each.
+def run(ranks: int, work: Callable[[], object], store: Path | None) -> None:
+    """Fork so many ranks, with the environment of torchrun's, and do something in each.
+
+    Args:
+        store: the file over which they meet; None: the work sees to that.
 
     Raises:
         SystemExit: one of them failed.
     """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    place |= {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "gradients"}
     children = []
     for rank in range(ranks):
         if (pid := os.fork()) == 0:
             status = 1
             try:
                 torch.set_num_threads(1)
-                where = dist.FileStore(str(store), ranks)
-                dist.init_process_group("gloo", store=where, rank=rank, world_size=ranks, timeout=TIMEOUT)
+                mine = place | {"RANK": rank, "LOCAL_RANK": rank}
+                os.environ.update({name: str(value) for name, value in mine.items()})
+                if store is not None:
+                    meet = dist.FileStore(str(store), ranks)
+                    dist.init_process_group("gloo", store=meet, rank=rank, world_size=ranks, timeout=TIMEOUT)
                 work()
-                dist.destroy_process_group()
+                if dist.is_initialized():
+                    dist.destroy_process_group()
                 status = 0
             except BaseException:
                 traceback.print_exc()
@@ -209,5 +235,7 @@ if __name__ == "__main__":
     for name in sys.argv[2:]:
         if name == "differing":
             differing(Path(sys.argv[1]))
+        elif name.endswith(".py"):
+            example(name, Path(sys.argv[1]))
         else:
             train(name, Path(sys.argv[1]))

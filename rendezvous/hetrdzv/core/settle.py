@@ -38,6 +38,7 @@ from hetrdzv.core.selection import (
     select,
     stranded,
 )
+from hetrdzv.core.shares import at_forming
 from hetrdzv.core.spec import OnJoin
 from hetrdzv.core.timers import admits_at, forms_at, gives_up_at, unresolved
 from hetrdzv.core.transitions import (
@@ -312,6 +313,7 @@ def _start_round(work: Work, selection: Selection) -> None:
         first=former is None or (former.first and _started_nothing(former)),
         restarted_by=_restarted_by(former) if former is not None else "",
         warnings=(*drift(selection.nodes), *unordered(group.spec, selection.nodes)),
+        shares=at_forming([nodes[member.node_id] for member in placement.members]),
     )
     first = former is None
     work.change(

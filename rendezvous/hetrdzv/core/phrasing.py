@@ -14,6 +14,11 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def percent(share: float) -> str:
+    """A share, rounded down, so that 100 % means all of it: `99.9 %`."""
+    return f"{int(share * 1000) / 10:g} %"
+
+
 def spent_of(restarts: int, budget: int) -> str:
     """How many restarts were spent: `1 of 3`, or `1` where there is no limit to speak of."""
     return str(restarts) if budget >= UNLIMITED_RESTARTS else f"{restarts} of {budget}"

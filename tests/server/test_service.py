@@ -14,7 +14,7 @@ from hetrdzv.core.group import empty
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import GroupState, Node, NodePhase
 from hetrdzv.core.phrasing import unreached
-from hetrdzv.core.timers import SUSPECT_GRACE_S
+from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.protocol.errors import (
     HetError,
     Refused,

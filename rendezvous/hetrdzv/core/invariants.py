@@ -5,9 +5,9 @@ from itertools import groupby, pairwise
 from math import inf
 
 from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round
-from hetrdzv.core.order import may_be_master
-from hetrdzv.core.rank_order import OrderKind, rank_order
-from hetrdzv.core.worlds import Worlds
+from hetrdzv.core.selection.order import may_be_master
+from hetrdzv.core.selection.rank_order import OrderKind, rank_order
+from hetrdzv.core.selection.worlds import Worlds
 
 MOST_SHOWN = 5
 """How many violations an error names; the others are counted."""
@@ -142,7 +142,8 @@ def _order_violations(group: Group, current: Round) -> Iterator[str]:
 def _share_violations(current: Round) -> Iterator[str]:
     which = [current.shares, *current.refreshed]
     numbers = [one.number for one in which]
-    if numbers[0] != 0 or numbers[1:] != list(range(numbers[-1] - len(numbers) + 2, numbers[-1] + 1)):
+    first = numbers[1] if len(numbers) > 1 else 1
+    if numbers[0] != 0 or first < 1 or numbers[1:] != list(range(first, first + len(numbers) - 1)):
         yield f"round {current.number} has decisions on shares with the numbers {numbers}"
     for one in which:
         where = f"decision {one.number} on the shares of round {current.number}"

@@ -15,8 +15,8 @@ from hetrdzv.core.commands import Command, Disconnect, Join, Put, Report, Tick
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group
 from hetrdzv.core.phrasing import names
-from hetrdzv.core.timers import deadline
-from hetrdzv.core.transitions import require_speaker
+from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol.errors import (
     HetError,
     Refused,

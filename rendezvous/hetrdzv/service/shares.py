@@ -2,7 +2,7 @@
 
 from hetrdzv.core.commands import Refresh
 from hetrdzv.core.model import Group, Shares
-from hetrdzv.core.transitions import require_speaker
+from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.service.service import Service
 

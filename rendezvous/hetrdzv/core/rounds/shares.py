@@ -14,7 +14,7 @@ from statistics import median
 from hetrdzv.core.commands import Refresh, Worked
 from hetrdzv.core.model import EQUAL_SHARES, Member, Node, Round, Shares, ShareSource
 from hetrdzv.core.phrasing import ranks
-from hetrdzv.core.transitions import Work, require_speaker
+from hetrdzv.core.rounds.transitions import Work, require_speaker
 from hetrdzv.protocol.errors import NoSuchShares, StaleRound
 
 KEPT = 2

@@ -28,11 +28,11 @@ from hetrdzv.protocol.errors import (
 )
 from hetrdzv.service import ledger
 from hetrdzv.service import service as service_module
-from hetrdzv.service.directives import directive_of, heading_of, watch
 from hetrdzv.service.history import Place, follow
 from hetrdzv.service.liveness import silence
 from hetrdzv.service.liveness.caller import Caller
-from hetrdzv.service.polls import Polls
+from hetrdzv.service.polls.directives import directive_of, heading_of, watch
+from hetrdzv.service.polls.polls import Polls
 from hetrdzv.service.service import Service
 from hetrdzv.storage import records
 from hetrdzv.storage.base import Snapshot

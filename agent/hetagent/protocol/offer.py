@@ -16,7 +16,7 @@ class Offer:
 
     Attributes:
         weight: None: nobody gave one.
-        speeds: None: they were not measured.
+        speeds: of the slots, in their order; empty: they were not measured.
     """
 
     slots: int
@@ -24,7 +24,7 @@ class Offer:
     role: str = "default"
     labels: Mapping[str, str] = field(default_factory=dict)
     weight: float | None = None
-    speeds: tuple[float, ...] | None = None
+    speeds: tuple[float, ...] = ()
     device: Mapping[str, str] = field(default_factory=dict)
     wants_command: bool = False
     wants_members: bool = False
@@ -35,7 +35,7 @@ class Offer:
 
     def of_0_1(self) -> "Offer":
         """As much of this offer as a server of 0.1 knows."""
-        return replace(self, ready_within_s=0.0, weight=None, speeds=None, takes_notice=False)
+        return replace(self, ready_within_s=0.0, weight=None, speeds=(), takes_notice=False)
 
     def request(
         self, incarnation: str, ports: tuple[int, int], after_round: int, not_ready: str = ""
@@ -55,7 +55,7 @@ class Offer:
             "ready_within_s": self.ready_within_s,
             "not_ready": not_ready,
             "weight": self.weight,
-            "speeds": list(self.speeds) if self.speeds is not None else None,
+            "speeds": list(self.speeds),
         }
         return JoinRequest(
             incarnation=incarnation,

@@ -17,7 +17,7 @@ from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.versions import is_newer
-from hetrdzv.service.directives import tell
+from hetrdzv.service.polls.directives import tell
 from hetrdzv.service.shares import decided
 
 router = APIRouter(

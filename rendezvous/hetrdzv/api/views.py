@@ -29,8 +29,8 @@ from hetrdzv.core.model import (
     Stall,
 )
 from hetrdzv.protocol import wire
-from hetrdzv.service.directives import Told
 from hetrdzv.service.liveness.leases import Pace
+from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress import slow
 from hetrdzv.service.progress.questions import About
 from hetrdzv.service.progress.table import Seen
@@ -178,6 +178,7 @@ def _start(start: Start) -> wire.StartReply:
         command=list(start.command) if start.command is not None else None,
         members=_members(start.members) if start.members is not None else None,
         daemon=list(start.daemon) if start.daemon is not None else None,
+        weights=list(start.weights) or None,
         restarted_by=start.restarted_by or None,
     )
 

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 from hetrdzv.api import views
 from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import Grant
-from hetrdzv.core.model import Group, GroupState
+from hetrdzv.core.model import Group
 from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, rows, tally
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.timeline import Span, spans
 from hetrdzv.protocol.past import KINDS, PastReply, past
-from hetrdzv.protocol.wire import EventReply, GroupReply, WorkerReply
+from hetrdzv.protocol.wire import EventReply, GroupReply, GroupSummary, WorkerReply
 from hetrdzv.service.progress.slow import shown as stragglers
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
@@ -30,6 +30,8 @@ ROWS = 64
 
 ALL_ROWS = 5_000
 """How many rows are shown to who asks for all."""
+
+HANGS = "hangs"
 
 MOST_ROUNDS = 40
 MOST_EVENTS = 100
@@ -56,11 +58,28 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
+class Card:
+    """A group on the page with all groups; `age_s`: since it was made (seconds)."""
+
+    summary: GroupSummary
+    state: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Pace:
     """A worker with its pace, and how that compares with the fastest (0 to 1)."""
 
     worker: WorkerReply
     share: float | None
+
+
+def state_shown(group: Group) -> str:
+    """A group's state in one word, for people: one that waits for a worker that does not come hangs."""
+    active = group.active_round
+    return (
+        HANGS if active is not None and active.stall is not None and active.stall.told else str(group.state)
+    )
 
 
 def bars(found: PastReply, now: datetime) -> list[Bar]:
@@ -189,7 +208,9 @@ class GroupScene:
         at_pace = (brief.round, brief.state, step)
         return {
             "actions": section("actions.html", group=brief, acts=self._acts),
-            "now": section("now.html", group=brief, slow=self._keep("slow", at_pace, slow)),
+            "now": section(
+                "now.html", group=brief, state=state_shown(group), slow=self._keep("slow", at_pace, slow)
+            ),
             "facts": section("facts.html", group=brief, past=found),
             "cause": self._keep("cause", group.root_cause, lambda: section("cause.html", group=brief)),
             **self._keep("nodes", _Same(group), lambda: self._nodes(group, brief, now)),
@@ -253,25 +274,24 @@ class GroupsScene:
         self._service.require_ready()
         now = self._service.now()
         shown = [group for group in self._service.groups() if self._grant.covers(group.group_id)]
-        shown.sort(key=lambda group: (_ORDER[group.state], group.group_id))
 
         def make() -> Mapping[str, str]:
-            summaries = [
-                (views.group_summary(group, now), max(0.0, now - group.created_at)) for group in shown
+            made = [
+                Card(views.group_summary(group, now), state_shown(group), max(0.0, now - group.created_at))
+                for group in shown
             ]
-            return {"groups": section("groups.html", groups=summaries)}
+            made.sort(key=lambda card: (_ORDER[card.state], card.summary.group_id))
+            return {"groups": section("groups.html", groups=made)}
 
         many = sum(len(group.nodes) for group in shown) > views.LARGE
         return await asyncio.to_thread(make) if many else make()
 
 
 _ORDER = {
-    GroupState.FAILED: 0,
-    GroupState.WAITING: 1,
-    GroupState.STARTING: 2,
-    GroupState.RUNNING: 3,
-    GroupState.SUCCEEDED: 4,
-    GroupState.CANCELLED: 5,
+    state: place
+    for place, state in enumerate(
+        ("failed", HANGS, "waiting", "starting", "running", "succeeded", "cancelled")
+    )
 }
 """What needs attention comes first."""
 

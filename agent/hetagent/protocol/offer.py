@@ -6,7 +6,7 @@ from typing import Any
 
 from hetrdzv.protocol.wire import JoinRequest, SpecFields
 
-NEWER = frozenset({"takes_notice", "ready_within_s", "not_ready", "weight"})
+NEWER = frozenset({"takes_notice", "ready_within_s", "not_ready", "weight", "speeds"})
 """Fields of a join that a server of 0.1 refuses; they are sent only where they say something."""
 
 
@@ -19,6 +19,7 @@ class Offer:
     role: str = "default"
     labels: Mapping[str, str] = field(default_factory=dict)
     weight: float = 1.0
+    speeds: tuple[float, ...] = ()
     device: Mapping[str, str] = field(default_factory=dict)
     wants_command: bool = False
     wants_members: bool = False
@@ -29,7 +30,7 @@ class Offer:
 
     def of_0_1(self) -> "Offer":
         """As much of this offer as a server of 0.1 knows."""
-        return replace(self, ready_within_s=0.0, weight=1.0, takes_notice=False)
+        return replace(self, ready_within_s=0.0, weight=1.0, speeds=(), takes_notice=False)
 
     def request(
         self, incarnation: str, ports: tuple[int, int], after_round: int, not_ready: str = ""
@@ -48,6 +49,7 @@ class Offer:
             "takes_notice": self.takes_notice,
             "ready_within_s": self.ready_within_s,
             "not_ready": not_ready,
+            "speeds": list(self.speeds),
         }
         if self.weight != 1:
             news["weight"] = self.weight

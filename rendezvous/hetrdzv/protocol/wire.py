@@ -5,7 +5,17 @@ Names are those of the core. Times are in seconds; names of durations end in `_s
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, Strict, StringConstraints, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    Strict,
+    StringConstraints,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
@@ -34,6 +44,8 @@ Whole = Annotated[int, Strict(), Field(ge=-(2**53), le=2**53)]
 """A JSON integer that every reader understands as the same number; not a string or a boolean."""
 Seconds = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Weight = Annotated[float, Strict(), Field(gt=0, le=MAX_WEIGHT)]
+Speed = Annotated[float, Strict(), Field(ge=1e-12, le=1e24)]
+"""In any unit, since only the ratios of speeds matter."""
 Flag = Annotated[bool, Strict()]
 Port = Annotated[Whole, Field(ge=1, le=65_535)]
 
@@ -116,6 +128,7 @@ class JoinRequest(Wire):
     Attributes:
         takes_notice: the node tells its workers that their round is about to end, and reports `ready_to_stop`.
         weight: how fast the node is, compared with the others: with `rank_order` `speed` the largest comes first.
+        speeds: how fast each slot was measured to be, in the order of local ranks; None: they were not measured.
         ready_within_s: how long the node may take from the end of its workers until it is ready, since its agent checks
             it first (seconds); the others wait that much longer for it.
         not_ready: why the node takes part in no round yet, though its workers are gone; empty: it is ready.
@@ -129,6 +142,7 @@ class JoinRequest(Wire):
     after_round: Annotated[Whole, Field(ge=0)] = 0
     role: Id = "default"
     weight: Weight = 1.0
+    speeds: Annotated[list[Speed], Field(max_length=MAX_SLOTS)] | None = None
     labels: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
     device: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
     wants_command: Flag = False
@@ -138,6 +152,15 @@ class JoinRequest(Wire):
     ready_within_s: Annotated[Seconds, Field(ge=0, le=86_400)] = 0.0
     not_ready: Annotated[str, StringConstraints(max_length=2_000)] = ""
     spec: SpecFields = SpecFields()
+
+    @field_validator("speeds")
+    @classmethod
+    def _one_each(cls, speeds: list[float] | None, info: ValidationInfo) -> list[float] | None:
+        slots = info.data.get("slots")
+        if speeds is not None and slots is not None and len(speeds) != slots:
+            text = "there must be one for each of the {slots} slots, not {given}"
+            raise PydanticCustomError("speeds", text, {"slots": slots, "given": len(speeds)})
+        return speeds
 
 
 class FailureFields(Wire):

@@ -31,11 +31,12 @@ from hetagent.launch.base import Launch
 from hetagent.launch.choose import launch_of
 from hetagent.launch.choose import notes as launch_notes
 from hetagent.launch.command import WorkerCommand, worker_command
-from hetagent.node import console, names, network, processes
+from hetagent.node import console, names, network
 from hetagent.node.console import counted, flush, say
 from hetagent.node.gpu import devices, numa
-from hetagent.node.guardian import Guardian
 from hetagent.node.place import find_place
+from hetagent.node.processes import finding as processes
+from hetagent.node.processes.guardian import Guardian
 from hetagent.node.standalone import GROUP_PREFIX, OwnServer
 from hetagent.node.versions import versions
 from hetagent.options.model import Options, UsageError

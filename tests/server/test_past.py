@@ -1,84 +1,18 @@
 """What a group's history says about its rounds: what ended each, and where the time went."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
 import pytest
 
-from hetrdzv.core.commands import Command
-from hetrdzv.core.model import Event, Group
 from hetrdzv.protocol.past import DownReply, PastReply, past
 from hetrdzv.protocol.wire import EventReply
-from tests.core.driver import Story
-
-BEGAN = datetime(2026, 3, 1, 23, 59, 0, tzinfo=UTC)
-
-
-class Told(Story):
-    """A story whose events carry the time, as a server writes them down."""
-
-    def __init__(self, **spec: Any) -> None:
-        super().__init__(**spec)
-        self.stamped: list[tuple[float, Event]] = []
-
-    def do(self, command: Command) -> Group:
-        known = len(self.events)
-        group = super().do(command)
-        self.stamped += [(self.now, event) for event in self.events[known:]]
-        return group
-
-    @property
-    def history(self) -> list[EventReply]:
-        return [
-            EventReply(
-                number=number,
-                at=_at(now).isoformat(timespec="milliseconds"),
-                kind=event.kind,
-                text=event.text,
-                node_id=event.node_id,
-                round=event.round,
-                cause=event.cause,
-                after_s=event.after_s,
-            )
-            for number, (now, event) in enumerate(self.stamped, 1)
-        ]
-
-    @property
-    def past(self) -> PastReply:
-        return past(self.history, _at(self.now))
-
-
-def _at(now: float) -> datetime:
-    return BEGAN + timedelta(seconds=now - 100.0)
-
-
-def running(*node_ids: str, **spec: Any) -> Told:
-    story = Told(**{"min_nodes": len(node_ids), "last_call_s": 1.0, "lease_s": 60.0, **spec})
-    story.joins(*node_ids)
-    story.wait(1.0)
-    story.now += 2.0
-    story.started(*node_ids)
-    return story
+from tests.server.told import BEGAN, at, restarted, running
 
 
 def parts(down: DownReply | None) -> tuple[float | None, ...]:
     assert down is not None
     return down.noticed_s, down.stopped_s, down.formed_s, down.started_s
-
-
-def restarted() -> Told:
-    """Round 1 runs for 60 s, fails, and its report is 0.5 s old; round 2 runs 10 s later."""
-    story = running("a", "b")
-    story.wait(60.0)
-    story.failed("a", age_s=0.5)
-    story.now += 3.0
-    story.join("a")
-    story.now += 1.0
-    story.join("b")  # the last one: both are ready, so the round forms
-    story.now += 6.0
-    story.started("a", "b")
-    return story
 
 
 def test_a_failure_costs_four_parts_of_time() -> None:
@@ -164,14 +98,14 @@ def without_new_fields(events: Iterable[EventReply]) -> list[EventReply]:
 
 def test_a_history_of_an_older_server_is_told_as_far_as_it_goes() -> None:
     story = restarted()
-    first = past(without_new_fields(story.history), _at(story.now)).rounds[0]
+    first = past(without_new_fields(story.history), at(story.now)).rounds[0]
     assert parts(first.down) == (None, 4.0, 0.0, 6.0)  # judged once all had stopped
     assert (first.cause, first.trained_s) == ("failed", 60.0)
     story = running("a", "b")
     story.restart()
     story.now += 1.0
     story.joins("a", "b")
-    first = past(without_new_fields(story.history), _at(story.now)).rounds[0]
+    first = past(without_new_fields(story.history), at(story.now)).rounds[0]
     assert parts(first.down) == (None, None, 1.0, None)
 
 
@@ -179,21 +113,21 @@ def test_a_history_whose_beginning_is_gone() -> None:
     story = restarted()
     events = story.history
     for start in range(len(events)):
-        found = past(events[start:], _at(story.now))
+        found = past(events[start:], at(story.now))
         assert found.trained_s <= found.whole_s
     assert past([], BEGAN) == PastReply(rounds=[], trained_s=0.0, whole_s=0.0)
     assert past([], BEGAN).share is None
 
 
 def test_clocks_that_go_back_make_no_negative_time() -> None:
-    events = [replace_at(event, number) for number, event in enumerate(restarted().history)]
+    events = [replaceat(event, number) for number, event in enumerate(restarted().history)]
     found = past(events, BEGAN - timedelta(days=1))
     assert all(one.trained_s >= 0 for one in found.rounds)
     assert found.rounds[0].down is not None
     assert found.rounds[0].down.total_s >= 0
 
 
-def replace_at(event: EventReply, number: int) -> EventReply:
+def replaceat(event: EventReply, number: int) -> EventReply:
     at = BEGAN - timedelta(seconds=10 * number)
     return event.model_copy(update={"at": at.isoformat(timespec="milliseconds")})
 

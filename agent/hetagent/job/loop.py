@@ -19,9 +19,10 @@ from hetagent.job.ready.readiness import Readiness
 from hetagent.job.starter import Starter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import CommandError, Misfit, NotFound
-from hetagent.node import processes, signals
-from hetagent.node.guardian import Guardian, GuardianError
 from hetagent.node.network import NetworkError
+from hetagent.node.processes import finding as processes
+from hetagent.node.processes import signals
+from hetagent.node.processes.guardian import Guardian, GuardianError
 from hetagent.protocol.line import Line
 from hetrdzv.protocol.wire import (
     DEFAULTS,

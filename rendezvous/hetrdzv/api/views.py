@@ -29,8 +29,8 @@ from hetrdzv.core.model import (
     Stall,
 )
 from hetrdzv.protocol import wire
-from hetrdzv.service.directives import Told
 from hetrdzv.service.liveness.leases import Pace
+from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress import slow
 from hetrdzv.service.progress.questions import About
 from hetrdzv.service.progress.table import Seen

@@ -16,8 +16,8 @@ from hetrdzv.core.model import (
     RootCause,
     Round,
 )
-from hetrdzv.core.notice import ends_at, may_save
 from hetrdzv.core.phrasing import ended
+from hetrdzv.core.rounds.notice import ends_at, may_save
 from hetrdzv.protocol.differences import Difference
 
 EXIT_FAILED = 1

@@ -39,12 +39,11 @@ from hetrdzv.core.model import (
     RootCause,
     Round,
 )
-from hetrdzv.core.notice import may_save
 from hetrdzv.core.phrasing import clipped, count, describe_failure, names, never_met
-from hetrdzv.core.settle import settle
-from hetrdzv.core.spec import GroupSpec
-from hetrdzv.core.timers import OWN_LEASES, Leases
-from hetrdzv.core.transitions import (
+from hetrdzv.core.rounds.notice import may_save
+from hetrdzv.core.rounds.settle import settle
+from hetrdzv.core.rounds.timers import OWN_LEASES, Leases
+from hetrdzv.core.rounds.transitions import (
     Work,
     begin_job,
     begins_anew,
@@ -60,6 +59,7 @@ from hetrdzv.core.transitions import (
     take_out,
     withdraw,
 )
+from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import (
     DaemonRefused,

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round
-from hetrdzv.core.order import may_be_master
-from hetrdzv.core.rank_order import OrderKind, rank_order
-from hetrdzv.core.worlds import Worlds
+from hetrdzv.core.selection.order import may_be_master
+from hetrdzv.core.selection.rank_order import OrderKind, rank_order
+from hetrdzv.core.selection.worlds import Worlds
 
 MOST_SHOWN = 5
 """How many violations an error names; the others are counted."""

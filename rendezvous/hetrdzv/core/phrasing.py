@@ -5,13 +5,18 @@ from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 from hetrdzv.core.model import Failure, GroupState, Member, Round
-from hetrdzv.core.order import natural_key
+from hetrdzv.core.selection.order import natural_key
 from hetrdzv.core.spec import UNLIMITED_RESTARTS
 
 
 def count(number: int, noun: str) -> str:
     """A number with its noun: `1 node`, `2 nodes`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def percent(share: float) -> str:
+    """A share, rounded down, so that 100 % means all of it: `99.9 %`."""
+    return f"{int(share * 1000) / 10:g} %"
 
 
 def spent_of(restarts: int, budget: int) -> str:

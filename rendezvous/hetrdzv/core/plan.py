@@ -27,11 +27,11 @@ from hetrdzv.core.directive import DirectiveKind, heading
 from hetrdzv.core.explain import explain, explain_left_out
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import OFFERED, Event, Group, GroupState, Member, Node, NodePhase, Round
-from hetrdzv.core.order import natural_key
 from hetrdzv.core.phrasing import names
+from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.core.rounds.transitions import begins_anew
+from hetrdzv.core.selection.order import natural_key
 from hetrdzv.core.spec import SETTINGS
-from hetrdzv.core.timers import deadline
-from hetrdzv.core.transitions import begins_anew
 from hetrdzv.protocol.errors import NodeIdInUse, UnknownNode
 
 MOST_TURNS = 1_000

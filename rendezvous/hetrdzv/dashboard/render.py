@@ -8,8 +8,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
 from hetrdzv import __version__
-from hetrdzv.core.phrasing import count
+from hetrdzv.core.phrasing import count, percent
 from hetrdzv.protocol.errors import HetError, Unauthorized
+from hetrdzv.protocol.past import DownReply
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
@@ -58,9 +59,15 @@ def roughly(seconds: float) -> str:
     return " ".join(lasted(seconds).split()[:2])
 
 
-def percent(share: float) -> str:
-    """A share, rounded down, so that 100 % means all of it."""
-    return f"{int(share * 1000) / 10:g} %"
+def split(down: DownReply) -> str:
+    """What the time after a round went into, in words; what took no time is left out."""
+    parts = [
+        ("noticed", down.noticed_s),
+        ("stopped", down.stopped_s),
+        ("formed", down.formed_s),
+        ("started", down.started_s),
+    ]
+    return " · ".join(f"{name} {lasted(length)}" for name, length in parts if length)
 
 
 def clock(at: str) -> str:
@@ -80,7 +87,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.filters |= {"lasted": lasted, "roughly": roughly, "percent": percent, "clock": clock}
+    made.filters |= {"lasted": lasted, "roughly": roughly, "percent": percent, "clock": clock, "split": split}
     made.globals |= {"count": count, "signs": SIGNS, "version": __version__}
     return made
 

@@ -12,7 +12,8 @@ from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.model import Group, GroupState
 from hetrdzv.dashboard.render import section
-from hetrdzv.dashboard.timeline import Attempt, Span, Timeline, timeline
+from hetrdzv.dashboard.timeline import Span, spans
+from hetrdzv.protocol.past import KINDS, PastReply, past
 from hetrdzv.protocol.wire import GroupReply, NodeReply, WorkerReply
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
@@ -104,12 +105,16 @@ def _ranks(first: int, slots: int) -> str:
     return f"{first}" if slots == 1 else f"{first} to {first + slots - 1}"
 
 
-def bars(found: Timeline) -> list[Bar]:
-    """A timeline to be drawn; what is too short to be seen is made wide enough."""
-    if found.length <= 0:
+def bars(found: PastReply, now: datetime) -> list[Bar]:
+    """A group's past to be drawn; what is too short to be seen is made wide enough.
+
+    Args:
+        now: as given to `past`.
+    """
+    if found.whole_s <= 0:
         return []
-    scale = 1000 / found.length
-    return [Bar(span.start * scale, max(2.0, span.length * scale), span) for span in found.spans]
+    scale = 1000 / found.whole_s
+    return [Bar(span.start * scale, max(2.0, span.length * scale), span) for span in spans(found, now)]
 
 
 def paces(workers: Sequence[WorkerReply]) -> list[Pace]:
@@ -123,11 +128,6 @@ def paces(workers: Sequence[WorkerReply]) -> list[Pace]:
 
 def _speed(one: WorkerReply) -> float | None:
     return one.steps_per_s if one.steps_per_s is not None else one.per_s
-
-
-def since_last(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The newest rounds, newest first."""
-    return list(reversed(attempts[-MOST_ROUNDS:]))
 
 
 class GroupScene:
@@ -178,7 +178,8 @@ class GroupScene:
     ) -> Mapping[str, str]:
         heard_at = partial(self._service.silence.heard_at, group)
         brief = views.group_reply(group, now, heard_at, views.NONE, seen)
-        found = timeline(events, self._wall())
+        wall = self._wall()
+        found = past([views.event_reply(one) for one in events if one.event.kind in KINDS], wall)
 
         def everything() -> GroupReply:
             return views.group_reply(group, now, heard_at, views.ALL)
@@ -196,19 +197,30 @@ class GroupScene:
             known = workers.workers if workers is not None and group.active_round is not None else []
             return section("pace.html", paces=paces(known), total=len(known))
 
-        newest = [views.event_reply(one) for one in reversed(events[-MOST_EVENTS:])]
+        def history() -> str:
+            return section(
+                "history.html", events=[views.event_reply(one) for one in reversed(events[-MOST_EVENTS:])]
+            )
+
+        def rounds() -> str:
+            return section(
+                "rounds.html",
+                past=found,
+                bars=bars(found, wall),
+                newest=found.rounds[: -MOST_ROUNDS - 1 : -1],
+                complete=not events or events[0].number == 1,
+            )
+
         step = int(now / PACE_S) if seen else 0
         return {
             "actions": section("actions.html", group=brief, acts=self._acts),
             "now": section("now.html", group=brief),
-            "facts": section("facts.html", group=brief, timeline=found),
+            "facts": section("facts.html", group=brief, past=found),
             "cause": self._keep("cause", group.root_cause, lambda: section("cause.html", group=brief)),
             "nodes": self._keep("nodes", _Same(group), nodes),
-            "rounds": section(
-                "rounds.html", timeline=found, bars=bars(found), attempts=since_last(found.attempts)
-            ),
+            "rounds": rounds(),
             "pace": self._keep("pace", (brief.round, brief.state, step), pace),
-            "history": self._keep("history", last, lambda: section("history.html", events=newest)),
+            "history": self._keep("history", last, history),
         }
 
     def _keep(self, name: str, key: object, make: Callable[[], str]) -> str:

@@ -14,6 +14,9 @@ from hetrdzv.protocol.wire import EventReply, Reply
 OUTCOMES = {f"group_{state}": state.value for state in GroupState if state.terminal}
 """What an event says about the outcome of a job, by its kind."""
 
+KINDS = {"round_formed", "round_running", "round_ended", "round_judged", "restart_spent", *OUTCOMES}
+"""The kinds of events that `past` looks at."""
+
 
 class DownReply(Reply):
     """How long nobody trained after a round, by what that time went into (seconds); None: unknown, or not over yet.

@@ -15,9 +15,9 @@ import torch
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.ready.speed_check import SpeedCheck
 from hetagent.job.ready.verdict import READY
-from hetagent.node import processes
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
+from hetagent.node.processes import finding as processes
 from hetagent.node.speed import benchmark, cache, judged, policy
 from hetagent.node.speed.subject import NotMeasurable, Subject, cpu_kind, subject
 

@@ -1,117 +1,99 @@
-"""A history as a timeline: what became of the time."""
+"""A past as a drawing: one span after another, none too thin to be seen."""
 
-from datetime import UTC, datetime, timedelta
+import random
+from datetime import timedelta
 
 import pytest
 
-from hetrdzv.core.model import Event
 from hetrdzv.dashboard.scenes import bars
-from hetrdzv.dashboard.timeline import Phase, Timeline, timeline
-from hetrdzv.storage.records import StoredEvent
+from hetrdzv.dashboard.timeline import Span, spans
+from hetrdzv.protocol.past import past
+from tests.server.told import BEGAN, Told, at, restarted, running
 
-BEGAN = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
+
+def drawn(story: Told) -> list[Span]:
+    return spans(story.past, at(story.now))
 
 
-def history(*told: tuple[float, str, int | None, str], first: int = 1) -> list[StoredEvent]:
-    """Events with their seconds since the beginning, kind, round and text."""
-    return [
-        StoredEvent(
-            first + index,
-            (BEGAN + timedelta(seconds=at)).isoformat(timespec="milliseconds"),
-            Event(kind, text, "gpu1", number),
+def phases(story: Told) -> list[tuple[str, float, int]]:
+    return [(str(one.phase), one.length, one.round) for one in drawn(story)]
+
+
+def test_each_phase_of_a_restart_is_drawn() -> None:
+    story = restarted()
+    story.wait(29.5)
+    assert phases(story) == [
+        ("starting", 2.0, 1),
+        ("training", 59.5, 1),
+        ("noticing", 0.5, 1),
+        ("stopping", 4.0, 1),
+        ("starting", 6.0, 2),
+        ("training", 29.5, 2),
+    ]
+
+
+def test_a_group_that_waits_for_nodes_waits_until_now() -> None:
+    story = running("a", "b", lease_s=5.0)
+    story.wait(5.01, silent=("b",))
+    story.now += 2.0
+    story.join("a")
+    story.wait(4.0)
+    assert phases(story)[-1][0] == "waiting"
+    assert phases(story)[-1][1] >= 4.0
+
+
+def test_nothing_comes_after_a_job() -> None:
+    story = running("a")
+    story.wait(10.0)
+    story.succeeded("a")
+    story.now += 500.0
+    assert phases(story) == [("starting", 2.0, 1), ("training", 10.0, 1)]
+
+
+def test_the_time_between_two_jobs_is_left_out() -> None:
+    story = running("a", "b", last_call_s=0.0)
+    story.wait(10.0)
+    story.succeeded("a", "b")
+    story.leave("a")
+    story.leave("b")
+    story.wait(300.0)
+    story.join("a", inc="a-2")
+    story.join("b", inc="b-2")
+    story.wait(3.0)
+    last = phases(story)[-1]
+    assert last[2] == 2
+    assert sum(one.length for one in drawn(story)) == pytest.approx(story.past.whole_s, abs=0.01)
+    assert story.past.whole_s < 60
+
+
+def test_all_the_time_is_drawn_and_none_twice() -> None:
+    story = restarted()
+    events = story.history
+    for start in range(len(events)):
+        found = past(events[start:], at(story.now))
+        shown = spans(found, at(story.now))
+        assert sum(one.length for one in shown) == pytest.approx(found.whole_s, abs=0.01)
+        assert [one.start for one in shown] == pytest.approx(
+            [sum(one.length for one in shown[:index]) for index in range(len(shown))]
         )
-        for index, (at, kind, number, text) in enumerate(told)
-    ]
-
-
-FAILED_ONCE = history(
-    (0, "node_joined", None, "gpu1 joined"),
-    (10, "round_formed", 1, "round 1 formed"),
-    (12, "round_running", 1, "round 1 runs"),
-    (72, "round_ended", 1, "round 1 ended: rank 3 exited"),
-    (75, "restart_spent", 1, "restart 1 of 3: rank 3 exited"),
-    (80, "round_formed", 2, "round 2 formed"),
-    (84, "round_running", 2, "round 2 runs"),
-)
-
-
-def spans(found: Timeline) -> list[tuple[str, float, float]]:
-    return [(str(span.phase), span.start, span.end) for span in found.spans]
-
-
-def at(seconds: float) -> datetime:
-    return BEGAN + timedelta(seconds=seconds)
-
-
-def test_all_the_time_is_told_and_none_twice() -> None:
-    found = timeline(FAILED_ONCE, at(100))
-    assert spans(found) == [
-        ("waiting", 0, 10),
-        ("starting", 10, 12),
-        ("training", 12, 72),
-        ("stopping", 72, 75),
-        ("waiting", 75, 80),
-        ("starting", 80, 84),
-        ("training", 84, 100),
-    ]
-    assert found.length == 100
-    assert found.share == pytest.approx(0.76)
-    assert found.spent(Phase.STARTING) == 6
-    assert found.complete
-
-
-def test_rounds_say_what_they_cost_and_who_ended_them() -> None:
-    first, second = timeline(FAILED_ONCE, at(100)).attempts
-    assert (first.number, first.down_s, first.trained_s) == (1, 12, 60)
-    assert (first.ended, first.node_id, first.restart) == ("rank 3 exited", "gpu1", True)
-    assert (second.number, second.down_s, second.trained_s, second.ended) == (2, 12, 16, "")
-
-
-def test_the_verdict_replaces_the_first_impression() -> None:
-    judged = history(
-        (0, "round_formed", 1, ""),
-        (1, "round_running", 1, ""),
-        (2, "round_ended", 1, "round 1 ended: rank 3 exited"),
-        (3, "round_judged", 1, "round 1 ended because gpu2 was lost; failures elsewhere were a consequence"),
-    )
-    assert timeline(judged, at(4)).attempts[0].ended.startswith("gpu2 was lost")
-
-
-def test_a_job_that_is_over_takes_no_more_time() -> None:
-    over = [*FAILED_ONCE, *history((90, "group_succeeded", 2, "the job succeeded"), first=8)]
-    found = timeline(over, at(10_000))
-    assert (found.length, found.outcome) == (90, "the job succeeded")
-    assert found.attempts[-1].trained_s == 6
-    assert found.attempts[-1].ended == "the job succeeded"
-
-
-def test_the_next_job_of_a_group_has_a_timeline_of_its_own() -> None:
-    again = [
-        *FAILED_ONCE,
-        *history((90, "job_began", 2, "job 2 started"), (95, "round_formed", 3, ""), first=8),
-    ]
-    found = timeline(again, at(100))
-    assert [one.number for one in found.attempts] == [3]
-    assert spans(found) == [("waiting", 0, 5), ("starting", 5, 10)]
-
-
-def test_a_history_whose_beginning_is_forgotten_says_so() -> None:
-    assert not timeline(FAILED_ONCE[2:], at(100)).complete
-
-
-def test_no_history_is_no_time() -> None:
-    found = timeline([], at(5))
-    assert (found.share, bars(found), found.length) == (None, [], 0)
 
 
 def test_a_clock_that_goes_back_makes_no_time_negative() -> None:
-    backwards = history((5, "round_formed", 1, ""), (3, "round_running", 1, ""), (4, "round_ended", 1, ""))
-    found = timeline(backwards, at(2))
-    assert all(span.length >= 0 for span in found.spans)
-    assert found.length >= 0
+    events = restarted().history
+    for seed in range(50):
+        drawn_at = random.Random(seed)
+        shaken = [one.model_copy(update={"at": at(drawn_at.uniform(100, 200)).isoformat()}) for one in events]
+        now = BEGAN + timedelta(seconds=drawn_at.uniform(-50, 150))
+        assert all(one.length > 0 for one in spans(past(shaken, now), now))
+
+
+def test_no_history_is_no_time() -> None:
+    assert bars(past([], BEGAN), BEGAN) == []
 
 
 def test_bars_fill_the_width_and_none_is_too_thin_to_be_seen() -> None:
-    drawn = bars(timeline(FAILED_ONCE, at(100_000)))
-    assert min(bar.width for bar in drawn) == 2
-    assert drawn[-1].x + drawn[-1].width == pytest.approx(1000)
+    story = restarted()
+    story.wait(20_000.0)
+    shown = bars(story.past, at(story.now))
+    assert min(bar.width for bar in shown) == 2
+    assert shown[-1].x + shown[-1].width == pytest.approx(1000)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hetagent.job.ready.verdict import READY, Verdict
-from hetagent.node import processes
+from hetagent.node.processes import finding as processes
 from hetagent.node.speed import cache, judged
 from hetagent.node.speed.subject import Subject
 

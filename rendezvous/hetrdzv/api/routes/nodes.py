@@ -13,11 +13,11 @@ from hetrdzv.api.lenient import LenientRoute, ignored
 from hetrdzv.api.routes.groups import NodesShown
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, ReportKind, StartDaemon, Undrain
-from hetrdzv.core.transitions import require_speaker
+from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.versions import is_newer
-from hetrdzv.service.directives import tell
+from hetrdzv.service.polls.directives import tell
 
 router = APIRouter(
     prefix="/v1/groups/{group_id}/nodes/{node_id}",

@@ -11,7 +11,7 @@ from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Failure, Group
-from hetrdzv.core.timers import deadline
+from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.errors import (
     HetError,
     Problem,

@@ -10,7 +10,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import GROUP, command
 from hetrdzv.client import Client
-from hetrdzv.core.phrasing import count
+from hetrdzv.core.phrasing import count, percent
 from hetrdzv.protocol.past import PastReply, past
 
 
@@ -62,7 +62,7 @@ def past_view(reply: PastReply, most: int | None = None) -> Iterator[RenderableT
         )
     yield table
     spent = sum(1 for one in reply.rounds if one.cost_restart)
-    share = f", {reply.share:.1%} of the time" if reply.share is not None else ""
+    share = f", {percent(reply.share)} of the time" if reply.share is not None else ""
     restarts = f", {count(spent, 'restart')} spent" if spent else ""
     yield ""
     yield Text(

@@ -14,8 +14,6 @@ from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, resta
 from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
 from hetrdzv.core.model import End, EndKind, Failure, Group, GroupState, Node, NodePhase, RootCause, Round
-from hetrdzv.core.notice import ends_at, waited_for
-from hetrdzv.core.order import former_round, place
 from hetrdzv.core.phrasing import (
     count,
     describe_failure,
@@ -26,21 +24,9 @@ from hetrdzv.core.phrasing import (
     unreached,
     with_last_line,
 )
-from hetrdzv.core.selection import (
-    Lack,
-    Selection,
-    Shortfall,
-    growth,
-    next_round,
-    not_ready_nodes,
-    out_of_reach,
-    ready_nodes,
-    select,
-    stranded,
-)
-from hetrdzv.core.spec import OnJoin
-from hetrdzv.core.timers import admits_at, forms_at, gives_up_at, unresolved
-from hetrdzv.core.transitions import (
+from hetrdzv.core.rounds.notice import ends_at, waited_for
+from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
+from hetrdzv.core.rounds.transitions import (
     GONE_NODES_KEPT,
     LOSSES,
     Work,
@@ -51,7 +37,12 @@ from hetrdzv.core.transitions import (
     stop,
     stop_kindly,
 )
-from hetrdzv.core.units import broken_clause
+from hetrdzv.core.selection.joining import growth
+from hetrdzv.core.selection.order import former_round, place
+from hetrdzv.core.selection.ready import next_round, not_ready_nodes, out_of_reach, ready_nodes, stranded
+from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
+from hetrdzv.core.selection.units import broken_clause
+from hetrdzv.core.spec import OnJoin
 from hetrdzv.protocol.addresses import is_loopback
 
 

@@ -178,6 +178,7 @@ def _start(start: Start) -> wire.StartReply:
         command=list(start.command) if start.command is not None else None,
         members=_members(start.members) if start.members is not None else None,
         daemon=list(start.daemon) if start.daemon is not None else None,
+        weights=list(start.weights) or None,
         restarted_by=start.restarted_by or None,
     )
 

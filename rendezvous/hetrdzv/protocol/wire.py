@@ -127,7 +127,8 @@ class JoinRequest(Wire):
 
     Attributes:
         takes_notice: the node tells its workers that their round is about to end, and reports `ready_to_stop`.
-        weight: how fast the node is, compared with the others: with `rank_order` `speed` the largest comes first.
+        weight: how fast each slot is, compared with those of other nodes: with `rank_order` `speed` the largest comes
+            first. If any node of a round was given one, shares go by it.
         speeds: how fast each slot was measured to be, in the order of local ranks; None: they were not measured.
         ready_within_s: how long the node may take from the end of its workers until it is ready, since its agent checks
             it first (seconds); the others wait that much longer for it.
@@ -221,6 +222,9 @@ class WorkerFields(Wire):
             not `still` counts as moving, whatever `idle_s` was when its agent looked.
         waiting: of this round's looks at the worker, the share at which it had asked for a collective that was not
             done (0 to 1); None: nobody can say.
+        busy: of the looks since the newest decision on shares, the share at which it did not wait (0 to 1); None:
+            nobody can say.
+        looks: how many looks those were.
         long_s: for how long from now the script has announced that nothing need change (seconds).
         step: what the script says itself, with `progress(step)` or in `HET_PROGRESS_FILE`; None: nothing.
         collectives: by process group.
@@ -231,15 +235,22 @@ class WorkerFields(Wire):
     idle_s: Annotated[Seconds, Field(ge=0)] = 0.0
     still: Flag = False
     waiting: Annotated[Seconds, Field(ge=0, le=1)] | None = None
+    busy: Annotated[Seconds, Field(ge=0, le=1)] | None = None
+    looks: Annotated[Whole, Field(ge=0)] = 0
     long_s: Annotated[Seconds, Field(ge=0)] = 0.0
     step: Whole | None = None
     collectives: Annotated[list[CollectivesFields], Field(max_length=32)] = []
 
 
 class ProgressFields(Wire):
-    """How far the workers of a node have come in a round, as its agent saw it `age_s` seconds ago."""
+    """How far the workers of a node have come in a round, as its agent saw it `age_s` seconds ago.
+
+    Attributes:
+        decision: the newest decision on shares that they know: since then `busy` and `looks` count.
+    """
 
     round: Annotated[Whole, Field(ge=1)]
+    decision: Annotated[Whole, Field(ge=0)] = 0
     age_s: Annotated[Seconds, Field(ge=0)] = 0.0
     workers: Annotated[list[WorkerFields], Field(max_length=MAX_SLOTS)]
 
@@ -271,6 +282,18 @@ class StacksRequest(Wire):
     incarnation: Id
     number: Whole
     stacks: Annotated[list[StackFields], Field(max_length=MAX_SLOTS)]
+
+
+class SharesRequest(Wire):
+    """`POST /v1/groups/{g}/nodes/{n}/shares`: the node's workers ask for a decision on the shares of their round.
+
+    Attributes:
+        number: of the decision, counted from 1 in each round. The first who asks for it brings it about.
+    """
+
+    incarnation: Id
+    round: Annotated[Whole, Field(ge=1)]
+    number: Annotated[Whole, Field(ge=1)]
 
 
 class DaemonRequest(Wire):
@@ -356,6 +379,7 @@ class StartReply(Reply):
         members: the whole round in rank order, for a node that joined with `wants_members`. For others the size of
             a `start` does not grow with the round.
         daemon: what the master wants this node to run, once it has said so; for a node that joined with `wants_daemon`.
+        weights: how many ranks in a row have which weight, in rank order; None: all have the same.
         restarted_by: the failure that a restart was spent on to form this round, in a line.
     """
 
@@ -372,7 +396,22 @@ class StartReply(Reply):
     command: list[str] | None = None
     members: list[MemberReply] | None = None
     daemon: list[str] | None = None
+    weights: list[tuple[int, float]] | None = None
     restarted_by: str | None = None
+
+
+class SharesReply(Reply):
+    """A decision on the shares of a round.
+
+    Attributes:
+        weights: how many ranks in a row have which weight, in rank order; empty: all have the same.
+        source: what they follow from: `equal`, `by hand`, `measured` or `pace`.
+    """
+
+    round: int
+    number: int
+    weights: list[tuple[int, float]] = []
+    source: str = ""
 
 
 class DifferenceReply(Reply):

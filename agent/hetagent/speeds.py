@@ -29,7 +29,7 @@ def to_measure(
         tell: shows a line at the terminal.
     """
     script = policy.script_of(command, options.script, module=options.torchrun.module)
-    if not policy.is_wanted(options.measure, script, weighed=options.weight != 1):
+    if not policy.is_wanted(options.measure, script, weighed=options.weight is not None):
         return None
     try:
         is_cpu_job = devices.is_cpu_job(chosen)

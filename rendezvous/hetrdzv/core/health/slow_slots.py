@@ -24,11 +24,13 @@ MOST_KINDS = 3
 """Of how many kinds slow slots are named."""
 
 
-def slow(nodes: Iterable[Node]) -> tuple[str, ...]:
+def slow_slots(nodes: Iterable[Node]) -> tuple[str, ...]:
     """A sentence for each kind with slots that are far too slow; at most `MOST_KINDS`."""
     having: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+    slots_of: dict[str, int] = {}
     for node in nodes:
         if node.speeds:
+            slots_of[node.node_id] = node.slots
             kinds = kinds_of(node.device.get(MEASURED, ""), node.slots)
             for local_rank, (kind, speed) in enumerate(zip(kinds, node.speeds, strict=False)):
                 having.setdefault(kind, {}).setdefault(node.node_id, {})[local_rank] = speed
@@ -44,18 +46,18 @@ def slow(nodes: Iterable[Node]) -> tuple[str, ...]:
         }
         if bad:
             shown = [
-                _node(node_id, bad[node_id], len(by_node[node_id]), usual)
+                _node(node_id, bad[node_id], slots_of[node_id], usual)
                 for node_id in sorted(bad, key=natural_key)[:MOST_NODES]
             ]
-            more = [f"{count(len(bad) - MOST_NODES, 'more node')}"] if len(bad) > MOST_NODES else []
+            more = [count(len(bad) - MOST_NODES, "more node")] if len(bad) > MOST_NODES else []
             found.append(
-                f"{', '.join([*shown, *more])}, than is usual for {device[:64]} in {dtype} here: check clocks, temperature "
-                "and power limit, and what else runs there"
+                f"{', '.join([*shown, *more])} than usual for {device[:64]} ({dtype[:16]}): check clocks, "
+                "temperature and power limit, and what else runs there"
             )
     return tuple(found[:MOST_KINDS])
 
 
-def unlike(nodes: Sequence[Node]) -> tuple[str, ...]:
+def unlike_speeds(nodes: Sequence[Node]) -> tuple[str, ...]:
     """Why measured speeds say nothing about shares: some nodes have none, or they were measured in several dtypes."""
     measured = [node for node in nodes if node.speeds]
     if not measured or any(node.weighed_by_hand for node in nodes):
@@ -64,7 +66,8 @@ def unlike(nodes: Sequence[Node]) -> tuple[str, ...]:
     if without := [node.node_id for node in nodes if not node.speeds]:
         have = "has" if len(without) == 1 else "have"
         found.append(
-            f"{names(without)} {have} not measured any speed, so all shares are equal: start every agent with --measure on"
+            f"{names(without)} {have} no measured speed, so all shares are equal: start every agent with "
+            "--measure on"
         )
     dtypes: dict[str, list[str]] = {}
     for node in measured:

@@ -15,6 +15,7 @@ from pydantic_core import to_json
 from hetrdzv.core.directive import Directive, Start, Warned, warned
 from hetrdzv.core.explain import explain, explain_misfit
 from hetrdzv.core.health.drift import drift
+from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import (
     DRAINED,
@@ -273,7 +274,8 @@ def group_reply(
 @kept
 def _warnings(group: Group) -> tuple[str, ...]:
     """What differs between the nodes that are here and matters."""
-    return drift(node for node in group.live if node.job == group.job)
+    nodes = [node for node in group.live if node.job == group.job]
+    return (*drift(nodes), *slow_slots(nodes), *unlike_speeds(nodes))
 
 
 def _only(members: Iterable[Member], node_ids: AbstractSet[str]) -> Sequence[Member]:

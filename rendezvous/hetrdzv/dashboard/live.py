@@ -129,8 +129,7 @@ class Broadcast:
                 size = self._show(await self._render())
                 took_s = monotonic() - started
                 await self._until_news(EVERY_S)
-                pause_s = max(EVERY_S, took_s / SHARE, size / MOST_BYTES_PER_S)
-                await asyncio.sleep(max(0.0, started + pause_s - monotonic()))
+                await asyncio.sleep(max(0.0, started + interval_s(took_s, size) - monotonic()))
         except HetError:  # the group is gone, or the server stops
             pass
         except Exception:
@@ -157,6 +156,16 @@ class Broadcast:
     def _tell(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
+
+
+def interval_s(took_s: float, size: int) -> float:
+    """How long after one rendering the next begins (seconds).
+
+    Args:
+        took_s: how long it took (seconds).
+        size: how much of it had to be sent (bytes).
+    """
+    return max(EVERY_S, took_s / SHARE, size / MOST_BYTES_PER_S)
 
 
 def _event(name: str, html: str) -> bytes:

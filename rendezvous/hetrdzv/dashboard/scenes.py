@@ -35,8 +35,9 @@ HANGS = "hangs"
 
 MOST_ROUNDS = 40
 MOST_EVENTS = 100
+EVENTS_BLOCK = 20
 MOST_WORKERS = 64
-"""How many of each are shown; of the workers, the slowest."""
+"""How many of each are shown; of the workers, the slowest. Events are sent in two parts: the older changes rarely."""
 
 STEPS = ((60.0, 1.0), (600.0, 5.0), (inf, 60.0))
 """Until so long after a group's last event (seconds), its past is told anew in steps of so many seconds."""
@@ -201,9 +202,11 @@ class GroupScene:
             known = paces(seen.values(), now) if running is not None else []
             return section("pace.html", paces=known, total=len(seen))
 
-        def history() -> str:
-            newest = [views.event_reply(one) for one in reversed(events[-MOST_EVENTS:])]
-            return section("history.html", events=newest)
+        older = last - last % EVENTS_BLOCK  # what comes after these is sent again with every event
+
+        def history(since: int, until: int) -> str:
+            known = [one for one in events[-MOST_EVENTS - EVENTS_BLOCK :] if since < one.number <= until]
+            return section("history.html", events=[views.event_reply(one) for one in reversed(known)])
 
         at_pace = (brief.round, brief.state, step)
         return {
@@ -216,7 +219,8 @@ class GroupScene:
             **self._keep("nodes", _Same(group), lambda: self._nodes(group, brief, now)),
             "rounds": self._keep("rounds", (last, wall), rounds),
             "pace": self._keep("pace", at_pace, pace),
-            "history": self._keep("history", last, history),
+            "history": self._keep("history", last, lambda: history(older, last)),
+            "older": self._keep("older", older, lambda: history(older - MOST_EVENTS, older)),
         }
 
     def _nodes(self, group: Group, brief: GroupReply, now: float) -> Mapping[str, str]:

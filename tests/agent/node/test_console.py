@@ -44,6 +44,23 @@ def test_a_live_line_stands_below_what_is_said(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
+def test_nothing_that_a_server_says_moves_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    evil = "b is not ready: \x1b[31mRED\x1b]0;title\x07\x1b[2J\n\tline \u202e\x9b1A"
+    ours, theirs = os.openpty()
+    monkeypatch.setattr(console, "_writer", console._Writer())
+    with open(ours, "rb", buffering=0) as reader, open(theirs, "w", encoding="utf-8") as writer:
+        monkeypatch.setattr("sys.stderr", writer)
+        assert console.show_live(evil)
+        console.say(evil)
+        console.show_live("")
+        console.say("end")
+        said = ""
+        while not said.endswith("end\n"):
+            said += reader.read(1000).decode().replace("\r\n", "\n")
+    one, line = "b is not ready: RED line 1A", "b is not ready: RED\n"
+    assert said.replace("        ", "\t").split(console.ERASE) == [one, f"{line}\tline 1A\n{one}", "end\n"]
+
+
 def test_a_live_line_needs_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = os.pipe()
     with open(ours, "rb", buffering=0) as reader, open(theirs, "w", encoding="utf-8") as writer:

@@ -127,9 +127,9 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     },
     "--weight": {
         "type": weight,
-        "default": 1.0,
         "metavar": "X",
-        "help": "How fast this node is, compared with the others, for --rank-order speed (default: 1).",
+        "help": "How fast each worker here is, compared with those of other nodes: for shares, which otherwise go by "
+        "what is measured, and for --rank-order speed (default, if any node has one: 1).",
     },
     "--world-size": {
         "type": world_size,

@@ -178,6 +178,7 @@ def _start(start: Start) -> wire.StartReply:
         command=list(start.command) if start.command is not None else None,
         members=_members(start.members) if start.members is not None else None,
         daemon=list(start.daemon) if start.daemon is not None else None,
+        weights=list(start.weights) or None,
         restarted_by=start.restarted_by or None,
     )
 
@@ -210,6 +211,7 @@ def group_summary(group: Group, now: float) -> wire.GroupSummary:
     )
 
 
+@kept
 def _counts(group: Group) -> wire.CountsReply:
     live = group.live
     members = [node for node in live if group.active_round is not None and group.in_round(node)]
@@ -235,9 +237,11 @@ def group_reply(
         seen: how far the workers of its newest round have come, by global rank.
     """
     current = group.round
-    members = {member.node_id: member for member in current.members} if current is not None else {}
+    members = {
+        member.node_id: member for member in (current.members if current is not None and page != NONE else ())
+    }
     nodes = sorted(
-        group.nodes.values(),
+        group.nodes.values() if page != NONE else (),
         key=lambda n: (
             n.gone,
             members[n.node_id].group_rank if n.node_id in members else len(members),
@@ -255,7 +259,7 @@ def group_reply(
         **dict(group_summary(group, now)),
         spec=spec,
         current_round=_round(group, current, on_page, seen, now) if current is not None else None,
-        nodes=[_node(group, node, now - heard_at(node)) for node in nodes],
+        nodes=[node_reply(group, node, now - heard_at(node)) for node in nodes],
         drained=sorted(group.drained),
         unreachable=[
             wire.UnreachableReply(node_id=node_id, master=master)
@@ -291,7 +295,9 @@ def _round(
         met=current.met,
         stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
         notice=_notice(warned(group, now)),
-        workers=[_worker(one, now) for _, one in sorted(seen.items()) if one.node_id in on_page],
+        workers=[worker_reply(seen[rank], now) for rank in sorted(seen) if seen[rank].node_id in on_page]
+        if on_page
+        else [],
         stragglers=slow.shown(group, current, seen, now),
     )
 
@@ -306,7 +312,8 @@ def _stall(stall: Stall, now: float) -> wire.StallReply:
     )
 
 
-def _worker(seen: Seen, now: float) -> wire.WorkerReply:
+def worker_reply(seen: Seen, now: float) -> wire.WorkerReply:
+    """How far a worker has come."""
     sample = seen.sample
     return wire.WorkerReply(
         rank=sample.rank,
@@ -321,7 +328,12 @@ def _worker(seen: Seen, now: float) -> wire.WorkerReply:
     )
 
 
-def _node(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
+def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
+    """A node of a group.
+
+    Args:
+        silent_s: how long it has not been heard of (seconds).
+    """
     active = group.active_round
     member = active.member(node.node_id) if active is not None and group.in_round(node) else None
     return wire.NodeReply(

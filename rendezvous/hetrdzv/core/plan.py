@@ -315,6 +315,7 @@ def _joins(group: Group, changes: Changes) -> Iterator[Join]:
             role=alike.role if alike is not None else "default",
             labels=one.labels or (known.labels if known is not None else {}),
             weight=one.weight or (known.weight if known is not None else 1.0),
+            weighed=one.weight is not None or (known is not None and known.weighed),
             wants_command=alike is not None and alike.wants_command,
             spec=spec,
         )

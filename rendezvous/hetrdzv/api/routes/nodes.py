@@ -18,6 +18,7 @@ from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.versions import is_newer
 from hetrdzv.service.polls.directives import tell
+from hetrdzv.service.shares import decided
 
 router = APIRouter(
     prefix="/v1/groups/{group_id}/nodes/{node_id}",
@@ -93,6 +94,18 @@ async def send_stacks(
     require_speaker(service.group(group_id), node_id, body.incarnation)
     service.progress.answered(group_id, node_id, body.number, stacks(node_id, body))
     return Response(status_code=204)
+
+
+@router.post("/shares", response_model=wire.SharesReply)
+async def refresh_shares(
+    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.SharesRequest
+) -> Response:
+    """A decision on the shares of the running round, the same for all its nodes; the first who asks brings it about."""
+    service = service_of(request)
+    found = await decided(service, group_id, node_id, body.incarnation, body.round, body.number)
+    return views.json_response(
+        wire.SharesReply(round=body.round, number=found.number, weights=list(found.runs), source=found.source)
+    )
 
 
 @router.post("/report", response_model=wire.DirectiveReply)

@@ -25,6 +25,7 @@ from hetrdzv.core.phrasing import (
     with_last_line,
 )
 from hetrdzv.core.rounds.notice import ends_at, waited_for
+from hetrdzv.core.rounds.shares import at_forming
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
 from hetrdzv.core.rounds.transitions import (
     GONE_NODES_KEPT,
@@ -303,6 +304,7 @@ def _start_round(work: Work, selection: Selection) -> None:
         first=former is None or (former.first and _started_nothing(former)),
         restarted_by=_restarted_by(former) if former is not None else "",
         warnings=(*drift(selection.nodes), *unordered(group.spec, selection.nodes)),
+        shares=at_forming([nodes[member.node_id] for member in placement.members]),
     )
     first = former is None
     work.change(

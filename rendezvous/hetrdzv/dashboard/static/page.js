@@ -31,18 +31,20 @@
     for (const one of root.querySelectorAll("time[datetime]")) {
       const at = new Date(one.dateTime);
       if (Number.isNaN(at.getTime())) continue;
-      one.textContent = clock(at);
+      const day = at.toDateString() === new Date().toDateString() ? "" : `${at.toLocaleDateString([], { month: "short", day: "numeric" })} `;
+      one.textContent = day + clock(at);
       one.title = at.toLocaleString();
     }
   }
 
+  const KEPT = ".wide[id], .trace[id], .events[id]";
   const scrolled = new Map();
   document.body.addEventListener("htmx:sseBeforeMessage", (event) => {
-    for (const one of event.target.querySelectorAll(".wide[id], .trace")) scrolled.set(one.id, [one.scrollLeft, one.scrollTop]);
+    for (const one of event.target.querySelectorAll(KEPT)) scrolled.set(one.id, [one.scrollLeft, one.scrollTop]);
   });
   document.body.addEventListener("htmx:sseMessage", (event) => {
     hear();
-    for (const one of event.target.querySelectorAll(".wide[id], .trace")) {
+    for (const one of event.target.querySelectorAll(KEPT)) {
       const [left, top] = scrolled.get(one.id) || [0, 0];
       one.scrollLeft = left;
       one.scrollTop = top;

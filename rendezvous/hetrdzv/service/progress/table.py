@@ -18,13 +18,16 @@ UNSEEN_S = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What an agent says of one worker; see `wire.WorkerFields`."""
+    """What an agent says of one worker; see `wire.WorkerFields` and, for `decision`, `wire.ProgressFields`."""
 
     rank: int
     state: str = "runs"
     idle_s: float = 0.0
     still: bool = False
     waiting: float | None = None
+    busy: float | None = None
+    looks: int = 0
+    decision: int = 0
     long_s: float = 0.0
     step: int | None = None
     collectives: tuple[Collectives, ...] = ()

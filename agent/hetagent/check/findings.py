@@ -57,4 +57,6 @@ def show(findings: Sequence[Finding], console: Console | None = None) -> None:
     for one in findings:
         is_ = Text(one.verdict, style=_STYLES[one.verdict])
         table.add_row(inert(one.what), is_, inert(one.found), inert(one.advice))
-    console.print(table)
+    with console.capture() as captured:
+        console.print(table)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))

@@ -88,9 +88,10 @@ def show_live(line: str) -> bool:
     """Let a line stand below everything that is said, in place of the one before; an empty line takes it away.
 
     Returns:
-        whether it is shown: it is on a terminal only.
+        whether it is shown: it is on a terminal only, and not by a background job (`hetagent ... &`), which would
+        write over what the person types.
     """
-    if sys.stderr is None or not _is_terminal(sys.stderr):
+    if sys.stderr is None or not _is_terminal(sys.stderr) or not _in_foreground(sys.stderr):
         return False
     width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
     line = inert(" ".join(line.split()))
@@ -103,6 +104,13 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return stream is not None and stream.isatty()
     except ValueError:  # it is closed
         return False
+
+
+def _in_foreground(terminal: TextIO) -> bool:
+    try:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:  # it does not control our session: there is no shell that could have put us there
+        return True
 
 
 def flush() -> bool:

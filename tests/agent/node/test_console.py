@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import termios
 
 import pytest
@@ -59,6 +61,31 @@ def test_nothing_that_a_server_says_moves_the_cursor(monkeypatch: pytest.MonkeyP
             said += reader.read(1000).decode().replace("\r\n", "\n")
     one, line = "b is not ready: RED line 1A", "b is not ready: RED\n"
     assert said.replace("        ", "\t").split(console.ERASE) == [one, f"{line}\tline 1A\n{one}", "end\n"]
+
+
+BACKGROUND = """
+import os, pty
+from hetagent.node import console
+
+ours, theirs = os.pipe()
+session, terminal = pty.fork()
+if session:
+    os.waitpid(session, 0)
+    print(os.read(ours, 10).decode(), flush=True)
+    os._exit(0)
+os.write(theirs, b"%d" % console.show_live("waiting: 3 s"))
+if os.fork() == 0:
+    os.setpgid(0, 0)
+    os.write(theirs, b"%d" % console.show_live("waiting: 2 s"))
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_background_job_has_no_live_line() -> None:
+    """It would write over what is typed at the prompt."""
+    ran = subprocess.run([sys.executable, "-c", BACKGROUND], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("10\n", "")
 
 
 def test_a_live_line_needs_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from click.shell_completion import ShellComplete
 
 from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.dashboard import link_to
 from hetrdzv.cli.hetctl.groups import flag_type
 from hetrdzv.cli.hetctl.main import DESTRUCTIVE, cli, meant
 from hetrdzv.cli.hetctl.shell import completion
@@ -736,6 +737,14 @@ def test_commands_groups_nodes_and_clusters_are_completed(
     monkeypatch.setenv("HET_SERVER", server.url)
     assert job.group in completed("--server", server.url, "events", "")
     assert job.group in completed("events", "")
+
+
+def test_dashboard_prints_a_link(ctl: Callable[..., str], job: Job, server: Hetserver) -> None:
+    assert ctl("dashboard") == f"{server.url}/\n"
+    assert ctl("dashboard", job.group) == f"{server.url}/groups/{job.group}\n"
+    typo = f"there is no group '{job.group}x': did you mean '{job.group}'?"
+    assert typo in ctl("dashboard", f"{job.group}x", status=1)
+    assert link_to("http://a:1", "/sign-in?code=x", "g") == "http://a:1/sign-in?code=x&group=g"
 
 
 def test_a_shell_is_offered_no_name_that_it_would_run(server: Hetserver) -> None:

@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from pydantic_core import to_json
 
+from hetrdzv.api.shares import member_weights, shares_reply, worker_paces, worker_weights
 from hetrdzv.core.directive import Directive, Start, Warned, warned
 from hetrdzv.core.explain import explain, explain_misfit
 from hetrdzv.core.health.drift import drift
@@ -282,17 +283,23 @@ def _round(
     group: Group, current: Round, shown: Sequence[Member], seen: Mapping[int, Seen], now: float
 ) -> wire.RoundReply:
     on_page = {member.node_id for member in shown}
+    each, weights, paces = member_weights(current), worker_weights(current), worker_paces(current, seen)
     return wire.RoundReply(
         number=current.number,
         world_size=current.world_size,
         restart_count=current.restart_count,
         master=wire.MasterReply.model_validate(current.master),
-        members=_members(shown),
+        members=[one.model_copy(update={"weights": each.get(one.node_id)}) for one in _members(shown)],
+        shares=shares_reply(current.number, current.newest_shares),
         ended=current.end.why if current.end is not None else None,
         met=current.met,
         stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
         notice=_notice(warned(group, now)),
-        workers=[_worker(one, now) for _, one in sorted(seen.items()) if one.node_id in on_page],
+        workers=[
+            _worker(one, now, weights[rank], paces.get(rank))
+            for rank, one in sorted(seen.items())
+            if one.node_id in on_page
+        ],
         stragglers=slow.shown(group, current, seen, now),
     )
 
@@ -307,7 +314,7 @@ def _stall(stall: Stall, now: float) -> wire.StallReply:
     )
 
 
-def _worker(seen: Seen, now: float) -> wire.WorkerReply:
+def _worker(seen: Seen, now: float, weight: float, pace: float | None) -> wire.WorkerReply:
     sample = seen.sample
     return wire.WorkerReply(
         rank=sample.rank,
@@ -319,6 +326,8 @@ def _worker(seen: Seen, now: float) -> wire.WorkerReply:
         step=sample.step,
         steps_per_s=seen.steps.per_s,
         waiting=sample.waiting,
+        weight=weight,
+        pace=pace,
     )
 
 
@@ -337,6 +346,8 @@ def _node(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         incarnation=node.incarnation,
         role=node.role,
         weight=node.weight,
+        weighed=node.weighed_by_hand,
+        speeds=list(node.speeds) or None,
         labels=dict(node.labels),
         device=dict(node.device),
         why=node.gone_why or node.leaving or node.not_ready or explain_misfit(group, node),

@@ -13,6 +13,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from hetrdzv.cli.hetctl.shares import shares_of
 from hetrdzv.core.phrasing import count, spent_of
 from hetrdzv.protocol.clock_times import with_clock_times
 from hetrdzv.protocol.inert import inert
@@ -204,6 +205,8 @@ def _heading(group: GroupReply) -> Table:
     if group.current_round is not None and (progress := _progress(group.current_round)):
         grid.add_row("progress", progress)
     if group.current_round is not None:
+        if shares := shares_of(group.current_round):
+            grid.add_row("shares", shares)
         for straggler in group.current_round.stragglers:
             grid.add_row("slow", one_line(straggler))
     grid.add_row("restarts", spent_of(group.restarts, group.max_restarts))
@@ -297,7 +300,7 @@ def _workers_table(workers: list[WorkerReply]) -> Table:
     table.add_column("RANK", no_wrap=True, justify="right")
     table.add_column("NODE", overflow="fold", min_width=10)
     table.add_column("STATE", no_wrap=True)
-    for name in ("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING"):
+    for name in ("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", "WEIGHT", "PACE"):
         table.add_column(name, no_wrap=True, justify="right")
     for one in workers:
         table.add_row(
@@ -310,6 +313,8 @@ def _workers_table(workers: list[WorkerReply]) -> Table:
             _number(one.step),
             _number(one.steps_per_s),
             "-" if one.waiting is None else f"{one.waiting:.0%}",
+            _number(one.weight),
+            _number(one.pace),
         )
     return table
 

@@ -326,9 +326,7 @@ def _workers(
     ]
 
 
-def worker_reply(
-    seen: Seen, now: float, weight: float | None = None, pace: float | None = None
-) -> wire.WorkerReply:
+def worker_reply(seen: Seen, now: float, weight: float = 1.0, pace: float | None = None) -> wire.WorkerReply:
     """How far a worker has come.
 
     Args:

@@ -1,21 +1,22 @@
 """Formats replies for people: tables, headings and lines that fit any terminal width."""
 
 import os
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl.shares import shares_of
 from hetrdzv.core.phrasing import count, spent_of
 from hetrdzv.protocol.clock_times import with_clock_times
+from hetrdzv.protocol.inert import inert
 from hetrdzv.protocol.wire import (
     EventReply,
     FailureReply,
@@ -49,10 +50,6 @@ _STYLES = {
     "lost": "red",
 }
 
-_CONTROL = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-)
-
 
 def show(*parts: RenderableType) -> None:
     """Print to stdout: coloured and folded on a terminal, elsewhere plain with one line per row."""
@@ -74,7 +71,15 @@ def lines(*parts: RenderableType) -> list[str]:
 
 def new_console() -> Console:
     """Our stdout, as rich sees it; nothing in a text means anything to it."""
-    return Console(highlight=False, markup=False, emoji=False)
+    return _Console(highlight=False, markup=False, emoji=False)
+
+
+class _Console(Console):
+    """Shows what servers say, of which nothing may mean anything to a terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(inert(segment.text), segment.style)
 
 
 def write(line: str) -> None:
@@ -84,7 +89,7 @@ def write(line: str) -> None:
 
 def plain(text: str) -> str:
     """A text without terminal control sequences; it may come from any worker's stderr."""
-    return _CONTROL.sub("", text.expandtabs(8).replace("\r\n", "\n"))
+    return inert(text.expandtabs(8).replace("\r\n", "\n"))
 
 
 def one_line(text: str) -> str:

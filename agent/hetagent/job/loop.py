@@ -118,6 +118,7 @@ class Agent:
         self._tell = tell
         self._moved = moved
         self._readiness = readiness or Readiness()
+        self._prepared = False  # the starter has got ready for the first round
         self._offered = False  # the line has been told that the workers are gone
         self._not_ready = ""  # why this node takes part in no round
         self._pids: list[int] = []  # of the newest round's workers
@@ -186,7 +187,8 @@ class Agent:
                 self._start_guardian()
                 self._line.start()
                 self._be_ready()
-                self._starter.prepare(self._launch.forecast, self._environ())
+                if not self._readiness.measures:
+                    self._prepare()
                 while not self._over:
                     for key, _ in self._selector.select(self._timeout_s()):
                         if key.data is woken:
@@ -489,6 +491,13 @@ class Agent:
                 f"node '{self._identity.node_id}' cannot offer a port for the next round: {error}"
             ) from None
         self._line.ready(self._round, port, script_port, self._not_ready)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Get ready for the first round, once."""
+        if not self._prepared:
+            self._prepared = True
+            self._starter.prepare(self._launch.forecast, self._environ())
 
     # -- starting a round ------------------------------------------------------------------------------------
 

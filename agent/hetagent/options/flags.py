@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 from hetagent.job.ready.node_check import TIMEOUT_S as NODE_CHECK_TIMEOUT_S
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
+from hetagent.node.speed.policy import MODES
+from hetagent.node.speed.subject import DTYPES
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
 from hetagent.options.values import label, notice_signal, port_range, seconds, setting, weight, world_size
@@ -83,6 +85,17 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "default": NODE_CHECK_TIMEOUT_S,
         "metavar": "S",
         "help": f"Seconds after which --node-check is killed, and has failed (default: {NODE_CHECK_TIMEOUT_S:g}).",
+    },
+    "--measure": {
+        "choices": MODES,
+        "help": "Measure how fast this node's slots are before it joins (or HET_MEASURE). auto: if the script imports "
+        "hetagent.shares or hetagent.uneven (default); on: always, or take what was measured earlier; again: "
+        "anew; off: never.",
+    },
+    "--measure-dtype": {
+        "choices": DTYPES,
+        "default": "auto",
+        "help": "In which dtype --measure computes; auto: float16 on GPUs, float32 on CPUs (default).",
     },
     "--server": {"metavar": "URL[,URL...]", "help": "The hetserver to use (or HET_SERVER)."},
     "--group": {

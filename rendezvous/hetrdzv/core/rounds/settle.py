@@ -13,6 +13,7 @@ from hetrdzv.core.health.conduct import with_blame, without_past
 from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, restart_wait_s
 from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
+from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.model import End, EndKind, Failure, Group, GroupState, Node, NodePhase, RootCause, Round
 from hetrdzv.core.phrasing import (
     count,
@@ -43,7 +44,7 @@ from hetrdzv.core.selection.order import former_round, place
 from hetrdzv.core.selection.ready import next_round, not_ready_nodes, out_of_reach, ready_nodes, stranded
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.units import broken_clause
-from hetrdzv.core.spec import OnJoin
+from hetrdzv.core.spec import GroupSpec, OnJoin
 from hetrdzv.protocol.addresses import is_loopback
 
 
@@ -281,6 +282,10 @@ def _track_waiting(work: Work, ready: Sequence[Node], answer: Selection | Shortf
     )
 
 
+def _warnings(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[str, ...]:
+    return (*drift(nodes), *unordered(spec, nodes), *slow_slots(nodes), *unlike_speeds(nodes))
+
+
 def _start_round(work: Work, selection: Selection) -> None:
     group = work.group
     number = group.last_round + 1
@@ -303,7 +308,7 @@ def _start_round(work: Work, selection: Selection) -> None:
         formed_at=work.now,
         first=former is None or (former.first and _started_nothing(former)),
         restarted_by=_restarted_by(former) if former is not None else "",
-        warnings=(*drift(selection.nodes), *unordered(group.spec, selection.nodes)),
+        warnings=_warnings(group.spec, selection.nodes),
         shares=at_forming([nodes[member.node_id] for member in placement.members]),
     )
     first = former is None

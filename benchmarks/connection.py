@@ -19,7 +19,7 @@ def request(method: str, path: str, body: object = None, more: str = "") -> byte
     if body is None:
         return f"{method} {path} HTTP/1.1\r\n{HEAD}{more}\r\n".encode()
     content = json.dumps(body).encode()
-    head = f"{HEAD}Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"{HEAD}{more}Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     return f"{method} {path} HTTP/1.1\r\n{head}".encode() + content
 
 

@@ -17,6 +17,9 @@ from typing import Any
 
 from benchmarks.connection import OPENING, Connection, address_of, request
 
+SLOTS = 8
+"""Of every node."""
+
 PACE_S = 0.1
 """Polls that bring nothing new are at least this far apart (seconds)."""
 
@@ -88,6 +91,7 @@ class Fleet:
         join_wait_s: how long joins may wait for a directive; agents ask for 0 (seconds).
         reports: whether nodes report `started`.
         tls: whether the server wants TLS; its certificate is not checked.
+        tells: whether nodes that run tell with their polls how far their workers have come.
 
     Attributes:
         told: how many nodes have a directive of each kind and round.
@@ -104,11 +108,13 @@ class Fleet:
         join_wait_s: float = 0.0,
         reports: bool = True,
         tls: bool = False,
+        tells: bool = False,
     ) -> None:
         self.port = port
         self.tls = _trusting() if tls else None
         self.join_wait_s = join_wait_s
         self.reports = reports
+        self.tells = tells
         self.rejoins = True
         self.rests = False
         self.counts = Counts()
@@ -238,6 +244,7 @@ class Node(Connection):
         self._asked = ""
         self._sent_at = 0.0
         self.poll_s = 0.0
+        self.first_rank = 0
         self._over = 0  # the newest round whose workers are gone
         self._failures = 0
         self._away = False
@@ -365,18 +372,37 @@ class Node(Connection):
             self._asked, data = "join", request("PUT", f"{self.path}{query}", self.offer())
         else:
             wait_s = 0.0 if self._away else self.poll_s
-            query = f"incarnation={self.incarnation}&after={self.version}&wait={wait_s:g}"
-            self._asked, data = "poll", request("GET", f"{self.path}/directive?{query}", more=self._socket)
+            self._asked, data = "poll", self._poll(wait_s)
         self._sent_at = self.fleet.loop.time()
         late_s = max(LATE_S, wait_s / 2) if self._asked == "poll" and wait_s else ANSWER_S
         self.late_at = self._sent_at + wait_s + min(late_s, ANSWER_S)
         self.send(data)
 
+    def _poll(self, wait_s: float) -> bytes:
+        path = f"{self.path}/directive"
+        if not self.fleet.tells or self.kind != "start":
+            query = f"incarnation={self.incarnation}&after={self.version}&wait={wait_s:g}"
+            return request("GET", f"{path}?{query}", more=self._socket)
+        done = int(self.fleet.loop.time() * 10)
+        collectives = {
+            "name": "0",
+            "size": len(self.fleet.nodes) * SLOTS,
+            "enqueued": done,
+            "completed": done,
+        }
+        workers = [
+            {"rank": self.first_rank + slot, "waiting": 0.2, "step": done // 10, "collectives": [collectives]}
+            for slot in range(SLOTS)
+        ]
+        body = {"incarnation": self.incarnation, "after": self.version, "wait_s": wait_s}
+        progress = {"round": self.round, "workers": workers}
+        return request("POST", path, {**body, "progress": progress}, self._socket)
+
     def offer(self) -> dict[str, Any]:
         """The body of its join."""
         return {
             "incarnation": self.incarnation,
-            "slots": 8,
+            "slots": SLOTS,
             "address": self.address,
             "port": 29500,
             "script_port": 29501,
@@ -438,6 +464,7 @@ class Node(Connection):
         self.version = directive["version"]
         match self.kind:
             case "start":
+                self.first_rank = directive["start"]["rank_offset"]
                 if fleet.reports:
                     self.report("started")
             case "stop":

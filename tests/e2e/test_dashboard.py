@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.etcd import EtcdCluster, sturdy
+from tests.support.failover import serving
 from tests.support.needs import program
 from tests.support.servers import Hetserver
 
@@ -64,6 +66,7 @@ class Watched:
         """Follow a link that a code is in; returns the link."""
         link = self.server.url + ask(self.server, "POST", "/v1/sign-in-codes", token=token)["path"]
         self.page.goto(f"{link}&group={group}")
+        self.page.wait_for_url(f"**/groups/{group}")
         return link
 
 
@@ -134,6 +137,7 @@ def test_a_page_shows_what_happens_and_acts(chromium: Browser, server: Hetserver
     page.get_by_role("button", name="Sign out").click()
     page.wait_for_url("**/sign-in")
     assert seen.complaints == []
+    assert link.partition("code=")[2] not in server.log
     assert page.title() != "owned"
     page.goto(link)
     expect(page.get_by_role("alert")).to_contain_text("used already")
@@ -160,6 +164,23 @@ def test_a_reader_sees_and_does_nothing_else(chromium: Browser, server: Hetserve
     seen.context.close()
 
 
+def test_a_link_on_another_site_signs_in(chromium: Browser, server: Hetserver) -> None:
+    """A chat, a wiki, a terminal in the browser: the cookie is strict, and the first page needs it at once."""
+    running(server, "linked")
+    seen = Watched(chromium, server)
+    path = ask(server, "POST", "/v1/sign-in-codes")["path"]
+    link = f"<a href='{server.url}{path}&group=linked'>go</a>"
+    seen.context.route(
+        "http://wiki.example/", lambda route: route.fulfill(body=link, content_type="text/html")
+    )
+    seen.page.goto("http://wiki.example/")
+    seen.page.get_by_role("link").click()
+    expect(seen.page.locator("#now")).to_contain_text("round 1 runs on 2 nodes")
+    seen.page.go_back()  # the address with the code is not left behind
+    seen.page.wait_for_url("http://wiki.example/")
+    seen.context.close()
+
+
 @pytest.mark.long
 def test_another_site_can_do_nothing_with_the_cookie(chromium: Browser, server: Hetserver) -> None:
     running(server, "kept")
@@ -177,6 +198,70 @@ def test_another_site_can_do_nothing_with_the_cookie(chromium: Browser, server: 
     assert answer.value.status == 401  # a strict cookie stays at home
     assert ask(server, "GET", "/v1/groups/kept")["state"] == "running"
     seen.context.close()
+
+
+def test_a_page_whose_group_is_gone_says_so(chromium: Browser, server: Hetserver) -> None:
+    running(server, "gone")
+    seen = Watched(chromium, server)
+    seen.sign_in(ADMIN, "gone")
+    expect(seen.page.locator("#link")).to_have_text("live")
+    ask(server, "POST", "/v1/groups/gone/cancel")
+    expect(seen.page.locator("#now")).to_contain_text("cancelled")
+    ask(server, "DELETE", "/v1/groups/gone")
+    expect(seen.page.get_by_role("heading", level=1)).to_have_text("Not Found", timeout=20_000)
+    seen.page.get_by_role("link", name="All groups").click()
+    expect(seen.page.locator("#link")).to_have_text("live")
+    seen.context.close()
+
+
+@pytest.mark.long
+def test_signing_out_ends_all_pages_of_the_browser(chromium: Browser, server: Hetserver) -> None:
+    running(server, "both")
+    seen = Watched(chromium, server)
+    seen.sign_in(ADMIN, "both")
+    other = seen.context.new_page()
+    other.goto(server.url)
+    expect(other.locator("#link")).to_have_text("live")
+    seen.page.get_by_role("button", name="Sign out").click()
+    expect(other.get_by_role("heading", level=1)).to_have_text("Sign in", timeout=20_000)
+    seen.context.close()
+
+
+def test_an_update_leaves_alone_what_a_person_does(chromium: Browser, server: Hetserver) -> None:
+    running(server, "calm")
+    seen = Watched(chromium, server)
+    seen.sign_in(ADMIN, "calm")
+    page = seen.page
+    expect(page.locator("#link")).to_have_text("live")
+    button = page.get_by_role("button", name="Drain gpu1")
+    button.focus()
+    ask(server, "DELETE", "/v1/groups/calm/nodes/gpu2?incarnation=1&reason=power")  # the rows are drawn again
+    expect(page.locator("#nodes tr.state-left")).to_contain_text("gpu2")
+    expect(button).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog").get_by_role("button").first).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(button).to_be_focused()
+    assert seen.complaints == []
+    seen.context.close()
+
+
+@pytest.mark.long
+def test_a_page_goes_on_at_the_server_that_leads(chromium: Browser) -> None:
+    with EtcdCluster(sturdy()) as etcd, serving(etcd, "page", 2) as servers:
+        leader = servers.leader()
+        running(leader, "moved")
+        seen = Watched(chromium, leader)
+        seen.page.goto(f"{leader.url}/groups/moved")
+        expect(seen.page.locator("#link")).to_have_text("live")
+        leader.kill()
+        expect(seen.page.locator("#link")).to_contain_text("connection lost")
+        other, _ = servers.await_leader(but=leader)
+        servers.heal()  # the first one is back, and follows
+        seen.page.wait_for_url(f"{other.url}/groups/moved", timeout=30_000)
+        expect(seen.page.locator("#link")).to_have_text("live")
+        expect(seen.page.locator("#now")).to_contain_text("round 1 runs on 2 nodes")
+        seen.context.close()
 
 
 @pytest.mark.long

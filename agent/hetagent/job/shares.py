@@ -135,7 +135,8 @@ class RoundShares:
             case Decided(runs):
                 weights = _spread(runs, self._start.world_size)
             case Refused(why, is_older=True):
-                self._tell(f"{why}: the shares of round {self._round} stay as they are")
+                if number == min(self._asked):
+                    self._tell(f"{why}: the shares of round {self._round} stay as they are")
                 weights = self._weights
             case Refused(why):
                 self._tell(f"round {self._round}: no new shares: {why}")

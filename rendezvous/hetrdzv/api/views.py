@@ -12,6 +12,8 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from pydantic_core import to_json
 
+from hetrdzv.api.shares import member_weights, shares_reply
+from hetrdzv.api.workers import worker_replies
 from hetrdzv.core.directive import Directive, Start, Warned, warned
 from hetrdzv.core.explain import explain, explain_misfit
 from hetrdzv.core.health.drift import drift
@@ -212,6 +214,7 @@ def group_summary(group: Group, now: float) -> wire.GroupSummary:
     )
 
 
+@kept
 def _counts(group: Group) -> wire.CountsReply:
     live = group.live
     members = [node for node in live if group.active_round is not None and group.in_round(node)]
@@ -237,9 +240,11 @@ def group_reply(
         seen: how far the workers of its newest round have come, by global rank.
     """
     current = group.round
-    members = {member.node_id: member for member in current.members} if current is not None else {}
+    members = {
+        member.node_id: member for member in (current.members if current is not None and page != NONE else ())
+    }
     nodes = sorted(
-        group.nodes.values(),
+        group.nodes.values() if page != NONE else (),
         key=lambda n: (
             n.gone,
             members[n.node_id].group_rank if n.node_id in members else len(members),
@@ -257,7 +262,7 @@ def group_reply(
         **dict(group_summary(group, now)),
         spec=spec,
         current_round=_round(group, current, on_page, seen, now) if current is not None else None,
-        nodes=[_node(group, node, now - heard_at(node)) for node in nodes],
+        nodes=[node_reply(group, node, now - heard_at(node)) for node in nodes],
         drained=sorted(group.drained),
         unreachable=[
             wire.UnreachableReply(node_id=node_id, master=master)
@@ -284,17 +289,19 @@ def _round(
     group: Group, current: Round, shown: Sequence[Member], seen: Mapping[int, Seen], now: float
 ) -> wire.RoundReply:
     on_page = {member.node_id for member in shown}
+    each = member_weights(current) if shown else {}
     return wire.RoundReply(
         number=current.number,
         world_size=current.world_size,
         restart_count=current.restart_count,
         master=wire.MasterReply.model_validate(current.master),
-        members=_members(shown),
+        members=[one.model_copy(update={"weights": each.get(one.node_id)}) for one in _members(shown)],
+        shares=shares_reply(current.number, current.newest_shares),
         ended=current.end.why if current.end is not None else None,
         met=current.met,
         stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
         notice=_notice(warned(group, now)),
-        workers=[_worker(one, now) for _, one in sorted(seen.items()) if one.node_id in on_page],
+        workers=worker_replies(current, seen, on_page, now) if on_page else [],
         stragglers=slow.shown(group, current, seen, now),
     )
 
@@ -309,22 +316,12 @@ def _stall(stall: Stall, now: float) -> wire.StallReply:
     )
 
 
-def _worker(seen: Seen, now: float) -> wire.WorkerReply:
-    sample = seen.sample
-    return wire.WorkerReply(
-        rank=sample.rank,
-        node_id=seen.node_id,
-        state=sample.state,
-        idle_s=round(seen.worker(now).idle_s, 3),
-        collectives=sample.count,
-        per_s=seen.collectives.per_s,
-        step=sample.step,
-        steps_per_s=seen.steps.per_s,
-        waiting=sample.waiting,
-    )
+def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
+    """A node of a group.
 
-
-def _node(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
+    Args:
+        silent_s: how long it has not been heard of (seconds).
+    """
     active = group.active_round
     member = active.member(node.node_id) if active is not None and group.in_round(node) else None
     return wire.NodeReply(
@@ -339,6 +336,8 @@ def _node(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         incarnation=node.incarnation,
         role=node.role,
         weight=node.weight,
+        weighed=node.weighed_by_hand,
+        speeds=list(node.speeds) or None,
         labels=dict(node.labels),
         device=dict(node.device),
         why=node.gone_why or node.leaving or node.not_ready or explain_misfit(group, node),

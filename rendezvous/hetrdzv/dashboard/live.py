@@ -14,6 +14,12 @@ logger = logging.getLogger(__name__)
 EVERY_S = 1.0
 """A page is rendered at most once in this time (seconds)."""
 
+SHARE = 0.2
+"""Rendering a page takes this share of the time at most: one of a very large group comes more rarely."""
+
+MOST_BYTES_PER_S = 200_000
+"""A viewer is sent no more than this on average, for the same reason."""
+
 TICK_S = 5.0
 """Viewers get something at least this often, so that a page notices a dead connection (seconds)."""
 
@@ -34,6 +40,14 @@ class Hub:
 
     def __len__(self) -> int:
         return len(self._broadcasts)
+
+    async def sections(self, key: Hashable) -> Mapping[str, str]:
+        """What those who look at a page saw last; empty if nobody does.
+
+        So many people who open the same page at once cost no more than one.
+        """
+        broadcast = self._broadcasts.get(key)
+        return await broadcast.sections() if broadcast is not None else {}
 
     async def watch(
         self, key: Hashable, permit: Permit, make: Callable[[], tuple[Render, UntilNews]]
@@ -81,10 +95,17 @@ class Broadcast:
         self.over = False
         self._render = render
         self._until_news = until_news
+        self._html: Mapping[str, str] = {}
         self._sections: dict[str, tuple[int, bytes]] = {}
         self._version = 0
         self._news = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._go_on())
+
+    async def sections(self) -> Mapping[str, str]:
+        """All sections by name; empty if they cannot be made."""
+        if not self._html and not self.over:
+            await self._news.wait()
+        return {} if self.over else self._html
 
     def after(self, version: int) -> tuple[int, bytes]:
         """The newest version, and all sections that have changed since another one."""
@@ -105,9 +126,10 @@ class Broadcast:
         try:
             while True:
                 started = monotonic()
-                self._show(await self._render())
+                size = self._show(await self._render())
+                took_s = monotonic() - started
                 await self._until_news(EVERY_S)
-                await asyncio.sleep(max(0.0, started + EVERY_S - monotonic()))
+                await asyncio.sleep(max(0.0, started + interval_s(took_s, size) - monotonic()))
         except HetError:  # the group is gone, or the server stops
             pass
         except Exception:
@@ -116,20 +138,34 @@ class Broadcast:
             self.over = True
             self._tell()
 
-    def _show(self, sections: Mapping[str, str]) -> None:
-        changed = False
+    def _show(self, sections: Mapping[str, str]) -> int:
+        """Keep what was rendered and tell the viewers what has changed; returns how much that is (bytes)."""
+        size = 0
         for name, html in sections.items():
+            if name in self._sections and self._html[name] == html:
+                continue
             event = _event(name, html)
-            if name not in self._sections or self._sections[name][1] != event:
-                self._sections[name] = self._version + 1, event
-                changed = True
-        if changed:
+            self._sections[name] = self._version + 1, event
+            size += len(event)
+        self._html = sections
+        if size:
             self._version += 1
             self._tell()
+        return size
 
     def _tell(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
+
+
+def interval_s(took_s: float, size: int) -> float:
+    """How long after one rendering the next begins (seconds).
+
+    Args:
+        took_s: how long it took (seconds).
+        size: how much of it had to be sent (bytes).
+    """
+    return max(EVERY_S, took_s / SHARE, size / MOST_BYTES_PER_S)
 
 
 def _event(name: str, html: str) -> bytes:

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Header, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
 
 from hetrdzv.api.dispatch import service_of
-from hetrdzv.auth.policy import Permit, permit_of
+from hetrdzv.auth.policy import permit_of
 from hetrdzv.auth.tokens import Role
 from hetrdzv.dashboard.live import Hub, Render, UntilNews
 from hetrdzv.dashboard.render import HEADERS, page
 from hetrdzv.dashboard.routing import PageRoute
-from hetrdzv.dashboard.scenes import ALL_ROWS, ROWS, GroupScene, GroupsScene, frame
+from hetrdzv.dashboard.scenes import ALL_ROWS, MAPS, ROWS, GroupScene, GroupsScene, frame
 from hetrdzv.protocol import wire
 from hetrdzv.service.polls.watchers import FOLLOWERS
 
@@ -53,27 +53,32 @@ async def groups(request: Request, accept: Accept = "") -> Response:
 
 
 @router.get("/groups/{group_id}")
-async def group(request: Request, group_id: wire.Id, accept: Accept = "", rows: int = ROWS) -> Response:
-    """Everything about a group."""
-    rows = max(1, min(rows, ALL_ROWS))
+async def group(request: Request, group_id: wire.Id, accept: Accept = "", rows: str = "") -> Response:
+    """Everything about a group; `rows=all`: all its nodes in rows, however many."""
     service, permit = service_of(request), permit_of(request)
     acts = permit.grant.role >= Role.ADMIN
-    scene = GroupScene(service, group_id, acts=acts, rows=rows)
+    whole = rows == "all"
+    key = (service, group_id, acts, whole)
+    scene = GroupScene(service, group_id, acts=acts, rows=ALL_ROWS if whole else ROWS)
     if "text/event-stream" in accept:
         service.group(group_id)
 
         async def until_news(most_s: float) -> object:
             return await service.wait(group_id, FOLLOWERS, most_s)
 
-        return _follow(request, (service, group_id, acts, rows), lambda: (scene.sections, until_news))
+        return _follow(request, key, lambda: (scene.sections, until_news))
+    sections = await _hub(request).sections(key) or await scene.sections()
     return page(
-        "group_page.html", sections=await scene.sections(), group_id=group_id, rows=rows, **frame(permit)
+        "group_page.html", sections=sections, maps=MAPS, group_id=group_id, whole=whole, **frame(permit)
     )
 
 
 def _follow(request: Request, key: object, make: Callable[[], tuple[Render, UntilNews]]) -> Response:
     """The page with this key as an event stream."""
-    hub: Hub = request.app.state.hub
-    permit: Permit = permit_of(request)
-    stream: AsyncIterator[bytes] = hub.watch(key, permit, make)
+    stream: AsyncIterator[bytes] = _hub(request).watch(key, permit_of(request), make)
     return StreamingResponse(stream, media_type="text/event-stream", headers=dict(HEADERS))
+
+
+def _hub(request: Request) -> Hub:
+    hub: Hub = request.app.state.hub
+    return hub

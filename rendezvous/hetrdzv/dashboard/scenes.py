@@ -1,23 +1,30 @@
 """What the sections of the pages show: from groups to HTML, each part made again only when it can have changed."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from heapq import nsmallest
+from math import inf
+from typing import Any, TypeVar
 
 from hetrdzv.api import views
+from hetrdzv.api.workers import worker_reply
 from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import Grant
-from hetrdzv.core.model import Group, GroupState
+from hetrdzv.core.model import Group
+from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, rows, tally
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.timeline import Span, spans
 from hetrdzv.protocol.past import KINDS, PastReply, past
-from hetrdzv.protocol.wire import GroupReply, NodeReply, WorkerReply
+from hetrdzv.protocol.wire import EventReply, GroupReply, GroupSummary, WorkerReply
+from hetrdzv.service.progress.slow import shown as stragglers
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
+
+Made = TypeVar("Made")
 
 ROWS = 64
 """Groups of more nodes show a map of all of them, and rows for those that are not as they should be."""
@@ -25,42 +32,22 @@ ROWS = 64
 ALL_ROWS = 5_000
 """How many rows are shown to who asks for all."""
 
+HANGS = "hangs"
+
 MOST_ROUNDS = 40
 MOST_EVENTS = 100
+EVENTS_BLOCK = 20
 MOST_WORKERS = 64
-"""How many of each are shown; of the workers, the slowest."""
+"""How many of each are shown; of the workers, the slowest. Events are sent in two parts: the older changes rarely."""
+
+STEPS = ((60.0, 1.0), (600.0, 5.0), (inf, 60.0))
+"""Until so long after a group's last event (seconds), its past is told anew in steps of so many seconds."""
+
+MAPS = [f"map-{number}" for number in range(BLOCKS)]
+"""The sections with the parts of the map."""
 
 PACE_S = 5.0
 """How often the pace of the workers is shown again: it is measured over so long (seconds)."""
-
-ORDINARY = {"running", "ready", "succeeded", "starting"}
-"""States of nodes that need nobody's attention."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One slot of a node, with its global rank; `behind`: others wait for it."""
-
-    rank: int | None
-    behind: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A node as the page shows it.
-
-    Attributes:
-        ranks: in words.
-        facts: its device and labels, in a line.
-    """
-
-    node: NodeReply
-    master: bool
-    cells: Sequence[Cell]
-    ranks: str
-    facts: str
-    can_drain: bool
-    can_undrain: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +60,15 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
+class Card:
+    """A group on the page with all groups; `age_s`: since it was made (seconds)."""
+
+    summary: GroupSummary
+    state: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Pace:
     """A worker with its pace, and how that compares with the fastest (0 to 1)."""
 
@@ -80,29 +76,12 @@ class Pace:
     share: float | None
 
 
-def rows(reply: GroupReply) -> list[Row]:
-    """The nodes of a group, in the order of their ranks."""
-    current = reply.current_round
-    master = current.master.node_id if current is not None and current.ended is None else None
-    behind = set(current.stall.ranks) if current is not None and current.stall is not None else set()
-    return [_row(node, node.node_id == master, set(reply.drained), behind) for node in reply.nodes]
-
-
-def _row(node: NodeReply, is_master: bool, drained: set[str], behind: set[int]) -> Row:
-    first = node.rank_offset
-    shown = min(node.slots, 16)
-    cells = [
-        Cell(None) if first is None else Cell(first + slot, first + slot in behind) for slot in range(shown)
-    ]
-    ranks = "" if first is None else _ranks(first, node.slots)
-    facts = [*node.device.values(), *(f"{name}={value}" for name, value in sorted(node.labels.items()))]
-    is_out = node.node_id in drained
-    gone = node.state in ("lost", "left", "drained")
-    return Row(node, is_master, cells, ranks, " · ".join(facts), not gone and not is_out, is_out)
-
-
-def _ranks(first: int, slots: int) -> str:
-    return f"{first}" if slots == 1 else f"{first} to {first + slots - 1}"
+def state_shown(group: Group) -> str:
+    """A group's state in one word, for people: one that waits for a worker that does not come hangs."""
+    active = group.active_round
+    return (
+        HANGS if active is not None and active.stall is not None and active.stall.told else str(group.state)
+    )
 
 
 def bars(found: PastReply, now: datetime) -> list[Bar]:
@@ -117,17 +96,38 @@ def bars(found: PastReply, now: datetime) -> list[Bar]:
     return [Bar(span.start * scale, max(2.0, span.length * scale), span) for span in spans(found, now)]
 
 
-def paces(workers: Sequence[WorkerReply]) -> list[Pace]:
+def told_until(told: Sequence[EventReply], now: datetime) -> datetime:
+    """Up to when a group's past is told: to the second at first, later to five and then to the minute, so that what is
+    shown of it changes more and more rarely.
+
+    Args:
+        told: its events, in order.
+        now: with its time zone.
+    """
+    if not told:
+        return now
+    last = datetime.fromisoformat(told[-1].at)
+    since_s = max(0.0, (now - last).total_seconds())
+    step_s = next(step_s for below_s, step_s in STEPS if since_s < below_s)
+    return last + timedelta(seconds=since_s // step_s * step_s)
+
+
+def paces(seen: Collection[Seen], now: float) -> list[Pace]:
     """The workers with their pace, in the order of ranks; of many, those that others wait for most."""
-    speeds = [speed for one in workers if (speed := _speed(one)) is not None]
-    best = max(speeds, default=0.0)
-    chosen = sorted(workers, key=lambda one: (one.waiting if one.waiting is not None else 1.0, one.rank))
-    chosen = sorted(chosen[:MOST_WORKERS], key=lambda one: one.rank)
-    return [Pace(one, None if best <= 0 else (_speed(one) or 0.0) / best) for one in chosen]
+    best = max((speed for one in seen if (speed := _speed(one)) is not None), default=0.0)
+    chosen = nsmallest(MOST_WORKERS, seen, key=_waiting)
+    chosen.sort(key=lambda one: one.sample.rank)
+    return [
+        Pace(worker_reply(one, now), None if best <= 0 else (_speed(one) or 0.0) / best) for one in chosen
+    ]
 
 
-def _speed(one: WorkerReply) -> float | None:
-    return one.steps_per_s if one.steps_per_s is not None else one.per_s
+def _speed(one: Seen) -> float | None:
+    return one.steps.per_s if one.steps.per_s is not None else one.collectives.per_s
+
+
+def _waiting(one: Seen) -> tuple[float, int]:
+    return one.sample.waiting if one.sample.waiting is not None else 1.0, one.sample.rank
 
 
 class GroupScene:
@@ -153,7 +153,7 @@ class GroupScene:
         self._acts = acts
         self._rows = rows
         self._wall = wall
-        self._kept: dict[str, tuple[object, str]] = {}
+        self._kept: dict[str, tuple[object, Any]] = {}
 
     async def sections(self) -> Mapping[str, str]:
         """All sections by name, as they are now.
@@ -177,30 +177,17 @@ class GroupScene:
         now: float,
     ) -> Mapping[str, str]:
         heard_at = partial(self._service.silence.heard_at, group)
-        brief = views.group_reply(group, now, heard_at, views.NONE, seen)
-        wall = self._wall()
-        found = past([views.event_reply(one) for one in events if one.event.kind in KINDS], wall)
+        brief = views.group_reply(group, now, heard_at, views.NONE)
+        told = self._keep(
+            "told", last, lambda: [views.event_reply(e) for e in events if e.event.kind in KINDS]
+        )
+        wall = told_until(told, self._wall())
+        found = self._keep("past", (last, wall), lambda: past(told, wall))
+        step = int(now / PACE_S) if seen else 0
+        running = group.active_round
 
-        def everything() -> GroupReply:
-            return views.group_reply(group, now, heard_at, views.ALL)
-
-        def nodes() -> str:
-            every = rows(everything())
-            large = len(every) > self._rows
-            shown = [row for row in every if row.node.state not in ORDINARY][:ROWS] if large else every
-            return section(
-                "nodes.html", rows=shown, every=every if large else [], acts=self._acts, group=brief
-            )
-
-        def pace() -> str:
-            workers = views.group_reply(group, now, heard_at, views.ALL, seen).current_round
-            known = workers.workers if workers is not None and group.active_round is not None else []
-            return section("pace.html", paces=paces(known), total=len(known))
-
-        def history() -> str:
-            return section(
-                "history.html", events=[views.event_reply(one) for one in reversed(events[-MOST_EVENTS:])]
-            )
+        def slow() -> list[str]:
+            return stragglers(group, running, seen, now) if running is not None else []
 
         def rounds() -> str:
             return section(
@@ -211,24 +198,56 @@ class GroupScene:
                 complete=not events or events[0].number == 1,
             )
 
-        step = int(now / PACE_S) if seen else 0
+        def pace() -> str:
+            known = paces(seen.values(), now) if running is not None else []
+            return section("pace.html", paces=known, total=len(seen))
+
+        older = last - last % EVENTS_BLOCK  # what comes after these is sent again with every event
+
+        def history(since: int, until: int) -> str:
+            known = [one for one in events[-MOST_EVENTS - EVENTS_BLOCK :] if since < one.number <= until]
+            return section("history.html", events=[views.event_reply(one) for one in reversed(known)])
+
+        at_pace = (brief.round, brief.state, step)
         return {
             "actions": section("actions.html", group=brief, acts=self._acts),
-            "now": section("now.html", group=brief),
+            "now": section(
+                "now.html", group=brief, state=state_shown(group), slow=self._keep("slow", at_pace, slow)
+            ),
             "facts": section("facts.html", group=brief, past=found),
             "cause": self._keep("cause", group.root_cause, lambda: section("cause.html", group=brief)),
-            "nodes": self._keep("nodes", _Same(group), nodes),
-            "rounds": rounds(),
-            "pace": self._keep("pace", (brief.round, brief.state, step), pace),
-            "history": self._keep("history", last, history),
+            **self._keep("nodes", _Same(group), lambda: self._nodes(group, brief, now)),
+            "rounds": self._keep("rounds", (last, wall), rounds),
+            "pace": self._keep("pace", at_pace, pace),
+            "history": self._keep("history", last, lambda: history(older, last)),
+            "older": self._keep("older", older, lambda: history(older - MOST_EVENTS, older)),
         }
 
-    def _keep(self, name: str, key: object, make: Callable[[], str]) -> str:
-        """A section, made again if what it is made of has changed."""
+    def _nodes(self, group: Group, brief: GroupReply, now: float) -> Mapping[str, str]:
+        """The nodes, in rows or as a map; `brief` has none."""
+        heard_at = partial(self._service.silence.heard_at, group)
+        every = dots(group) if len(group.nodes) > self._rows else []
+        if not every:
+            reply = views.group_reply(group, now, heard_at)
+        else:
+            unusual = [group.nodes[dot.node_id] for dot in every if dot.state not in ORDINARY][:ROWS]
+            reply = brief.model_copy(
+                update={"nodes": [views.node_reply(group, one, now - heard_at(one)) for one in unusual]}
+            )
+        shown = rows(reply)
+        head = section("nodes.html", rows=shown, tally=tally(every), acts=self._acts, group=brief)
+        return {"nodes": head} | {
+            name: self._keep(name, block, partial(section, "map.html", dots=block))
+            for name, block in zip(MAPS, map(tuple, blocks(every)), strict=True)
+        }
+
+    def _keep(self, name: str, key: object, make: Callable[[], Made]) -> Made:
+        """A part of the page, made again if what it is made of has changed."""
         known = self._kept.get(name)
         if known is None or known[0] != key:
             known = self._kept[name] = key, make()
-        return known[1]
+        made: Made = known[1]
+        return made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -259,25 +278,24 @@ class GroupsScene:
         self._service.require_ready()
         now = self._service.now()
         shown = [group for group in self._service.groups() if self._grant.covers(group.group_id)]
-        shown.sort(key=lambda group: (_ORDER[group.state], group.group_id))
 
         def make() -> Mapping[str, str]:
-            summaries = [
-                (views.group_summary(group, now), max(0.0, now - group.created_at)) for group in shown
+            made = [
+                Card(views.group_summary(group, now), state_shown(group), max(0.0, now - group.created_at))
+                for group in shown
             ]
-            return {"groups": section("groups.html", groups=summaries)}
+            made.sort(key=lambda card: (_ORDER[card.state], card.summary.group_id))
+            return {"groups": section("groups.html", groups=made)}
 
         many = sum(len(group.nodes) for group in shown) > views.LARGE
         return await asyncio.to_thread(make) if many else make()
 
 
 _ORDER = {
-    GroupState.FAILED: 0,
-    GroupState.WAITING: 1,
-    GroupState.STARTING: 2,
-    GroupState.RUNNING: 3,
-    GroupState.SUCCEEDED: 4,
-    GroupState.CANCELLED: 5,
+    state: place
+    for place, state in enumerate(
+        ("failed", HANGS, "waiting", "starting", "running", "succeeded", "cancelled")
+    )
 }
 """What needs attention comes first."""
 

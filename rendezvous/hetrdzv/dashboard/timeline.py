@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from hetrdzv.protocol.past import PastReply, PastRoundReply
 
+SHORTEST_S = 0.002
+"""What is left of a job's time is drawn from this on: lengths are rounded to the millisecond (seconds)."""
+
 
 class Phase(StrEnum):
     """What a job does for a while."""
@@ -48,6 +51,8 @@ def spans(found: PastReply, now: datetime) -> list[Span]:
             if length > 0:
                 drawn.append(Span(phase, start, length, one.number))
                 start += length
+    if found.rounds and found.rounds[-1].is_last and found.whole_s - start >= SHORTEST_S:
+        drawn.append(Span(Phase.STOPPING, start, found.whole_s - start, found.rounds[-1].number))
     return drawn
 
 

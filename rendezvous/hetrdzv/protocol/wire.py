@@ -363,13 +363,19 @@ class MasterReply(Reply):
 
 
 class MemberReply(Reply):
-    """A node's place in a round."""
+    """A node's place in a round.
+
+    Attributes:
+        weights: in the state of a group: those of its slots, in the order of local ranks; None: all ranks of the round
+            have the same.
+    """
 
     node_id: str
     group_rank: int
     rank_offset: int
     slots: int
     address: str
+    weights: list[float] | None = None
 
 
 class StartReply(Reply):
@@ -536,6 +542,8 @@ class WorkerReply(Reply):
         collectives, per_s: how many collectives it has asked for in all its process groups, and how many a second.
         step, steps_per_s: what the script says itself; None: nothing.
         waiting: the share of this round in which it waited for others (0 to 1). The slowest worker waits least.
+        weight: how much of the work it gets, compared with the others.
+        pace: how fast it has been since that was decided, the fastest 1; None: nobody knows yet.
     """
 
     rank: int
@@ -547,6 +555,8 @@ class WorkerReply(Reply):
     step: int | None = None
     steps_per_s: float | None = None
     waiting: float | None = None
+    weight: float = 1.0
+    pace: float | None = None
 
 
 class StackReply(Reply):
@@ -585,6 +595,7 @@ class RoundReply(Reply):
     """The newest round.
 
     Attributes:
+        shares: the newest decision on how much of the work each rank gets; None: an older server has made none.
         ended: why it is over; None while it runs.
         met: how many workers have found each other in the round's store; None: unknown.
         stall: who is waited for; None: nobody, as far as can be seen.
@@ -598,6 +609,7 @@ class RoundReply(Reply):
     restart_count: int
     master: MasterReply
     members: list[MemberReply]
+    shares: SharesReply | None = None
     ended: str | None = None
     met: int | None = None
     stall: StallReply | None = None
@@ -629,6 +641,8 @@ class NodeReply(Reply):
         port: where it hosts the store of a round; until then it accepts connections there, so that peers can try it. 0:
             the server is older, and does not tell.
         heard_s_ago: the time since its last heartbeat (seconds), None once it is gone.
+        weighed: whether its weight was given by hand.
+        speeds: how fast its slots were measured to be, in the order of local ranks; None: they were not measured.
     """
 
     node_id: str
@@ -642,6 +656,8 @@ class NodeReply(Reply):
     incarnation: str
     role: str
     weight: float = 1.0
+    weighed: bool = False
+    speeds: list[float] | None = None
     labels: dict[str, str]
     device: dict[str, str]
     why: str = ""

@@ -50,6 +50,19 @@ def test_nothing_comes_after_a_job() -> None:
     assert phases(story) == [("starting", 2.0, 1), ("training", 10.0, 1)]
 
 
+def test_the_stop_of_the_last_round_is_drawn() -> None:
+    story = running("a", "b", max_restarts=0)
+    story.wait(10.0)
+    story.failed("a")
+    story.now += 7.0  # b's workers take their time to end
+    story.join("b")
+    story.join("a")
+    assert story.group is not None
+    assert story.group.state == "failed"
+    assert phases(story)[-1] == ("stopping", 7.0, 1)
+    assert sum(one.length for one in drawn(story)) == pytest.approx(story.past.whole_s)
+
+
 def test_the_time_between_two_jobs_is_left_out() -> None:
     story = running("a", "b", last_call_s=0.0)
     story.wait(10.0)

@@ -84,7 +84,11 @@ class Track:
     _told: tuple[State, float | None] = (State.RUNS, None)  # its state, and since when it stands still
     _answers: int = 0
     _waits: int = 0
-    _before: tuple[int, int] = (0, 0)  # both at the newest decision on shares
+    _looks: int = 0  # how many of the answers have come since its first collective
+    _before: tuple[int, int] = (
+        0,
+        0,
+    )  # these and those that showed it waiting, at the newest decision on shares
 
     def __post_init__(self) -> None:
         self.changed_at = self.looked_at = self._state_since = self.began_at
@@ -120,6 +124,7 @@ class Track:
             newest_at: when it asked for the last one, if that is known.
         """
         self._answers += 1
+        self._looks += bool(groups)
         self._waits += any(_waits(one) for one in groups)
         if counts != self.counts:
             since = newest_at if newest_at is not None and self.looked_at < newest_at <= at else at
@@ -170,12 +175,15 @@ class Track:
 
     def decided(self) -> None:
         """The worker has got other shares: what was seen before says nothing about these."""
-        self._before = (self._answers, self._waits)
+        self._before = (self._looks, self._waits)
 
     def busy(self) -> tuple[float | None, int]:
-        """Of the looks since it got its shares, the share at which it did not wait, and how many these were."""
-        looks, waits = self._answers - self._before[0], self._waits - self._before[1]
-        return (1 - waits / looks if looks and self.groups else None), looks
+        """Of the looks since it got its shares, the share at which it did not wait, and how many these were.
+
+        Those before its first collective do not count: scripts load models and data then.
+        """
+        looks, waits = self._looks - self._before[0], self._waits - self._before[1]
+        return (1 - waits / looks if looks else None), looks
 
     def judge(self, at: float, hang_timeout_s: float | None) -> bool:
         """Settle whether it is still; returns whether the server has to know at once."""

@@ -11,6 +11,7 @@ from hetrdzv.api.dispatch import polls_of, service_of
 from hetrdzv.api.http.calling import calling
 from hetrdzv.api.lenient import LenientRoute, ignored
 from hetrdzv.api.routes.groups import NodesShown
+from hetrdzv.api.shares import shares_reply
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, ReportKind, StartDaemon, Undrain
 from hetrdzv.core.rounds.transitions import require_speaker
@@ -103,9 +104,7 @@ async def refresh_shares(
     """A decision on the shares of the running round, the same for all its nodes; the first who asks brings it about."""
     service = service_of(request)
     found = await decided(service, group_id, node_id, body.incarnation, body.round, body.number)
-    return views.json_response(
-        wire.SharesReply(round=body.round, number=found.number, weights=list(found.runs), source=found.source)
-    )
+    return views.json_response(shares_reply(body.round, found))
 
 
 @router.post("/report", response_model=wire.DirectiveReply)

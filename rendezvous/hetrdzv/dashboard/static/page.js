@@ -27,22 +27,40 @@
     tell();
   }
 
+  // The server answers, but not as an event stream: it wants a new sign-in, another server leads, the group is gone.
+  // A new load of the page shows what it is, and follows a redirect to another server, which a script may not.
+  async function look() {
+    const headers = { Accept: "text/html" };
+    const answer = await fetch(location.href, { headers, redirect: "manual" }).catch(() => null);
+    if (answer && (answer.type === "opaqueredirect" || [401, 403, 404].includes(answer.status))) location.reload();
+  }
+
   function localTimes(root) {
     for (const one of root.querySelectorAll("time[datetime]")) {
       const at = new Date(one.dateTime);
       if (Number.isNaN(at.getTime())) continue;
-      one.textContent = clock(at);
+      const day = at.toDateString() === new Date().toDateString() ? "" : `${at.toLocaleDateString([], { month: "short", day: "numeric" })} `;
+      one.textContent = day + clock(at);
       one.title = at.toLocaleString();
     }
   }
 
+  const KEPT = ".wide[id], .trace[id]";
   const scrolled = new Map();
   document.body.addEventListener("htmx:sseBeforeMessage", (event) => {
-    for (const one of event.target.querySelectorAll(".wide[id], .trace")) scrolled.set(one.id, [one.scrollLeft, one.scrollTop]);
+    const news = document.createElement("template");
+    news.innerHTML = event.detail.data;
+    localTimes(news.content);
+    if (news.innerHTML === event.target.innerHTML) {  // as after every new connection: leave alone what people read
+      hear();
+      event.preventDefault();
+      return;
+    }
+    for (const one of event.target.querySelectorAll(KEPT)) scrolled.set(one.id, [one.scrollLeft, one.scrollTop]);
   });
   document.body.addEventListener("htmx:sseMessage", (event) => {
     hear();
-    for (const one of event.target.querySelectorAll(".wide[id], .trace")) {
+    for (const one of event.target.querySelectorAll(KEPT)) {
       const [left, top] = scrolled.get(one.id) || [0, 0];
       one.scrollLeft = left;
       one.scrollTop = top;
@@ -53,7 +71,10 @@
     event.detail.source.addEventListener("tick", hear);
     hear();
   });
-  document.body.addEventListener("htmx:sseError", lose);
+  document.body.addEventListener("htmx:sseError", (event) => {
+    lose();
+    if (event.detail.source.readyState === EventSource.CLOSED) look();
+  });
   setInterval(() => { if (Date.now() - heard > SILENT_MS) lose(); }, 1000);
 
   document.body.addEventListener("htmx:afterSwap", (event) => {

@@ -17,7 +17,7 @@ from hetrdzv.core.health.stall import judge
 from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.service.progress.questions import About, Question, Questions, Stack
-from hetrdzv.service.progress.table import Furthest, Sample, Seen, Table
+from hetrdzv.service.progress.table import Furthest, Sample, Seen, Table, worked_of
 
 logger = logging.getLogger(__name__)
 
@@ -109,11 +109,7 @@ class Progress:
     def worked(self, group: Group) -> Mapping[int, Worked]:
         """How much of the time its workers have worked since the newest decision on their shares, by global rank."""
         newest = group.round.newest_shares.number if group.round is not None else 0
-        return {
-            rank: Worked(one.sample.busy, one.sample.looks)
-            for rank, one in self.workers(group).items()
-            if one.sample.busy is not None and one.sample.decision == newest
-        }
+        return worked_of(self.workers(group), newest)
 
     def furthest(self, group_id: str, round_number: int) -> Furthest:
         """How far a round has come."""

@@ -1,0 +1,125 @@
+"""hetctl dashboard: the link that it prints, with a real hetserver, and from one that does not lead."""
+
+import webbrowser
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+
+from hetrdzv.cli import hetctl
+from hetrdzv.cli.hetctl import dashboard
+from tests.support.servers import Hetserver
+
+TOKEN, ADMIN = "a-token-that-is-never-printed", "another-token-that-is-never-printed"
+
+
+@pytest.fixture(scope="module")
+def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("link") / "tokens"
+    path.write_text(f"{TOKEN} read\n{ADMIN} admin\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(token_file: Path) -> Iterator[Hetserver]:
+    with Hetserver("memory", 0, token_file) as running:
+        yield running
+        assert TOKEN not in running.log
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HET_SERVER", raising=False)
+    monkeypatch.setenv("HET_TOKEN", TOKEN)
+
+
+@pytest.fixture
+def link(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs `hetctl dashboard`; returns the link that it prints."""
+
+    def run(*argv: str) -> str:
+        status = hetctl.run(["dashboard", *argv])
+        out, err = capsys.readouterr()
+        assert (status, err) == (0, "")
+        assert TOKEN not in out
+        return out.strip()
+
+    return run
+
+
+@pytest.fixture
+def follower(server: Hetserver) -> Iterator[str]:
+    """The URL of a server that points to the leader."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(307)
+            self.send_header("Location", server.url + self.path)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_GET = do_POST
+
+        def log_message(self, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = Thread(target=http.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+        thread.join()
+
+
+def test_the_link_signs_in_once(server: Hetserver, link: Callable[..., str]) -> None:
+    printed = link("--server", server.url)
+    assert printed.startswith(f"{server.url}/sign-in?code=")
+    with httpx.Client(base_url=server.url, headers={"Accept": "text/html"}, trust_env=False) as browser:
+        assert browser.get(printed).headers["Refresh"] == "0; url=/"
+        page = browser.get("/")
+        assert (page.status_code, "No groups yet" in page.text) == (200, True)
+        assert browser.get(printed).status_code == 403
+    assert printed.partition("code=")[2] not in server.log
+
+
+def test_from_a_follower_it_leads_to_the_leader(
+    server: Hetserver, follower: str, link: Callable[..., str]
+) -> None:
+    httpx.put(
+        f"{server.url}/v1/groups/bert", json={}, headers={"Authorization": f"Bearer {ADMIN}"}
+    ).raise_for_status()
+    printed = link("--server", f"{follower},{server.url}", "bert")
+    assert printed.startswith(f"{server.url}/sign-in?code=")
+    assert printed.endswith("&group=bert")
+
+
+@pytest.mark.parametrize(
+    ("path", "group", "expected"),
+    [
+        ("/", None, "http://h:1/"),
+        ("/", "g", "http://h:1/groups/g"),
+        ("/sign-in?code=c", None, "http://h:1/sign-in?code=c"),
+        ("/sign-in?code=c", "g", "http://h:1/sign-in?code=c&group=g"),
+    ],
+)
+def test_where_it_leads(path: str, group: str | None, expected: str) -> None:
+    assert dashboard.link_to("http://h:1", path, group) == expected
+
+
+def test_it_opens_where_there_is_a_screen(
+    server: Hetserver, monkeypatch: pytest.MonkeyPatch, link: Callable[..., str]
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setenv("DISPLAY", ":0")
+    link("--server", server.url)
+    assert opened == []  # its output is not a terminal
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert hetctl.run(["dashboard", "--server", server.url]) == 0
+    assert len(opened) == 1
+    assert hetctl.run(["dashboard", "--server", server.url, "--no-open"]) == 0
+    assert len(opened) == 1

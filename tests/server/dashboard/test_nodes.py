@@ -1,0 +1,54 @@
+"""The nodes of a group as dots on a map, in parts that change seldom."""
+
+from hetrdzv.core.model import Group
+from hetrdzv.dashboard.nodes import BLOCK_NODES, BLOCKS, Dot, blocks, dots, tally
+from tests.server.told import Told, running
+
+NAMES = [f"n{number:03}" for number in range(120)]
+
+
+def fleet() -> Told:
+    return running(*NAMES, lease_s=5.0)
+
+
+def shown(group: Group | None) -> list[Dot]:
+    assert group is not None
+    return dots(group)
+
+
+def test_members_come_in_the_order_of_their_ranks_and_the_master_is_marked() -> None:
+    story = fleet()
+    story.join("spare")
+    found = shown(story.group)
+    assert [one.node_id for one in found] == [*NAMES, "spare"]
+    assert found[0] == Dot("n000", "running", "0", True)
+    assert found[119] == Dot("n119", "running", "119", False)
+
+
+def test_a_node_that_is_lost_stays_in_its_place_and_changes_only_its_part() -> None:
+    story = fleet()
+    before = list(blocks(shown(story.group)))
+    story.wait(5.01, silent=("n107",))
+    found = shown(story.group)
+    assert found[107][:2] == ("n107", "lost")
+    after = list(blocks(found))
+    assert [len(block) for block in after] == [100, 20, *[0] * (BLOCKS - 2)]
+    assert tally(found)[-1] == ("lost", 1)
+    assert [one.node_id for one in after[1]] == [one.node_id for one in before[1]]
+
+
+def test_a_spare_that_leaves_changes_only_its_part() -> None:
+    story = fleet()
+    story.join("spare")
+    before = list(blocks(shown(story.group)))
+    story.leave("spare")
+    after = list(blocks(shown(story.group)))
+    assert [number for number in range(BLOCKS) if before[number] != after[number]] == [1]
+
+
+def test_more_nodes_than_parts_make_larger_parts() -> None:
+    many = [Dot(f"n{number}", "running", "", False) for number in range(BLOCKS * BLOCK_NODES + 1)]
+    parts = list(blocks(many))
+    assert len(parts) == BLOCKS
+    assert [dot for part in parts for dot in part] == many
+    assert list(blocks([])) == [[]] * BLOCKS

@@ -1,0 +1,102 @@
+"""What is made again, and sent again, when something changes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+
+from hetrdzv.api.app import create_app
+from hetrdzv.auth.tokens import EVERYTHING
+from hetrdzv.core.commands import Leave, NoteStall
+from hetrdzv.core.model import Stall, StallKind
+from hetrdzv.dashboard.live import EVERY_S, MOST_BYTES_PER_S, SHARE, Hub, interval_s
+from hetrdzv.dashboard.scenes import MAPS, GroupScene, GroupsScene, told_until
+from hetrdzv.protocol.wire import EventReply
+from hetrdzv.service.service import Service
+from tests.server.told import BEGAN
+from tests.support.served import HandClock, join, serving, started
+
+NODES = 120
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    """A service with a group of many nodes that runs; its clock stands still."""
+    async with serving(clock=HandClock()) as (running, _):
+        for number in range(NODES):
+            await running.execute("g", join(f"n{number:03}", min_nodes=NODES, max_nodes=NODES))
+        for number in range(NODES):
+            await running.execute("g", started(f"n{number:03}"))
+        yield running
+
+
+async def test_only_what_has_changed_differs(service: Service) -> None:
+    scene = GroupScene(service, "g", acts=True, wall=lambda: BEGAN)
+    before = await scene.sections()
+    assert await scene.sections() == before
+    assert len(before["map-1"]) > 0
+    assert before["map-2"].strip() == ""
+    await service.execute("g", join("spare"))
+    after = await scene.sections()
+    assert {name for name in after if after[name] != before[name]} == {"facts", "nodes", "map-1", "history"}
+    assert after.keys() >= set(MAPS)
+
+
+async def test_nodes_that_need_attention_have_rows_and_all_have_them_for_who_asks(service: Service) -> None:
+    await service.execute("g", join("spare"))
+    await service.execute("g", Leave(node_id="spare", incarnation="1", why="power"))
+    sections = await GroupScene(service, "g", acts=True).sections()
+    assert sections["nodes"].count('<tr class="state-') == 1
+    assert "1 left" in sections["nodes"]
+    assert f"{NODES} running" in sections["nodes"]
+    sections = await GroupScene(service, "g", acts=True, rows=1000).sections()
+    assert sections["nodes"].count('<tr class="state-') == NODES + 1
+    assert sections["map-0"].strip() == ""
+
+
+async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -> None:
+    await service.execute("b", join("b", min_nodes=2))
+    stall = Stall(
+        kind=StallKind.BEHIND, ranks=(3,), node_id="n003", text="ranks wait for rank 3", since=0.0, told=True
+    )
+    await service.execute("g", NoteStall(round=1, stall=stall))
+    page = (await GroupsScene(service, EVERYTHING).sections())["groups"]
+    assert page.index('href="/groups/g"') < page.index('href="/groups/b"')
+    assert "hangs" in page
+    assert "hangs" in (await GroupScene(service, "g", acts=True).sections())["now"]
+
+
+@pytest.mark.parametrize(
+    ("since_s", "told_s"),
+    [(0.9, 0.0), (59.9, 59.0), (64.9, 60.0), (599.0, 595.0), (3_700.0, 3_660.0), (-5.0, 0.0)],
+)
+def test_the_past_is_told_in_longer_and_longer_steps(since_s: float, told_s: float) -> None:
+    event = EventReply(number=1, at=BEGAN.isoformat(), kind="round_formed", text="", round=1)
+    assert told_until([event], BEGAN + timedelta(seconds=since_s)) == BEGAN + timedelta(seconds=told_s)
+
+
+def test_what_takes_long_or_is_large_comes_more_rarely() -> None:
+    assert interval_s(0.01, 1_000) == EVERY_S
+    assert interval_s(1.0, 1_000) == 1.0 / SHARE
+    assert interval_s(0.01, 10 * MOST_BYTES_PER_S) == 10.0
+
+
+async def test_who_opens_a_page_that_others_look_at_sees_what_they_see(service: Service) -> None:
+    hub, rendered = Hub(), 0
+    scene = GroupScene(service, "g", acts=True)
+
+    async def render() -> dict[str, str]:
+        nonlocal rendered
+        rendered += 1
+        return dict(await scene.sections())
+
+    permit = create_app(service)._everybody  # type: ignore[attr-defined]
+    assert await hub.sections("g") == {}
+    viewer = hub.watch("g", permit, lambda: (render, asyncio.sleep))
+    first, *others = await asyncio.gather(anext(viewer), hub.sections("g"), hub.sections("g"))
+    assert b"event: now" in first
+    assert others[0] == others[1] == await scene.sections()
+    assert rendered == 1
+    await viewer.aclose()  # type: ignore[attr-defined]
+    assert await hub.sections("g") == {}

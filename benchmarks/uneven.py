@@ -4,8 +4,8 @@
 
 Runs examples/uneven under agents: one node with a fast worker, one with two slow ones, made so by `--speeds`, which add
 up to 1.5 cores, so that two cores are enough. With shares they have `--weight`; in the last column nothing is said of
-speeds, and `--refresh` has the shares decided anew after each epoch, by the pace of the workers. All are measured in
-turns, and each figure is the median of all tries.
+speeds (which `--measure` would not find, since the script makes them), and `--refresh` has the shares decided anew
+after each epoch, by the pace of the workers. All are measured in turns, and each figure is the median of all tries.
 """
 
 import argparse
@@ -83,7 +83,8 @@ def job(folder: Path, nodes: dict[str, tuple[int, float, tuple[str, ...]]], opti
         RuntimeError: it does not succeed.
     """
     folder.mkdir(parents=True)
-    with cluster(folder, "--nnodes", str(len(nodes)), "--preload", "none") as running:
+    flags_of_all = ("--nnodes", str(len(nodes)), "--preload", "none", "--measure", "off")
+    with cluster(folder, *flags_of_all) as running:
         agents: list[Agent] = []
         for name, (slots, cores, flags) in nodes.items():
             words = ["--speeds", f"{cores:.4f}", *(["--epochs", "1"] if "--epochs" not in options else [])]

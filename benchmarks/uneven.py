@@ -5,7 +5,7 @@
 Runs examples/uneven under agents: one node with a fast worker, one with two slow ones, made so by `--speeds`, which add
 up to `--cores`, so that the machine is not the limit. With shares they have `--weight`; in the last column nothing is
 said of speeds (which `--measure` would not find, since the script makes them), and `--refresh` has the shares decided
-anew after each epoch, by the pace of the workers. All are measured in turns, and each figure is the median of all tries.
+anew after each epoch, by the pace of the workers. Each figure is the median of all tries, which come in turns.
 """
 
 import argparse

@@ -435,7 +435,7 @@ def test_why(ctl: Callable[..., str], job: Job) -> None:
     job.leave(LONG, "SIGTERM")
     text = ctl("why", job.group)
     assert text.startswith(f"waiting: round 1 ended ({LONG} left: SIGTERM); waiting for gpu1 to stop its")
-    assert f"  {LONG} is left: SIGTERM\n" in text
+    assert f"  {LONG} has left: SIGTERM\n" in text
     assert f": {LONG} left: SIGTERM\n" in text.splitlines(keepends=True)[-1]
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.tables import Table, median
 from hetrdzv.core.model import Node
-from hetrdzv.core.order import Former
-from hetrdzv.core.selection import Selection, Shortfall, select
+from hetrdzv.core.selection.order import Former
+from hetrdzv.core.selection.select import Selection, Shortfall, select
 from hetrdzv.core.spec import GroupSpec
 
 SIZES: Sequence[tuple[str, tuple[int, ...]]] = (

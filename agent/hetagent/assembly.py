@@ -4,9 +4,8 @@ import os
 import random
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from string import Template
 from typing import Any
 
@@ -24,6 +23,7 @@ from hetagent.job.progress.watching import Watching
 from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
+from hetagent.job.ready.speed_check import SpeedCheck
 from hetagent.job.store import HetRendezvousHandler
 from hetagent.job.summary import closing_block
 from hetagent.job.torch_starter import TorchStarter
@@ -31,11 +31,12 @@ from hetagent.launch.base import Launch
 from hetagent.launch.choose import launch_of
 from hetagent.launch.choose import notes as launch_notes
 from hetagent.launch.command import WorkerCommand, worker_command
-from hetagent.node import console, names, network, processes
+from hetagent.node import console, names, network
 from hetagent.node.console import counted, flush, say
 from hetagent.node.gpu import devices, numa
-from hetagent.node.guardian import Guardian
 from hetagent.node.place import find_place
+from hetagent.node.processes import finding as processes
+from hetagent.node.processes.guardian import Guardian
 from hetagent.node.standalone import GROUP_PREFIX, OwnServer
 from hetagent.node.versions import versions
 from hetagent.options.model import Options, UsageError
@@ -44,6 +45,7 @@ from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session import Session
 from hetagent.slots import isolated, narrow, slots_of
+from hetagent.speeds import speed_check, to_measure
 from hetagent.standby import policy
 from hetagent.standby.keeper import Standbys
 from hetrdzv.auth.client_token import reread_token
@@ -97,13 +99,21 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     def secrets() -> list[str]:
         return list(filter(None, [token, reread_token(token_file)]))
 
-    readiness = _readiness(options, identity, secrets)
+    def measured(speeds: Sequence[float]) -> None:
+        session.offer = replace(session.offer, speeds=tuple(speeds))
+
+    _limit_threads(slots)
+    found = versions()
+    what = to_measure(options, chosen, slots, command, found, tell)
+    speed = None if what is None else speed_check(options, what, identity.incarnation, measured, tell)
+    readiness = _readiness(options, identity, secrets, speed)
     offer = _offer(
         options,
         slots,
         place.address,
         chosen,
         launch,
+        device={**found, **(what.facts if what is not None else {})},
         wants_command=command is None,
         ready_within_s=readiness.within_s,
     )
@@ -174,7 +184,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
         watching=Watching(
             line,
             launch,
-            cpu=_is_cpu_job(chosen),
+            cpu=devices.is_cpu_job(chosen),
             reports_stacks=_reports(options.report_stacks, "HET_REPORT_STACKS"),
             keeps_stacks=options.torchrun.log_dir is not None,
             reports_logs=_reports(options.report_stderr, "HET_REPORT_STDERR"),
@@ -219,10 +229,14 @@ def _offer(
     chosen: devices.Devices | None,
     launch: Launch,
     *,
+    device: Mapping[str, str],
     wants_command: bool,
     ready_within_s: float = 0.0,
 ) -> Offer:
     """What this node offers to the group.
+
+    Args:
+        device: facts that people see, beside those of the devices.
 
     Raises:
         UsageError: no server would accept it.
@@ -233,7 +247,7 @@ def _offer(
         "role": options.torchrun.role,
         "labels": options.labels,
         "weight": options.weight,
-        "device": versions() | (chosen.facts if chosen is not None else {}),
+        "device": {**device} | (chosen.facts if chosen is not None else {}),
         "wants_command": wants_command,
         "wants_members": launch.wants_members,
         "wants_daemon": launch.wants_daemon,
@@ -250,7 +264,9 @@ def _offer(
     return Offer(spec=spec, **common)
 
 
-def _readiness(options: Options, identity: Identity, secrets: Callable[[], list[str]]) -> Readiness:
+def _readiness(
+    options: Options, identity: Identity, secrets: Callable[[], list[str]], speed: SpeedCheck | None
+) -> Readiness:
     """What is asked of this node before each round."""
     gpus = [gpu.uuid for gpu in devices.visible_gpus(os.environ)]
     check = options.node_check and NodeCheck(
@@ -260,7 +276,7 @@ def _readiness(options: Options, identity: Identity, secrets: Callable[[], list[
         timeout_s=options.node_check_timeout_s,
         secrets=secrets,
     )
-    return Readiness(GpusFree(gpus, identity.incarnation) if gpus else None, check or None)
+    return Readiness(GpusFree(gpus, identity.incarnation) if gpus else None, check or None, speed)
 
 
 def _command(options: Options) -> WorkerCommand | None:
@@ -293,13 +309,6 @@ def _reports(given: str | None, variable: str) -> bool:
     return value == "on"
 
 
-def _is_cpu_job(chosen: devices.Devices | None) -> bool:
-    """Whether the workers have no GPUs; with --nproc-per-node N, whether this machine has none."""
-    if chosen is not None:
-        return chosen.kind == "cpu"
-    return not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/kfd").exists()
-
-
 def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
     """Kill the workers of an earlier agent of this node that was killed together with its guardian.
 
@@ -321,11 +330,14 @@ def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
             )
 
 
+def _limit_threads(slots: int) -> None:
+    if slots > 1 and "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does, so that workers do not fight for cores
+
+
 def _worker_spec(
     options: Options, slots: int, handler: HetRendezvousHandler, command: WorkerCommand | None
 ) -> WorkerSpec:
-    if slots > 1 and "OMP_NUM_THREADS" not in os.environ:
-        os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does, so that workers do not fight for cores
     entrypoint, args = (sys.executable, ()) if command is None else (command.entrypoint, command.args)
     return torch_compat.worker_spec(options.torchrun, slots, handler, entrypoint, args)
 

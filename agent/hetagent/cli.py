@@ -11,8 +11,8 @@ import traceback
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from hetagent.node import init
 from hetagent.node.console import flush, say
+from hetagent.node.processes import init
 from hetagent.standby import page_cache
 from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.files import AccessError
@@ -52,8 +52,8 @@ def _run() -> int:
     from hetagent.launch.command import CommandError, NotFound
     from hetagent.node.gpu.devices import DeviceError
     from hetagent.node.gpu.numa import NumaError
-    from hetagent.node.guardian import GuardianError
     from hetagent.node.network import NetworkError
+    from hetagent.node.processes.guardian import GuardianError
     from hetagent.node.standalone import own_server
     from hetagent.options import release
     from hetagent.options.model import UsageError

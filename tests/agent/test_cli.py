@@ -21,9 +21,10 @@ from hetagent.job.loop import AgentError, Identity
 from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.launch.base import Launch
 from hetagent.launch.command import CommandError, WorkerCommand, group_command, worker_command
-from hetagent.node import network, processes
+from hetagent.node import network
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
+from hetagent.node.processes import finding as processes
 from hetagent.node.standalone import own_server
 from hetagent.options.model import Options, Std, UsageError
 from hetagent.options.parse import parse

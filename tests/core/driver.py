@@ -23,7 +23,7 @@ from hetrdzv.core.explain import explain
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Event, Failure, Group, Node
-from hetrdzv.core.timers import deadline
+from hetrdzv.core.rounds.timers import deadline
 
 LEASE_S = 5.0
 

@@ -5,7 +5,7 @@ import pytest
 from hetrdzv.core.commands import Cancel, Join
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.timers import OwnLeases
+from hetrdzv.core.rounds.timers import OwnLeases
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import InvalidSpec, SpecConflict
 from tests.core.driver import LEASE_S, Story, running

@@ -7,7 +7,7 @@ import pytest
 from hetrdzv.core.commands import NoteStall, Tick
 from hetrdzv.core.group import step
 from hetrdzv.core.model import Stall, StallKind
-from hetrdzv.core.timers import deadline
+from hetrdzv.core.rounds.timers import deadline
 from tests.core.driver import LEASE_S, Story, running
 
 

@@ -33,9 +33,9 @@ from hetrdzv.core.explain import explain
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import EndKind, Failure, Group, Stall, StallKind
-from hetrdzv.core.order import may_be_master
-from hetrdzv.core.selection import ready_nodes
-from hetrdzv.core.timers import deadline
+from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.core.selection.order import may_be_master
+from hetrdzv.core.selection.ready import ready_nodes
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
 from tests.core.drawn import is_drawn
 from tests.support.every_set import Case, best_of_all, not_best

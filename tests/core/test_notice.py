@@ -11,8 +11,8 @@ from hetrdzv.core.commands import Cancel, NoteStall, Tick
 from hetrdzv.core.group import step
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import EndKind, Group, GroupState, Notice, Stall
-from hetrdzv.core.notice import waited_for
-from hetrdzv.core.timers import deadline
+from hetrdzv.core.rounds.notice import waited_for
+from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.errors import Refused
 from tests.core.driver import Story, running
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetrdzv.core.rank_order import MasterRule, OrderKind, RankOrder, master_rule, rank_order
+from hetrdzv.core.selection.rank_order import MasterRule, OrderKind, RankOrder, master_rule, rank_order
 from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.errors import InvalidSpec
 

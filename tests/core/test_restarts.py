@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.commands import Renew
+from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
 from hetrdzv.core.spec import UNLIMITED_RESTARTS
-from hetrdzv.core.transitions import GONE_NODES_KEPT
 from hetrdzv.protocol.errors import StaleIncarnation, StaleRound, UnknownNode
 from tests.core.driver import Story, running
 

@@ -4,7 +4,7 @@ import pytest
 
 from hetrdzv.core.commands import Renew, Tick
 from hetrdzv.core.group import step
-from hetrdzv.core.timers import deadline
+from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.errors import InvalidSpec, StaleRound
 from tests.core.driver import LEASE_S, Story, running
 

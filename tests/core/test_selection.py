@@ -3,10 +3,11 @@
 from collections.abc import Set as AbstractSet
 from itertools import permutations
 
-from hetrdzv.core import order as ordering
 from hetrdzv.core.model import Node
-from hetrdzv.core.order import Former, Placement, natural_key
-from hetrdzv.core.selection import Selection, select, stranded
+from hetrdzv.core.selection import order as ordering
+from hetrdzv.core.selection.order import Former, Placement, natural_key
+from hetrdzv.core.selection.ready import stranded
+from hetrdzv.core.selection.select import Selection, select
 from hetrdzv.core.spec import GroupSpec
 from tests.core.driver import Story, running
 

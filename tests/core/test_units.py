@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.order import may_be_master, natural_key
-from hetrdzv.core.selection import Lack, Selection, spare_unit
+from hetrdzv.core.selection.joining import spare_unit
+from hetrdzv.core.selection.order import may_be_master, natural_key
+from hetrdzv.core.selection.select import Lack, Selection
 from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.errors import InvalidSpec
 from tests.core.driver import Story

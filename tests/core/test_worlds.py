@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core import subset
 from hetrdzv.core.model import Conduct, Node
-from hetrdzv.core.order import natural_key
-from hetrdzv.core.selection import MASTERS_TRIED, Lack, Selection, Shortfall, next_round, select
+from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.core.selection import subset
+from hetrdzv.core.selection.order import natural_key
+from hetrdzv.core.selection.ready import next_round
+from hetrdzv.core.selection.select import MASTERS_TRIED, Lack, Selection, Shortfall, select
+from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.core.spec import GroupSpec
-from hetrdzv.core.timers import deadline
-from hetrdzv.core.worlds import Worlds
 from hetrdzv.protocol.errors import InvalidSpec
 from tests.core.driver import Story, running
 from tests.core.worlds import PAGE, Cluster, page

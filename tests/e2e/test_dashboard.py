@@ -66,6 +66,7 @@ class Watched:
         """Follow a link that a code is in; returns the link."""
         link = self.server.url + ask(self.server, "POST", "/v1/sign-in-codes", token=token)["path"]
         self.page.goto(f"{link}&group={group}")
+        self.page.wait_for_url(f"**/groups/{group}")
         return link
 
 
@@ -160,6 +161,23 @@ def test_a_reader_sees_and_does_nothing_else(chromium: Browser, server: Hetserve
     page.evaluate("fetch('http://203.0.113.9/').catch(() => { window.refused = true })")
     page.wait_for_function("window.refused")
     assert any("Content Security Policy" in text for text in seen.complaints)
+    seen.context.close()
+
+
+def test_a_link_on_another_site_signs_in(chromium: Browser, server: Hetserver) -> None:
+    """A chat, a wiki, a terminal in the browser: the cookie is strict, and the first page needs it at once."""
+    running(server, "linked")
+    seen = Watched(chromium, server)
+    path = ask(server, "POST", "/v1/sign-in-codes")["path"]
+    link = f"<a href='{server.url}{path}&group=linked'>go</a>"
+    seen.context.route(
+        "http://wiki.example/", lambda route: route.fulfill(body=link, content_type="text/html")
+    )
+    seen.page.goto("http://wiki.example/")
+    seen.page.get_by_role("link").click()
+    expect(seen.page.locator("#now")).to_contain_text("round 1 runs on 2 nodes")
+    seen.page.go_back()  # the address with the code is not left behind
+    seen.page.wait_for_url("http://wiki.example/")
     seen.context.close()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from hetrdzv.core.commands import Cancel, Renew
 from hetrdzv.service.liveness.caller import Caller
-from hetrdzv.service.polls import Polls
+from hetrdzv.service.polls.polls import Polls
 from hetrdzv.service.service import Service
 from tests.support.served import serving, two_nodes
 

@@ -23,6 +23,7 @@ from click.shell_completion import ShellComplete
 
 from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.dashboard import link_to
 from hetrdzv.cli.hetctl.groups import flag_type
 from hetrdzv.cli.hetctl.main import DESTRUCTIVE, cli, meant
 from hetrdzv.cli.hetctl.shell import completion
@@ -478,19 +479,36 @@ def test_lengths_of_time_are_told_in_fitting_units() -> None:
     assert [tables.span(seconds) for seconds in told] == said
 
 
+def test_nothing_in_a_reply_means_anything_to_a_terminal(ctl: Callable[..., str], job: Job) -> None:
+    evil = "\x1b[31mred\x1b]0;title\x07\x9b2J\u202e"
+    job.join("gpu1", 8, f"10.0.0.11{evil}", not_ready=evil, labels={"x": evil})
+    for words in (
+        ("why",),
+        ("why", job.group),
+        ("describe", job.group),
+        ("describe", job.group, "gpu1"),
+        ("get", "nodes", "-o", "wide"),
+        ("events", job.group),
+    ):
+        said = ctl(*words)
+        assert "10.0.0.11red" in said or "not ready: red" in said
+        assert not set("\x1b\x07\x9b\u202e") & set(said)
+
+
 def test_wait_returns_when_the_group_is_there(ctl: Callable[..., str], job: Job) -> None:
     with process("wait", job.group, "--for", "running", "--timeout", "60") as waiting:
         job.run()
         running = f"group '{job.group}' is running: round 1 runs on 2 nodes, world size 12\n"
         assert ended(waiting) == (0, running, "")
+    assert ctl("wait", job.group, "--for", "running", "--timeout", "0") == running
     said = ctl("wait", job.group, "--for", "ended", "--timeout", "0.01", status=3)
-    assert said == f"hetctl: group '{job.group}' is not ended after 0.01 s: hetctl why {job.group}\n"
+    assert said == f"hetctl: group '{job.group}' has not ended after 0.01 s: hetctl why {job.group}\n"
     job.fail()
     assert ctl("wait", job.group, "--for", "ended").startswith(f"group '{job.group}' is failed: the job fa")
     assert ctl("wait", job.group, "--for", "failed")
     said = ctl("wait", job.group, "--for", "succeeded", status=4)
     assert said.startswith(
-        f"hetctl: group '{job.group}' is not succeeded, but failed: the job failed: rank 3"
+        f"hetctl: group '{job.group}' has not succeeded, but is failed: the job failed: rank 3"
     )
 
 
@@ -719,6 +737,22 @@ def test_commands_groups_nodes_and_clusters_are_completed(
     monkeypatch.setenv("HET_SERVER", server.url)
     assert job.group in completed("--server", server.url, "events", "")
     assert job.group in completed("events", "")
+
+
+def test_dashboard_prints_a_link(ctl: Callable[..., str], job: Job, server: Hetserver) -> None:
+    assert ctl("dashboard") == f"{server.url}/\n"
+    assert ctl("dashboard", job.group) == f"{server.url}/groups/{job.group}\n"
+    typo = f"there is no group '{job.group}x': did you mean '{job.group}'?"
+    assert typo in ctl("dashboard", f"{job.group}x", status=1)
+    assert link_to("http://a:1", "/sign-in?code=x", "g") == "http://a:1/sign-in?code=x&group=g"
+
+
+def test_a_shell_is_offered_no_name_that_it_would_run(server: Hetserver) -> None:
+    async def evil(_: Client) -> list[str]:
+        return ["gpu1", "$(reboot)", "gpu2\nplain,gpu3", "gpu4 x"]
+
+    offered = completion.known(evil, lambda: Client([server.url]), "")
+    assert [item.value for item in offered] == ["gpu1"]
 
 
 @pytest.mark.parametrize("shell", completion.SHELLS)

@@ -9,7 +9,7 @@ import pytest
 
 from hetrdzv.api.http.connections import TcpCaller
 from hetrdzv.client.client import Client
-from hetrdzv.core.timers import SUSPECT_GRACE_S
+from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.protocol.keepalive import count_silence, keep_alive, name_of
 from hetrdzv.protocol.wire import JoinRequest, SpecFields
 from hetrdzv.service.liveness.leases import MAX_BLIND_POLL_S, MAX_POLL_S

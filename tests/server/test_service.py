@@ -14,7 +14,7 @@ from hetrdzv.core.group import empty
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import GroupState, Node, NodePhase
 from hetrdzv.core.phrasing import unreached
-from hetrdzv.core.timers import SUSPECT_GRACE_S
+from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.protocol.errors import (
     HetError,
     Refused,
@@ -28,11 +28,11 @@ from hetrdzv.protocol.errors import (
 )
 from hetrdzv.service import ledger
 from hetrdzv.service import service as service_module
-from hetrdzv.service.directives import directive_of, heading_of, watch
 from hetrdzv.service.history import Place, follow
 from hetrdzv.service.liveness import silence
 from hetrdzv.service.liveness.caller import Caller
-from hetrdzv.service.polls import Polls
+from hetrdzv.service.polls.directives import directive_of, heading_of, watch
+from hetrdzv.service.polls.polls import Polls
 from hetrdzv.service.service import Service
 from hetrdzv.storage import records
 from hetrdzv.storage.base import Snapshot

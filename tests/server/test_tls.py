@@ -259,7 +259,7 @@ def test_hetctl_and_a_guardian_speak_it(strict: Hetserver, ours: Authority, mine
     assert "no groups" in said.output, said
     tls = ClientTls.of({}, environ)
     script = (
-        "import sys, json; from pathlib import Path; from hetagent.node.guardian import Guardian\n"
+        "import sys, json; from pathlib import Path; from hetagent.node.processes.guardian import Guardian\n"
         "from hetrdzv.auth.tls import ClientTls\n"
         "tls = ClientTls(*map(Path, sys.argv[2:]))\n"
         "g = Guardian(incarnation='i1', servers=[sys.argv[1]], token=None, group='g', node_id='a', tls=tls)\n"

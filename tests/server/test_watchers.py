@@ -2,8 +2,8 @@
 
 import asyncio
 
-from hetrdzv.service.wakes import AT_ONCE, Wakes
-from hetrdzv.service.watchers import Watchers
+from hetrdzv.service.polls.wakes import AT_ONCE, Wakes
+from hetrdzv.service.polls.watchers import Watchers
 
 
 async def test_many_are_woken_over_several_turns_in_the_order_in_which_they_came() -> None:

@@ -18,7 +18,7 @@ from hetrdzv.core.explain import explain
 from hetrdzv.core.group import Transition, step
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import EndKind, Group, GroupState, NodePhase, Round
-from hetrdzv.core.timers import STOP_GRACE_S, Leases
+from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, ReportKind
 from hetrdzv.service import service as service_module

@@ -16,10 +16,10 @@ from hetrdzv.core.commands import Command, Leave, Renew
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
 from hetrdzv.protocol.wire import DaemonRequest, DirectiveReply, JoinRequest, ReportRequest
-from hetrdzv.service.directives import tell
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.liveness.clock import MAX_STALL_S, ServedClock
-from hetrdzv.service.polls import Polls
+from hetrdzv.service.polls.directives import tell
+from hetrdzv.service.polls.polls import Polls
 from hetrdzv.service.service import Service
 from tests.sim.checks import Checks
 from tests.sim.loop import ServerLoop

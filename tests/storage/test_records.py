@@ -43,6 +43,8 @@ from hetrdzv.core.model import (
     Notice,
     RootCause,
     Round,
+    Shares,
+    ShareSource,
 )
 from hetrdzv.core.spec import GroupSpec, OnJoin
 from hetrdzv.protocol.differences import Difference
@@ -252,6 +254,8 @@ def full() -> Group:
         role="trainer",
         labels={"rack": "r1"},
         weight=0.5,
+        weighed=True,
+        speeds=(1.0, 0.5, 0.5, 1.0),
         device={"gpu": "H200"},
         wants_command=True,
         wants_members=True,
@@ -328,6 +332,8 @@ def full() -> Group:
             met=3,
             restarted_by="rank 5 (local rank 1) on gpu1 was killed by SIGSEGV",
             warnings=("gpu1 has torch 2.12.1, the others 2.13.0",),
+            shares=Shares(runs=((4, 1.0), (4, 0.5)), source=ShareSource.BY_HAND),
+            refreshed=(Shares(number=1, runs=((1, 1.0), (7, 0.25)), source=ShareSource.PACE),),
             notice=Notice(kind=EndKind.CANCELLED, node_id="gpu1", why="somebody wants that", at=97.5),
             end=end,
         ),

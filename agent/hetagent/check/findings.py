@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hetrdzv.protocol.inert import inert
+
 PIPED_WIDTH = 10_000
 """Width where output is not a terminal (columns): every row stays on one line."""
 
@@ -54,5 +56,7 @@ def show(findings: Sequence[Finding], console: Console | None = None) -> None:
         table.add_column(heading, overflow="fold")
     for one in findings:
         is_ = Text(one.verdict, style=_STYLES[one.verdict])
-        table.add_row(one.what, is_, one.found, one.advice)
-    console.print(table)
+        table.add_row(inert(one.what), is_, inert(one.found), inert(one.advice))
+    with console.capture() as captured:
+        console.print(table)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))

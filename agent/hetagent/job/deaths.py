@@ -9,7 +9,7 @@ import select
 import threading
 import time
 
-from hetagent.node import processes
+from hetagent.node.processes import finding as processes
 
 LOOK_S = 2.0
 """How often to look for new processes (seconds); the death of those that were found is noticed at once."""

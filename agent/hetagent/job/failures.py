@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from hetagent.node.signals import signal_name, signal_number
+from hetagent.node.processes.signals import signal_name, signal_number
 from hetrdzv.protocol.wire import FailureReply, RootCauseReply
 
 MAX_CHARACTERS = 4000

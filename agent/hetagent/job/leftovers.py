@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from hetagent.node import processes
+from hetagent.node.processes import finding as processes
 
 
 class Leftovers:

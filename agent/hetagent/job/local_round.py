@@ -4,13 +4,14 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from hetagent.job.deaths import Deaths
 from hetagent.job.failures import Left, failure_message, is_permanent
 from hetagent.job.notice import PATIENCE_S, Notice, handles
 from hetagent.job.progress.watching import Watching
+from hetagent.job.shares import RoundShares
 from hetagent.job.starter import Exit, Starter
 from hetagent.job.workers import Cleared, Workers
 from hetagent.launch.base import Assignment, Launch
@@ -56,9 +57,11 @@ class LocalRound:
         starter: makes the processes.
         incarnation: the `HET_INCARNATION` by which they are found.
         watching: watches the processes; None: nobody does.
+        share: makes the files of the workers' shares.
 
     Attributes:
         begun: whether the processes were started, or could not be; until then another `start` may follow.
+        shares: what the workers know of their shares; None: there are none.
     """
 
     def __init__(
@@ -68,9 +71,12 @@ class LocalRound:
         starter: Starter,
         incarnation: str,
         watching: Watching | None = None,
+        share: Callable[[Assignment], RoundShares] | None = None,
     ) -> None:
         self.assignment = assignment
         self.begun = False
+        self.shares: RoundShares | None = None  # while there are processes
+        self._share = share
         self._launch = launch
         self._starter = starter
         self._incarnation = incarnation
@@ -134,6 +140,7 @@ class LocalRound:
             return self._stopping.kill_at
         later = self._stop_later.kill_at if self._stop_later is not None else None
         moments = [later, self._look_at, self._meet_at, self._end.due_at if self._end is not None else None]
+        moments.append(self.shares.due_at() if self.shares is not None else None)
         if self._notice is not None:
             if not self._ready_told:
                 moments.append(self._notice.look_at)
@@ -161,6 +168,8 @@ class LocalRound:
             self.begun = False
             return False
         count = 1 if self._launch.one_per_node else self.assignment.start.slots
+        if self._share is not None:
+            self.shares = self._share(self.assignment)
         environs = [self._environ(environ, local_rank) for local_rank in range(count)]
         if self._watching is not None:
             watch = self._watching.prepare(self.assignment)
@@ -185,7 +194,22 @@ class LocalRound:
 
     def _environ(self, environ: Mapping[str, str], local_rank: int) -> dict[str, str | None]:
         own = {"HET_RANK_OFFSET": str(self.assignment.start.rank_offset), "HET_ROUND": str(self.number)}
-        return {**environ, **own, **self._launch.environ(self.assignment, local_rank)}
+        shares: Mapping[str, str | None] = {}
+        if self.shares is not None:
+            shares = self.shares.environ(local_rank, one_per_node=self._launch.one_per_node)
+        return {**environ, **own, **shares, **self._launch.environ(self.assignment, local_rank)}
+
+    def look_for_asks(self) -> None:
+        """Where nothing says when a worker asks for other shares, look whether one does, if it is time for that."""
+        due_at = self.shares.due_at() if self.shares is not None else None
+        if self.shares is not None and due_at is not None and time.monotonic() >= due_at:
+            self.shares.look()
+
+    def end_shares(self) -> None:
+        """Nobody needs the files of the workers' shares any more."""
+        if self.shares is not None:
+            self.shares.close()
+            self.shares = None
 
     def look(self) -> str | None:
         """Have the launch look at its processes once, some time after their start; a warning if something is wrong."""
@@ -380,6 +404,7 @@ class LocalRound:
         cleared = self._workers.clear(spare_detached=spare_detached, until=until)
         if self._watching is not None:
             self._watching.end()
+        self.end_shares()
         self._exits, self._workers = list(self._workers.exits), None
         self._stopping = self._stop_later = self._end = self._look_at = self._meet_at = None
         return cleared

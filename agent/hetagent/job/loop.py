@@ -16,12 +16,14 @@ from hetagent.job.local_round import LocalRound
 from hetagent.job.ports import Ports
 from hetagent.job.progress.watching import Watching
 from hetagent.job.ready.readiness import Readiness
+from hetagent.job.shares import RoundShares
 from hetagent.job.starter import Starter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import CommandError, Misfit, NotFound
-from hetagent.node import processes, signals
-from hetagent.node.guardian import Guardian, GuardianError
 from hetagent.node.network import NetworkError
+from hetagent.node.processes import finding as processes
+from hetagent.node.processes import signals
+from hetagent.node.processes.guardian import Guardian, GuardianError
 from hetagent.protocol.line import Line
 from hetrdzv.protocol.wire import (
     DEFAULTS,
@@ -116,6 +118,7 @@ class Agent:
         self._tell = tell
         self._moved = moved
         self._readiness = readiness or Readiness()
+        self._prepared = False  # the starter has got ready for the first round
         self._offered = False  # the line has been told that the workers are gone
         self._not_ready = ""  # why this node takes part in no round
         self._pids: list[int] = []  # of the newest round's workers
@@ -184,13 +187,16 @@ class Agent:
                 self._start_guardian()
                 self._line.start()
                 self._be_ready()
-                self._starter.prepare(self._launch.forecast, self._environ())
+                if not self._readiness.measures:
+                    self._prepare()
                 while not self._over:
                     for key, _ in self._selector.select(self._timeout_s()):
                         if key.data is woken:
                             woken.recv(4096)
                         elif key.data is self._guardian:
                             self._replace_guardian()
+                        elif isinstance(key.data, RoundShares):
+                            key.data.look()
                     self._on_signals()
                     self._on_workers()
                     self._on_readiness()
@@ -313,6 +319,7 @@ class Agent:
         """Report workers that ended by themselves."""
         if self._local is None:
             return
+        self._local.look_for_asks()
         if (warning := self._local.look()) is not None:
             self._tell(warning)
         if (met := self._local.late()) is not None:
@@ -421,6 +428,8 @@ class Agent:
     def _clear_workers(self, *, spare_detached: bool = False) -> None:
         """Take away what is left of the round's processes."""
         if self._local is not None and self._local.present:
+            if (shares := self._heard_shares()) is not None:
+                self._selector.unregister(shares)
             cleared = self._local.clear(spare_detached=spare_detached, until=self._leave_by)
             self._leftovers.note_stuck(cleared.stuck)
             if spare_detached:
@@ -482,6 +491,13 @@ class Agent:
                 f"node '{self._identity.node_id}' cannot offer a port for the next round: {error}"
             ) from None
         self._line.ready(self._round, port, script_port, self._not_ready)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Get ready for the first round, once."""
+        if not self._prepared:
+            self._prepared = True
+            self._starter.prepare(self._launch.forecast, self._environ())
 
     # -- starting a round ------------------------------------------------------------------------------------
 
@@ -506,7 +522,12 @@ class Agent:
             interrupted=self._is_wanted,
         )
         self._local = LocalRound(
-            assignment, self._launch, self._starter, self._identity.incarnation, self._watching
+            assignment,
+            self._launch,
+            self._starter,
+            self._identity.incarnation,
+            self._watching,
+            self._share,
         )
         if start.restarted_by:
             of = "" if start.max_restarts >= UNLIMITED_RESTARTS else f" of {start.max_restarts}"
@@ -514,6 +535,16 @@ class Agent:
             self._account.blames(start.restarted_by)
         self._tell(f"round {number}: {self._local.place}")
         self._start_workers(self._local)
+
+    def _share(self, assignment: Assignment) -> RoundShares:
+        """The shares of a round, for its workers here."""
+        decided = self._watching.decided if self._watching is not None else lambda number: None
+        return RoundShares(assignment, self._line.ask_shares, self._tell, decided)
+
+    def _heard_shares(self) -> RoundShares | None:
+        """The shares of the round, if the kernel says when a worker asks for others."""
+        shares = self._local.shares if self._local is not None else None
+        return shares if shares is not None and shares.fileno() >= 0 else None
 
     def _is_wanted(self) -> bool:
         """Whether something has happened that the loop has not looked at yet."""
@@ -531,6 +562,8 @@ class Agent:
                 self._tell(note)
             local.assignment.notes.clear()
         if begun:
+            if (shares := self._heard_shares()) is not None:
+                self._selector.register(shares, selectors.EVENT_READ, shares)
             self._account.trains(time.monotonic())
             self._pids = local.pids
             self._guardian.watch(self._pids)
@@ -548,6 +581,8 @@ class Agent:
 
     def _start_failed(self, error: Exception) -> None:
         """Report it, and kill what was started before it: nobody else knows these processes."""
+        if self._local is not None:
+            self._local.end_shares()
         if self._watching is not None:
             self._watching.end()
         text = str(error) if isinstance(error, CommandError) else f"{type(error).__name__}: {error}"

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from hetagent.launch.base import Assignment, Forecast
 from hetagent.launch.command import WorkerCommand
-from hetagent.node.signals import signal_name
+from hetagent.node.processes.signals import signal_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Exits are read without reaping (`WNOWAIT`): a worker stays a zombie until its round is cleaned up, so that its pid,
 which is also the id of its session and process group, cannot be reused in the meantime. The caller learns from SIGCHLD
-when to look (`hetagent.node.signals.noted`).
+when to look (`hetagent.node.processes.signals.noted`).
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hetagent.job.failures import tail
 from hetagent.job.starter import Exit, Started
-from hetagent.node import processes
+from hetagent.node.processes import finding as processes
 
 PATIENCE_S = 1.0
 """How long to wait for the console before the end of workers is reported (seconds)."""

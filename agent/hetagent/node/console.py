@@ -8,6 +8,8 @@ import threading
 from datetime import datetime
 from typing import TextIO
 
+from hetrdzv.protocol.inert import inert
+
 ERASE = "\r\x1b[K"
 """To the beginning of a terminal's line, and nothing is left of it."""
 
@@ -73,7 +75,7 @@ def say(text: str) -> None:
     A job must not end or hang because nobody reads its output any more (`hetagent ... 2>&1 | head`, a closed ssh, a
     pager). What cannot be written is dropped, and so is what the workers of later rounds write there.
     """
-    _writer.write(sys.stderr, f"{text}\n")
+    _writer.write(sys.stderr, f"{inert(text)}\n")
 
 
 def tell(who: str, text: str) -> None:
@@ -86,11 +88,13 @@ def show_live(line: str) -> bool:
     """Let a line stand below everything that is said, in place of the one before; an empty line takes it away.
 
     Returns:
-        whether it is shown: it is on a terminal only.
+        whether it is shown: it is on a terminal only, and not by a background job (`hetagent ... &`), which would
+        write over what the person types.
     """
-    if sys.stderr is None or not _is_terminal(sys.stderr):
+    if sys.stderr is None or not _is_terminal(sys.stderr) or not _in_foreground(sys.stderr):
         return False
     width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
+    line = inert(" ".join(line.split()))
     _writer.live(sys.stderr, line if len(line) <= width else f"{line[: max(0, width - 3)]}...")
     return True
 
@@ -100,6 +104,13 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return stream is not None and stream.isatty()
     except ValueError:  # it is closed
         return False
+
+
+def _in_foreground(terminal: TextIO) -> bool:
+    try:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:  # it does not control our session: there is no shell that could have put us there
+        return True
 
 
 def flush() -> bool:

@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 from hetagent.job.ready.node_check import TIMEOUT_S as NODE_CHECK_TIMEOUT_S
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
+from hetagent.node.speed.policy import MODES
+from hetagent.node.speed.subject import DTYPES
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
 from hetagent.options.values import label, notice_signal, port_range, seconds, setting, weight, world_size
@@ -84,6 +86,17 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "metavar": "S",
         "help": f"Seconds after which --node-check is killed, and has failed (default: {NODE_CHECK_TIMEOUT_S:g}).",
     },
+    "--measure": {
+        "choices": MODES,
+        "help": "Measure how fast this node's slots are before it joins (or HET_MEASURE). auto: if the script imports "
+        "hetagent.shares or hetagent.uneven (default); on: always, or take what was measured earlier; again: "
+        "anew; off: never.",
+    },
+    "--measure-dtype": {
+        "choices": DTYPES,
+        "default": "auto",
+        "help": "In which dtype --measure computes; auto: float16 on GPUs, float32 on CPUs (default).",
+    },
     "--server": {"metavar": "URL[,URL...]", "help": "The hetserver to use (or HET_SERVER)."},
     "--group": {
         "metavar": "ID",
@@ -127,9 +140,9 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     },
     "--weight": {
         "type": weight,
-        "default": 1.0,
         "metavar": "X",
-        "help": "How fast this node is, compared with the others, for --rank-order speed (default: 1).",
+        "help": "How fast each worker here is, compared with those of other nodes: for shares, which otherwise go by "
+        "what is measured, and for --rank-order speed (default, if any node has one: 1).",
     },
     "--world-size": {
         "type": world_size,

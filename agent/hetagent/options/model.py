@@ -62,8 +62,10 @@ class Options:
         report_stacks: whether the server is shown the Python stacks of workers: on or off.
         node_check: the site's own check of this node, for /bin/sh; None: there is none.
         node_check_timeout_s: after which it is killed (seconds).
+        measure: when the speed of this node's slots is measured (node/speed/policy.py).
+        measure_dtype: in what.
         gpus, nproc_per_node: as given; at most one of them.
-        weight: how fast this node is, compared with the others.
+        weight: how fast each worker of this node is, compared with those of others; None: nobody said.
         spec: the given settings of the group, by name.
         signals: the agent stops its workers and leaves on these.
         shutdown_timeout_s: seconds between SIGTERM and SIGKILL on this node; None: the group's.
@@ -88,7 +90,7 @@ class Options:
     interface: str | None
     port_range: tuple[int, int] | None
     labels: Mapping[str, str]
-    weight: float
+    weight: float | None
     connect_timeout_s: float
     spec: Mapping[str, object]
     signals: tuple[signal.Signals, ...]
@@ -104,6 +106,8 @@ class Options:
     require_rendezvous: bool
     node_check: str | None
     node_check_timeout_s: float
+    measure: str
+    measure_dtype: str
     shutdown_timeout_s: float | None
     script: str | None
     script_args: tuple[str, ...]

@@ -12,8 +12,9 @@ from datetime import datetime
 
 from hetagent.protocol.delivery import Delivery
 from hetagent.protocol.mailbox import Mailbox
-from hetagent.protocol.requests import Request
+from hetagent.protocol.requests import Answer, Request
 from hetagent.protocol.session import Session
+from hetagent.protocol.sharing import Answered
 from hetagent.protocol.waiting import TICK_S, Waiting, never_live
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.clock_times import with_clock_times
@@ -66,6 +67,7 @@ class Line:
         self._error: Exception | None = None  # what broke the thread, or is about to
         self._show_stacks: Callable[[StacksAsked], None] = lambda asked: None
         self._daemons: dict[tuple[int, str], Future[str | None]] = {}
+        self._shares: dict[tuple[int, int], Future[Answered]] = {}
         self._waiting = Waiting(tell, show_live)
         self._told_stall = ""  # what was shown of the stall, but its numbers
         self._stop_timeout_s = DEFAULTS.stop_timeout_s
@@ -132,6 +134,22 @@ class Line:
                 answer.set_result(f"{node_id} has already been given a daemon in round {round_number}")
                 return
             self._session.start_daemon(round_number, node_id, words, now)
+
+        if not self._say(say):
+            answer.cancel()
+        return answer
+
+    def ask_shares(self, round_number: int, number: int) -> "Future[Answered]":
+        """The workers of a round ask for a decision on their shares.
+
+        Returns:
+            the answer, in the line's thread; cancelled if the round is over, or there is no server any more.
+        """
+        answer: Future[Answered] = Future()
+
+        def say(now: float) -> None:
+            self._shares[round_number, number] = answer
+            self._session.ask_shares(round_number, number)
 
         if not self._say(say):
             answer.cancel()
@@ -229,6 +247,8 @@ class Line:
         finally:
             for answer in self._daemons.values():
                 answer.cancel()
+            for shares in self._shares.values():
+                shares.cancel()
             if self._abandoned:
                 self._mailbox.close()
 
@@ -284,7 +304,7 @@ class Line:
                 task.cancel()
 
     async def _send(self, client: Client, request: Request) -> None:
-        answer: DirectiveReply | HetError | None
+        answer: Answer
         try:
             answer = await request.send(client)
         except HetError as error:
@@ -314,6 +334,12 @@ class Line:
             self._show_stacks(asked)
         for answer in self._session.daemon_answers():
             self._daemons.pop((answer.round, answer.node_id)).set_result(answer.refusal)
+        for shares in self._session.shares_answers():
+            waiting = self._shares.pop((shares.round, shares.number))
+            if shares.answer is None:
+                waiting.cancel()
+            else:
+                waiting.set_result(shares.answer)
 
     def _tell_wait(self, answer: DirectiveReply) -> None:
         """Show what the group waits for."""

@@ -6,19 +6,25 @@ from typing import Any
 
 from hetrdzv.protocol.wire import JoinRequest, SpecFields
 
-NEWER = frozenset({"takes_notice", "ready_within_s", "not_ready", "weight"})
+NEWER = frozenset({"takes_notice", "ready_within_s", "not_ready", "weight", "speeds"})
 """Fields of a join that a server of 0.1 refuses; they are sent only where they say something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a node offers its group; the fields are those of `JoinRequest`."""
+    """What a node offers its group; the fields are those of `JoinRequest`.
+
+    Attributes:
+        weight: None: nobody gave one.
+        speeds: of the slots, in their order; empty: they were not measured.
+    """
 
     slots: int
     address: str
     role: str = "default"
     labels: Mapping[str, str] = field(default_factory=dict)
-    weight: float = 1.0
+    weight: float | None = None
+    speeds: tuple[float, ...] = ()
     device: Mapping[str, str] = field(default_factory=dict)
     wants_command: bool = False
     wants_members: bool = False
@@ -29,7 +35,7 @@ class Offer:
 
     def of_0_1(self) -> "Offer":
         """As much of this offer as a server of 0.1 knows."""
-        return replace(self, ready_within_s=0.0, weight=1.0, takes_notice=False)
+        return replace(self, ready_within_s=0.0, weight=None, speeds=(), takes_notice=False)
 
     def request(
         self, incarnation: str, ports: tuple[int, int], after_round: int, not_ready: str = ""
@@ -48,9 +54,9 @@ class Offer:
             "takes_notice": self.takes_notice,
             "ready_within_s": self.ready_within_s,
             "not_ready": not_ready,
+            "weight": self.weight,
+            "speeds": list(self.speeds),
         }
-        if self.weight != 1:
-            news["weight"] = self.weight
         return JoinRequest(
             incarnation=incarnation,
             slots=self.slots,

@@ -11,6 +11,8 @@ from hetrdzv.protocol.wire import (
     PollRequest,
     ProgressFields,
     ReportRequest,
+    SharesReply,
+    SharesRequest,
     StacksRequest,
 )
 
@@ -32,6 +34,9 @@ class Server(Protocol):
     async def stacks(self, group: str, node: str, request: StacksRequest) -> None:
         """Send the stacks that a reply to `poll` asks for."""
 
+    async def shares(self, group: str, node: str, request: SharesRequest) -> SharesReply:
+        """A decision on the shares of a round."""
+
     async def report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
         """Report on a round's workers."""
 
@@ -42,8 +47,8 @@ class Server(Protocol):
         """Say goodbye."""
 
 
-Answer = DirectiveReply | HetError | None
-"""What became of a request; the server answers `Leave` and `Stacks` with None."""
+Answer = DirectiveReply | SharesReply | HetError | None
+"""What became of a request; the server answers `Leave` and `Stacks` with None, and `AskShares` with a decision."""
 
 
 class Head(TypedDict):
@@ -128,6 +133,17 @@ class Stacks(BaseRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskShares(BaseRequest):
+    """The node's workers ask for a decision on the shares of their round."""
+
+    body: SharesRequest
+
+    async def send(self, server: Server) -> Answer:
+        """Send this request to a server."""
+        return await server.shares(self.group, self.node_id, self.body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report(BaseRequest):
     """What became of a round's workers; its age is that at the time of sending."""
 
@@ -163,4 +179,4 @@ class Leave(BaseRequest):
         return None
 
 
-Request = Join | Poll | Tell | Stacks | Report | StartDaemon | Leave
+Request = Join | Poll | Tell | Stacks | AskShares | Report | StartDaemon | Leave

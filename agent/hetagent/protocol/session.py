@@ -28,6 +28,7 @@ from hetagent.protocol.refusals import (
 from hetagent.protocol.reports import DaemonAnswer, Reports
 from hetagent.protocol.requests import (
     Answer,
+    AskShares,
     Head,
     Join,
     Leave,
@@ -38,6 +39,7 @@ from hetagent.protocol.requests import (
     StartDaemon,
     Tell,
 )
+from hetagent.protocol.sharing import SharesAnswer, Sharing
 from hetrdzv.protocol.errors import HetError, Unavailable
 from hetrdzv.protocol.wire import (
     DaemonRequest,
@@ -48,6 +50,7 @@ from hetrdzv.protocol.wire import (
     ProgressFields,
     ReportKind,
     ReportRequest,
+    SharesReply,
     StackFields,
     StacksAsked,
 )
@@ -60,6 +63,9 @@ FINISHING_RETRY_S = 0.3
 
 TELL_PACE_S = 1.0
 """How long after it was sent progress is sent anew that the server has not taken (seconds)."""
+
+SHARES_PACE_S = 0.3
+"""How long after it was asked a decision on shares is asked for again that no server has answered (seconds)."""
 
 REJOIN_PACE_S = 0.3
 """Joins that the session sends by itself are at least this far apart (seconds)."""
@@ -105,10 +111,12 @@ class Session:
         self._notices: deque[str] = deque()
         self._told = Directives(offer.spec)
         self._asides = Asides(incarnation)
+        self._sharing = Sharing(incarnation)
         # requests
         self._next_number = 1
         self._poll: Poll | None = None
         self._poll_sent_at = self._aside_sent_at = self._aside_at = 0.0
+        self._shares_sent_at = self._shares_at = 0.0
         self._talk: Join | Report | StartDaemon | Leave | None = None
         self._talk_sent_at = 0.0
         self._poll_at = 0.0
@@ -222,6 +230,10 @@ class Session:
         """The answer to a question of `stacks_asked`."""
         self._asides.answer(number, stacks)
 
+    def ask_shares(self, round_number: int, number: int) -> None:
+        """The workers of a round ask for a decision on their shares; see `shares_answers`."""
+        self._sharing.add(round_number, number)
+
     def leaving(self, why: str, now: float) -> None:
         """This node is about to leave and will not join again; its workers may still be running."""
         self._leaving, self._join_due = True, None
@@ -242,10 +254,14 @@ class Session:
             self._poll = None
         elif request == self._talk:
             self._talk = None
-        elif not self._asides.settle(request):
+        elif not (self._asides.settle(request) or self._sharing.settle(request)):
             return
         if self._finished:
             return
+        if isinstance(request, AskShares):
+            self._decided(request, answer, now)
+            return
+        assert not isinstance(answer, SharesReply)
         if isinstance(answer, HetError):
             if self._asides.is_older(request, answer):
                 self._hear(request, now)
@@ -297,11 +313,16 @@ class Session:
         if aside_at is not None and now >= aside_at:
             self._aside_sent_at = now
             due += self._asides.requests(self._head)
+        shares_at = self._next_shares_at()
+        if shares_at is not None and now >= shares_at:
+            self._shares_sent_at = now
+            due.append(self._sharing.next(self._head))
         return due
 
     def wakeup(self) -> float | None:
         """When to ask for `requests` again if nothing happens before; None: no need."""
-        moments = [self._talk_at(), self._next_poll_at(), self._next_aside_at(), self._disconnects_at()]
+        moments = [self._talk_at(), self._next_poll_at(), self._next_aside_at(), self._next_shares_at()]
+        moments.append(self._disconnects_at())
         if self._goodbye is not None and not self._finished:
             moments.append(self._goodbye_until)
         return min((moment for moment in moments if moment is not None), default=None)
@@ -322,6 +343,10 @@ class Session:
     def daemon_answers(self) -> list[DaemonAnswer]:
         """What became of the daemons that this master asked for, since the last call; each is answered once."""
         return self._reports.take_answers()
+
+    def shares_answers(self) -> list[SharesAnswer]:
+        """What became of the decisions on shares that were asked for, since the last call; each is answered once."""
+        return self._sharing.take_answers()
 
     @property
     def hang_timeout_s(self) -> float | None:
@@ -373,6 +398,12 @@ class Session:
         if not self._asides.due or not self._known or self._goodbye is not None or self._finished:
             return None
         return max(self._contact.retry_at, self._aside_at)
+
+    def _next_shares_at(self) -> float | None:
+        """When to ask for a decision on shares."""
+        if not self._sharing.due or not self._known or self._goodbye is not None or self._finished:
+            return None
+        return max(self._contact.retry_at, self._shares_at)
 
     def _disconnects_at(self) -> float | None:
         """When workers are to be stopped because no server answers (rule 8)."""
@@ -459,6 +490,14 @@ class Session:
         is_news = number >= self._join_number and self._join_due is None and not isinstance(self._talk, Join)
         return is_news and (directive.reason == "not_ready") != bool(self._not_ready)
 
+    def _decided(self, request: AskShares, answer: Answer, now: float) -> None:
+        """A decision on shares has come, or not yet."""
+        assert isinstance(answer, SharesReply | HetError)
+        if self._sharing.received(answer):
+            self._hear(request, now)
+        else:
+            self._shares_at = self._shares_sent_at + SHARES_PACE_S
+
     def _give_up(self, why: str, reason: str = "refused", *, gone: bool = True) -> None:
         """This agent cannot continue: it has to stop its workers and exit with 1.
 
@@ -531,6 +570,8 @@ class Session:
                 sent_at = self._poll_sent_at
             case Tell() | Stacks():
                 sent_at = self._aside_sent_at
+            case AskShares():
+                sent_at = self._shares_sent_at
             case _:
                 sent_at = self._talk_sent_at
         if self._contact.heard(sent_at, self._next_number, self._told.max_disconnect_s, now):
@@ -563,7 +604,7 @@ class Session:
 
     def _join_older(self, now: float) -> None:
         """The server may be of 0.1, and refuse what it does not know: it only hears of a node that is ready."""
-        if self.offer.weight != 1 and not self._is_older:
+        if self.offer.weight is not None and not self._is_older:
             self._notices.append("the server is older than this agent: --weight has no effect")
         self._is_older = True
         self._join(now)

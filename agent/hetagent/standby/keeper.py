@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from hetagent.node.signals import signal_name
+from hetagent.node.processes.signals import signal_name
 from hetagent.standby.imports import Imports
 from hetagent.standby.policy import AUTO, memory_shortage
 from hetagent.standby.process import NotTaken, Plan, Standby

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetagent.node import processes
+from hetagent.node.processes import finding as processes
 from hetagent.worker.standby import CHANNEL, STANDBY_FOR, WORKER_OF, belongs_to_round
 
 TAKE_TIMEOUT_S = 2.0

@@ -9,7 +9,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from hetagent.job.failures import MAX_CHARACTERS, Left, failure_message, sendable
-from hetagent.node.signals import signal_name
+from hetagent.node.processes.signals import signal_name
 from hetagent.torch_compat import AGENT_FILE, TORCHRUN
 from hetrdzv.protocol.wire import FailureFields
 

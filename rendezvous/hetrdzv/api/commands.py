@@ -10,6 +10,8 @@ from hetrdzv.service.progress.progress import Said
 from hetrdzv.service.progress.questions import Stack
 from hetrdzv.service.progress.table import Sample
 
+_SAME_IN_BOTH = [name for name in OFFERED if name not in ("weighed", "speeds")]
+
 
 def join_command(node_id: str, body: wire.JoinRequest) -> Join:
     """A join, or ready for the next round."""
@@ -18,7 +20,9 @@ def join_command(node_id: str, body: wire.JoinRequest) -> Join:
         incarnation=body.incarnation,
         after_round=body.after_round,
         spec=body.spec.given(),
-        **{name: getattr(body, name) for name in OFFERED},
+        weighed="weight" in body.model_fields_set,
+        speeds=tuple(body.speeds or ()),
+        **{name: getattr(body, name) for name in _SAME_IN_BOTH},
     )
 
 
@@ -47,6 +51,7 @@ def said(body: wire.PollRequest) -> Said:
     samples = [
         Sample(
             collectives=tuple(Collectives(**vars(one)) for one in worker.collectives),
+            decision=found.decision,
             **{name: value for name, value in vars(worker).items() if name != "collectives"},
         )
         for worker in found.workers

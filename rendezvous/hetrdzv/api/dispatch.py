@@ -3,7 +3,7 @@
 from fastapi import Request
 from starlette.types import Scope
 
-from hetrdzv.service.polls import Polls
+from hetrdzv.service.polls.polls import Polls
 from hetrdzv.service.replica import Replica
 from hetrdzv.service.service import Service
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from urllib.parse import quote
 
@@ -49,7 +49,7 @@ class Gate:
         dispatcher: finds the service for requests about groups.
         tokens: every request must carry one of them; None: no token is required.
         sessions: of browsers that are signed in with one of them.
-        refusal_page: a refusal as a page, for a browser.
+        refusal_page: a refusal as a page or a part of one; None for whoever is no browser, by the headers.
         admission: limits what is in progress at once.
         refusals: logs who is refused.
         any_host: whether a server without tokens answers to every host name (`--insecure`).
@@ -63,7 +63,7 @@ class Gate:
         *,
         tokens: Tokens | None,
         sessions: Sessions,
-        refusal_page: Callable[[HetError], Response],
+        refusal_page: Callable[[HetError, Mapping[str, str]], Response | None],
         admission: Admission,
         refusals: RefusalLog,
         any_host: bool,
@@ -100,18 +100,15 @@ class Gate:
             await self._admission.admit(scope, headers.get("accept", ""), go_on)
         except HetError as error:
             self._refusals.note(error, client_of(scope), scope["method"], scope["path"])
-            if is_page(scope["path"]) and "text/html" in headers.get("accept", ""):
-                await self._refuse_page(reply, error, scope)
-            else:
-                await _refuse(reply, error, scope)
+            await self._refuse(reply, error, scope, headers)
         except asyncio.CancelledError:  # the server is stopping and no longer waits for this request
             if not reply.begun:
                 stopping = ServerStopping("the server is stopping; try again in a moment")
-                await _refuse(reply, stopping, scope)
+                await self._refuse(reply, stopping, scope, headers)
         except Exception:
             logger.exception("request failed: %s %r", scope["method"], scope["path"])
             if not reply.begun:
-                await _refuse(reply, problems.bug_report(), scope)
+                await self._refuse(reply, problems.bug_report(), scope, headers)
 
     async def _pass_on(
         self, scope: Scope, headers: dict[str, str], receive: Receive, reply: "_Reply"
@@ -167,13 +164,21 @@ class Gate:
             )
         return Permit(session.entry.grant, session.entry, self._tokens, session, self._sessions)
 
-    async def _refuse_page(self, reply: "_Reply", error: HetError, scope: Scope) -> None:
-        reply.withheld, reply.may_begin = False, None
-        page = self._refusal_page(error)
+    async def _refuse(
+        self, reply: "_Reply", error: HetError, scope: Scope, headers: Mapping[str, str]
+    ) -> None:
+        """Send an error: a page to a browser that asked for one, problem details to everybody else."""
+        reply.withheld, reply.may_begin = False, None  # it tells nothing of any group
+        answer = self._refusal_page(error, headers) if is_page(scope["path"]) else None
+        if answer is None:
+            field = "body" if isinstance(error, BodyTooLarge) else None
+            answer = problems.answer(error, field=field).response()
         if isinstance(error, NotLeader):
-            page.raw_headers.append((b"location", _same_request_at(error.leader, scope)))
-        await reply({"type": "http.response.start", "status": page.status_code, "headers": page.raw_headers})
-        await reply({"type": "http.response.body", "body": page.body})
+            answer.raw_headers.append((b"location", _same_request_at(error.leader, scope)))
+        await reply(
+            {"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers}
+        )
+        await reply({"type": "http.response.body", "body": answer.body})
 
 
 class _Reply:
@@ -222,17 +227,6 @@ def _check_token(authorization: str, tokens: Tokens) -> Permit:
     if entry is None:
         raise Unauthorized("this server does not accept the token: compare it with hetserver's token file")
     return Permit(entry.grant, entry, tokens)
-
-
-async def _refuse(reply: _Reply, error: HetError, scope: Scope) -> None:
-    reply.withheld, reply.may_begin = False, None  # it tells nothing of any group
-    field = "body" if isinstance(error, BodyTooLarge) else None
-    answer = problems.answer(error, field=field)
-    headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
-    if isinstance(error, NotLeader):
-        headers.append((b"location", _same_request_at(error.leader, scope)))
-    await reply({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await reply({"type": "http.response.body", "body": answer.body})
 
 
 def _same_request_at(server: str, scope: Scope) -> bytes:

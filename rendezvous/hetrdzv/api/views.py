@@ -12,9 +12,11 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from pydantic_core import to_json
 
+from hetrdzv.api.shares import member_weights, shares_reply, worker_paces, worker_weights
 from hetrdzv.core.directive import Directive, Start, Warned, warned
 from hetrdzv.core.explain import explain, explain_misfit
 from hetrdzv.core.health.drift import drift
+from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import (
     DRAINED,
@@ -29,8 +31,8 @@ from hetrdzv.core.model import (
     Stall,
 )
 from hetrdzv.protocol import wire
-from hetrdzv.service.directives import Told
 from hetrdzv.service.liveness.leases import Pace
+from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress import slow
 from hetrdzv.service.progress.questions import About
 from hetrdzv.service.progress.table import Seen
@@ -178,6 +180,7 @@ def _start(start: Start) -> wire.StartReply:
         command=list(start.command) if start.command is not None else None,
         members=_members(start.members) if start.members is not None else None,
         daemon=list(start.daemon) if start.daemon is not None else None,
+        weights=list(start.weights) or None,
         restarted_by=start.restarted_by or None,
     )
 
@@ -272,7 +275,8 @@ def group_reply(
 @kept
 def _warnings(group: Group) -> tuple[str, ...]:
     """What differs between the nodes that are here and matters."""
-    return drift(node for node in group.live if node.job == group.job)
+    nodes = [node for node in group.live if node.job == group.job]
+    return (*drift(nodes), *slow_slots(nodes), *unlike_speeds(nodes))
 
 
 def _only(members: Iterable[Member], node_ids: AbstractSet[str]) -> Sequence[Member]:
@@ -284,19 +288,19 @@ def _round(
     group: Group, current: Round, shown: Sequence[Member], seen: Mapping[int, Seen], now: float
 ) -> wire.RoundReply:
     on_page = {member.node_id for member in shown}
+    each = member_weights(current) if on_page else {}
     return wire.RoundReply(
         number=current.number,
         world_size=current.world_size,
         restart_count=current.restart_count,
         master=wire.MasterReply.model_validate(current.master),
-        members=_members(shown),
+        members=[one.model_copy(update={"weights": each.get(one.node_id)}) for one in _members(shown)],
+        shares=shares_reply(current.number, current.newest_shares),
         ended=current.end.why if current.end is not None else None,
         met=current.met,
         stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
         notice=_notice(warned(group, now)),
-        workers=[worker_reply(seen[rank], now) for rank in sorted(seen) if seen[rank].node_id in on_page]
-        if on_page
-        else [],
+        workers=_workers(current, on_page, seen, now) if on_page else [],
         stragglers=slow.shown(group, current, seen, now),
     )
 
@@ -311,8 +315,23 @@ def _stall(stall: Stall, now: float) -> wire.StallReply:
     )
 
 
-def worker_reply(seen: Seen, now: float) -> wire.WorkerReply:
-    """How far a worker has come."""
+def _workers(
+    current: Round, on_page: AbstractSet[str], seen: Mapping[int, Seen], now: float
+) -> list[wire.WorkerReply]:
+    weights, paces = worker_weights(current), worker_paces(current, seen)
+    return [
+        worker_reply(one, now, weights[rank], paces.get(rank))
+        for rank, one in sorted(seen.items())
+        if one.node_id in on_page
+    ]
+
+
+def worker_reply(seen: Seen, now: float, weight: float = 1.0, pace: float | None = None) -> wire.WorkerReply:
+    """How far a worker has come.
+
+    Args:
+        weight, pace: see `WorkerReply`.
+    """
     sample = seen.sample
     return wire.WorkerReply(
         rank=sample.rank,
@@ -324,6 +343,8 @@ def worker_reply(seen: Seen, now: float) -> wire.WorkerReply:
         step=sample.step,
         steps_per_s=seen.steps.per_s,
         waiting=sample.waiting,
+        weight=weight,
+        pace=pace,
     )
 
 
@@ -347,6 +368,8 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         incarnation=node.incarnation,
         role=node.role,
         weight=node.weight,
+        weighed=node.weighed_by_hand,
+        speeds=list(node.speeds) or None,
         labels=dict(node.labels),
         device=dict(node.device),
         why=node.gone_why or node.leaving or node.not_ready or explain_misfit(group, node),

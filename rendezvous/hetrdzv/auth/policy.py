@@ -54,6 +54,7 @@ ROLES: Mapping[str, Role] = {
     f"GET {_NODE}/directive": Role.AGENT,
     f"POST {_NODE}/directive": Role.AGENT,
     f"POST {_NODE}/stacks": Role.AGENT,
+    f"POST {_NODE}/shares": Role.AGENT,
     f"POST {_NODE}/report": Role.AGENT,
     f"POST {_NODE}/daemon": Role.AGENT,
     f"DELETE {_NODE}": Role.AGENT,

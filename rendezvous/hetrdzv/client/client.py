@@ -36,6 +36,8 @@ from hetrdzv.protocol.wire import (
     PlanRequest,
     PollRequest,
     ReportRequest,
+    SharesReply,
+    SharesRequest,
     SignInReply,
     SpecFields,
     StacksReply,
@@ -169,6 +171,10 @@ class Client:
     async def stacks(self, group: str, node: str, request: StacksRequest) -> None:
         """Send the stacks that a reply to a poll asked for."""
         await self._send("POST", f"{_node(group, node)}/stacks", body=request)
+
+    async def shares(self, group: str, node: str, request: SharesRequest) -> SharesReply:
+        """A decision on the shares of the running round; the first node that asks for it brings it about."""
+        return await self._ask(SharesReply, "POST", f"{_node(group, node)}/shares", body=request)
 
     async def report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
         """Report what happened to a round's workers on a node."""

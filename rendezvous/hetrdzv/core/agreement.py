@@ -6,10 +6,10 @@ from dataclasses import replace
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.phrasing import ended, names
-from hetrdzv.core.settle import settle
+from hetrdzv.core.rounds.settle import settle
+from hetrdzv.core.rounds.timers import STOP_GRACE_S
+from hetrdzv.core.rounds.transitions import Work, begin_job, begins_anew, expire
 from hetrdzv.core.spec import SETTINGS, GroupSpec, differences, news_in
-from hetrdzv.core.timers import STOP_GRACE_S
-from hetrdzv.core.transitions import Work, begin_job, begins_anew, expire
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import SpecConflict
 

@@ -86,6 +86,35 @@ class NoteStall:
     stall: Stall | None
 
 
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """How much of the time a worker has worked since the last decision on shares, and did not wait for others.
+
+    Attributes:
+        share: 0 to 1.
+        looks: how often its agent has looked, which is what the share was counted from.
+    """
+
+    share: float
+    looks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refresh:
+    """The workers of a node ask for a decision on the shares of their round; the first who asks for it brings it about.
+
+    Attributes:
+        number: of the decision, counted from 1 in each round.
+        worked: what is known of the round's workers by now, by global rank.
+    """
+
+    node_id: str
+    incarnation: str
+    round: int
+    number: int
+    worked: Mapping[int, Worked] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDaemon:
     """The master of a round has another member run the daemon of its launcher.
@@ -162,6 +191,7 @@ Command = (
     | Disconnect
     | Report
     | NoteStall
+    | Refresh
     | StartDaemon
     | Leave
     | Drain

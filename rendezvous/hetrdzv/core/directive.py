@@ -16,8 +16,8 @@ from hetrdzv.core.model import (
     RootCause,
     Round,
 )
-from hetrdzv.core.notice import ends_at, may_save
 from hetrdzv.core.phrasing import ended
+from hetrdzv.core.rounds.notice import ends_at, may_save
 from hetrdzv.protocol.differences import Difference
 
 EXIT_FAILED = 1
@@ -42,6 +42,7 @@ class Start:
         members: all members in rank order, for a node that asked for them: only then does the size of a
             `start` grow with the round.
         daemon: what the master has this node run, if anything yet.
+        weights: those of all ranks at the beginning of the round, as in `Shares.runs`.
         restarted_by, warnings: see `Round`.
     """
 
@@ -54,6 +55,7 @@ class Start:
     command: tuple[str, ...] | None
     members: tuple[Member, ...] | None
     daemon: tuple[str, ...] | None
+    weights: tuple[tuple[int, float], ...] = ()
     restarted_by: str = ""
     warnings: tuple[str, ...] = ()
 
@@ -282,6 +284,7 @@ def _start(group: Group, current: Round, node: Node) -> Start | None:
         command=group.spec.command if node.wants_command else None,
         members=current.members if node.wants_members else None,
         daemon=node.daemon or None,
+        weights=current.shares.runs,
         restarted_by=current.restarted_by,
         warnings=current.warnings,
     )

@@ -4,25 +4,16 @@ from collections.abc import Sequence
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Conduct, Group, GroupState, Node, NodePhase, Round, Stall
-from hetrdzv.core.notice import ends_at, waited_for
-from hetrdzv.core.order import natural_key
 from hetrdzv.core.phrasing import clipped, count, lasting, names, never_met, spent_of, unreached
-from hetrdzv.core.selection import (
-    Lack,
-    Selection,
-    Shortfall,
-    Spare,
-    growth,
-    next_round,
-    not_ready_nodes,
-    ready_nodes,
-    spare_reason,
-    spare_unit,
-)
+from hetrdzv.core.rounds.notice import ends_at, waited_for
+from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
+from hetrdzv.core.selection.joining import Spare, growth, spare_reason, spare_unit
+from hetrdzv.core.selection.order import natural_key
+from hetrdzv.core.selection.ready import next_round, not_ready_nodes, ready_nodes
+from hetrdzv.core.selection.select import Lack, Selection, Shortfall
+from hetrdzv.core.selection.units import broken_clause
+from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.core.spec import GroupSpec
-from hetrdzv.core.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
-from hetrdzv.core.units import broken_clause
-from hetrdzv.core.worlds import Worlds
 
 
 def explain(group: Group, now: float) -> str:

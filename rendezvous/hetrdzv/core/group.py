@@ -15,6 +15,7 @@ from hetrdzv.core.commands import (
     Leave,
     NoteStall,
     Put,
+    Refresh,
     Renew,
     Report,
     ReportKind,
@@ -39,12 +40,12 @@ from hetrdzv.core.model import (
     RootCause,
     Round,
 )
-from hetrdzv.core.notice import may_save
 from hetrdzv.core.phrasing import clipped, count, describe_failure, names, never_met
-from hetrdzv.core.settle import settle
-from hetrdzv.core.spec import GroupSpec
-from hetrdzv.core.timers import OWN_LEASES, Leases
-from hetrdzv.core.transitions import (
+from hetrdzv.core.rounds.notice import may_save
+from hetrdzv.core.rounds.settle import settle
+from hetrdzv.core.rounds.shares import refresh
+from hetrdzv.core.rounds.timers import OWN_LEASES, Leases
+from hetrdzv.core.rounds.transitions import (
     Work,
     begin_job,
     begins_anew,
@@ -60,6 +61,7 @@ from hetrdzv.core.transitions import (
     take_out,
     withdraw,
 )
+from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import (
     DaemonRefused,
@@ -118,6 +120,8 @@ def step(
             _report(work, command)
         case NoteStall():
             note_stall(work, command)
+        case Refresh():
+            refresh(work, command)
         case StartDaemon():
             _start_daemon(work, command)
         case Leave():
@@ -234,8 +238,8 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         return  # sent before its round formed: a retry that changes nothing
     returns = node.phase is NodePhase.LOST
     if node.phase is NodePhase.READY and command.after_round <= node.acked_round:
-        if (node.labels, node.weight) != (command.labels, command.weight):
-            node = work.change_node(node, labels=command.labels, weight=command.weight)
+        if any(getattr(node, name) != value for name, value in _said_anew(command).items()):
+            node = work.change_node(node, **_said_anew(command))
         _note_readiness(work, node, command.not_ready)
         return
     if group.active_round is not None and not returns:
@@ -249,8 +253,7 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         address=command.address,
         port=command.port,
         script_port=command.script_port,
-        labels=command.labels,
-        weight=command.weight,
+        **_said_anew(command),
         daemon=(),
         gone_at=None,
         gone_why="",
@@ -258,6 +261,11 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
     if returns:
         work.say("node_returned", f"{node.node_id} is back", node.node_id)
     _note_readiness(work, node, command.not_ready)
+
+
+def _said_anew(command: Join) -> dict[str, object]:
+    """What a node says of itself each time that it is ready, and what then counts for the next round."""
+    return {name: getattr(command, name) for name in ("labels", "weight", "weighed", "speeds")}
 
 
 def _note_readiness(work: Work, node: Node, why: str) -> None:

@@ -1,12 +1,13 @@
 """Invariants of a group; checked by the tests, and by a server when it loads a group."""
 
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, pairwise
+from math import inf
 
 from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round
-from hetrdzv.core.order import may_be_master
-from hetrdzv.core.rank_order import OrderKind, rank_order
-from hetrdzv.core.worlds import Worlds
+from hetrdzv.core.selection.order import may_be_master
+from hetrdzv.core.selection.rank_order import OrderKind, rank_order
+from hetrdzv.core.selection.worlds import Worlds
 
 MOST_SHOWN = 5
 """How many violations an error names; the others are counted."""
@@ -99,6 +100,7 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
     if len(names) < group.spec.min_nodes:
         yield f"round {current.number} has {len(names)} nodes of at least {group.spec.min_nodes}"
     yield from _order_violations(group, current)
+    yield from _share_violations(current)
     if excluded := Worlds.of(group.spec).excludes(offset):
         yield f"round {current.number} has world size {offset}, {excluded}"
     if not current.finished <= set(names):
@@ -135,6 +137,23 @@ def _order_violations(group: Group, current: Round) -> Iterator[str]:
         weights = [node.weight for node in at_work[1:]]
         if weights != sorted(weights, reverse=True):
             yield f"round {current.number} does not have slower nodes last: {weights}"
+
+
+def _share_violations(current: Round) -> Iterator[str]:
+    which = [current.shares, *current.refreshed]
+    numbers = [one.number for one in which]
+    first = numbers[1] if len(numbers) > 1 else 1
+    if numbers[0] != 0 or first < 1 or numbers[1:] != list(range(first, first + len(numbers) - 1)):
+        yield f"round {current.number} has decisions on shares with the numbers {numbers}"
+    for one in which:
+        where = f"decision {one.number} on the shares of round {current.number}"
+        ranks = sum(count for count, _ in one.runs)
+        if one.runs and (ranks != current.world_size or any(count < 1 for count, _ in one.runs)):
+            yield f"{where} is about {ranks} ranks of {current.world_size}"
+        if not all(0 < weight < inf for _, weight in one.runs):
+            yield f"{where} has a weight that is none: {one.runs[:MOST_SHOWN]}"
+        if len(one.runs) == 1 or any(here[1] == after[1] for here, after in pairwise(one.runs)):
+            yield f"{where} is not in its smallest form: {one.runs[:MOST_SHOWN]}"
 
 
 def _daemon_violations(group: Group, node: Node) -> Iterator[str]:

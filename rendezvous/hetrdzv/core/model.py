@@ -139,7 +139,10 @@ class Offer:
         slots: workers that the node offers; all of them are used, or none.
         address, port, script_port: where the node's store listens, and the port that it holds for a script.
         labels: what the order of ranks and the choice of a master can go by; people see them too.
-        weight: how fast the node is, compared with the others (above 0).
+        weight: how fast each of its slots is, compared with those of the others (above 0).
+        weighed: whether somebody gave that weight; False: it is the default, or an older agent's or record's.
+        speeds: how fast its slots were measured to be, in the order of local ranks; only their ratios matter. Empty:
+            they were not measured.
         device: facts that people see.
         wants_command: the agent was started without a script and runs the group's command.
         wants_members: its `start` lists all members of the round.
@@ -156,6 +159,8 @@ class Offer:
     script_port: int = 0
     role: str = "default"
     weight: float = 1.0
+    weighed: bool = False
+    speeds: tuple[float, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     device: Mapping[str, str] = field(default_factory=dict)
     wants_command: bool = False
@@ -164,6 +169,11 @@ class Offer:
     takes_notice: bool = False
     ready_within_s: float = 0.0
     not_ready: str = ""
+
+    @property
+    def weighed_by_hand(self) -> bool:
+        """Whether somebody gave its weight: older agents sent one only if it was another than the default."""
+        return self.weighed or self.weight != 1
 
 
 OFFERED: tuple[str, ...] = tuple(one.name for one in fields(Offer))
@@ -315,6 +325,32 @@ class Stall:
     told: bool = False
 
 
+class ShareSource(StrEnum):
+    """What shares follow from."""
+
+    EQUAL = "equal"
+    BY_HAND = "by hand"
+    MEASURED = "measured"
+    PACE = "pace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """How much of the work each rank of a round gets, compared with the others (shares.py).
+
+    Attributes:
+        number: counts the decisions of a round: 0 is that of its beginning.
+        runs: how many ranks in a row have which weight, in rank order; empty: all have the same.
+    """
+
+    number: int = 0
+    runs: tuple[tuple[int, float], ...] = ()
+    source: ShareSource = ShareSource.EQUAL
+
+
+EQUAL_SHARES = Shares()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """One agreed membership. The master is the member with group rank 0.
@@ -326,6 +362,8 @@ class Round:
         met: how many workers have found each other in the round's store, as its master last said; None: unknown.
         restarted_by: the failure that a restart was spent on to form this round, in a line; empty if none was.
         warnings: what differs between its nodes and matters (health/drift.py).
+        shares: those of its beginning.
+        refreshed: those that its workers asked for later, the newest last; the last few.
         stall: who is waited for, as the service last saw it; None: nobody (memory only).
         notice: why it is about to end; None: it is not, or has ended.
         end: how it ended; None while it runs, and for the round in which a job succeeded.
@@ -340,6 +378,8 @@ class Round:
     met: int | None = None
     restarted_by: str = ""
     warnings: tuple[str, ...] = ()
+    shares: Shares = EQUAL_SHARES
+    refreshed: tuple[Shares, ...] = ()
     stall: Stall | None = None
     notice: Notice | None = None
     end: End | None = None
@@ -359,6 +399,15 @@ class Round:
     def apart(self) -> bool:
         """Whether workers are known not to have met."""
         return self.met is not None and self.met < self.world_size
+
+    @property
+    def newest_shares(self) -> Shares:
+        """The shares that were decided last."""
+        return self.refreshed[-1] if self.refreshed else self.shares
+
+    def decided(self, number: int) -> Shares | None:
+        """The shares of one decision; None if there is none of that number yet, or no longer."""
+        return next((one for one in (self.shares, *self.refreshed) if one.number == number), None)
 
     def member(self, node_id: str) -> Member | None:
         """The place of a node in this round, or None."""

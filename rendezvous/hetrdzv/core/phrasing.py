@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 from hetrdzv.core.model import Failure, GroupState, Member, Round
-from hetrdzv.core.order import natural_key
+from hetrdzv.core.selection.order import natural_key
 from hetrdzv.core.spec import UNLIMITED_RESTARTS
 
 

@@ -27,11 +27,11 @@ from hetrdzv.core.directive import DirectiveKind, heading
 from hetrdzv.core.explain import explain, explain_left_out
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import OFFERED, Event, Group, GroupState, Member, Node, NodePhase, Round
-from hetrdzv.core.order import natural_key
 from hetrdzv.core.phrasing import names
+from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.core.rounds.transitions import begins_anew
+from hetrdzv.core.selection.order import natural_key
 from hetrdzv.core.spec import SETTINGS
-from hetrdzv.core.timers import deadline
-from hetrdzv.core.transitions import begins_anew
 from hetrdzv.protocol.errors import NodeIdInUse, UnknownNode
 
 MOST_TURNS = 1_000
@@ -315,6 +315,7 @@ def _joins(group: Group, changes: Changes) -> Iterator[Join]:
             role=alike.role if alike is not None else "default",
             labels=one.labels or (known.labels if known is not None else {}),
             weight=one.weight or (known.weight if known is not None else 1.0),
+            weighed=one.weight is not None or (known is not None and known.weighed),
             wants_command=alike is not None and alike.wants_command,
             spec=spec,
         )

@@ -16,7 +16,7 @@ from hetrdzv.dashboard.render import HEADERS, page
 from hetrdzv.dashboard.routing import PageRoute
 from hetrdzv.dashboard.scenes import ALL_ROWS, MAPS, ROWS, GroupScene, GroupsScene, frame
 from hetrdzv.protocol import wire
-from hetrdzv.service.watchers import FOLLOWERS
+from hetrdzv.service.polls.watchers import FOLLOWERS
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 

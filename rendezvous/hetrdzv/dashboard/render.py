@@ -105,9 +105,16 @@ def page(template: str, status: int = 200, **values: object) -> HTMLResponse:
     return HTMLResponse(section(template, **values), status, dict(HEADERS))
 
 
-def refusal(error: HetError) -> HTMLResponse:
-    """An error as a page."""
+def refusal(error: HetError, headers: Mapping[str, str]) -> HTMLResponse | None:
+    """An error for a browser: a page, or a part of one where a page asked for that; None for a program.
+
+    Args:
+        headers: of the request.
+    """
+    if "hx-request" in headers:
+        return page("wrong.html", error.status, why=str(error))
+    if "text/html" not in headers.get("accept", ""):
+        return None
     if isinstance(error, Unauthorized):
         return page("sign_in.html", error.status, why="")
-    title = HTTPStatus(error.status).phrase
-    return page("error.html", error.status, title=title, why=str(error))
+    return page("error.html", error.status, title=HTTPStatus(error.status).phrase, why=str(error))

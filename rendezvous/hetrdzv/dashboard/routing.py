@@ -5,11 +5,11 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from hetrdzv.api import problems
-from hetrdzv.dashboard.render import HEADERS, refusal, section
+from hetrdzv.dashboard.render import refusal
 from hetrdzv.protocol.errors import HetError, InvalidRequest
 
 
@@ -32,8 +32,4 @@ class PageRoute(APIRoute):
 
 def answer(request: Request, error: HetError) -> Response:
     """An error for whoever asked."""
-    if "hx-request" in request.headers:
-        return HTMLResponse(section("wrong.html", why=str(error)), error.status, dict(HEADERS))
-    if "text/html" in request.headers.get("accept", ""):
-        return refusal(error)
-    return problems.answer(error).response()
+    return refusal(error, request.headers) or problems.answer(error).response()

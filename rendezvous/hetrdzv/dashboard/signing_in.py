@@ -38,7 +38,7 @@ async def sign_in(
     code: Annotated[str, Query(max_length=128)] = "",
     group: wire.Id | None = None,
 ) -> Response:
-    """Use up a code: the browser is signed in, and goes on to a page without it."""
+    """Use up a code: the browser is signed in, and goes on at once to a page without it."""
     sessions: Sessions = request.app.state.sessions
     if not code:
         return page("sign_in.html", why="")
@@ -46,7 +46,10 @@ async def sign_in(
     if cookie is None:
         return page("sign_in.html", 403, why="This link has been used already, or is too old.")
     where = "/" if group is None else f"/groups/{group}"
-    response = Response(status_code=303, headers={**HEADERS, "Location": where})
+    # Not a redirect: after a link on another site (a chat, a terminal in the browser) that would still count as the
+    # other site's request, which gets no strict cookie. This page's own does.
+    response = page("signed_in.html", where=where)
+    response.headers["Refresh"] = f"0; url={where}"
     response.set_cookie(
         cookie_name(request.headers.get("host", "")),
         cookie,

@@ -89,6 +89,12 @@ class NotMaster(Refused):
     code = "not_master"
 
 
+class NoSuchShares(Refused):
+    """The round has no such decision on shares: it is too old, or one before it is missing."""
+
+    code = "no_such_shares"
+
+
 class DaemonRefused(Refused):
     """The daemon is not orted, the node's agent runs none, or it runs another one in this round."""
 

@@ -5,7 +5,17 @@ Names are those of the core. Times are in seconds; names of durations end in `_s
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, Strict, StringConstraints, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    Strict,
+    StringConstraints,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
@@ -34,6 +44,8 @@ Whole = Annotated[int, Strict(), Field(ge=-(2**53), le=2**53)]
 """A JSON integer that every reader understands as the same number; not a string or a boolean."""
 Seconds = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Weight = Annotated[float, Strict(), Field(gt=0, le=MAX_WEIGHT)]
+Speed = Annotated[float, Strict(), Field(ge=1e-12, le=1e24)]
+"""In any unit, since only the ratios of speeds matter."""
 Flag = Annotated[bool, Strict()]
 Port = Annotated[Whole, Field(ge=1, le=65_535)]
 
@@ -115,7 +127,9 @@ class JoinRequest(Wire):
 
     Attributes:
         takes_notice: the node tells its workers that their round is about to end, and reports `ready_to_stop`.
-        weight: how fast the node is, compared with the others: with `rank_order` `speed` the largest comes first.
+        weight: how fast each slot is, compared with those of other nodes: with `rank_order` `speed` the largest comes
+            first. If any node of a round was given one, shares go by it.
+        speeds: how fast each slot was measured to be, in the order of local ranks; None: they were not measured.
         ready_within_s: how long the node may take from the end of its workers until it is ready, since its agent checks
             it first (seconds); the others wait that much longer for it.
         not_ready: why the node takes part in no round yet, though its workers are gone; empty: it is ready.
@@ -129,6 +143,7 @@ class JoinRequest(Wire):
     after_round: Annotated[Whole, Field(ge=0)] = 0
     role: Id = "default"
     weight: Weight = 1.0
+    speeds: Annotated[list[Speed], Field(max_length=MAX_SLOTS)] | None = None
     labels: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
     device: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
     wants_command: Flag = False
@@ -138,6 +153,15 @@ class JoinRequest(Wire):
     ready_within_s: Annotated[Seconds, Field(ge=0, le=86_400)] = 0.0
     not_ready: Annotated[str, StringConstraints(max_length=2_000)] = ""
     spec: SpecFields = SpecFields()
+
+    @field_validator("speeds")
+    @classmethod
+    def _one_each(cls, speeds: list[float] | None, info: ValidationInfo) -> list[float] | None:
+        slots = info.data.get("slots")
+        if speeds is not None and slots is not None and len(speeds) != slots:
+            text = "there must be one for each of the {slots} slots, not {given}"
+            raise PydanticCustomError("speeds", text, {"slots": slots, "given": len(speeds)})
+        return speeds
 
 
 class FailureFields(Wire):
@@ -198,6 +222,9 @@ class WorkerFields(Wire):
             not `still` counts as moving, whatever `idle_s` was when its agent looked.
         waiting: of this round's looks at the worker, the share at which it had asked for a collective that was not
             done (0 to 1); None: nobody can say.
+        busy: of the looks since the newest decision on shares, the share at which it did not wait (0 to 1); None:
+            nobody can say.
+        looks: how many looks those were.
         long_s: for how long from now the script has announced that nothing need change (seconds).
         step: what the script says itself, with `progress(step)` or in `HET_PROGRESS_FILE`; None: nothing.
         collectives: by process group.
@@ -208,15 +235,22 @@ class WorkerFields(Wire):
     idle_s: Annotated[Seconds, Field(ge=0)] = 0.0
     still: Flag = False
     waiting: Annotated[Seconds, Field(ge=0, le=1)] | None = None
+    busy: Annotated[Seconds, Field(ge=0, le=1)] | None = None
+    looks: Annotated[Whole, Field(ge=0)] = 0
     long_s: Annotated[Seconds, Field(ge=0)] = 0.0
     step: Whole | None = None
     collectives: Annotated[list[CollectivesFields], Field(max_length=32)] = []
 
 
 class ProgressFields(Wire):
-    """How far the workers of a node have come in a round, as its agent saw it `age_s` seconds ago."""
+    """How far the workers of a node have come in a round, as its agent saw it `age_s` seconds ago.
+
+    Attributes:
+        decision: the newest decision on shares that they know: since then `busy` and `looks` count.
+    """
 
     round: Annotated[Whole, Field(ge=1)]
+    decision: Annotated[Whole, Field(ge=0)] = 0
     age_s: Annotated[Seconds, Field(ge=0)] = 0.0
     workers: Annotated[list[WorkerFields], Field(max_length=MAX_SLOTS)]
 
@@ -248,6 +282,18 @@ class StacksRequest(Wire):
     incarnation: Id
     number: Whole
     stacks: Annotated[list[StackFields], Field(max_length=MAX_SLOTS)]
+
+
+class SharesRequest(Wire):
+    """`POST /v1/groups/{g}/nodes/{n}/shares`: the node's workers ask for a decision on the shares of their round.
+
+    Attributes:
+        number: of the decision, counted from 1 in each round. The first who asks for it brings it about.
+    """
+
+    incarnation: Id
+    round: Annotated[Whole, Field(ge=1)]
+    number: Annotated[Whole, Field(ge=1)]
 
 
 class DaemonRequest(Wire):
@@ -317,13 +363,19 @@ class MasterReply(Reply):
 
 
 class MemberReply(Reply):
-    """A node's place in a round."""
+    """A node's place in a round.
+
+    Attributes:
+        weights: in the state of a group: those of its slots, in the order of local ranks; None: all ranks of the round
+            have the same.
+    """
 
     node_id: str
     group_rank: int
     rank_offset: int
     slots: int
     address: str
+    weights: list[float] | None = None
 
 
 class StartReply(Reply):
@@ -333,6 +385,7 @@ class StartReply(Reply):
         members: the whole round in rank order, for a node that joined with `wants_members`. For others the size of
             a `start` does not grow with the round.
         daemon: what the master wants this node to run, once it has said so; for a node that joined with `wants_daemon`.
+        weights: how many ranks in a row have which weight, in rank order; None: all have the same.
         restarted_by: the failure that a restart was spent on to form this round, in a line.
     """
 
@@ -349,7 +402,22 @@ class StartReply(Reply):
     command: list[str] | None = None
     members: list[MemberReply] | None = None
     daemon: list[str] | None = None
+    weights: list[tuple[int, float]] | None = None
     restarted_by: str | None = None
+
+
+class SharesReply(Reply):
+    """A decision on the shares of a round.
+
+    Attributes:
+        weights: how many ranks in a row have which weight, in rank order; empty: all have the same.
+        source: what they follow from: `equal`, `by hand`, `measured` or `pace`.
+    """
+
+    round: int
+    number: int
+    weights: list[tuple[int, float]] = []
+    source: str = ""
 
 
 class DifferenceReply(Reply):
@@ -474,6 +542,8 @@ class WorkerReply(Reply):
         collectives, per_s: how many collectives it has asked for in all its process groups, and how many a second.
         step, steps_per_s: what the script says itself; None: nothing.
         waiting: the share of this round in which it waited for others (0 to 1). The slowest worker waits least.
+        weight: how much of the work it gets, compared with the others.
+        pace: how fast it has been since that was decided, the fastest 1; None: nobody knows yet.
     """
 
     rank: int
@@ -485,6 +555,8 @@ class WorkerReply(Reply):
     step: int | None = None
     steps_per_s: float | None = None
     waiting: float | None = None
+    weight: float = 1.0
+    pace: float | None = None
 
 
 class StackReply(Reply):
@@ -523,6 +595,7 @@ class RoundReply(Reply):
     """The newest round.
 
     Attributes:
+        shares: the newest decision on how much of the work each rank gets; None: an older server has made none.
         ended: why it is over; None while it runs.
         met: how many workers have found each other in the round's store; None: unknown.
         stall: who is waited for; None: nobody, as far as can be seen.
@@ -536,6 +609,7 @@ class RoundReply(Reply):
     restart_count: int
     master: MasterReply
     members: list[MemberReply]
+    shares: SharesReply | None = None
     ended: str | None = None
     met: int | None = None
     stall: StallReply | None = None
@@ -567,6 +641,8 @@ class NodeReply(Reply):
         port: where it hosts the store of a round; until then it accepts connections there, so that peers can try it. 0:
             the server is older, and does not tell.
         heard_s_ago: the time since its last heartbeat (seconds), None once it is gone.
+        weighed: whether its weight was given by hand.
+        speeds: how fast its slots were measured to be, in the order of local ranks; None: they were not measured.
     """
 
     node_id: str
@@ -580,6 +656,8 @@ class NodeReply(Reply):
     incarnation: str
     role: str
     weight: float = 1.0
+    weighed: bool = False
+    speeds: list[float] | None = None
     labels: dict[str, str]
     device: dict[str, str]
     why: str = ""

@@ -7,8 +7,8 @@ from typing import Self
 
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.service.polls.watchers import FOLLOWERS
 from hetrdzv.service.service import Service
-from hetrdzv.service.watchers import FOLLOWERS
 from hetrdzv.storage.records import StoredEvent
 
 PLACE_PATTERN = r"^[0-9]{1,18}(@[0-9]{1,18})?$"

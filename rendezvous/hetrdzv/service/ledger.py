@@ -21,7 +21,7 @@ from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Event, Group
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.service.metrics import Metrics
-from hetrdzv.service.wakes import Wakes
+from hetrdzv.service.polls.wakes import Wakes
 from hetrdzv.storage import records
 from hetrdzv.storage.base import Batch, Snapshot, StateStore
 from hetrdzv.storage.records import StoredEvent

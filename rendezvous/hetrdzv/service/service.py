@@ -15,8 +15,8 @@ from hetrdzv.core.commands import Command, Disconnect, Join, Put, Report, Tick
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group
 from hetrdzv.core.phrasing import names
-from hetrdzv.core.timers import deadline
-from hetrdzv.core.transitions import require_speaker
+from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol.errors import (
     HetError,
     Refused,
@@ -32,10 +32,10 @@ from hetrdzv.service.liveness.leases import is_heartbeat, is_one_of_many, speake
 from hetrdzv.service.liveness.silence import Silence
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.plans import Plans
+from hetrdzv.service.polls.watchers import FOLLOWERS, Watchers
 from hetrdzv.service.progress.progress import Progress
 from hetrdzv.service.retention import Retention, require_places, require_room
 from hetrdzv.service.timers import Timers
-from hetrdzv.service.watchers import FOLLOWERS, Watchers
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
 from hetrdzv.storage.base import StateStore
 from hetrdzv.storage.records import StoredEvent

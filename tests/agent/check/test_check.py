@@ -1,6 +1,7 @@
 """`hetagent --check`: what it finds, and what it makes of it."""
 
 import io
+import re
 import socket
 import uuid
 from collections.abc import Mapping
@@ -47,6 +48,7 @@ def test_a_row_is_a_line_where_output_is_no_terminal() -> None:
         ["devices", "ok", "[red]" + "x" * 200],
         ["ports", "wrong", "none", "widen"],
     ]
+    assert not re.search(r"\s$", out.getvalue().rstrip("\n"), re.MULTILINE)
     assert findings.exit_status(found) == 1
     assert findings.exit_status([Finding("address", Verdict.WARNING, "127.0.0.1")]) == 0
 

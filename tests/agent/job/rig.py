@@ -28,9 +28,9 @@ from hetagent.job.store import HetRendezvousHandler
 from hetagent.job.torch_starter import TorchStarter
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand
-from hetagent.node.guardian import Guardian
 from hetagent.node.network import hold_port
-from hetagent.node.processes import marked
+from hetagent.node.processes.finding import marked
+from hetagent.node.processes.guardian import Guardian
 from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session import Session

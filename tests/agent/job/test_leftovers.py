@@ -16,8 +16,8 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from hetagent.job.leftovers import Leftovers
-from hetagent.node import processes
-from hetagent.node.processes import marked
+from hetagent.node.processes import finding as processes
+from hetagent.node.processes.finding import marked
 
 # torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
 pytestmark = [

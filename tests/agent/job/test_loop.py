@@ -24,9 +24,9 @@ from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.job.torch_starter import TorchStarter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
-from hetagent.node import guardian
-from hetagent.node.guardian import GuardianError
 from hetagent.node.network import hold_port
+from hetagent.node.processes import guardian
+from hetagent.node.processes.guardian import GuardianError
 from hetagent.protocol.session import Session
 from hetrdzv.protocol.wire import DirectiveReply
 

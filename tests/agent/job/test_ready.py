@@ -18,9 +18,9 @@ from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.node_check import MOST_CHARACTERS, NodeCheck
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.ready.verdict import READY, Verdict
-from hetagent.node import processes
 from hetagent.node.gpu import memory
 from hetagent.node.gpu.memory import GpuBroken, Holder, Left, Usage, left_over
+from hetagent.node.processes import finding as processes
 
 # torch forgets the files of workers that end by themselves
 pytestmark = [pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]

@@ -17,9 +17,9 @@ import pytest
 
 from hetagent.job.starter import Exit, Started
 from hetagent.job.workers import Cleared, Workers
-from hetagent.node import processes
-from hetagent.node.processes import INCARNATION, living
-from hetagent.node.signals import noted
+from hetagent.node.processes import finding as processes
+from hetagent.node.processes.finding import INCARNATION, living
+from hetagent.node.processes.signals import noted
 
 RUN = uuid.uuid4().hex
 

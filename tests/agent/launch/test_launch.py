@@ -19,7 +19,7 @@ from hetagent.launch.kinds import LAUNCHES, Kind
 from hetagent.launch.node import init_file, placeholders
 from hetagent.launch.node.init_file import InitFile
 from hetagent.launch.node.program import PerNode
-from hetagent.node import processes
+from hetagent.node.processes import finding as processes
 from hetagent.options import flags
 from hetagent.options.model import UsageError
 from hetagent.options.parse import parse

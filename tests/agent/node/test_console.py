@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import termios
 
 import pytest
@@ -42,6 +44,48 @@ def test_a_live_line_stands_below_what_is_said(monkeypatch: pytest.MonkeyPatch) 
         "gpu3 joined\nwaiting for gpu2...",
         "round 1\n",
     ]
+
+
+def test_nothing_that_a_server_says_moves_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    evil = "b is not ready: \x1b[31mRED\x1b]0;title\x07\x1b[2J\n\tline \u202e\x9b1A"
+    ours, theirs = os.openpty()
+    monkeypatch.setattr(console, "_writer", console._Writer())
+    with open(ours, "rb", buffering=0) as reader, open(theirs, "w", encoding="utf-8") as writer:
+        monkeypatch.setattr("sys.stderr", writer)
+        assert console.show_live(evil)
+        console.say(evil)
+        console.show_live("")
+        console.say("end")
+        said = ""
+        while not said.endswith("end\n"):
+            said += reader.read(1000).decode().replace("\r\n", "\n")
+    one, line = "b is not ready: RED line 1A", "b is not ready: RED\n"
+    assert said.replace("        ", "\t").split(console.ERASE) == [one, f"{line}\tline 1A\n{one}", "end\n"]
+
+
+BACKGROUND = """
+import os, pty
+from hetagent.node import console
+
+ours, theirs = os.pipe()
+session, terminal = pty.fork()
+if session:
+    os.waitpid(session, 0)
+    print(os.read(ours, 10).decode(), flush=True)
+    os._exit(0)
+os.write(theirs, b"%d" % console.show_live("waiting: 3 s"))
+if os.fork() == 0:
+    os.setpgid(0, 0)
+    os.write(theirs, b"%d" % console.show_live("waiting: 2 s"))
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_background_job_has_no_live_line() -> None:
+    """It would write over what is typed at the prompt."""
+    ran = subprocess.run([sys.executable, "-c", BACKGROUND], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("10\n", "")
 
 
 def test_a_live_line_needs_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

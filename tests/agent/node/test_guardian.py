@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from hetagent.node import guardian, guardian_process, processes
-from hetagent.node.guardian import Guardian, GuardianError
+from hetagent.node.processes import finding as processes
+from hetagent.node.processes import guardian, guardian_process
+from hetagent.node.processes.guardian import Guardian, GuardianError
 
 TOKEN = "s3cret-token"
 RUN = uuid.uuid4().hex
@@ -25,7 +26,7 @@ RUN = uuid.uuid4().hex
 
 AGENT = """
 import json, os, subprocess, sys, time
-from hetagent.node.guardian import Guardian
+from hetagent.node.processes.guardian import Guardian
 
 config = json.loads(sys.argv[1])
 guardian = Guardian(token=os.environ.pop("TOKEN"), **config)
@@ -219,7 +220,7 @@ def test_the_goodbye_is_prepared_once_there_are_workers(one: Guardian) -> None:
 
 REHEARSED = """
 import sys
-from hetagent.node import guardian_process
+from hetagent.node.processes import guardian_process
 message = {"servers": ["http://127.0.0.1:1"], "token": None, "token_file": None, "tls": {}, "group": "g",
            "node_id": "n", "incarnation": "i"}
 guardian_process._rehearse(message)

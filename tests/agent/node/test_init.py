@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not can_unshare(), reason="needs root and PID na
 
 PRELUDE = """
 import os, signal, subprocess, sys, time
-from hetagent.node import init
+from hetagent.node.processes import init
 assert os.getpid() == 1
 init.run_below_init()
 assert os.getpid() != 1

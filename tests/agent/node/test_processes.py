@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hetagent.node import processes
+from hetagent.node.processes import finding as processes
 
 SLEEP = "import time; time.sleep(300)"
 MARK = uuid.uuid4().hex

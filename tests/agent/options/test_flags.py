@@ -334,7 +334,7 @@ def test_the_rest_of_ours() -> None:
     assert (found.interface, found.port_range, found.connect_timeout_s) == ("ib0", (29500, 29600), 5.0)
     assert found.labels == {"rack": "1", "note": "a=b"}
     assert found.weight == 0.5
-    assert options("train.py").weight == 1
+    assert options("train.py").weight is None
 
 
 def test_torchruns_variable_for_the_stop_timeout() -> None:

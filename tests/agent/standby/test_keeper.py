@@ -13,7 +13,7 @@ import pytest
 from tests.support import standbys
 from tests.support.cluster import wait_for
 
-from hetagent.node import processes
+from hetagent.node.processes import finding as processes
 from hetagent.standby import keeper, policy
 from hetagent.standby.keeper import Standbys
 from hetagent.standby.process import Plan

@@ -12,14 +12,14 @@ import pytest
 from tests.support import standbys
 from tests.support.cluster import wait_for
 
-from hetagent.node import processes
+from hetagent.node.processes import finding as processes
 from hetagent.standby.process import Standby
 from hetagent.worker.standby import STANDBY_FOR
 
 AGENT = """
 import json, os, sys, time
-from hetagent.node import processes
-from hetagent.node.guardian import Guardian
+from hetagent.node.processes import finding as processes
+from hetagent.node.processes.guardian import Guardian
 from hetagent.standby.process import Standby
 from tests.support import standbys
 

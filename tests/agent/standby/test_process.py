@@ -11,7 +11,7 @@ import pytest
 from tests.support import standbys
 from tests.support.cluster import wait_for
 
-from hetagent.node import processes
+from hetagent.node.processes import finding as processes
 from hetagent.standby import process
 from hetagent.standby.process import NotTaken, Plan, Standby
 from hetagent.worker import standby as standby_main

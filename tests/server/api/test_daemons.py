@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrdzv.service.directives import directive_of
+from hetrdzv.service.polls.directives import directive_of
 from hetrdzv.storage.base import Snapshot
 from tests.support.served import FaultyStore, api, serving, settled
 

@@ -77,8 +77,8 @@ async def test_a_code_signs_a_browser_in_once(service: Service) -> None:
     async with browser(service, Tokens(TOKENS)) as client:
         asked = await client.post("/v1/sign-in-codes", headers={"Authorization": "Bearer a-read-token"})
         path = asked.json()["path"]
-        answer = await client.get(path, follow_redirects=False)
-        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        answer = await client.get(path)
+        assert (answer.status_code, answer.headers["refresh"]) == (200, "0; url=/")
         cookie = answer.headers["set-cookie"]
         for part in ("hetrdzv_29400=", "HttpOnly", "SameSite=strict"):
             assert part in cookie
@@ -92,7 +92,7 @@ async def test_a_code_signs_a_browser_in_once(service: Service) -> None:
 async def test_a_link_may_lead_to_a_group_and_nowhere_else(service: Service) -> None:
     async with browser(service, Tokens(TOKENS)) as client:
         answer = await sign_in(client, "a-read-token", "&group=g")
-        assert answer.headers["location"] == "/groups/g"
+        assert answer.headers["refresh"] == "0; url=/groups/g"
         answer = await sign_in(client, "a-read-token", "&group=//evil.example")
         assert answer.status_code == 422
 
@@ -191,6 +191,14 @@ async def test_what_cannot_be_done_is_said_where_it_was_asked(service: Service) 
         assert (page.status_code, "there is no group" in page.text) == (404, True)
         program = await client.get("/groups/nope", headers={"Accept": "application/json"})
         assert program.json()["code"] == "unknown_group"
+
+
+async def test_a_page_whose_session_is_over_gets_no_json_to_show(service: Service) -> None:
+    async with browser(service, Tokens(TOKENS)) as client:
+        answer = await client.get("/groups/g/restart", headers={"HX-Request": "true", "Accept": "*/*"})
+        assert (answer.status_code, answer.headers["content-type"]) == (401, "text/html; charset=utf-8")
+        assert 'role="alert"' in answer.text
+        assert "hetctl dashboard" in answer.text
 
 
 # -- what is in a page -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hetagent.job.progress.asking import Asked, NoAnswer
-from hetagent.node import processes
+from hetagent.node.processes import finding as processes
 from hetagent.worker import runner
 from hetrdzv.protocol.wire import StackFields
 

@@ -84,6 +84,11 @@ class Track:
     _told: tuple[State, float | None] = (State.RUNS, None)  # its state, and since when it stands still
     _answers: int = 0
     _waits: int = 0
+    _looks: int = 0  # how many of the answers have come since its first collective
+    _before: tuple[int, int] = (
+        0,
+        0,
+    )  # these and those that showed it waiting, at the newest decision on shares
 
     def __post_init__(self) -> None:
         self.changed_at = self.looked_at = self._state_since = self.began_at
@@ -119,6 +124,7 @@ class Track:
             newest_at: when it asked for the last one, if that is known.
         """
         self._answers += 1
+        self._looks += bool(groups)
         self._waits += any(_waits(one) for one in groups)
         if counts != self.counts:
             since = newest_at if newest_at is not None and self.looked_at < newest_at <= at else at
@@ -167,6 +173,18 @@ class Track:
         """Of the looks at it, the share at which it had asked for a collective that was not done."""
         return self._waits / self._answers if self.groups else None
 
+    def decided(self) -> None:
+        """The worker has got other shares: what was seen before says nothing about these."""
+        self._before = (self._looks, self._waits)
+
+    def busy(self) -> tuple[float | None, int]:
+        """Of the looks since it got its shares, the share at which it did not wait, and how many these were.
+
+        Those before its first collective do not count: scripts load models and data then.
+        """
+        looks, waits = self._looks - self._before[0], self._waits - self._before[1]
+        return (1 - waits / looks if looks else None), looks
+
     def judge(self, at: float, hang_timeout_s: float | None) -> bool:
         """Settle whether it is still; returns whether the server has to know at once."""
         self._still = self.is_still(at, hang_timeout_s)
@@ -194,12 +212,15 @@ class Track:
         state = self.state(at)
         if state is State.RUNS and not self.seen and not (knows_groups and self._answers):
             state = State.UNKNOWN
+        busy, looks = self.busy()
         return WorkerFields(
             rank=rank,
             state=state,
             idle_s=round(self.idle_s, 3),
             still=self._still,
             waiting=None if (share := self.waiting()) is None else round(share, 3),
+            busy=None if busy is None else round(busy, 4),
+            looks=looks,
             long_s=round(max(0.0, self.said.until - at), 3),
             step=self.said.step,
             # first those in which it waits
@@ -220,11 +241,20 @@ class Tracks:
         number: the round's.
         workers: by global rank.
         knows_groups: see `Track.fields`.
+        decision: the number of the newest decision on shares that the workers have got.
     """
 
     number: int
     workers: Mapping[int, Track]
     knows_groups: bool = True
+    decision: int = 0
+
+    def decided(self, number: int) -> None:
+        """The workers have got the shares of a decision."""
+        if number > self.decision:
+            self.decision = number
+            for track in self.workers.values():
+                track.decided()
 
     def news(self, at: float, hang_timeout_s: float | None) -> bool:
         """Whether the server has to know something at once.
@@ -246,6 +276,7 @@ class Tracks:
         most = max(1, min(MAX_GROUPS, MAX_GROUPS_HERE // len(self.workers)))
         return ProgressFields(
             round=self.number,
+            decision=self.decision,
             age_s=round(max(0.0, at - looked_at), 3),
             workers=[
                 track.fields(rank, at, knows_groups=self.knows_groups, most=most)

@@ -114,6 +114,11 @@ class Watching:
         self._watch.begin(pids, rank_offset)
         self._line.watch(self._sample, self._show)
 
+    def decided(self, number: int) -> None:
+        """The workers have got new shares: from now on it counts how much they work with these."""
+        if (watch := self._watch) is not None:
+            watch.decided(number)
+
     def reached(self) -> dict[str, int]:
         """How far the workers of this node have come, as fields of a failure; what nobody can tell is left out."""
         if self._watch is None:

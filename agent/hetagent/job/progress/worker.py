@@ -10,7 +10,7 @@ from hetagent.job.progress import said
 from hetagent.job.progress.asking import Asked, NoAnswer
 from hetagent.job.progress.trace import Seen, Trace
 from hetagent.job.progress.tracks import State, Track
-from hetagent.node import processes
+from hetagent.node.processes import finding as processes
 
 TICK_S = 1.0
 """How often files and processes are looked at, and servers at most (seconds)."""

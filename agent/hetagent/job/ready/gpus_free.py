@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from hetagent.job.ready.verdict import READY, Verdict
-from hetagent.node import processes
 from hetagent.node.gpu import memory
+from hetagent.node.processes import finding as processes
 
 WAIT_S = 60.0
 """How long to wait (seconds)."""

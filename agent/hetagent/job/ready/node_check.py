@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 
 from hetagent.job.failures import concealed, plain_text, sendable
 from hetagent.job.ready.verdict import READY, Verdict
-from hetagent.node import processes
-from hetagent.node.signals import signal_name
+from hetagent.node.processes import finding as processes
+from hetagent.node.processes.signals import signal_name
 
 TIMEOUT_S = 60.0
 """How long a check may take by default (seconds)."""

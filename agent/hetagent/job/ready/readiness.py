@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.node_check import NodeCheck
+from hetagent.job.ready.speed_check import SpeedCheck
 from hetagent.job.ready.verdict import READY, Verdict
 
 AGAIN_S = 60.0
@@ -33,6 +34,7 @@ class Readiness:
     Args:
         gpus: asked once before each round.
         node_check: asked before each round, and now and then until one begins.
+        speed: asked once, before the first round.
         again_s, retry_s: see `AGAIN_S` and `RETRY_S`.
     """
 
@@ -40,12 +42,14 @@ class Readiness:
         self,
         gpus: GpusFree | None = None,
         node_check: NodeCheck | None = None,
+        speed: SpeedCheck | None = None,
         *,
         again_s: float = AGAIN_S,
         retry_s: float = RETRY_S,
     ) -> None:
         self._gpus = gpus
         self._node_check = node_check
+        self._speed = speed
         self._again_s = again_s
         self._retry_s = retry_s
         self._asked: _Asked | None = None
@@ -58,8 +62,13 @@ class Readiness:
 
     @property
     def within_s(self) -> float:
-        """How long the first verdict may take (seconds)."""
+        """How long the first verdict may take, once a round has ended (seconds): speeds are known by then."""
         return sum(check.within_s for check in (self._gpus, self._node_check) if check is not None)
+
+    @property
+    def measures(self) -> bool:
+        """Whether this node's speed is being measured, or will be, so that nothing else should run."""
+        return self._speed is not None and not self._speed.done
 
     def fileno(self) -> int:
         """A descriptor that is readable while there are verdicts to take."""
@@ -73,7 +82,7 @@ class Readiness:
         """
         self.rest()
         self._asked = asked = _Asked(frozenset(workers))
-        if self._gpus is None and self._node_check is None:
+        if self._gpus is None and self._node_check is None and not self.measures:
             self._verdicts.append(READY)
             return
         former = self._thread
@@ -127,6 +136,9 @@ class Readiness:
 
     def _ask(self, asked: _Asked) -> None:
         found = self._gpus.ask(asked.workers, asked.cancelled) if self._gpus is not None else READY
+        if not found.fatal and self._speed is not None:
+            measured = self._speed.ask(asked.cancelled)
+            found = replace(found, warnings=(*found.warnings, *measured.warnings))
         if found.fatal or self._node_check is None:
             self._say(asked, found)
             return

@@ -9,8 +9,8 @@ from hetagent.launch.base import Assignment, Launch, Setup, environ_of_node
 from hetagent.launch.command import CommandError, WorkerCommand
 from hetagent.launch.node import placeholders
 from hetagent.launch.node.init_file import InitFile
-from hetagent.node import processes
 from hetagent.node.network import listens
+from hetagent.node.processes import finding as processes
 
 LOOK_AFTER_S = 30.0
 """When the node's processes are counted after their start (seconds)."""

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from hetagent.node.console import counted
@@ -128,6 +129,13 @@ def narrow(devices: Devices, environ: Mapping[str, str]) -> Mapping[str, str | N
         names = [entries[index] for index in devices.indices]
     narrowed: dict[str, str | None] = {VISIBLE: ",".join(names)}
     return narrowed | ({HIP_VISIBLE: None} if devices.listed_in == HIP_VISIBLE else {})
+
+
+def is_cpu_job(chosen: Devices | None) -> bool:
+    """Whether the workers have no GPUs; with --nproc-per-node N, whether this machine has none."""
+    if chosen is not None:
+        return chosen.kind == "cpu"
+    return not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/kfd").exists()
 
 
 def visible_gpus(environ: Mapping[str, str], discovery: Discovery = discover) -> list[Gpu]:

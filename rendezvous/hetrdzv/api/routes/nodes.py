@@ -11,13 +11,15 @@ from hetrdzv.api.dispatch import polls_of, service_of
 from hetrdzv.api.http.calling import calling
 from hetrdzv.api.lenient import LenientRoute, ignored
 from hetrdzv.api.routes.groups import NodesShown
+from hetrdzv.api.shares import shares_reply
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, ReportKind, StartDaemon, Undrain
-from hetrdzv.core.transitions import require_speaker
+from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.versions import is_newer
-from hetrdzv.service.directives import tell
+from hetrdzv.service.polls.directives import tell
+from hetrdzv.service.shares import decided
 
 router = APIRouter(
     prefix="/v1/groups/{group_id}/nodes/{node_id}",
@@ -93,6 +95,16 @@ async def send_stacks(
     require_speaker(service.group(group_id), node_id, body.incarnation)
     service.progress.answered(group_id, node_id, body.number, stacks(node_id, body))
     return Response(status_code=204)
+
+
+@router.post("/shares", response_model=wire.SharesReply)
+async def refresh_shares(
+    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.SharesRequest
+) -> Response:
+    """A decision on the shares of the running round, the same for all its nodes; the first who asks brings it about."""
+    service = service_of(request)
+    found = await decided(service, group_id, node_id, body.incarnation, body.round, body.number)
+    return views.json_response(shares_reply(body.round, found))
 
 
 @router.post("/report", response_model=wire.DirectiveReply)

@@ -23,7 +23,7 @@ from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.ids import MAX_ID_LENGTH
 from hetrdzv.protocol.keepalive import SOCKET_HEADER, name_of
-from hetrdzv.service.directives import Told, tell
+from hetrdzv.service.polls.directives import Told, tell
 
 _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
 _PATH = re.compile(rf"/v1/groups/({_ID})/nodes/({_ID})(/directive|/report)?")

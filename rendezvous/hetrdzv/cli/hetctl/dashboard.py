@@ -24,6 +24,10 @@ def dashboard(group: str | None, no_open: bool) -> None:
     """
 
     async def ask(client: Client) -> tuple[str, SignInReply]:
+        if group is not None:
+            await client.group(
+                group
+            )  # or a person with a typo would use up a code to read that it is not there
         reply = await client.sign_in_code()
         return client.last_server, reply
 

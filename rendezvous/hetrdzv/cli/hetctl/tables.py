@@ -1,20 +1,22 @@
 """Formats replies for people: tables, headings and lines that fit any terminal width."""
 
 import os
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from hetrdzv.cli.hetctl.shares import shares_of
 from hetrdzv.core.phrasing import count, spent_of
 from hetrdzv.protocol.clock_times import with_clock_times
+from hetrdzv.protocol.inert import inert
 from hetrdzv.protocol.wire import (
     EventReply,
     FailureReply,
@@ -48,10 +50,6 @@ _STYLES = {
     "lost": "red",
 }
 
-_CONTROL = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-)
-
 
 def show(*parts: RenderableType) -> None:
     """Print to stdout: coloured and folded on a terminal, elsewhere plain with one line per row."""
@@ -73,7 +71,15 @@ def lines(*parts: RenderableType) -> list[str]:
 
 def new_console() -> Console:
     """Our stdout, as rich sees it; nothing in a text means anything to it."""
-    return Console(highlight=False, markup=False, emoji=False)
+    return _Console(highlight=False, markup=False, emoji=False)
+
+
+class _Console(Console):
+    """Shows what servers say, of which nothing may mean anything to a terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(inert(segment.text), segment.style)
 
 
 def write(line: str) -> None:
@@ -83,7 +89,7 @@ def write(line: str) -> None:
 
 def plain(text: str) -> str:
     """A text without terminal control sequences; it may come from any worker's stderr."""
-    return _CONTROL.sub("", text.expandtabs(8).replace("\r\n", "\n"))
+    return inert(text.expandtabs(8).replace("\r\n", "\n"))
 
 
 def one_line(text: str) -> str:
@@ -199,6 +205,8 @@ def _heading(group: GroupReply) -> Table:
     if group.current_round is not None and (progress := _progress(group.current_round)):
         grid.add_row("progress", progress)
     if group.current_round is not None:
+        if shares := shares_of(group.current_round):
+            grid.add_row("shares", shares)
         for straggler in group.current_round.stragglers:
             grid.add_row("slow", one_line(straggler))
     grid.add_row("restarts", spent_of(group.restarts, group.max_restarts))
@@ -292,7 +300,7 @@ def _workers_table(workers: list[WorkerReply]) -> Table:
     table.add_column("RANK", no_wrap=True, justify="right")
     table.add_column("NODE", overflow="fold", min_width=10)
     table.add_column("STATE", no_wrap=True)
-    for name in ("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING"):
+    for name in ("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", "WEIGHT", "PACE"):
         table.add_column(name, no_wrap=True, justify="right")
     for one in workers:
         table.add_row(
@@ -305,6 +313,8 @@ def _workers_table(workers: list[WorkerReply]) -> Table:
             _number(one.step),
             _number(one.steps_per_s),
             "-" if one.waiting is None else f"{one.waiting:.0%}",
+            _number(one.weight),
+            _number(one.pace),
         )
     return table
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hetrdzv.core.model import Failure, Group, Round
-from hetrdzv.core.transitions import Work
+from hetrdzv.core.rounds.transitions import Work
 
 LASTED_S = 60.0
 """A round that ran for this long may have made progress that nobody can see (seconds)."""

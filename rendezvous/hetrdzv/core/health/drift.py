@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.order import natural_key
 from hetrdzv.core.phrasing import names
-from hetrdzv.core.rank_order import OrderKind, rank_order
+from hetrdzv.core.selection.order import natural_key
+from hetrdzv.core.selection.rank_order import OrderKind, rank_order
 from hetrdzv.core.spec import GroupSpec
 
 PARTS: Mapping[str, tuple[str, int]] = {

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from hetrdzv.core.commands import Command, NoteStall, Report
+from hetrdzv.core.commands import Command, NoteStall, Report, Worked
 from hetrdzv.core.health.hangs import SAME_S
 from hetrdzv.core.health.stall import judge
 from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.service.progress.questions import About, Question, Questions, Stack
-from hetrdzv.service.progress.table import Furthest, Sample, Seen, Table
+from hetrdzv.service.progress.table import Furthest, Sample, Seen, Table, worked_of
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +105,11 @@ class Progress:
     def workers(self, group: Group) -> Mapping[int, Seen]:
         """How far the workers of a group's newest round have come, by global rank, as far as is known."""
         return self._table.workers(group.group_id, group.round.number) if group.round is not None else {}
+
+    def worked(self, group: Group) -> Mapping[int, Worked]:
+        """How much of the time its workers have worked since the newest decision on their shares, by global rank."""
+        newest = group.round.newest_shares.number if group.round is not None else 0
+        return worked_of(self.workers(group), newest)
 
     def furthest(self, group_id: str, round_number: int) -> Furthest:
         """How far a round has come."""

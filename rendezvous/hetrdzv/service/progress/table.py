@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from hetrdzv.core.commands import Worked
 from hetrdzv.core.health.waits import Collectives, Worker
 
 RATE_S = 5.0
@@ -18,13 +19,16 @@ UNSEEN_S = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What an agent says of one worker; see `wire.WorkerFields`."""
+    """What an agent says of one worker; see `wire.WorkerFields` and, for `decision`, `wire.ProgressFields`."""
 
     rank: int
     state: str = "runs"
     idle_s: float = 0.0
     still: bool = False
     waiting: float | None = None
+    busy: float | None = None
+    looks: int = 0
+    decision: int = 0
     long_s: float = 0.0
     step: int | None = None
     collectives: tuple[Collectives, ...] = ()
@@ -88,6 +92,15 @@ class Seen:
             step=self.sample.step,
             collectives=self.sample.collectives,
         )
+
+
+def worked_of(seen: Mapping[int, Seen], decision: int) -> dict[int, Worked]:
+    """How much of the time workers have worked since they got the shares of a decision, by global rank."""
+    return {
+        rank: Worked(one.sample.busy, one.sample.looks)
+        for rank, one in seen.items()
+        if one.sample.busy is not None and one.sample.decision == decision
+    }
 
 
 @dataclass(frozen=True, slots=True)

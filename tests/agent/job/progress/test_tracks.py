@@ -235,6 +235,30 @@ def test_the_share_of_looks_at_which_it_waited() -> None:
     assert worker.waiting == 0.5
 
 
+def test_how_much_of_the_time_it_works_is_counted_from_each_decision_on_shares() -> None:
+    watched = Watched()
+
+    def told() -> tuple[int, float | None, int]:
+        fields = watched.tracks.fields(watched.now)
+        (worker,) = fields.workers
+        return fields.decision, worker.busy, worker.looks
+
+    for _ in range(5):
+        watched.asked_for(0)
+    assert told() == (0, None, 0), "before its first collective it loads what it needs"
+    for at in range(1, 5):
+        watched.asked_for(at, at - (at % 4 == 0))
+    assert told() == (0, 0.75, 4)
+    watched.tracks.decided(1)
+    assert told() == (1, None, 0)
+    watched.asked_for(5, 4)
+    watched.asked_for(6)
+    assert told() == (1, 0.5, 2)
+    watched.tracks.decided(1)  # the same comes once more, or late
+    watched.tracks.decided(0)
+    assert told() == (1, 0.5, 2)
+
+
 def test_of_many_groups_those_are_told_in_which_it_waits() -> None:
     groups = [
         GROUP.model_copy(update={"name": str(number), "enqueued": 1, "completed": 1}) for number in range(40)

@@ -4,14 +4,26 @@ import random
 from dataclasses import dataclass, field, replace
 
 from hetagent.protocol.offer import Offer
-from hetagent.protocol.requests import Answer, Join, Leave, Poll, Report, Request, Stacks, StartDaemon, Tell
+from hetagent.protocol.requests import (
+    Answer,
+    AskShares,
+    Join,
+    Leave,
+    Poll,
+    Report,
+    Request,
+    Stacks,
+    StartDaemon,
+    Tell,
+)
 from hetagent.protocol.session import Session
+from hetrdzv.api.commands import join_command
 from hetrdzv.core import commands
 from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Failure, Group
-from hetrdzv.core.timers import deadline
+from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.errors import (
     HetError,
     Problem,
@@ -29,6 +41,7 @@ from hetrdzv.protocol.wire import (
     MasterReply,
     NoticeReply,
     ProgressFields,
+    SharesReply,
     SpecFields,
     StacksAsked,
     StacksRequest,
@@ -61,6 +74,7 @@ def reply_of(group: Group, told: Directive) -> DirectiveReply:
                 script_port=master.script_port,
             ),
             daemon=list(told.start.daemon) if told.start.daemon is not None else None,
+            weights=list(told.start.weights) or None,
         )
     return DirectiveReply(
         kind=told.kind,
@@ -126,12 +140,20 @@ class Server:
             match request:
                 case Poll(posts=True) | Tell() | Stacks() if self.is_older:
                     return Problem(405, "method_not_allowed", "not supported", {})
+                case AskShares() if self.is_older:
+                    return Problem(404, "no_such_route", "there is nothing at ...", {})
+                case AskShares(body=asked):
+                    fields = asked.model_dump()
+                    self.do(commands.Refresh(node_id=node_id, **fields), now, group_id)
+                    current = self.groups[group_id].round
+                    decided = current.decided(asked.number) if current is not None else None
+                    assert decided is not None
+                    return SharesReply(round=asked.round, number=asked.number, weights=list(decided.runs))
                 case Stacks(body=stacks):
                     self.stacks.append(stacks)
                     return None
                 case Join(body=body):
-                    fields = body.model_dump(exclude={"spec"})
-                    self.do(commands.Join(node_id=node_id, spec=body.spec.given(), **fields), now, group_id)
+                    self.do(join_command(node_id, body), now, group_id)
                 case Poll(incarnation=incarnation):
                     self.do(commands.Renew(node_id, incarnation), now, group_id)
                     if request.posts:

@@ -88,7 +88,8 @@ def _node_view(node: NodeReply, events: list[EventReply]) -> Iterator[Renderable
         "address": node.address,
         "heard": f"{tables.ago(node.heard_s_ago)} ago" if node.heard_s_ago is not None else "",
         "role": node.role,
-        "weight": f"{node.weight:g}",
+        "weight": f"{node.weight:g}{' (by hand)' if node.weighed else ''}",
+        "speeds": " ".join(f"{speed:.3g}" for speed in node.speeds or ()),
         "incarnation": node.incarnation,
     }
     yield _facts("", {name: value for name, value in facts.items() if value})

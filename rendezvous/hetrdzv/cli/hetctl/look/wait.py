@@ -40,7 +40,7 @@ def wait(group: str, wanted: str, timeout: float | None) -> None:
     try:
         reply = call(lambda client: _until(client, group, wanted, timeout))
     except TimeoutError:
-        complain(f"group '{group}' is not {wanted} after {timeout:g} s: hetctl why {group}")
+        complain(f"group '{group}' {_not_yet(wanted)} after {timeout:g} s: hetctl why {group}")
         ctx.exit(TIMED_OUT)
     if reply is None:
         complain(f"group '{group}' was deleted")
@@ -49,7 +49,7 @@ def wait(group: str, wanted: str, timeout: float | None) -> None:
     if there or shared().as_json:
         tell(reply, f"group '{group}' is {standing(reply)}")
     else:
-        complain(f"group '{group}' is not {wanted}, but {standing(reply)}")
+        complain(f"group '{group}' {_not_yet(wanted)}, but is {standing(reply)}")
     ctx.exit(0 if there else ENDED_OTHERWISE)
 
 
@@ -57,14 +57,24 @@ def _is_there(reply: GroupReply, wanted: str) -> bool:
     return reply.state == wanted or (wanted == ENDED and reply.state in OUTCOMES)
 
 
+def _not_yet(wanted: str) -> str:
+    """Says of a group that it is not where it should be."""
+    return {"running": "is not running", "cancelled": "has not been cancelled"}.get(
+        wanted, f"has not {wanted}"
+    )
+
+
 async def _until(client: Client, group: str, wanted: str, timeout_s: float | None) -> GroupReply | None:
     """The group, once it is where it should be, or its job is over; None: it was deleted.
+
+    However short the time, it is looked at once.
 
     Raises:
         TimeoutError: it is neither in time.
     """
     answered = seen = False
-    async with asyncio.timeout(timeout_s):
+    until = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+    async with asyncio.timeout(None) as limit:
         while True:
             try:
                 last = (await client.events(group)).last
@@ -72,6 +82,7 @@ async def _until(client: Client, group: str, wanted: str, timeout_s: float | Non
                 reply = await client.group(group)
                 if _is_there(reply, wanted) or reply.state in OUTCOMES:
                     return reply
+                limit.reschedule(until)
                 async for event in client.follow(group, last):
                     if event.kind == "round_running" or event.kind.startswith("group_"):
                         break
@@ -87,4 +98,5 @@ async def _until(client: Client, group: str, wanted: str, timeout_s: float | Non
             except Unreachable:
                 if not answered:
                     raise
+            limit.reschedule(until)
             await asyncio.sleep(RETRY_S)

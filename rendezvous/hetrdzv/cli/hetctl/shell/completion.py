@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 from hetrdzv.cli.hetctl.shell.clusters import config_path, read
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.ids import is_id
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -33,11 +34,14 @@ def script(shell: str) -> str:
 def known(
     ask: Callable[[Client], Coroutine[Any, Any, Iterable[str]]], connect: Callable[[], Client], typed: str
 ) -> list[CompletionItem]:
-    """Names that a server knows and that begin with what was typed; none if it does not answer soon."""
+    """Names that a server knows and that begin with what was typed; none if it does not answer soon.
+
+    What is no id is left out: bash would put it on the command line as it is.
+    """
 
     async def asked() -> list[str]:
         async with asyncio.timeout(PATIENCE_S), connect() as client:
-            return sorted(name for name in await ask(client) if name.startswith(typed))
+            return sorted(name for name in await ask(client) if name.startswith(typed) and is_id(name))
 
     with contextlib.suppress(HetError, click.ClickException, OSError, TimeoutError):
         return [CompletionItem(name) for name in asyncio.run(asked())]

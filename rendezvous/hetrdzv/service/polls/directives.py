@@ -4,7 +4,7 @@ import asyncio
 
 from hetrdzv.core.directive import Directive, Heading, directive, heading
 from hetrdzv.core.model import Group
-from hetrdzv.core.transitions import require_speaker
+from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.service import Service

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node, NodePhase
-from hetrdzv.core.order import natural_key
 from hetrdzv.core.phrasing import names
+from hetrdzv.core.selection.order import natural_key
 from hetrdzv.core.spec import GroupSpec
 
 

@@ -18,10 +18,10 @@ from hetrdzv.core.model import (
     RootCause,
     Round,
 )
-from hetrdzv.core.notice import takes_notice
 from hetrdzv.core.phrasing import ended, names
+from hetrdzv.core.rounds.notice import takes_notice
+from hetrdzv.core.rounds.timers import Leases, expired
 from hetrdzv.core.spec import GroupSpec
-from hetrdzv.core.timers import Leases, expired
 from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
 
 GONE_NODES_KEPT = 64

@@ -10,8 +10,8 @@ from functools import partial
 
 from hetrdzv.core.commands import Join, Renew
 from hetrdzv.core.directive import DirectiveKind
-from hetrdzv.service.directives import Told, heading_of, tell, watch
 from hetrdzv.service.liveness.caller import Caller
+from hetrdzv.service.polls.directives import Told, heading_of, tell, watch
 from hetrdzv.service.progress.progress import Said
 from hetrdzv.service.service import Service
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from hetrdzv.core.model import Group
 from hetrdzv.service.liveness.caller import Caller
-from hetrdzv.service.wakes import Wakes
+from hetrdzv.service.polls.wakes import Wakes
 
 FOLLOWERS = ""
 """The name under which followers of a group's history wait; polls wait under their node ids."""

@@ -81,7 +81,7 @@ def main() -> int:
     message = json.loads(first)
     sys.path[:] = message["sys_path"]
     # Now, not when it is needed: its file may be out of reach by then.
-    from hetagent.node import processes
+    from hetagent.node.processes import finding as processes
 
     print("ready", flush=True)
     sessions: list[int] = []

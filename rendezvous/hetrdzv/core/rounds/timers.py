@@ -7,8 +7,10 @@ from typing import Protocol
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import End, Group, Node, Stall
-from hetrdzv.core.notice import ends_at
-from hetrdzv.core.selection import Growth, Selection, Shortfall, growth, next_round
+from hetrdzv.core.rounds.notice import ends_at
+from hetrdzv.core.selection.joining import Growth, growth
+from hetrdzv.core.selection.ready import next_round
+from hetrdzv.core.selection.select import Selection, Shortfall
 
 SUSPECT_GRACE_S = 1.0
 """How long a node whose poll was cut has to send another request (seconds)."""

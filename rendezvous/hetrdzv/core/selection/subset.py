@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from math import gcd
 from typing import NamedTuple
 
-from hetrdzv.core.order import natural_key
-from hetrdzv.core.worlds import Worlds
+from hetrdzv.core.selection.order import natural_key
+from hetrdzv.core.selection.worlds import Worlds
 
 MOST_WORK = 1 << 22
 """How many sums a search looks at before it is content with a set nearby: those of 64 nodes of 16 slots with bounds

@@ -16,7 +16,7 @@ from typing import Any
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Member, Node, Round
-from hetrdzv.core.rank_order import REST, OrderKind, RankOrder, master_rule, rank_order
+from hetrdzv.core.selection.rank_order import REST, OrderKind, RankOrder, master_rule, rank_order
 from hetrdzv.core.spec import GroupSpec
 
 

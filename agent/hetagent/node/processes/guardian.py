@@ -12,7 +12,7 @@ from pathlib import Path
 
 import hetagent
 import hetrdzv
-from hetagent.node import guardian_process
+from hetagent.node.processes import guardian_process
 from hetrdzv.auth.tls import ClientTls
 
 WITHOUT = "without it, workers would outlive a killed agent"

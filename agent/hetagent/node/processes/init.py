@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-from hetagent.node import init_process
+from hetagent.node.processes import init_process
 
 
 def run_below_init() -> None:

@@ -13,9 +13,8 @@ from hetrdzv.core.health.conduct import with_blame, without_past
 from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, restart_wait_s
 from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
+from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.model import End, EndKind, Failure, Group, GroupState, Node, NodePhase, RootCause, Round
-from hetrdzv.core.notice import ends_at, waited_for
-from hetrdzv.core.order import former_round, place
 from hetrdzv.core.phrasing import (
     count,
     describe_failure,
@@ -26,21 +25,10 @@ from hetrdzv.core.phrasing import (
     unreached,
     with_last_line,
 )
-from hetrdzv.core.selection import (
-    Lack,
-    Selection,
-    Shortfall,
-    growth,
-    next_round,
-    not_ready_nodes,
-    out_of_reach,
-    ready_nodes,
-    select,
-    stranded,
-)
-from hetrdzv.core.spec import OnJoin
-from hetrdzv.core.timers import admits_at, forms_at, gives_up_at, unresolved
-from hetrdzv.core.transitions import (
+from hetrdzv.core.rounds.notice import ends_at, waited_for
+from hetrdzv.core.rounds.shares import at_forming
+from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
+from hetrdzv.core.rounds.transitions import (
     GONE_NODES_KEPT,
     LOSSES,
     Work,
@@ -51,7 +39,12 @@ from hetrdzv.core.transitions import (
     stop,
     stop_kindly,
 )
-from hetrdzv.core.units import broken_clause
+from hetrdzv.core.selection.joining import growth
+from hetrdzv.core.selection.order import former_round, place
+from hetrdzv.core.selection.ready import next_round, not_ready_nodes, out_of_reach, ready_nodes, stranded
+from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
+from hetrdzv.core.selection.units import broken_clause
+from hetrdzv.core.spec import GroupSpec, OnJoin
 from hetrdzv.protocol.addresses import is_loopback
 
 
@@ -289,6 +282,10 @@ def _track_waiting(work: Work, ready: Sequence[Node], answer: Selection | Shortf
     )
 
 
+def _warnings(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[str, ...]:
+    return (*drift(nodes), *unordered(spec, nodes), *slow_slots(nodes), *unlike_speeds(nodes))
+
+
 def _start_round(work: Work, selection: Selection) -> None:
     group = work.group
     number = group.last_round + 1
@@ -311,7 +308,8 @@ def _start_round(work: Work, selection: Selection) -> None:
         formed_at=work.now,
         first=former is None or (former.first and _started_nothing(former)),
         restarted_by=_restarted_by(former) if former is not None else "",
-        warnings=(*drift(selection.nodes), *unordered(group.spec, selection.nodes)),
+        warnings=_warnings(group.spec, selection.nodes),
+        shares=at_forming([nodes[member.node_id] for member in placement.members]),
     )
     first = former is None
     work.change(

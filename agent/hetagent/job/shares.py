@@ -1,0 +1,166 @@
+"""The shares of a round, for its workers: a file with the weights of all ranks, and one more for each answer.
+
+A worker asks for decision N by creating the file `FILE.ask.N`, and waits for `FILE.N`. The agent sees that through
+inotify, so that it costs nothing where nobody asks. Where the kernel has none left, the agent looks now and then.
+"""
+
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from math import fsum
+from pathlib import Path
+
+from hetagent.launch.base import Assignment
+from hetagent.node import scratch
+from hetagent.node.created import Created
+from hetagent.protocol.sharing import Answered, Decided, Refused
+
+FILE, WEIGHT, SUM = "HET_WEIGHTS_FILE", "HET_WEIGHT", "HET_WEIGHT_SUM"
+"""Variables of a worker: the file with the weights of all ranks, its own weight, and the sum of all."""
+
+PREFIX = "hetw_"
+
+LOOK_S = 1.0
+"""Without inotify, how often to look whether a worker asks (seconds)."""
+
+KEPT = 2
+"""How many answers are kept; the server keeps as many."""
+
+Runs = Sequence[tuple[int, float]]
+"""How many ranks in a row have which weight, in rank order; empty: all have the same."""
+
+Ask = Callable[[int, int], "Future[Answered]"]
+"""Asks the server for a decision of a round, by the numbers of both; see `Line.ask_shares`."""
+
+
+class RoundShares:
+    """The shares of a round on this node.
+
+    Args:
+        assignment: this node's part of the round.
+        ask: asks the server.
+        tell: shows one line to the person at the terminal.
+        decided: called with the number of each decision that the workers get.
+
+    Raises:
+        OSError: there is no place for the files.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        ask: Ask,
+        tell: Callable[[str], None],
+        decided: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        self._round = assignment.round
+        self._start = assignment.start
+        self._ask = ask
+        self._tell = tell
+        self._decided = decided
+        self._asked: set[int] = set()
+        parent = Path(tempfile.gettempdir())
+        scratch.sweep(PREFIX, parent)
+        self._folder = scratch.Folder(PREFIX, parent)
+        self._path = str(self._folder.path / "weights")
+        self._weights = _spread(self._start.weights or (), self._start.world_size)
+        self._created: Created | None = None
+        self._look_at = 0.0
+        try:
+            self._write(self._path, 0, self._weights)
+            with suppress(OSError):
+                self._created = Created(str(self._folder.path))
+        except BaseException:
+            self.close()
+            raise
+
+    def environ(self, local_rank: int, *, one_per_node: bool) -> Mapping[str, str | None]:
+        """What a worker gets.
+
+        Args:
+            one_per_node: it stands for all slots of this node; it has a weight of its own only if they have the same.
+        """
+        first = self._start.rank_offset
+        own = self._weights[first : first + self._start.slots]
+        weight = own[0 if one_per_node else local_rank]
+        is_clear = not one_per_node or all(one == weight for one in own)
+        return {
+            FILE: self._path,
+            WEIGHT: f"{weight:.12g}" if is_clear else None,
+            SUM: f"{fsum(self._weights):.12g}",
+        }
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when a worker may have asked; -1: there is none, look from time to time."""
+        return self._created.fileno() if self._created is not None else -1
+
+    def due_at(self) -> float | None:
+        """When to look again even if nothing happens (monotonic seconds); None: no need."""
+        return self._look_at if self._created is None else None
+
+    def look(self) -> None:
+        """Pass on what the workers have asked since the last look."""
+        if self._created is not None:
+            self._created.clear()
+        self._look_at = time.monotonic() + LOOK_S
+        names = []
+        with suppress(OSError):
+            names = os.listdir(self._folder.path)
+        numbers = {
+            int(found[1]) for name in names if (found := re.fullmatch(r"weights\.ask\.(\d{1,15})", name))
+        }
+        for number in sorted(numbers - self._asked):
+            self._asked.add(number)
+            self._ask(self._round, number).add_done_callback(partial(self._answer, number))
+
+    def close(self) -> None:
+        """The workers are gone."""
+        if self._created is not None:
+            self._created.close()
+        self._folder.close()
+
+    # -- in the line's thread ----------------------------------------------------------------------------------
+
+    def _answer(self, number: int, answer: "Future[Answered]") -> None:
+        """Give the workers what the server has answered, if they are still there."""
+        if answer.cancelled():
+            return
+        match answer.result():
+            case Decided(runs):
+                weights = _spread(runs, self._start.world_size)
+            case Refused(why, is_older=True):
+                if number == min(self._asked):
+                    self._tell(f"{why}: the shares of round {self._round} stay as they are")
+                weights = self._weights
+            case Refused(why):
+                self._tell(f"round {self._round}: no new shares: {why}")
+                with suppress(OSError):
+                    _put(f"{self._path}.{number}", {"error": why})
+                return
+        self._decided(number)
+        with suppress(OSError):
+            self._write(f"{self._path}.{number}", number, weights)
+        for former in sorted(self._asked)[:-KEPT]:
+            for path in (f"{self._path}.{former}", f"{self._path}.ask.{former}"):
+                with suppress(OSError):
+                    os.unlink(path)
+
+    def _write(self, path: str, number: int, weights: Sequence[float]) -> None:
+        _put(path, {"round": self._round, "number": number, "weights": list(weights)})
+
+
+def _spread(runs: Runs, world_size: int) -> list[float]:
+    """The weight of each rank."""
+    return [weight for count, weight in runs for _ in range(count)] if runs else [1.0] * world_size
+
+
+def _put(path: str, content: Mapping[str, object]) -> None:
+    """Write a file that others see only once it is complete."""
+    Path(f"{path}.new").write_text(json.dumps(content), encoding="utf-8")
+    os.replace(f"{path}.new", path)

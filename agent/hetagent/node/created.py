@@ -1,0 +1,48 @@
+"""Notices new files in a folder without looking again and again: the kernel's inotify."""
+
+import ctypes
+import os
+
+_CREATE, _ONLY_FOLDER = 0x100, 0x01000000
+
+
+class Created:
+    """Readable (`fileno`) once files have been created in a folder.
+
+    Args:
+        folder: which is there.
+
+    Raises:
+        OSError: this host allows no more of these (fs.inotify.max_user_instances), or knows none.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._fd = -1
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            made = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        except AttributeError as error:
+            raise OSError(str(error)) from None
+        self._fd = made
+        if made < 0 or libc.inotify_add_watch(made, os.fsencode(folder), _CREATE | _ONLY_FOLDER) < 0:
+            number = ctypes.get_errno()
+            self.close()
+            raise OSError(number, os.strerror(number), folder)
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while there are new files that `clear` has not taken note of."""
+        return self._fd
+
+    def clear(self) -> None:
+        """Take note of all that were created until now."""
+        try:
+            while os.read(self._fd, 65_536):
+                pass
+        except OSError:  # nothing is left, or it is closed
+            pass
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

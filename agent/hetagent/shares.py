@@ -1,0 +1,326 @@
+"""For training scripts: how fast all ranks are, and how large each one's part of a batch is. Standard library only.
+
+    from hetagent import shares
+
+    mine = shares.current()              # the weights of all ranks of this round; without an agent all are 1
+    sizes = mine.batch_sizes(256)        # samples per rank: they add up to 256, the faster the more
+    mine = shares.refresh()              # decided anew, by what was measured; all ranks call it, between epochs
+
+`hetagent.uneven` makes batches and exact gradients of that, with torch. Programs in other languages read the JSON file
+that HET_WEIGHTS_FILE names: `{"round": 3, "number": 0, "weights": [1.0, 1.0, 0.25]}`, in the order of ranks.
+"""
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hetagent import progress
+
+FILE = "HET_WEIGHTS_FILE"
+"""Variable of a worker: the file with the weights of all ranks of its round, the same on all nodes."""
+
+ASK = "{path}.ask.{number}"
+"""The empty file that a worker makes to ask for decision `number` of its round (1, 2, ...)."""
+
+ANSWER = "{path}.{number}"
+"""The file that answers it, put there in one go."""
+
+TIMEOUT_S = 600.0
+LOOK_S = 0.02
+"""How often `refresh` looks for the answer (seconds)."""
+
+RANKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+)
+"""Where a process finds its rank and how many there are: the first pair that is set."""
+
+_answers: dict[str, "Shares"] = {}  # the newest that this process has, by the file of its round
+
+
+class SharesError(RuntimeError):
+    """The weights of this round cannot be known, or are not those of this job."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How fast the ranks of a round are.
+
+    Attributes:
+        weights: of all ranks, in their order, above 0; only their ratios matter.
+        rank: of this process.
+        round: the round of the job that decided it (0: there is no agent).
+        number: how many times it was decided anew in that round.
+
+    Raises:
+        ValueError: a weight that is not a number above 0, or a rank that has none.
+    """
+
+    weights: tuple[float, ...]
+    rank: int = 0
+    round: int = 0
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", tuple(self.weights))
+        _check_weights(self.weights)
+        if type(self.rank) is not int or not 0 <= self.rank < len(self.weights):
+            raise ValueError(f"rank {self.rank!r} is none of the {len(self.weights)} that have weights")
+
+    @property
+    def weight(self) -> float:
+        """This rank's."""
+        return self.weights[self.rank]
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return len(self.weights)
+
+    def batch_sizes(self, global_batch: int, memory: "Memory" = None) -> list[int]:
+        """How many samples each rank takes: see `batch_sizes` of this module."""
+        return batch_sizes(global_batch, self.weights, memory)
+
+
+Memory = int | Sequence[int | None] | None
+"""How many samples a rank can take at once: one number for all ranks, or a list (None: any number)."""
+
+
+def current(rank: int | None = None, world_size: int | None = None) -> Shares:
+    """The shares of this round, as decided last; without an agent all ranks weigh 1.
+
+    Args:
+        rank: of this process [from the environment: RANK, or that of Horovod or Open MPI].
+        world_size: how many ranks there are [likewise].
+
+    Raises:
+        SharesError: the file is not there, is none of this module's version, or is of another world.
+    """
+    rank, world_size = _place(rank, world_size)
+    path = os.environ.get(FILE)
+    if not path:
+        return Shares((1.0,) * world_size, rank)
+    answer = _answers.get(path)
+    if answer is not None and answer.world_size == world_size:
+        return replace(answer, rank=rank)
+    return _read(path, rank, world_size, 0)
+
+
+def refresh(
+    timeout_s: float = TIMEOUT_S, *, rank: int | None = None, world_size: int | None = None
+) -> Shares:
+    """Have the shares decided anew by the pace that was measured, and wait for them; all ranks get the same.
+
+    Every rank has to call it equally often: the n-th calls of all ranks belong together. Without an agent it is
+    `current`.
+
+    Args:
+        timeout_s: how long to wait (seconds).
+        rank, world_size: as for `current`.
+
+    Raises:
+        TimeoutError: there was no answer; the next call asks for the same decision again.
+        SharesError: as for `current`.
+    """
+    rank, world_size = _place(rank, world_size)
+    path = os.environ.get(FILE)
+    if not path:
+        return current(rank, world_size)
+    number = _answers[path].number + 1 if path in _answers else 1
+    answer, until = ANSWER.format(path=path, number=number), time.monotonic() + timeout_s
+    try:
+        os.close(
+            os.open(ASK.format(path=path, number=number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        )
+    except OSError as error:
+        raise SharesError(
+            f"rank {rank} cannot ask for new shares: {error.strerror}: {error.filename}; "
+            "the agent's folder in TMPDIR has to be there and writable for the worker"
+        ) from None
+    with progress.long(timeout_s):  # waiting for the others is no hang
+        while not os.path.exists(answer):
+            if time.monotonic() >= until:
+                raise TimeoutError(
+                    f"rank {rank} has waited {timeout_s:g} s for new shares (decision {number} of its round): every "
+                    "rank has to call refresh() equally often, and agent and server have to know shares "
+                    "(hetrdzv 0.2) and reach each other: see the agent's output"
+                )
+            time.sleep(LOOK_S)
+    _answers[path] = found = _read(answer, rank, world_size, number)
+    return found
+
+
+def batch_sizes(global_batch: int, weights: Sequence[float], memory: Memory = None) -> list[int]:
+    """How many samples of a batch each rank takes: in proportion to its weight, none zero, and as many as add up.
+
+    What is left after rounding down goes to the largest remainders (of equal ones, to lower ranks). It is computed in
+    integers, so that all ranks get the same whatever they run on.
+
+    Args:
+        global_batch: samples over all ranks.
+        weights: of all ranks, above 0.
+        memory: how many samples a rank can take at most. What one cannot take goes to the others.
+
+    Raises:
+        ValueError: a weight that is not a number above 0, fewer samples than ranks, or more than memory allows.
+    """
+    _check_weights(weights)
+    ranks = len(weights)
+    _check_count("the global batch", global_batch)
+    if global_batch < ranks:
+        raise ValueError(
+            f"a global batch of {global_batch} is too small for {ranks} ranks: each needs a sample at least"
+        )
+    most = [global_batch if bound is None else bound for bound in bounds(memory, ranks)]
+    if sum(most) < global_batch:
+        raise ValueError(
+            f"the memory of {ranks} ranks holds {sum(most)} samples, not a global batch of {global_batch}: "
+            "use UnevenBatchSampler(memory=...), which splits it and accumulates gradients, or make it smaller"
+        )
+    ratios = [weight.as_integer_ratio() for weight in weights]
+    unit = max(denominator for _, denominator in ratios)  # all are powers of two
+    exact = [numerator * (unit // denominator) for numerator, denominator in ratios]
+    return _shared(global_batch, exact, most)
+
+
+def _shared(left: int, exact: Sequence[int], most: Sequence[int]) -> list[int]:
+    """Share a number in proportion to integers, at least 1 and at most so many for each, by the largest remainder.
+
+    Whatever would get less than 1 or more than its most is fixed there and the rest is shared anew; first on the side
+    on which more is missing, since fixing there can only relieve the other.
+    """
+    sizes = [0] * len(exact)
+    free = list(range(len(exact)))
+    while free:
+        total = sum(exact[i] for i in free)
+        below = [i for i in free if left * exact[i] < total]
+        above = [i for i in free if left * exact[i] > most[i] * total]
+        if not below and not above:
+            break
+        missing = sum(total - left * exact[i] for i in below)
+        excess = sum(left * exact[i] - most[i] * total for i in above)
+        for i in below if missing >= excess else ():
+            sizes[i] = 1
+        for i in above if excess >= missing else ():
+            sizes[i] = most[i]
+        left -= sum(sizes[i] for i in free)
+        free = [i for i in free if not sizes[i]]
+    if free:
+        rests = {i: left * exact[i] % total for i in free}
+        for i in free:
+            sizes[i] = left * exact[i] // total
+        more = left - sum(sizes[i] for i in free)
+        for i in sorted(free, key=lambda i: (-rests[i], i))[:more]:
+            sizes[i] += 1
+    return sizes
+
+
+def bounds(memory: Memory, ranks: int) -> list[int | None]:
+    """How many samples each rank can take at once; None: any number.
+
+    Raises:
+        ValueError: a bound below 1, or not as many as there are ranks.
+    """
+    listed = [memory] * ranks if memory is None or isinstance(memory, int) else list(memory)
+    if len(listed) != ranks:
+        raise ValueError(
+            f"memory has {len(listed)} bounds for {ranks} ranks: give one for each, in their order"
+        )
+    for rank, bound in enumerate(listed):
+        if bound is not None:
+            _check_count(f"the memory of rank {rank}", bound)
+    return listed
+
+
+def _check_weights(weights: Sequence[object]) -> None:
+    if not weights:
+        raise ValueError("there are no weights: give one for each rank")
+    for rank, weight in enumerate(weights):
+        if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
+            raise ValueError(f"the weight of rank {rank} is {weight!r}: it has to be a number above 0")
+
+
+def _check_count(what: str, count: int) -> None:
+    if type(count) is not int or count < 1:
+        raise ValueError(f"{what} is {count!r}: it has to be a whole number of at least 1")
+
+
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Rank and world size, as given or from the environment.
+
+    Raises:
+        SharesError: there is an agent, but nothing says which rank this is.
+        ValueError: what says it is no number, or no rank of that world.
+    """
+    if (rank is None) != (world_size is None):
+        raise ValueError("give both rank and world_size, or neither")
+    if rank is None or world_size is None:
+        found = next((pair for pair in RANKS if all(name in os.environ for name in pair)), None)
+        if found is None:
+            if os.environ.get(FILE):
+                raise SharesError(
+                    "nothing says which rank this process is (RANK and WORLD_SIZE are not set): "
+                    "pass rank and world_size, as in current(dist.get_rank(), dist.get_world_size())"
+                )
+            return 0, 1
+        try:
+            rank, world_size = (int(os.environ[name]) for name in found)
+        except ValueError:
+            told = ", ".join(f"{name}={os.environ[name]}" for name in found)
+            raise ValueError(f"{told}: these have to be whole numbers") from None
+    if not 0 <= rank < world_size:
+        raise ValueError(f"there is no rank {rank} in a world of {world_size}")
+    return rank, world_size
+
+
+def _read(path: str, rank: int, world_size: int, number: int) -> Shares:
+    """What a file says, for this rank.
+
+    Raises:
+        SharesError: it cannot be read, is none of these files, or is of another world or decision.
+    """
+    try:
+        with open(path, "rb") as file:
+            text = file.read()
+    except OSError as error:
+        raise SharesError(
+            f"rank {rank} cannot read the weights of its round: {error.strerror}: {path} (from {FILE}); the file is "
+            "there while the round runs, on the worker's own node: start the worker through hetagent, or unset it"
+        ) from None
+    told: object = None
+    with contextlib.suppress(ValueError, RecursionError):
+        told = json.loads(text)
+    if isinstance(told, Mapping) and "error" in told:
+        raise SharesError(f"rank {rank} gets no new shares (decision {number} of its round): {told['error']}")
+    try:
+        if not isinstance(told, Mapping):
+            raise ValueError("it is no JSON object")
+        if lacking := [name for name in ("round", "number", "weights") if name not in told]:
+            raise ValueError(f"it has no {lacking[0]}")
+        if type(told["round"]) is not int or type(told["number"]) is not int:
+            raise ValueError("round and number have to be whole numbers")
+        if not isinstance(told["weights"], list):
+            raise ValueError("weights have to be a list")
+        _check_weights(told["weights"])
+    except ValueError as error:
+        raise SharesError(
+            f"rank {rank}: {path} (from {FILE}) is no file of weights that this version of hetagent.shares knows: "
+            f"{error}; install the same hetrdzv for the script as for the agent"
+        ) from None
+    weights = tuple(told["weights"])
+    if len(weights) != world_size:
+        raise SharesError(
+            f"rank {rank}: {path} (from {FILE}) has {len(weights)} weights, but the world size is {world_size}: it is "
+            "of another round or another world; unset it, or pass the rank and world size of the whole job"
+        )
+    if told["number"] != number:
+        raise SharesError(
+            f"rank {rank}: {path} is decision {told['number']} of its round, not {number}: "
+            "install the same hetrdzv for the script as for the agent"
+        )
+    return Shares(weights, rank, told["round"], number)

@@ -1,0 +1,376 @@
+"""For training scripts: batches whose sizes follow the speeds of ranks, with exact gradients. Needs torch only.
+
+    from hetagent import shares, uneven
+
+    sampler = uneven.UnevenBatchSampler(len(dataset), global_batch=256, shares=shares.current())
+    loader = DataLoader(dataset, batch_sampler=sampler)
+    for epoch in range(sampler.epoch, epochs):
+        sampler.set_epoch(epoch)
+        for (inputs, targets), part in sampler.parts(loader):
+            with uneven.accumulate(model, part):
+                loss = loss_function(model(inputs), targets)       # the mean over this rank's samples
+                (loss * part.loss_scale).backward()
+            if part.last:
+                optimizer.step()
+                optimizer.zero_grad()
+
+A step is one change of the model. All ranks together take `global_batch` samples for it, in one part or, where memory
+is short, in several; a rank may get nothing in a part of a small batch. See docs/uneven.md.
+"""
+
+import contextlib
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import Sampler
+
+from hetagent.shares import Memory, Shares, batch_sizes, bounds, current
+
+VERSION = 1
+"""Changes when the same arguments give other batches: ranks of different versions must not train together."""
+
+Batch = TypeVar("Batch")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank does between two batches of its loader.
+
+    Attributes:
+        number: of this part in its step, from 0 on.
+        parts: how many parts the step has, on all ranks.
+        count: samples of this rank in this part; 0: its batch is one sample of another rank, which counts for nothing.
+        total: samples of all ranks in the whole step.
+        world_size: how many ranks share the step.
+        consumed: samples of the epoch that the ranks have trained on after this step.
+    """
+
+    number: int
+    parts: int
+    count: int
+    total: int
+    world_size: int
+    consumed: int
+
+    @property
+    def last(self) -> bool:
+        """Whether the step ends with this part: gradients are averaged, and the optimizer's turn has come."""
+        return self.number == self.parts - 1
+
+    @property
+    def loss_scale(self) -> float:
+        """What to multiply the mean loss over this batch by.
+
+        DDP and FSDP average gradients over the ranks, as if each had as many samples. With this factor the average is
+        the mean over all samples of the step.
+        """
+        return self.count * self.world_size / self.total
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How the ranks share a step, whichever samples it has.
+
+    Attributes:
+        shares: how fast they are.
+        memory: how many samples each takes at once at most; None: any number.
+    """
+
+    shares: Shares
+    memory: tuple[int | None, ...]
+
+    def sizes(self, total: int) -> list[int]:
+        """Samples of each rank. With fewer samples than ranks, the fastest get one each."""
+        weights = self.shares.weights
+        if total >= len(weights):
+            return batch_sizes(total, weights)
+        fastest = sorted(range(len(weights)), key=lambda rank: (-weights[rank], rank))[:total]
+        return [int(rank in fastest) for rank in range(len(weights))]
+
+    def parts(self, sizes: list[int]) -> int:
+        """In how many parts everybody's share fits into memory."""
+        bounded = ((size, bound) for size, bound in zip(sizes, self.memory, strict=True) if bound is not None)
+        return max((-(-size // bound) for size, bound in bounded), default=1) or 1
+
+
+class UnevenBatchSampler(Sampler[list[int]]):
+    """Gives this rank its part of every global batch, in proportion to its weight; for `DataLoader(batch_sampler=)`.
+
+    Every sample of an epoch is trained on exactly once, by one rank. The samples of a global batch follow from the seed
+    and the epoch alone, so training is the same with any number of ranks and any shares. All ranks have the same number
+    of batches.
+
+    Args:
+        samples: how many there are, `len(dataset)`.
+        global_batch: samples per step over all ranks; the last of an epoch may be smaller.
+        shares: how fast the ranks are [`shares.current()`].
+        memory: how many samples a rank can take at once: one number, or a list of all ranks' (see `gathered`). A step
+            that does not fit is split into parts, whose gradients add up.
+        shuffle: another order in each epoch; else samples come in their own.
+        seed: of that order, the same on all ranks.
+        group: the ranks that share the batches [all].
+
+    Raises:
+        ValueError: a number that makes no sense, or fewer samples in a step than ranks.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        global_batch: int,
+        shares: Shares | None = None,
+        *,
+        memory: Memory = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if type(samples) is not int or samples < 1:
+            raise ValueError(f"samples is {samples!r}: give their number, as in len(dataset)")
+        self._samples = samples
+        self._global_batch = global_batch
+        self._shuffle = shuffle
+        self._seed = seed
+        self._group = group
+        self._epoch = 0
+        self._consumed = 0
+        self._memory: Memory = None
+        self.set_shares(current() if shares is None else shares, memory)
+
+    def set_shares(self, shares: Shares, memory: Memory = None) -> None:
+        """Share the batches otherwise from the next `parts` on, as after `shares.refresh()`.
+
+        Args:
+            shares: of all ranks, the same on each.
+            memory: as for the sampler [as before].
+
+        Raises:
+            ValueError: fewer samples in a step than ranks, or bounds of memory for another number of ranks.
+        """
+        memory = self._memory if memory is None else memory
+        batch_sizes(self._global_batch, shares.weights)  # says what is wrong with them
+        self._plan = _Plan(shares, tuple(bounds(memory, shares.world_size)))
+        self._memory = memory
+
+    @property
+    def shares(self) -> Shares:
+        """How fast the ranks are."""
+        return self._plan.shares
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch, from 0 on; after the last batch of one, the next."""
+        return self._epoch + (self._consumed >= self._samples)
+
+    @property
+    def consumed(self) -> int:
+        """How many samples of `epoch` all ranks have trained on."""
+        return self._consumed % self._samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch, or go on with it, if it is the one that `load_state_dict` is in the middle of.
+
+        Raises:
+            ValueError: it is below 0.
+        """
+        if type(epoch) is not int or epoch < 0:
+            raise ValueError(f"the epoch is {epoch!r}: it has to be a whole number of at least 0")
+        self._epoch, self._consumed = epoch, self.consumed if epoch == self.epoch else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far training is after the step of the part that `parts` gave last: save it once that step is done.
+
+        It is the same on all ranks, and can be loaded with other shares, another number of ranks and another batch.
+        """
+        return {
+            "version": VERSION,
+            "epoch": self.epoch,
+            "consumed": self.consumed,
+            "samples": self._samples,
+            "shuffle": self._shuffle,
+            "seed": self._seed,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a sampler was, in the middle of an epoch or at the end of one.
+
+        Raises:
+            ValueError: that one had another order of other samples, so that some would be missed or come twice.
+        """
+        if state.get("version") != VERSION:
+            raise ValueError(
+                f"this is no state of an UnevenBatchSampler of version {VERSION} (version: {state.get('version')!r}): "
+                "go on with the hetrdzv that saved it, or from the beginning of an epoch"
+            )
+        for name, here in (("samples", self._samples), ("shuffle", self._shuffle), ("seed", self._seed)):
+            if state.get(name) != here:
+                raise ValueError(
+                    f"the checkpoint is of a sampler with {name} {state.get(name)!r}, this one has {here!r}: samples "
+                    "would be missed or come twice; make it alike, or go on from the beginning of an epoch"
+                )
+        consumed, epoch = state.get("consumed"), state.get("epoch")
+        if type(consumed) is not int or not 0 <= consumed < self._samples:
+            raise ValueError(
+                f"the checkpoint has seen {consumed!r} of {self._samples} samples: it is damaged"
+            )
+        self.set_epoch(epoch)  # type: ignore[arg-type]
+        self._consumed = consumed
+
+    def __len__(self) -> int:
+        """How many batches this rank has left in the epoch, the same for all ranks."""
+        full, rest = divmod(self._samples - self.consumed, self._global_batch)
+        left = self._plan.parts(self._plan.sizes(rest)) if rest else 0
+        return full * self._plan.parts(self._plan.sizes(self._global_batch)) + left
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """This rank's batches from here to the end of the epoch, as indices; the sampler does not move by itself."""
+        return (indices for indices, _ in self._batches(self._order(), self._plan, self.consumed))
+
+    def parts(self, loader: Iterable[Batch]) -> Iterator[tuple[Batch, Part]]:
+        """What is left of the epoch: each batch of a loader, with the part that it is.
+
+        All ranks have to call it. It compares first whether all of them are about to train on the same batches.
+
+        Args:
+            loader: gives this sampler's batches in order, a `DataLoader` or what a framework has made of one.
+
+        Raises:
+            RuntimeError: ranks have other weights, another position or seed, ...; or the loader gives other batches.
+        """
+        self._compare_ranks()
+        self.set_epoch(self.epoch)
+        expected = len(self)
+        parts = (part for _, part in self._batches(None, self._plan, self._consumed))
+        if isinstance(loader, Sized) and len(loader) != expected:
+            raise _other_batches(len(loader), expected)
+        for given, (batch, part) in enumerate(itertools.zip_longest(loader, parts)):
+            if batch is None or part is None:
+                raise _other_batches(given + (batch is not None), expected)
+            if part.last:
+                self._consumed = part.consumed
+            yield batch, part
+
+    def _order(self) -> torch.Tensor:
+        """The samples of the epoch."""
+        if not self._shuffle:
+            return torch.arange(self._samples)
+        return torch.randperm(self._samples, generator=torch.Generator().manual_seed(self._seed + self.epoch))
+
+    def _batches(
+        self, order: torch.Tensor | None, plan: _Plan, consumed: int
+    ) -> Iterator[tuple[list[int], Part]]:
+        """This rank's batches and parts, from a position of the epoch on.
+
+        Args:
+            order: the samples of the epoch; None: only the parts are wanted.
+        """
+        rank, ranks = plan.shares.rank, plan.shares.world_size
+        total, sizes, parts = 0, [0], 1
+        while consumed < self._samples:
+            if total != (total := min(self._global_batch, self._samples - consumed)):
+                sizes = plan.sizes(total)
+                parts = plan.parts(sizes)
+            first, mine = consumed + sum(sizes[:rank]), sizes[rank]
+            for number in range(parts):
+                begin, end = first + mine * number // parts, first + mine * (number + 1) // parts
+                part = Part(number, parts, end - begin, total, ranks, consumed + total)
+                if begin == end:
+                    begin, end = consumed, consumed + 1
+                yield [] if order is None else order[begin:end].tolist(), part
+            consumed += total
+
+    def _compare_ranks(self) -> None:
+        """Compare on all ranks what the batches follow from; nothing can be compared without a process group.
+
+        Raises:
+            RuntimeError: on every rank, if one of them differs.
+        """
+        if not dist.is_available() or not dist.is_initialized():
+            return
+        shares, here, ranks = self.shares, dist.get_rank(self._group), dist.get_world_size(self._group)
+        if (shares.rank, shares.world_size) != (here, ranks):
+            raise RuntimeError(
+                f"the shares are those of rank {shares.rank} of {shares.world_size}, but this is rank {here} of "
+                f"{ranks} for torch.distributed: pass shares.current(rank, world_size), or Shares(weights, rank)"
+            )
+        values = {
+            "version of hetagent.uneven": VERSION,
+            "round": shares.round,
+            "number of refreshed shares": shares.number,
+            "weights": shares.weights,
+            "memory": self._plan.memory,
+            "global batch": self._global_batch,
+            "number of samples": self._samples,
+            "shuffle": self._shuffle,
+            "seed": self._seed,
+            "epoch": self.epoch,
+            "position in the epoch": self.consumed,
+        }
+        rows = _all_gather([_digest(value) for value in values.values()], self._group)
+        for at, (what, value) in enumerate(values.items()):
+            if other := [rank for rank in range(ranks) if rows[rank][at] != rows[0][at]]:
+                raise RuntimeError(
+                    f"{what}: {_ranks(other)} and rank 0 differ (rank {here} has {_short(value)}): all ranks have to "
+                    "make the sampler with the same arguments, from the same checkpoint; one without HET_WEIGHTS_FILE "
+                    "has an agent that is too old, or was not started by one"
+                )
+
+
+@contextlib.contextmanager
+def accumulate(model: torch.nn.Module, part: Part) -> Iterator[None]:
+    """Around forward and backward: gradients are averaged over the ranks in the last part of a step only.
+
+    Args:
+        model: in DDP, after `fully_shard`, or neither.
+    """
+    of_fsdp: Any = getattr(model, "set_requires_gradient_sync", None)
+    of_ddp: Any = getattr(model, "no_sync", None)
+    if of_fsdp is not None:
+        of_fsdp(part.last)
+    with of_ddp() if of_ddp is not None and not part.last else contextlib.nullcontext():
+        yield
+
+
+def gathered(value: int, group: dist.ProcessGroup | None = None) -> list[int]:
+    """The values of all ranks, in their order; every rank has to call it."""
+    if not dist.is_available() or not dist.is_initialized():
+        return [value]
+    return [row[0] for row in _all_gather([value], group)]
+
+
+def _all_gather(values: list[int], group: dist.ProcessGroup | None) -> list[list[int]]:
+    on_cpu = "cpu:" in dist.get_backend_config(group)
+    accelerator = None if on_cpu else torch.accelerator.current_accelerator()
+    mine = torch.tensor(values, device=accelerator or "cpu")
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, mine, group=group)
+    return [row.tolist() for row in rows]
+
+
+def _other_batches(given: int, expected: int) -> RuntimeError:
+    return RuntimeError(
+        f"the loader gives {given} batches, but the sampler has {expected}: make it with "
+        "DataLoader(dataset, batch_sampler=sampler), and let no framework replace the sampler "
+        "(Fabric: setup_dataloaders(loader, use_distributed_sampler=False); Accelerate: do not prepare the loader)"
+    )
+
+
+def _digest(value: object) -> int:
+    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "big", signed=True)
+
+
+def _ranks(ranks: list[int]) -> str:
+    """`rank 2`, `ranks 1, 2`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:8]))}{', ...' if len(ranks) > 8 else ''}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -1,0 +1,34 @@
+"""Uneven batches in FSDP2: `torchrun --standalone --nproc-per-node 2 examples/uneven/with_fsdp2.py`."""
+
+import torch
+import torch.distributed as dist
+from task import Transformer, sequences
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from hetagent import shares, uneven
+
+dist.init_process_group("gloo")
+dataset = sequences(300)
+model = Transformer()
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+for layer in model.layers:
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+sampler = uneven.UnevenBatchSampler(len(dataset), 32, shares.current(), memory=8)
+loader = DataLoader(dataset, batch_sampler=sampler)
+for (digits, largest), part in sampler.parts(loader):
+    with uneven.accumulate(model, part):
+        loss = cross_entropy(model(digits), largest)
+        (loss * part.loss_scale).backward()
+    if part.last:
+        optimizer.step()
+        optimizer.zero_grad()
+
+total = sum(float(parameter.full_tensor().detach().abs().sum()) for parameter in model.parameters())
+print(f"rank {dist.get_rank()}: parameters {total:.4f}", flush=True)
+dist.destroy_process_group()

@@ -1,0 +1,105 @@
+"""Which slots are far slower than others of their kind, and why speeds cannot be compared, from what agents measured.
+
+Slots are of one kind if they are on devices of the same name and were measured in the same dtype.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from statistics import median_high
+
+from hetrdzv.core.model import Node
+from hetrdzv.core.phrasing import count, names
+from hetrdzv.core.selection.order import natural_key
+
+MEASURED = "measured"
+"""The fact that says what an agent measured: `float16 on 4 x NVIDIA H100; 2 x Tesla T4`."""
+
+SLOW = 0.75
+"""A slot below this share of the usual speed of its kind is far too slow."""
+
+MOST_NODES = 3
+"""How many slow nodes of a kind are named; the others are counted."""
+
+MOST_KINDS = 3
+"""Of how many kinds slow slots are named."""
+
+
+def slow_slots(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """A sentence for each kind with slots that are far too slow; at most `MOST_KINDS`."""
+    having: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+    slots_of: dict[str, int] = {}
+    for node in nodes:
+        if node.speeds:
+            slots_of[node.node_id] = node.slots
+            kinds = kinds_of(node.device.get(MEASURED, ""), node.slots)
+            for local_rank, (kind, speed) in enumerate(zip(kinds, node.speeds, strict=False)):
+                having.setdefault(kind, {}).setdefault(node.node_id, {})[local_rank] = speed
+    found = []
+    for (dtype, device), by_node in having.items():
+        if len(by_node) < 2:
+            continue  # its own agent says so
+        usual = median_high(speed for slots in by_node.values() for speed in slots.values())
+        bad = {
+            node_id: below
+            for node_id, slots in by_node.items()
+            if (below := {rank: speed for rank, speed in slots.items() if speed < SLOW * usual})
+        }
+        if bad:
+            shown = [
+                _node(node_id, bad[node_id], slots_of[node_id], usual)
+                for node_id in sorted(bad, key=natural_key)[:MOST_NODES]
+            ]
+            more = [count(len(bad) - MOST_NODES, "more node")] if len(bad) > MOST_NODES else []
+            found.append(
+                f"{', '.join([*shown, *more])} than usual for {device[:64]} ({dtype[:16]}): check clocks, "
+                "temperature and power limit, and what else runs there"
+            )
+    return tuple(found[:MOST_KINDS])
+
+
+def unlike_speeds(nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Why measured speeds say nothing about shares: some nodes have none, or they were measured in several dtypes."""
+    measured = [node for node in nodes if node.speeds]
+    if not measured or any(node.weighed_by_hand for node in nodes):
+        return ()
+    found = []
+    if without := [node.node_id for node in nodes if not node.speeds]:
+        have = "has" if len(without) == 1 else "have"
+        found.append(
+            f"{names(without)} {have} no measured speed, so all shares are equal: start every agent with "
+            "--measure on"
+        )
+    dtypes: dict[str, list[str]] = {}
+    for node in measured:
+        if dtype := node.device.get(MEASURED, "").partition(" on ")[0][:16]:
+            dtypes.setdefault(dtype, []).append(node.node_id)
+    if len(dtypes) > 1:
+        parts = ", ".join(f"{names(node_ids)} in {dtype}" for dtype, node_ids in sorted(dtypes.items()))
+        found.append(f"speeds were not measured alike ({parts}): give every agent the same --measure-dtype")
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def kinds_of(measured: str, slots: int) -> tuple[tuple[str, str], ...]:
+    """The kind (dtype and device) of each slot; none if the text does not tell.
+
+    Args:
+        measured: see `MEASURED`.
+    """
+    dtype, _, devices = measured.partition(" on ")
+    kinds: list[tuple[str, str]] = []
+    for part in devices.split("; "):
+        number, _, device = part.partition(" x ")
+        if not (number.isascii() and number.isdecimal() and len(number) < 6 and device):
+            return ()
+        kinds += [(dtype, device)] * min(int(number), slots + 1)
+    return tuple(kinds) if len(kinds) == slots else ()
+
+
+def _node(node_id: str, below: dict[int, float], of: int, usual: float) -> str:
+    """How much slower which slots of a node are: `gpu3 (local rank 2) is 46% slower`."""
+    by = 1 - min(below.values()) / usual
+    if len(below) == of:
+        return f"{node_id} is {by:.0%} slower"
+    ranks = ", ".join(map(str, list(below)[:4])) + (", ..." if len(below) > 4 else "")
+    return f"{node_id} (local rank {ranks}) is {by:.0%} slower"

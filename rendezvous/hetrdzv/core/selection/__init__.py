@@ -1,0 +1,1 @@
+"""Which nodes form a round, and in which order: one answer that everything else reads."""

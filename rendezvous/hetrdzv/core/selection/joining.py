@@ -1,0 +1,161 @@
+"""Whom a running round would end for, and why other ready nodes are spares."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from hetrdzv.core.health.conduct import set_aside, taken_last
+from hetrdzv.core.memo import kept
+from hetrdzv.core.model import Group, Node, NodePhase, Round
+from hetrdzv.core.selection.order import former_round
+from hetrdzv.core.selection.ready import needed, ready_nodes
+from hetrdzv.core.selection.select import Shortfall, select
+from hetrdzv.core.selection.units import broken_units, value_of, whole
+from hetrdzv.core.selection.worlds import Worlds
+from hetrdzv.core.spec import GroupSpec, OnJoin
+from hetrdzv.protocol.addresses import is_loopback
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Nodes for whose sake a running round would end (rule 3c).
+
+    Attributes:
+        joiners: the ready nodes that a larger round would take in; empty where it would not be larger.
+        full: whether that round could take no further node.
+    """
+
+    joiners: tuple[Node, ...] = ()
+    full: bool = False
+
+    @cached_property
+    def node_ids(self) -> AbstractSet[str]:
+        """The joiners' node ids."""
+        return frozenset(node.node_id for node in self.joiners)
+
+    @cached_property
+    def has_suspects(self) -> bool:
+        """Whether a joiner was cut off and not heard since."""
+        return any(node.cut_at is not None for node in self.joiners)
+
+
+class Spare(StrEnum):
+    """Why a ready node is not in the running round."""
+
+    ON_JOIN = "on_join"
+    FULL = "full"
+    SUCCEEDED = "succeeded"
+    OUT_OF_REACH = "out_of_reach"
+    LOOPBACK_MASTER = "loopback_master"
+    BROKEN_UNIT = "broken_unit"
+    WORLD_SIZE = "world_size"
+    NOT_LARGER = "not_larger"
+    SET_ASIDE = "set_aside"
+    TAKEN_LAST = "taken_last"
+
+
+@kept
+def growth(group: Group) -> Growth:
+    """Who would be taken in if the running round ended now; nobody where none runs."""
+    active = group.active_round
+    if active is None or _nobody_joins(group) is not None:
+        return Growth()
+    local = is_loopback(active.master.address)
+    aside = set_aside(group)
+    waiting = [
+        node
+        for node in ready_nodes(group)
+        if node.node_id not in aside and is_loopback(node.address) is local
+    ]
+    if not waiting:
+        return Growth()
+    members = [group.nodes[member.node_id] for member in active.members]
+    last = frozenset(member.node_id for member in active.members)
+    sized = group.spec.sized
+    if sized and not _may_grow(group.spec, active, waiting):
+        return Growth()
+    there = needed(group, _all_or_none(group, [*members, *waiting]))
+    answer = select(
+        group.spec,
+        there,
+        group.seats,
+        former_round(group),
+        group.unreachable,
+        taken_last=taken_last(group),
+    )
+    if isinstance(answer, Shortfall):
+        return Growth()
+    if answer.world_size <= active.world_size if sized else len(answer.nodes) <= len(members):
+        return Growth()
+    joiners = tuple(node for node in answer.nodes if node.node_id not in last)
+    return Growth(joiners, answer.full)
+
+
+def _all_or_none(group: Group, nodes: Sequence[Node]) -> Sequence[Node]:
+    """The nodes whose units are whole, and have no ready node that is not among these."""
+    if group.spec.unit is None:
+        return nodes
+    there = frozenset(node.node_id for node in nodes)
+    left = {value_of(group.spec, node) for node in ready_nodes(group) if node.node_id not in there} - {None}
+    return [node for node in whole(group, nodes) if value_of(group.spec, node) not in left]
+
+
+def _may_grow(spec: GroupSpec, active: Round, waiting: Iterable[Node]) -> bool:
+    """Whether there are slots enough for a larger world, whoever has them."""
+    slots = active.world_size + sum(node.slots for node in waiting)
+    return (Worlds.of(spec).up_to(slots) or 0) > active.world_size
+
+
+def spare_reason(group: Group, node: Node, active: Round) -> Spare:
+    """Why a ready node, which is no joiner, is kept as a spare."""
+    if node.node_id in set_aside(group):
+        return Spare.SET_ASIDE
+    reason = _nobody_joins(group)
+    if reason is Spare.FULL and node.node_id in taken_last(group):
+        return Spare.TAKEN_LAST
+    if reason is not None:
+        return reason
+    if (node.node_id, active.master.node_id) in group.unreachable:
+        return Spare.OUT_OF_REACH
+    if is_loopback(active.master.address) and not is_loopback(node.address):
+        return Spare.LOOPBACK_MASTER
+    if value_of(group.spec, node) in broken_units(group):
+        return Spare.BROKEN_UNIT
+    unit, most = spare_unit(group, node), group.spec.max_nodes
+    if Worlds.of(group.spec).excludes(active.world_size + sum(one.slots for one in unit)):
+        return Spare.WORLD_SIZE
+    return Spare.FULL if most is not None and len(active.members) + len(unit) > most else Spare.NOT_LARGER
+
+
+def spare_unit(group: Group, node: Node) -> Sequence[Node]:
+    """The ready nodes that would be taken in together with a spare, itself included."""
+    value = value_of(group.spec, node)
+    return (node,) if value is None else _ready_units(group).get(value, (node,))
+
+
+@kept
+def _ready_units(group: Group) -> Mapping[str, Sequence[Node]]:
+    """The ready nodes by unit, since each of many spares asks for its own."""
+    units: dict[str, list[Node]] = {}
+    for node in ready_nodes(group):
+        value = value_of(group.spec, node)
+        if value is not None:
+            units.setdefault(value, []).append(node)
+    return units
+
+
+@kept
+def _nobody_joins(group: Group) -> Spare | None:
+    """Why nobody at all is taken into a running round, or None."""
+    active = group.active_round
+    assert active is not None
+    if group.spec.on_join is not OnJoin.RESTART:
+        return Spare.ON_JOIN
+    most = group.spec.max_nodes
+    if most is not None and len(active.members) >= most and not group.spec.sized:
+        return Spare.FULL
+    if active.finished or any(group.phase_of(one) is NodePhase.SUCCEEDED for one in active.members):
+        return Spare.SUCCEEDED
+    return None

@@ -1,0 +1,85 @@
+"""Which nodes of a group are ready, and the round that they would form."""
+
+from collections.abc import Iterable, Sequence
+
+from hetrdzv.core.health.conduct import set_aside, taken_last
+from hetrdzv.core.memo import kept
+from hetrdzv.core.model import Group, Node, NodePhase, Round
+from hetrdzv.core.selection.order import former_round
+from hetrdzv.core.selection.select import Selection, Shortfall, select
+from hetrdzv.core.selection.units import in_units, whole
+from hetrdzv.protocol.addresses import is_loopback
+
+
+@kept
+def ready_nodes(group: Group) -> Sequence[Node]:
+    """The nodes that are ready for the next round. A suspect counts until it is lost, but is waited for."""
+    job, drained, no_command = group.job, group.drained, group.spec.command is None
+    return [
+        node
+        for node in group.nodes.values()
+        if node.phase is NodePhase.READY
+        and node.job == job
+        and node.leaving is None
+        and node.rejected is None
+        and not node.not_ready
+        and not (no_command and node.wants_command)
+        and node.node_id not in drained
+    ]
+
+
+@kept
+def not_ready_nodes(group: Group) -> Sequence[Node]:
+    """The nodes that are here, but have said that they cannot take part in a round."""
+    return [
+        node
+        for node in group.nodes.values()
+        if node.not_ready and node.phase is NodePhase.READY and node.job == group.job and node.leaving is None
+    ]
+
+
+@kept
+def next_round(group: Group) -> Selection | Shortfall:
+    """What `select` answers for the ready nodes of a group that runs no round."""
+    return select(
+        group.spec,
+        needed(group, whole(group, ready_nodes(group))),
+        group.seats,
+        former_round(group),
+        group.unreachable,
+        group.failed_masters,
+        taken_last(group),
+    )
+
+
+def needed(group: Group, ready: Sequence[Node]) -> Sequence[Node]:
+    """The ready nodes without those set aside, as far as the bounds allow that."""
+    aside = set_aside(group)
+    if not aside:
+        return ready
+    conduct, spec = group.conduct, group.spec
+    units = in_units(spec, ready)
+    free = [unit for unit in units if all(node.node_id not in aside for node in unit)]
+    apart = [unit for unit in units if any(node.node_id in aside for node in unit)]
+    apart.sort(key=lambda unit: max(conduct[node.node_id].free_at for node in unit if node.node_id in aside))
+    needed = [node for unit in free for node in unit]
+    for unit in apart:
+        if len(needed) >= spec.min_nodes and not (
+            (spec.sized or spec.master is not None) and isinstance(select(spec, needed), Shortfall)
+        ):
+            break
+        needed += unit
+    return needed
+
+
+def out_of_reach(group: Group, active: Round) -> list[Node]:
+    """Ready nodes that could not reach the master of a round; most rounds have none."""
+    cut_off = {node_id for node_id, master in group.unreachable if master == active.master.node_id}
+    return [node for node in ready_nodes(group) if node.node_id in cut_off] if cut_off else []
+
+
+def stranded(nodes: Iterable[Node]) -> list[Node]:
+    """Nodes that offer a loopback address although others are on other hosts: nobody there can reach them."""
+    nodes = list(nodes)
+    loopback = [node for node in nodes if is_loopback(node.address)]
+    return loopback if len(loopback) < len(nodes) else []

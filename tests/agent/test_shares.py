@@ -1,0 +1,294 @@
+"""hetagent.shares: sizes of batches, the file of a round, and asking for new shares."""
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from fractions import Fraction
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from hetagent import progress, shares
+from hetagent.shares import Shares, SharesError, batch_sizes
+
+RANDOM_CASES = 200
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "weights", "memory", "sizes"),
+    [
+        (8, [1, 1, 1, 1], None, [2, 2, 2, 2]),
+        (10, [1, 1, 1, 1], None, [3, 3, 2, 2]),  # what is left goes to lower ranks
+        (12, [1.0, 0.25, 0.25], None, [8, 2, 2]),
+        (11, [4, 1, 1], None, [7, 2, 2]),
+        (10, [0.1, 0.2, 0.3], None, [2, 3, 5]),
+        (3, [1000, 1, 1], None, [1, 1, 1]),
+        (100, [1000, 1, 1], None, [98, 1, 1]),  # none gets nothing
+        (7, [5], None, [7]),
+        (12, [4, 1, 1], [4, None, None], [4, 4, 4]),  # what does not fit goes to the others
+        (12, [4, 1, 1], [4, 3, None], [4, 3, 5]),
+        (12, [1, 1, 1], 4, [4, 4, 4]),
+        (10, [100, 100, 1, 1], [3, None, 1, None], [3, 5, 1, 1]),
+        (6, [1e-300, 1e300, 5], None, [1, 4, 1]),
+        (6, [10**400, 1], None, [5, 1]),
+    ],
+)
+def test_sizes(global_batch: int, weights: list[float], memory: shares.Memory, sizes: list[int]) -> None:
+    assert batch_sizes(global_batch, weights, memory) == sizes
+
+
+def test_sizes_of_random_batches() -> None:
+    random_ = random.Random(16)
+    for _ in range(RANDOM_CASES):
+        ranks = random_.randint(1, 12)
+        weights = [random_.choice([1.0, 0.25, random_.uniform(0.001, 1), 10**6]) for _ in range(ranks)]
+        global_batch = ranks + random_.choice([0, 1, random_.randint(0, 1000)])
+        memory = None
+        if random_.random() < 0.5:
+            memory = [random_.choice([None, random_.randint(1, global_batch)]) for _ in range(ranks)]
+            if sum(bound or global_batch for bound in memory) < global_batch:
+                memory[random_.randrange(ranks)] = None
+        sizes = batch_sizes(global_batch, weights, memory)
+        case = (global_batch, weights, memory, sizes)
+        most = [bound or global_batch for bound in memory or [None] * ranks]
+        assert sum(sizes) == global_batch, case
+        assert all(1 <= size <= bound for size, bound in zip(sizes, most, strict=True)), case
+        free = [rank for rank in range(ranks) if 1 < sizes[rank] < most[rank]]
+        for one in free:  # of those without a bound none is more than one sample off its part
+            total = sum(Fraction(weights[rank]) for rank in free)
+            part = Fraction(weights[one]) / total * sum(sizes[rank] for rank in free)
+            assert abs(sizes[one] - part) < 2, case
+            for other in free:
+                if weights[one] > weights[other]:
+                    assert sizes[one] >= sizes[other], case
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "weights", "memory", "complaint"),
+    [
+        (3, [1, 1, 1, 1], None, "a global batch of 3 is too small for 4 ranks"),
+        (0, [1], None, "the global batch is 0: it has to be a whole number"),
+        (8.0, [1], None, "the global batch is 8.0: it has to be a whole number"),
+        (8, [], None, "there are no weights"),
+        (8, [1, 0], None, "the weight of rank 1 is 0: it has to be a number above 0"),
+        (8, [1, -0.5], None, "the weight of rank 1 is -0.5"),
+        (8, [float("nan"), 1], None, "the weight of rank 0 is nan"),
+        (8, [float("inf"), 1], None, "the weight of rank 0 is inf"),
+        (8, ["1", 1], None, "the weight of rank 0 is '1'"),
+        (8, [True, 1], None, "the weight of rank 0 is True"),
+        (8, [1, 1], [4], "memory has 1 bounds for 2 ranks"),
+        (8, [1, 1], [4, 0], "the memory of rank 1 is 0"),
+        (8, [1, 1], 3, "the memory of 2 ranks holds 6 samples, not a global batch of 8"),
+    ],
+)
+def test_bad_input_is_refused(
+    global_batch: int, weights: list[float], memory: shares.Memory, complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(complaint)}"):
+        batch_sizes(global_batch, weights, memory)
+
+
+# -- the file of a round -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a round of three ranks, as the agent writes it; this process is rank 2."""
+    path = tmp_path / "weights"
+    monkeypatch.setenv(shares.FILE, str(path))
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    write(path, [1.0, 1.0, 0.25])
+    return path
+
+
+def write(path: Path, weights: list[float], number: int = 0) -> None:
+    """Put the file there in one go, as an agent does."""
+    new = path.with_name("new")
+    new.write_text(json.dumps({"round": 3, "number": number, "weights": weights}), encoding="utf-8")
+    new.replace(path)
+
+
+def test_the_shares_of_a_round(path: Path) -> None:
+    mine = shares.current()
+    assert mine == Shares((1.0, 1.0, 0.25), rank=2, round=3)
+    assert (mine.weight, mine.world_size, mine.batch_sizes(9)) == (0.25, 3, [4, 4, 1])
+    assert shares.current(0, 3).weight == 1.0
+
+
+def test_fields_that_a_later_agent_adds_do_no_harm(path: Path) -> None:
+    path.write_text(json.dumps({"round": 3, "number": 0, "weights": [1, 1, 2], "unit": "samples/s"}))
+    assert shares.current().weight == 2
+
+
+def test_without_an_agent_all_ranks_weigh_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (shares.FILE, *(name for pair in shares.RANKS for name in pair)):
+        monkeypatch.delenv(name, raising=False)
+    assert shares.current() == shares.refresh() == Shares((1.0,))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert shares.current() == shares.refresh() == Shares((1.0, 1.0), rank=1)
+
+
+def test_ranks_of_open_mpi_and_horovod(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK")
+    with pytest.raises(SharesError, match="nothing says which rank this process is"):
+        shares.current()
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    assert shares.current().rank == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (None, "rank 2 cannot read the weights of its round: No such file or directory: "),
+        ("", "it is no JSON object"),
+        ("x" * 100, "it is no JSON object"),
+        ("[" * 100_000, "it is no JSON object"),
+        ("[1, 1, 1]", "it is no JSON object"),
+        ('{"round": 3, "weights": [1, 1, 1]}', "it has no number"),
+        ('{"round": 3, "number": 0, "runs": [[3, 1]]}', "it has no weights"),
+        ('{"round": "3", "number": 0, "weights": [1, 1, 1]}', "round and number have to be whole numbers"),
+        ('{"round": 3, "number": 0, "weights": 1}', "weights have to be a list"),
+        ('{"round": 3, "number": 0, "weights": [1, 0, 1]}', "the weight of rank 1 is 0"),
+        ('{"round": 3, "number": 0, "weights": [1, NaN, 1]}', "the weight of rank 1 is nan"),
+        ('{"round": 3, "number": 0, "weights": [1, 1]}', "has 2 weights, but the world size is 3"),
+        ('{"round": 3, "number": 1, "weights": [1, 1, 1]}', "is decision 1 of its round, not 0"),
+    ],
+)
+def test_a_file_that_is_missing_or_foreign_is_refused(path: Path, text: str | None, complaint: str) -> None:
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SharesError) as caught:
+        shares.current()
+    said = str(caught.value)
+    assert complaint in said
+    assert "rank 2" in said
+    assert str(path) in said
+
+
+@pytest.mark.parametrize(
+    ("variables", "complaint"),
+    [
+        ({"RANK": "3"}, "there is no rank 3 in a world of 3"),
+        ({"RANK": "x"}, "RANK=x, WORLD_SIZE=3: these have to be whole numbers"),
+        ({"WORLD_SIZE": "0"}, "there is no rank 2 in a world of 0"),
+    ],
+)
+def test_a_wrong_rank_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], complaint: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=complaint):
+        shares.current()
+
+
+def test_rank_and_world_size_belong_together(path: Path) -> None:
+    with pytest.raises(ValueError, match="both rank and world_size"):
+        shares.current(1)
+    with pytest.raises(ValueError, match="rank 3 is none of the 2"):
+        Shares((1.0, 1.0), rank=3)
+
+
+# -- asking for new ones -------------------------------------------------------------------------------------
+
+
+class Agent:
+    """Answers what a worker asks, as an agent does; notes what the worker has announced meanwhile."""
+
+    def __init__(self, path: Path, decisions: list[list[float]]) -> None:
+        self._path = path
+        self._decisions = decisions
+        self.seen: list[str] = []
+        self._thread = threading.Thread(target=self._answer)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(60)
+
+    def _answer(self) -> None:
+        for number, weights in enumerate(self._decisions, start=1):
+            ask = Path(shares.ASK.format(path=self._path, number=number))
+            while not ask.exists():
+                time.sleep(0.002)
+            self.seen.append(ask.name)
+            write(Path(shares.ANSWER.format(path=self._path, number=number)), weights, number)
+
+
+def test_each_call_is_the_next_decision(path: Path) -> None:
+    with Agent(path, [[1.0, 1.0, 0.5], [1.0, 0.5, 0.5]]) as agent:
+        assert shares.refresh() == Shares((1.0, 1.0, 0.5), 2, 3, 1)
+        assert shares.current().number == 1
+        assert shares.refresh() == Shares((1.0, 0.5, 0.5), 2, 3, 2)
+    assert agent.seen == ["weights.ask.1", "weights.ask.2"]
+    assert shares.current() == Shares((1.0, 0.5, 0.5), 2, 3, 2)
+
+
+def test_without_an_answer_the_next_call_asks_the_same(path: Path) -> None:
+    with pytest.raises(TimeoutError, match="rank 2 has waited 0 s for new shares"):
+        shares.refresh(0)
+    assert shares.current().number == 0
+    with Agent(path, [[1.0, 1.0, 0.5]]):
+        assert shares.refresh().number == 1
+
+
+def test_waiting_for_new_shares_is_announced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it is not taken for a hang."""
+    told: list[float] = []
+    real = progress.long
+    monkeypatch.setattr(progress, "long", lambda seconds: told.append(seconds) or real(seconds))
+    with Agent(path, [[1.0, 1.0, 0.5]]):
+        shares.refresh(123)
+    assert told == [123]
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        ({"round": 3, "number": 2, "weights": [1, 1, 1]}, "is decision 2 of its round, not 1"),
+        ({"round": 3, "number": 1, "weights": [1, 1]}, "has 2 weights, but the world size is 3"),
+        (
+            {"error": "round 3 is over"},
+            "rank 2 gets no new shares (decision 1 of its round): round 3 is over",
+        ),
+    ],
+)
+def test_a_wrong_answer_is_refused(path: Path, answer: object, complaint: str) -> None:
+    Path(shares.ANSWER.format(path=path, number=1)).write_text(json.dumps(answer))
+    with pytest.raises(SharesError, match=re.escape(complaint)):
+        shares.refresh()
+    assert shares.current().number == 0
+
+
+def test_nobody_can_ask_where_the_folder_is_gone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(shares.FILE, str(path.parent / "gone" / "weights"))
+    with pytest.raises(SharesError, match="rank 2 cannot ask for new shares: No such file"):
+        shares.refresh()
+
+
+def test_it_needs_the_standard_library_only() -> None:
+    program = (
+        "import sys; from hetagent import shares; shares.current(); "
+        "print(sorted({name.split('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
+    )
+    folder = str(Path(shares.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env={"PYTHONPATH": folder, "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "['__main__', 'hetagent']"

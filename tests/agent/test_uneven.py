@@ -1,0 +1,321 @@
+"""hetagent.uneven: every sample once per epoch, whatever happens in the middle of it; gradients are the exact mean."""
+
+import os
+import random
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.needs import ALL, show
+from tests.support.uneven import ROOT, check_example, run
+from torch.utils.data import DataLoader
+
+from hetagent.shares import Memory, Shares
+from hetagent.uneven import Part, UnevenBatchSampler, accumulate
+
+CASES = 200 if os.environ.get(ALL) == "1" else 20
+
+
+def sampler(
+    samples: int, global_batch: int, *weights: float, rank: int = 0, **more: Any
+) -> UnevenBatchSampler:
+    return UnevenBatchSampler(samples, global_batch, Shares(weights or (1.0,), rank), **more)
+
+
+# -- every sample once ---------------------------------------------------------------------------------------
+
+
+class World:
+    """All ranks of one, without processes: each has a sampler of its own."""
+
+    def __init__(
+        self, samples: int, global_batch: int, weights: list[float], memory: Memory, seed: int
+    ) -> None:
+        self.samplers = [
+            UnevenBatchSampler(samples, global_batch, Shares(tuple(weights), rank), memory=memory, seed=seed)
+            for rank in range(len(weights))
+        ]
+        self.memory = memory if isinstance(memory, list) else [memory] * len(weights)
+
+    def load(self, state: dict[str, Any]) -> None:
+        for one in self.samplers:
+            one.load_state_dict(state)
+
+    def state(self) -> dict[str, Any]:
+        """Where the ranks are, all at the same place."""
+        states = [one.state_dict() for one in self.samplers]
+        assert all(state == states[0] for state in states)
+        return states[0]
+
+    def steps(self) -> Iterator[list[int]]:
+        """What all ranks train on in each step until the end of the epoch."""
+        lengths = {len(one) for one in self.samplers}
+        assert len(lengths) == 1, "with unlike numbers of batches one rank would wait for ever"
+        step: list[int] = []
+        scales = 0.0
+        batches = 0
+        for ranks in zip(*(one.parts(one) for one in self.samplers), strict=True):
+            batches += 1
+            assert len({(part.number, part.parts, part.total, part.consumed) for _, part in ranks}) == 1
+            for (indices, part), bound in zip(ranks, self.memory, strict=True):
+                assert len(indices) == max(part.count, 1)
+                assert bound is None or len(indices) <= bound
+                step += indices[: part.count]
+                scales += part.loss_scale
+            part = ranks[0][1]
+            if part.last:
+                assert len(step) == part.total
+                assert scales == pytest.approx(
+                    part.world_size
+                )  # the ranks' average is the mean over the step
+                yield step
+                step, scales = [], 0.0
+        assert lengths == {batches}
+
+
+def drawn(random_: random.Random, global_batch: int) -> tuple[list[float], Memory]:
+    """Weights and memory of a world that can have such batches."""
+    weights = [
+        random_.choice([1.0, 0.25, random_.uniform(0.01, 1)])
+        for _ in range(random_.randint(1, min(global_batch, 8)))
+    ]
+    memory = random_.choice(
+        [None, random_.randint(1, 9), [random_.choice([None, 1, 5, 20]) for _ in weights]]
+    )
+    return weights, memory
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_every_sample_comes_once_per_epoch_over_restarts(seed: int) -> None:
+    """Two epochs; worlds of other sizes, shares, memory and batches take over at any step of them."""
+    random_ = random.Random(seed)
+    samples = random_.randint(1, 300)
+    whole = [set(range(samples))] * 2
+    seen: list[Counter[int]] = [Counter(), Counter()]
+    state = None
+    worlds = 0
+    while state is None or state["epoch"] < 2:
+        worlds += 1
+        global_batch = random_.randint(1, 50)
+        world = World(samples, global_batch, *drawn(random_, global_batch), seed=7)
+        if state is not None:
+            world.load(state)
+        stop_after = random_.choice([0, 1, random_.randint(1, 2 * samples), 10**6])
+        epoch = world.samplers[0].epoch
+        for number, step in enumerate(world.steps(), start=1):
+            seen[epoch].update(step)
+            if number == stop_after:
+                break
+        state = world.state()
+    assert [set(one) for one in seen] == whole
+    assert {count for one in seen for count in one.values()} == {1}
+    if seed == 0:
+        show(f"{samples} samples, each once in each of two epochs, in {worlds} worlds")
+
+
+def test_the_samples_of_a_step_are_the_same_in_any_world() -> None:
+    alone = [sorted(step) for step in World(100, 24, [1.0], None, 5).steps()]
+    for weights, memory in (([1.0] * 4, None), ([4.0, 1.0, 1.0], 3), ([0.1, 0.9], [None, 5])):
+        assert [sorted(step) for step in World(100, 24, weights, memory, 5).steps()] == alone
+    assert alone != [sorted(step) for step in World(100, 24, [1.0], None, 6).steps()], "another seed"
+
+
+def test_shares_that_change_between_epochs() -> None:
+    world = World(20, 10, [1.0, 1.0], None, 0)
+    assert [len(one) for one in next(zip(*world.samplers, strict=True))] == [5, 5]
+    list(world.steps())
+    for rank, one in enumerate(world.samplers):
+        one.set_shares(Shares((1.0, 0.25), rank, round=1, number=1))
+    assert [len(one) for one in next(zip(*world.samplers, strict=True))] == [8, 2]
+    assert sorted(sample for step in world.steps() for sample in step) == list(range(20))
+
+
+# -- epochs and positions ------------------------------------------------------------------------------------
+
+
+def test_epochs_have_orders_of_their_own_and_the_next_begins_by_itself() -> None:
+    one = sampler(12, 4)
+    first = [indices for indices, _ in one.parts(one)]
+    assert (one.epoch, one.consumed) == (1, 0)
+    one.set_epoch(1)  # as scripts do
+    second = list(one)
+    assert first != second
+    one.set_epoch(0)
+    assert list(one) == first
+    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(12))
+    assert list(sampler(5, 2, shuffle=False)) == [[0, 1], [2, 3], [4]]
+
+
+def test_the_position_is_that_after_the_step_which_was_given_out() -> None:
+    one = sampler(12, 4, memory=2)
+    positions = [(part.number, one.epoch, one.consumed) for _, part in one.parts(one)]
+    assert positions == [(0, 0, 0), (1, 0, 4), (0, 0, 4), (1, 0, 8), (0, 0, 8), (1, 1, 0)]
+
+
+def test_set_epoch_goes_on_with_the_epoch_that_was_loaded() -> None:
+    one, other = sampler(12, 4), sampler(12, 4)
+    steps = one.parts(one)
+    next(steps)
+    rest = list(one)
+    assert (len(one), one.consumed) == (2, 4)
+    other.load_state_dict(one.state_dict())
+    other.set_epoch(0)
+    assert (len(other), list(other)) == (2, rest)
+    other.set_epoch(1)
+    assert (len(other), other.consumed) == (3, 0)
+
+
+@pytest.mark.parametrize("fetch", [iter, list], ids=["one at a time", "all ahead"])
+def test_a_loader_that_fetches_ahead_does_not_move_the_position(
+    fetch: Callable[[DataLoader[Any]], Iterable[Any]],
+) -> None:
+    one = sampler(30, 4, 3.0, 1.0)
+    loader = DataLoader(torch.arange(30), batch_sampler=one)  # type: ignore[arg-type]
+    expected = list(one)
+    assert len(loader) == len(one) == 8
+    given = []
+    for batch, part in one.parts(fetch(loader)):
+        given.append(batch.tolist())
+        assert one.consumed == part.consumed % 30
+        if part.consumed >= 12:
+            break
+    assert given == expected[:3]
+    assert [batch.tolist() for batch, _ in one.parts(fetch(loader))] == expected[3:]
+
+
+# -- parts ---------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_gets_nothing_has_one_sample_that_counts_for_nothing() -> None:
+    last = [list(one.parts(one))[-1] for one in World(6, 4, [1.0, 4.0, 2.0], None, 0).samplers]
+    counts = [part.count for _, part in last]
+    assert counts == [0, 1, 1], "the fastest get what there is"
+    assert [part.loss_scale for _, part in last] == [0, 1.5, 1.5]
+    assert last[0][0] == last[1][0], "another rank's sample"
+
+
+def test_a_step_is_split_for_all_ranks_where_one_lacks_memory() -> None:
+    ranks = World(12, 12, [4.0, 1.0, 1.0], [3, None, None], 0).samplers
+    assert [[part.count for _, part in one.parts(one)] for one in ranks] == [[2, 3, 3], [0, 1, 1], [0, 1, 1]]
+    assert sampler(12, 12, 4.0, 1.0, 1.0, memory=8).parts(range(1))  # fits: one part
+
+
+class Recording(torch.nn.Linear):
+    """Says what was asked of it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(1, 1)
+        self.said: list[object] = []
+        if name == "fsdp":
+            self.set_requires_gradient_sync = self.said.append
+        elif name == "ddp":
+            self.no_sync = lambda: self.said.append("no sync") or torch.no_grad()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("fsdp", [False, False, True]), ("ddp", ["no sync", "no sync"]), ("neither", [])]
+)
+def test_gradients_are_averaged_with_the_last_part_of_a_step(name: str, said: list[object]) -> None:
+    model = Recording(name)
+    one = sampler(12, 12, 1.0, 1.0, memory=2)
+    for _, part in one.parts(one):
+        with accumulate(model, part):
+            pass
+    assert model.said == said
+
+
+# -- bad input -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"samples": 0}, "samples is 0: give their number"),
+        ({"samples": [1, 2]}, "samples is [1, 2]: give their number, as in len(dataset)"),
+        ({"global_batch": 2}, "a global batch of 2 is too small for 3 ranks"),
+        ({"global_batch": 8.5}, "the global batch is 8.5"),
+        ({"memory": 0}, "the memory of rank 0 is 0"),
+        ({"memory": [8]}, "memory has 1 bounds for 3 ranks"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], complaint: str) -> None:
+    right = {"samples": 12, "global_batch": 6, "shares": Shares((1.0, 1.0, 1.0))}
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        UnevenBatchSampler(**(right | arguments))
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.0, None])
+def test_a_wrong_epoch_is_refused(epoch: Any) -> None:
+    with pytest.raises(ValueError, match="it has to be a whole number of at least 0"):
+        sampler(12, 4).set_epoch(epoch)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"version": 2}, "this is no state of an UnevenBatchSampler of version 1 (version: 2)"),
+        ({"version": None}, "this is no state"),
+        ({"samples": 13}, "the checkpoint is of a sampler with samples 13, this one has 12"),
+        ({"seed": 1}, "the checkpoint is of a sampler with seed 1, this one has 0"),
+        ({"shuffle": False}, "the checkpoint is of a sampler with shuffle False, this one has True"),
+        ({"consumed": 12}, "the checkpoint has seen 12 of 12 samples: it is damaged"),
+        ({"consumed": -1}, "the checkpoint has seen -1 of 12 samples: it is damaged"),
+        ({"epoch": None}, "the epoch is None"),
+    ],
+)
+def test_a_state_of_other_samples_is_refused(change: dict[str, Any], complaint: str) -> None:
+    one = sampler(12, 4)
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        one.load_state_dict(one.state_dict() | change)
+    with pytest.raises(ValueError, match="this is no state"):
+        one.load_state_dict({})
+    assert (one.epoch, one.consumed) == (0, 0)
+
+
+@pytest.mark.parametrize("batches", [range(2), range(4), iter(range(2)), iter(range(4))])
+def test_a_loader_whose_sampler_was_replaced_is_refused(batches: Any) -> None:
+    one = sampler(12, 4)
+    with pytest.raises(RuntimeError, match=r"the loader gives \d batches, but the sampler has 3"):
+        list(one.parts(batches))
+
+
+def test_without_a_process_group_nothing_is_compared() -> None:
+    one = sampler(12, 4, 1.0, 1.0, rank=1)
+    assert [part.count for _, part in one.parts(one)] == [2, 2, 2]
+    assert Part(0, 1, 2, 4, 2, 4).loss_scale == 1
+
+
+# -- with processes ------------------------------------------------------------------------------------------
+
+
+def test_gradients_are_those_of_one_process_with_the_whole_batch(tmp_path: Path) -> None:
+    """DDP and FSDP2; four ranks, and three that go on from their checkpoint; and ranks that differ are refused."""
+    output = run(tmp_path, "ddp", "fsdp", "differing")
+    lines = re.findall(r"^(\w+): (\[.*\]) samples, difference (\S+)$", output, re.MULTILINE)
+    counts = ["[24, 6, 6, 12]", "[7, 23, 4]"]
+    assert [(kind, samples) for kind, samples, _ in lines] == [
+        (kind, one) for kind in ("ddp", "fsdp") for one in counts
+    ]
+    show(f"gradients of 4, then 3 unlike ranks beside one process: {output.strip()}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", ["with_ddp.py", "with_fsdp2.py"])
+def test_the_examples_train_as_one_process_does(script: str, tmp_path: Path) -> None:
+    check_example(run(tmp_path, script))
+
+
+def test_the_code_in_the_docs_is_that_of_the_examples() -> None:
+    page = (ROOT / "docs" / "uneven.md").read_text(encoding="utf-8")
+    for script in sorted((ROOT / "examples" / "uneven").glob("with_*.py")):
+        [block] = re.findall(
+            rf"\({re.escape(f'../examples/uneven/{script.name}')}\)[^\n]*:\n\n((?: {{4}}.*\n|\n)+)", page
+        )
+        code = textwrap.dedent(block).strip("\n")
+        assert code in script.read_text(encoding="utf-8"), script.name

@@ -1,0 +1,89 @@
+"""Slots that are far slower than their kind, named across nodes; speeds that cannot be compared."""
+
+import pytest
+
+from hetrdzv.core.health.slow_slots import kinds_of, slow_slots, unlike_speeds
+from hetrdzv.core.model import Node
+from tests.core.driver import Story
+
+L40S = "float16 on {} x NVIDIA L40S"
+
+
+def node(node_id: str, *speeds: float, measured: str = L40S, slots: int | None = None) -> Node:
+    device = {"measured": measured.format(len(speeds))} if speeds else {}
+    many = len(speeds) if slots is None else slots
+    return Node(
+        node_id=node_id, incarnation="1", slots=many, address="h", port=1, device=device, speeds=speeds
+    )
+
+
+def test_who_is_slow_is_named_with_its_slots() -> None:
+    advice = "check clocks, temperature and power limit, and what else runs there"
+    assert slow_slots([node("gpu1", 112, 111), node("gpu2", 113, 60), node("gpu10", 50, 61)]) == (
+        "gpu2 (local rank 1) is 46% slower, gpu10 is 55% slower than usual for NVIDIA L40S (float16): "
+        + advice,
+    )
+
+
+def test_unlike_devices_and_dtypes_are_not_compared() -> None:
+    assert slow_slots([node("gpu1", 112), node("gpu2", 8, measured="float16 on 1 x Tesla T4")]) == ()
+    assert slow_slots([node("gpu1", 112), node("gpu2", 30, measured="float32 on 1 x NVIDIA L40S")]) == ()
+    mixed = "float16 on 1 x NVIDIA L40S; 1 x Tesla T4"
+    [text] = slow_slots(
+        [node("a", 112, 8, measured=mixed), node("b", 112), node("c", 112, 3, measured=mixed)]
+    )
+    assert text.startswith("c (local rank 1) is 62% slower than usual for Tesla T4 (float16)")
+    assert slow_slots([node("gpu1", 112, 30)]) == (), "one node: its own agent says so"
+    assert slow_slots([node("gpu1", 112), node("gpu2", 85)]) == (), "a quarter is not far"
+    assert slow_slots([node("gpu1", 112), node("gpu2")]) == ()
+
+
+def test_many_slow_nodes_are_counted() -> None:
+    bad = [node(f"bad{number}", *[10.0] * 8) for number in range(1, 400)]
+    [text] = slow_slots([*(node(f"gpu{number}", *[100.0] * 8) for number in range(1000)), *bad])
+    assert text.startswith(
+        "bad1 is 90% slower, bad2 is 90% slower, bad3 is 90% slower, 396 more nodes than usual"
+    )
+    kinds = [f"float16 on 1 x {letter}" for letter in "abcdefg"]
+    nodes = [
+        node(f"{n}{speed}", speed, measured=kind) for n, kind in enumerate(kinds) for speed in (9.0, 9.5, 1.0)
+    ]
+    assert len(slow_slots(nodes)) == 3
+
+
+@pytest.mark.parametrize(
+    ("measured", "slots", "count"),
+    [
+        ("float16 on 2 x A; 1 x B", 3, 3),
+        ("float16 on 2 x A; 1 x B", 4, 0),
+        ("float16 on 99999 x A", 2, 0),
+        ("float16 on 9999999999 x A", 2, 0),
+        ("float16 on -1 x A; 3 x B", 2, 0),
+        ("float16 on 2 x AMD EPYC, 1 thread", 2, 2),
+        ("float16 on 2 x ", 2, 0),
+        ("anything", 2, 0),
+        ("", 2, 0),
+    ],
+)
+def test_what_a_node_says_it_has_measured(measured: str, slots: int, count: int) -> None:
+    assert len(kinds_of(measured, slots)) == count
+
+
+def test_speeds_that_some_lack_or_that_differ_in_dtype() -> None:
+    assert unlike_speeds([node("a", 1), node("b", 2)]) == ()
+    assert unlike_speeds([node("a", slots=1), node("b", slots=1)]) == (), "nobody asked for it"
+    assert unlike_speeds([node("a", 1), node("b", slots=1), node("c", slots=1)]) == (
+        "b, c have no measured speed, so all shares are equal: start every agent with --measure on",
+    )
+    assert unlike_speeds([node("a", 1), node("b", 2, measured="float32 on {} x CPU"), node("c", 1)]) == (
+        "speeds were not measured alike (a, c in float16, b in float32): give every agent the same --measure-dtype",
+    )
+
+
+def test_a_round_says_so() -> None:
+    story = Story()
+    story.join("a", speeds=(100.0,), device={"measured": L40S.format(1)})
+    story.join("b", speeds=(20.0,), device={"measured": L40S.format(1)})
+    story.wait(11)
+    assert story.group.round is not None
+    assert [text.partition(" than")[0] for text in story.group.round.warnings] == ["b is 80% slower"]

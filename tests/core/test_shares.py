@@ -1,0 +1,265 @@
+"""How much of the work each rank gets: as a round forms, and when its workers ask for a new decision."""
+
+import random
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import pytest
+
+from hetrdzv.core.commands import Refresh, Worked
+from hetrdzv.core.invariants import violations
+from hetrdzv.core.model import Shares, ShareSource
+from hetrdzv.core.rounds.shares import ENOUGH_LOOKS, LEAST, by_pace, runs_of, weights_of
+from hetrdzv.protocol.errors import NoSuchShares, StaleIncarnation, StaleRound
+from tests.core.driver import Story, running
+
+PLENTY = 1000
+
+
+def formed(*nodes: dict[str, Any]) -> Shares:
+    """The shares of a round of nodes with these joins, in their order."""
+    story = Story(min_nodes=len(nodes), max_nodes=len(nodes))
+    for number, one in enumerate(nodes):
+        story.join(f"n{number}", **one)
+    assert story.group.round is not None
+    return story.group.round.shares
+
+
+def worked(*shares: float, looks: int = PLENTY) -> dict[int, Worked]:
+    return {rank: Worked(share, looks) for rank, share in enumerate(shares)}
+
+
+def refreshed(story: Story, node_id: str, number: int, known: dict[int, Worked] | None = None) -> Shares:
+    node = story.node(node_id)
+    story.do(
+        Refresh(
+            node_id=node_id,
+            incarnation=node.incarnation,
+            round=node.member_of,
+            number=number,
+            worked=known or {},
+        )
+    )
+    assert story.group.round is not None
+    found = story.group.round.decided(number)
+    assert found is not None
+    return found
+
+
+# -- as a round forms ----------------------------------------------------------------------------------------
+
+
+def test_all_get_the_same_where_nothing_is_known() -> None:
+    assert formed({"slots": 2}, {}) == Shares()
+    assert formed({"speeds": (3.0,)}, {}).source is ShareSource.EQUAL, "the speeds of one of them say nothing"
+
+
+def test_a_weight_by_hand_counts_for_each_slot_and_nodes_without_have_1() -> None:
+    assert formed({"slots": 2, "weight": 2.0}, {"speeds": (9.0,)}) == Shares(
+        runs=((2, 2.0), (1, 1.0)), source=ShareSource.BY_HAND
+    )
+    # from an agent that does not say whether it was given one
+    assert formed({"weight": 0.5}, {}).runs == ((1, 0.5), (1, 1.0))
+
+
+def test_weight_1_by_hand_makes_measured_speeds_count_for_nothing() -> None:
+    shares = formed({"weighed": True, "speeds": (1.0,)}, {"speeds": (4.0,)})
+    assert shares == Shares(source=ShareSource.BY_HAND)
+
+
+def test_measured_speeds_are_scaled_and_rounded() -> None:
+    assert formed({"slots": 2, "speeds": (30.0, 10.0)}, {"speeds": (1e-3,)}) == Shares(
+        runs=((1, 1.0), (1, 0.333), (1, 3.33e-5)), source=ShareSource.MEASURED
+    )
+
+
+def test_speeds_that_differ_by_less_than_5_percent_are_the_same() -> None:
+    assert formed({"slots": 3, "speeds": (1.0, 0.97, 1.01)}, {"speeds": (0.99,)}).runs == ()
+    shares = formed({"slots": 2, "speeds": (1.0, 0.5)}, {"slots": 2, "speeds": (0.49, 0.98)})
+    assert shares.runs == ((1, 1.0), (2, 0.5), (1, 1.0))
+
+
+def test_the_weights_of_a_node_are_those_of_its_newest_join() -> None:
+    story = running("a", "b")
+    for node_id in ("a", "b"):
+        assert story.told(node_id).start is not None
+        assert story.told(node_id).start.weights == ()  # type: ignore[union-attr]
+    story.restart()
+    story.join("a", weight=2.0, weighed=True)
+    story.join("b")
+    assert story.told("b").start.weights == ((1, 2.0), (1, 1.0))  # type: ignore[union-attr]
+    story.restart()
+    story.join("a", weight=1.0, weighed=False, speeds=(1.0,))
+    story.join("b", speeds=(0.25,))
+    assert story.told("a").start.weights == ((1, 1.0), (1, 0.25))  # type: ignore[union-attr]
+
+
+def test_a_node_that_waits_may_change_its_weight() -> None:
+    story = Story(min_nodes=2)
+    story.join("a", speeds=(1.0,))
+    story.join("a", speeds=(2.0,))
+    story.join("b", speeds=(1.0,))
+    story.wait(20)
+    assert story.told("a").start.weights == ((1, 1.0), (1, 0.5))  # type: ignore[union-attr]
+
+
+# -- by pace -------------------------------------------------------------------------------------------------
+
+
+def test_who_works_half_of_the_time_could_do_twice_as_much() -> None:
+    shares = by_pace(Shares(), 1, worked(1.0, 0.5, 1.0), 3)
+    assert shares == Shares(number=1, runs=((1, 0.5), (1, 1.0), (1, 0.5)), source=ShareSource.PACE)
+
+
+def test_a_slow_rank_among_many_changes_nobody_else() -> None:
+    before = Shares(runs=((3, 1.0), (1, 0.5)), source=ShareSource.MEASURED)
+    shares = by_pace(before, 1, worked(0.5, 0.51, 0.49, 1.0), 4)
+    assert shares.runs[0] == (3, 1.0)
+    assert shares.runs[1][1] == pytest.approx(0.25, rel=0.02)
+
+
+def test_small_differences_change_nothing() -> None:
+    before = Shares(number=3, runs=((3, 1.0), (1, 0.5)), source=ShareSource.MEASURED)
+    assert by_pace(before, 4, worked(0.96, 0.98, 0.99, 1.0), 4) == replace(before, number=4)
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        {},
+        worked(1.0, 0.5),
+        {**worked(1.0, 0.5), 3: Worked(0.1, PLENTY)},
+        worked(1.0, 0.5, 0.1, looks=ENOUGH_LOOKS - 1),
+        {**worked(1.0, 0.5), 2: Worked(0.1, ENOUGH_LOOKS - 1)},
+    ],
+)
+def test_shares_stay_where_not_enough_is_known(known: dict[int, Worked]) -> None:
+    before = Shares(runs=((2, 1.0), (1, 0.5)), source=ShareSource.BY_HAND)
+    assert by_pace(before, 1, known, 3) == replace(before, number=1)
+
+
+def test_just_enough_looks_are_enough() -> None:
+    assert by_pace(Shares(), 1, worked(1.0, 0.5, looks=ENOUGH_LOOKS), 2).runs != ()
+
+
+def test_no_weight_gets_too_small() -> None:
+    before = Shares(runs=((1, 1.0), (1, 0.03)))
+    shares = by_pace(before, 1, worked(0.0, 1.0), 2)
+    assert shares.runs == ((1, 1.0), (1, LEAST))
+
+
+def test_a_job_of_any_speeds_comes_to_rest_where_all_work_all_the_time() -> None:
+    for seed in range(50):
+        dice = random.Random(seed)
+        speeds = [dice.choice((1.0, 0.5, 0.25, 0.9)) * dice.uniform(0.99, 1.01) for _ in range(8)]
+        shares = Shares()
+        for number in range(1, 4):
+            times = [
+                weight / speed for weight, speed in zip(weights_of(shares, 8), speeds, strict=True)
+            ]  # of a step
+            shares = by_pace(shares, number, worked(*(time / max(times) for time in times)), 8)
+        weights = weights_of(shares, 8)
+        step = max(weight / speed for weight, speed in zip(weights, speeds, strict=True))
+        assert sum(weights) / step > 0.9 * sum(speeds), f"seed {seed}: {weights}"
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+def test_the_first_who_asks_brings_it_about_and_all_get_the_same() -> None:
+    story = running("a", "b")
+    first = refreshed(story, "a", 1, worked(1.0, 0.25))
+    assert first.runs == ((1, 0.251), (1, 1.0))
+    assert story.said("shares_changed") == [
+        (
+            "round 1 shares its work anew, by the pace of its workers: a (rank 0) gets 20.1% instead of 50.0%, "
+            "b (rank 1) gets 79.9% instead of 50.0%"
+        )
+    ]
+    before = story.group
+    assert refreshed(story, "b", 1, worked(0.1, 1.0)) == refreshed(story, "a", 1) == first
+    assert story.group is before
+    assert story.told("a").start.weights == ()  # type: ignore[union-attr]
+
+
+def test_a_decision_that_changes_nothing_is_one_too() -> None:
+    story = running("a", "b")
+    assert refreshed(story, "a", 1).runs == ()
+    assert refreshed(story, "b", 1, worked(1.0, 0.25)).runs == (), "what a asked for has been decided"
+    assert story.said("shares_changed") == []
+    assert refreshed(story, "b", 2, worked(1.0, 0.25)).runs != ()
+
+
+def test_the_last_two_decisions_and_the_first_are_kept() -> None:
+    story = running("a", "b")
+    for number in range(1, 5):
+        refreshed(story, "a", number)
+    assert story.group.round is not None
+    assert [number for number in range(6) if story.group.round.decided(number)] == [0, 3, 4]
+    for number in (2, 6):
+        with pytest.raises(NoSuchShares, match=f"node 'b' asks for decision {number} .* the last one is 4"):
+            refreshed(story, "b", number)
+
+
+def test_only_members_of_the_running_round_ask() -> None:
+    story = running("a", "b", max_nodes=2)
+    story.join("spare")
+    command = Refresh(node_id="a", incarnation="a-1", round=1, number=1)
+    for wrong in (replace(command, node_id="spare", incarnation="spare-1"), replace(command, round=2)):
+        with pytest.raises(StaleRound):
+            story.do(wrong)
+    with pytest.raises(StaleIncarnation):
+        story.do(replace(command, incarnation="a-2"))
+    story.restart()
+    with pytest.raises(StaleRound):
+        story.do(command)
+
+
+def test_a_new_round_begins_with_what_its_nodes_say() -> None:
+    story = running("a", "b")
+    refreshed(story, "a", 1, worked(1.0, 0.25))
+    story.restart()
+    story.joins("a", "b")
+    assert story.group.round is not None
+    assert (story.group.round.number, story.group.round.newest_shares) == (2, Shares())
+
+
+# -- how it is kept ------------------------------------------------------------------------------------------
+
+
+def test_weights_take_the_smallest_form() -> None:
+    for seed in range(100):
+        dice = random.Random(seed)
+        weights = [dice.choice((1.0, 0.5)) for _ in range(dice.randint(1, 9))]
+        runs = runs_of(weights)
+        assert runs == () or weights_of(Shares(runs=runs), len(weights)) == weights
+        assert (runs == ()) == (len(set(weights)) == 1)
+        assert len(runs) in (0, len(list(groupby(weights))))
+
+
+@pytest.mark.parametrize(
+    ("shares", "wrong"),
+    [
+        (Shares(runs=((1, 1.0), (2, 0.5))), "decision 0 on the shares of round 1 is about 3 ranks of 2"),
+        (Shares(runs=((2, 1.0),)), "is not in its smallest form"),
+        (Shares(runs=((1, 1.0), (1, 1.0))), "is not in its smallest form"),
+        (Shares(runs=((1, 1.0), (1, 0.0))), "has a weight that is none"),
+        (Shares(runs=((2, 1.0), (0, 0.5))), "is about 2 ranks of 2"),
+        (Shares(number=1), "has decisions on shares with the numbers [1]"),
+    ],
+)
+def test_impossible_shares_are_found_out(shares: Shares, wrong: str) -> None:
+    story = running("a", "b")
+    assert story.group.round is not None
+    broken = replace(story.group, round=replace(story.group.round, shares=shares))
+    assert wrong in "; ".join(violations(broken))
+
+
+def test_impossible_numbers_are_found_out() -> None:
+    story = running("a", "b")
+    assert story.group.round is not None
+    for numbers in ((0,), (2, 1), (1, 3)):
+        refreshed_ = tuple(Shares(number=number) for number in numbers)
+        broken = replace(story.group, round=replace(story.group.round, refreshed=refreshed_))
+        assert "has decisions on shares with the numbers" in "; ".join(violations(broken))

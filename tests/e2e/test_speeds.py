@@ -1,0 +1,54 @@
+"""Measured speeds, end to end: they reach the server with the join, and a slot that is too slow is named everywhere."""
+
+import os
+
+import pytest
+
+from hetagent.node.gpu.devices import Devices
+from hetagent.node.speed import cache
+from hetagent.node.speed.subject import subject
+from hetagent.node.versions import versions
+from tests.support.cluster import PAIR, Cluster, wait_for
+
+
+def keep(slots: int, *speeds: float) -> None:
+    """Put speeds into the cache, as if CPU workers had been measured here."""
+    chosen = Devices(kind="cpu", indices=(), slots=slots)
+    measured = subject(chosen, slots, "auto", versions(), os.environ, cpu=True)
+    cache.write(cache.folder(os.environ), measured.key, speeds)
+
+
+def test_a_node_that_is_too_slow_is_named_on_all_nodes(
+    pair: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pair.folder))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    keep(2, 1.0, 1.0)
+    keep(1, 0.25)
+    pair.flags = (*pair.flags, "--measure", "on")
+    pair.start(PAIR)
+    group = pair.group()
+    [warning] = group["warnings"]
+    assert warning.startswith("b is 75% slower than usual for ")
+    for name in "ab":
+        agent = pair.agents[name]
+        wait_for(lambda agent=agent: f"warning: {warning}" in agent.stderr, "the warning")  # type: ignore[misc]
+    assert "TFLOP/s (measured earlier; --measure again measures anew)" in pair.agents["a"].stderr
+    pair.end_well("a", "b")
+
+
+@pytest.mark.long
+def test_nodes_measure_themselves_before_they_join(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pair.folder))
+    pair.flags = (*pair.flags, "--measure", "again")
+    pair.start(PAIR)
+    for name, slots in PAIR.items():
+        [line] = [line for line in pair.agents[name].stderr.splitlines() if "speed of float32" in line]
+        assert f" on {slots} x " in line
+        assert line.endswith("TFLOP/s (measured now)")
+    nodes = pair.group()["nodes"]
+    assert [node["device"]["measured"].partition(" x ")[0] for node in nodes] == [
+        "float32 on 2",
+        "float32 on 1",
+    ]
+    pair.end_well("a", "b")

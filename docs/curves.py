@@ -17,7 +17,7 @@ TRAIN = ROOT / "examples" / "uneven" / "train.py"
 RUNS = {
     "one process": [(1, 3, [])],
     "3 workers with weights 4, 1, 1": [(3, 3, ["--weights", "4,1,1"])],
-    "4 workers (4, 2, 1, 1), from step 21 on 3 (1, 2, 1) with memory for 20": [
+    "4 workers (4, 2, 1, 1), from step 22 on 3 (1, 2, 1) with memory for 20": [
         (4, 1, ["--weights", "4,2,1,1"]),
         (3, 3, ["--weights", "1,2,1", "--memory", "20"]),
     ],

@@ -16,7 +16,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetagent import progress
 
@@ -40,9 +40,7 @@ RANKS = (
 )
 """Where a process finds its rank and how many there are: the first pair that is set."""
 
-_answered: dict[
-    str, int
-] = {}  # the number of the newest decision that this process has, by the file of its round
+_answers: dict[str, "Shares"] = {}  # the newest that this process has, by the file of its round
 
 
 class SharesError(RuntimeError):
@@ -107,8 +105,10 @@ def current(rank: int | None = None, world_size: int | None = None) -> Shares:
     path = os.environ.get(FILE)
     if not path:
         return Shares((1.0,) * world_size, rank)
-    number = _answered.get(path, 0)
-    return _read(ANSWER.format(path=path, number=number) if number else path, rank, world_size, number)
+    answer = _answers.get(path)
+    if answer is not None and answer.world_size == world_size:
+        return replace(answer, rank=rank)
+    return _read(path, rank, world_size, 0)
 
 
 def refresh(
@@ -131,7 +131,7 @@ def refresh(
     path = os.environ.get(FILE)
     if not path:
         return current(rank, world_size)
-    number = _answered.get(path, 0) + 1
+    number = _answers[path].number + 1 if path in _answers else 1
     answer, until = ANSWER.format(path=path, number=number), time.monotonic() + timeout_s
     try:
         os.close(
@@ -151,8 +151,7 @@ def refresh(
                     "(hetrdzv 0.2) and reach each other: see the agent's output"
                 )
             time.sleep(LOOK_S)
-    found = _read(answer, rank, world_size, number)
-    _answered[path] = number
+    _answers[path] = found = _read(answer, rank, world_size, number)
     return found
 
 
@@ -296,6 +295,8 @@ def _read(path: str, rank: int, world_size: int, number: int) -> Shares:
     told: object = None
     with contextlib.suppress(ValueError, RecursionError):
         told = json.loads(text)
+    if isinstance(told, Mapping) and "error" in told:
+        raise SharesError(f"rank {rank} gets no new shares (decision {number} of its round): {told['error']}")
     try:
         if not isinstance(told, Mapping):
             raise ValueError("it is no JSON object")

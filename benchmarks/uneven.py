@@ -92,8 +92,8 @@ def job(folder: Path, nodes: dict[str, tuple[int, float, tuple[str, ...]]], opti
     with cluster(folder, *flags_of_all) as running:
         agents: list[Agent] = []
         for name, (slots, cores, flags) in nodes.items():
-            words = ["--speeds", f"{cores:.4f}", *(["--epochs", "1"] if "--epochs" not in options else [])]
-            agents.append(running.agent(name, slots, *flags, script=str(TRAIN), args=[*words, *options]))
+            words = ["--speeds", f"{cores:.4f}", "--epochs", "1", *options]
+            agents.append(running.agent(name, slots, *flags, script=str(TRAIN), args=words))
         if any(agent.wait(WAIT_S) for agent in agents):
             raise RuntimeError(running.report())
         said = "".join(agent.stderr for agent in agents)

@@ -144,6 +144,7 @@ bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery 
 	$(BIN)/python -m benchmarks.restarts
 	$(BIN)/python -m benchmarks.standbys
 	$(BIN)/python -m benchmarks.watching
+	$(BIN)/python -m benchmarks.viewers
 	$(BIN)/python -m benchmarks.failover
 	$(BIN)/python -m benchmarks.retention
 	$(BIN)/python -m benchmarks.torchrun_plugin

@@ -435,7 +435,7 @@ def test_why(ctl: Callable[..., str], job: Job) -> None:
     job.leave(LONG, "SIGTERM")
     text = ctl("why", job.group)
     assert text.startswith(f"waiting: round 1 ended ({LONG} left: SIGTERM); waiting for gpu1 to stop its")
-    assert f"  {LONG} is left: SIGTERM\n" in text
+    assert f"  {LONG} has left: SIGTERM\n" in text
     assert f": {LONG} left: SIGTERM\n" in text.splitlines(keepends=True)[-1]
 
 
@@ -970,11 +970,16 @@ class _Older(BaseHTTPRequestHandler):
         pass
 
 
-def test_an_older_server_makes_no_plans_and_shows_no_logs(ctl: Callable[..., str]) -> None:
+def test_what_an_older_server_lacks_is_said(ctl: Callable[..., str]) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Older) as web:
         threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
-        for command, lacks in (("plan", "makes no plans"), ("logs", "shows no logs")):
-            said = ctl("--server", f"127.0.0.1:{web.server_port}", command, "job", status=1)
+        for lacks, *words in (
+            ("makes no plans", "plan", "job"),
+            ("shows no logs", "logs", "job"),
+            ("shows no stacks", "stacks", "job"),
+            ("has no dashboard", "dashboard"),
+        ):
+            said = ctl("--server", f"127.0.0.1:{web.server_port}", *words, status=1)
             assert said == f"hetctl: this server {lacks}, since it is older: upgrade hetserver\n"
         web.shutdown()
 

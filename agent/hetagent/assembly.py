@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs
 from hetagent import torch_compat
 from hetagent.cli import EXIT_FAILED, EXIT_SIGNAL
 from hetagent.job.loop import Agent, AgentError, Identity
+from hetagent.job.network.check import NetworkCheck
 from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.job.output.stderr import Copier
 from hetagent.job.ports import Ports
@@ -190,6 +191,9 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
             reports_logs=_reports(options.report_stderr, "HET_REPORT_STDERR"),
             secrets=secrets,
         ),
+        network=NetworkCheck(options.group, options.node_id, lambda: place.address)
+        if options.check_network
+        else None,
         notice_signal=options.notice_signal,
         stop_timeout_s=options.shutdown_timeout_s,
         tell=tell,

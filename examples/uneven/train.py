@@ -54,21 +54,25 @@ def parse_args() -> argparse.Namespace:
 
 
 class Throttle:
-    """Makes a worker slow: after each piece of work it sleeps, so that it takes a share of a core.
+    """Makes a worker slow, as a limit on its CPU time would: it sleeps until it has taken only a share of a core.
 
     Args:
         speed: that share, up to 1: no sleep.
     """
 
     def __init__(self, speed: float) -> None:
-        self._sleep_per_s = 1 / speed - 1
-        self._worked_s = time.thread_time()
+        self._speed = speed
+        self.start()
+
+    def start(self) -> None:
+        """Take what comes from now on for work."""
+        self._began_s, self._worked_s = time.perf_counter(), time.thread_time()
 
     def rest(self) -> None:
         """Sleep for the work since the last call."""
-        worked_s = time.thread_time()
-        time.sleep((worked_s - self._worked_s) * self._sleep_per_s)
-        self._worked_s = time.thread_time()
+        until_s = self._began_s + (time.thread_time() - self._worked_s) / self._speed
+        time.sleep(max(0.0, until_s - time.perf_counter()))
+        self.start()
 
 
 def save(path: Path, state: dict[str, object]) -> None:
@@ -131,15 +135,18 @@ def main() -> None:
                 loss = cross_entropy(model(digits.to(device)), largest.to(device)) * part.loss_scale
                 loss.backward()
             loss_of_step += loss.detach() / world_size
-            throttle.rest()
             if not part.last:
+                throttle.rest()
                 continue
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-            samples += part.total
             if step == first + 1:  # what happens once only is not counted
-                began, samples = time.perf_counter(), 0
+                throttle.start()
+                began = time.perf_counter()
+            else:
+                throttle.rest()
+                samples += part.total
             if args.losses:
                 dist.all_reduce(loss_of_step)  # a sum of parts of the mean
                 if rank == 0:

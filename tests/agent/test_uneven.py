@@ -203,7 +203,20 @@ def test_a_rank_that_gets_nothing_has_one_sample_that_counts_for_nothing() -> No
 def test_a_step_is_split_for_all_ranks_where_one_lacks_memory() -> None:
     ranks = World(12, 12, [4.0, 1.0, 1.0], [3, None, None], 0).samplers
     assert [[part.count for _, part in one.parts(one)] for one in ranks] == [[2, 3, 3], [0, 1, 1], [0, 1, 1]]
-    assert sampler(12, 12, 4.0, 1.0, 1.0, memory=8).parts(range(1))  # fits: one part
+    assert len(sampler(12, 12, 4.0, 1.0, 1.0, memory=8)) == 1, "it fits"
+
+
+def test_a_step_has_a_part_where_all_that_are_bounded_get_nothing() -> None:
+    assert list(sampler(3, 2, 1.0, 0.5, memory=[None, 5], shuffle=False)) == [[0], [2]]
+
+
+def test_memory_stays_as_it_was_with_other_shares() -> None:
+    one = sampler(12, 12, 1.0, 1.0, memory=3)
+    assert len(one) == 2
+    one.set_shares(Shares((1.0, 0.5)))
+    assert [part.count for _, part in one.parts(one)] == [2, 3, 3]
+    one.set_shares(Shares((1.0, 0.5)), memory=100)
+    assert len(one) == 1
 
 
 class Recording(torch.nn.Linear):

@@ -20,6 +20,7 @@ from hetrdzv.core.commands import (
     Leave,
     NoteStall,
     Put,
+    Refresh,
     Renew,
     Report,
     ReportKind,
@@ -27,6 +28,7 @@ from hetrdzv.core.commands import (
     StartDaemon,
     Tick,
     Undrain,
+    Worked,
 )
 from hetrdzv.core.directive import Directive, DirectiveKind, directive
 from hetrdzv.core.explain import explain
@@ -100,7 +102,9 @@ class Agent:
             after_round=self.acked,
             wants_daemon=self.slots % 2 == 0,
             labels={"rack": str(len(self.node_id) % 2)} if self.slots < 3 else {},
-            weight=1.0 + self.slots % 2,
+            weight=2.0 if self.slots in (3, 5) else 1.0,
+            weighed=self.slots == 7,
+            speeds=tuple(1.0 + slot for slot in range(self.slots)) if self.slots % 2 else (),
             takes_notice=self.slots % 3 != 0,
         )
 
@@ -190,6 +194,8 @@ class GroupMachine(RuleBasedStateMachine):
             assert after.round.number >= before.round.number
             if after.round.number == before.round.number:
                 assert after.round.members == before.round.members
+                for shares in (after.round.shares, *after.round.refreshed):
+                    assert before.round.decided(shares.number) in (None, shares), "shares were decided twice"
                 assert after.round.restart_count == before.round.restart_count
                 assert before.round.end is None or after.round.end is not None
                 if before.round.end is not None and before.round.end.judged:
@@ -419,6 +425,39 @@ class GroupMachine(RuleBasedStateMachine):
                 if self.group.active_round is not None:
                     assert told.start is not None
                     assert told.start.daemon == words
+
+    @rule(
+        number=st.integers(0, 3),
+        ahead=st.integers(-2, 2),
+        busy=st.lists(st.sampled_from([0.0, 0.2, 0.9, 1.0]), max_size=8),
+    )
+    def workers_ask_for_shares(self, number: int, ahead: int, busy: list[float]) -> None:
+        """For the next decision, for one that was made, or for one that cannot be."""
+        working = [agent for agent in self.living() if agent.at_work]
+        before = self.group.active_round
+        if not working or before is None:
+            return
+        agent = working[number % len(working)]
+        wanted = max(1, before.newest_shares.number + ahead)
+        worked = {
+            rank: Worked(busy[rank % len(busy)], 20) for rank in range(before.world_size if busy else 0)
+        }
+        command = Refresh(
+            node_id=agent.node_id,
+            incarnation=agent.incarnation,
+            round=agent.round,
+            number=wanted,
+            worked=worked,
+        )
+        known = before.decided(wanted)
+        if self.send(agent, command):
+            assert agent.round == before.number, "workers of another round got shares of this one"
+            after = self.group.round
+            assert after is not None
+            assert after.end is None, "shares ended a round"
+            assert after.decided(wanted) is not None
+            assert known in (None, after.decided(wanted))
+            assert known is not None or wanted == before.newest_shares.number + 1
 
     @rule(which=st.lists(st.integers(0, 3), min_size=1, max_size=3), stop=st.booleans(), cut=st.booleans())
     def workers_fail_in_turn(self, which: list[int], stop: bool, cut: bool) -> None:

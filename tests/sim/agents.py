@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.requests import Answer, Request
 from hetagent.protocol.session import Session
+from hetagent.protocol.sharing import Decided, SharesAnswer
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, FailureFields
+from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, FailureFields, ProgressFields, WorkerFields
 from tests.sim.store import GROUP
 from tests.sim.workers import Fate, Workers, make_workers
 
@@ -53,6 +54,9 @@ class Agent:
         self._script = random.Random(f"{world.seed}.script.{incarnation}")
         self._kindness = random.Random(f"{world.seed}.kindness.{incarnation}")
         self._check = random.Random(f"{world.seed}.check.{incarnation}")
+        self._pace = random.Random(f"{world.seed}.pace.{incarnation}")
+        self._ranks: range = range(0)  # of the workers
+        self._decision = 0  # of their shares
         self._asked = 0  # counts how often the loop has begun to ask whether its node is ready
         self._not_ready = ""
         offer = Offer(
@@ -138,6 +142,8 @@ class Agent:
             self.world.network.send(self, request)
         for notice in session.notices():
             self.world.checks.say(self.node_id, f"notices: {notice}")
+        for shares in session.shares_answers():
+            self._decided(shares)
         fresh = session.directives()
         if fresh:
             self._fresh.extend(fresh)
@@ -253,6 +259,8 @@ class Agent:
             fails=0.0 if world.calm else scenario.fails,
             stubborn=scenario.stubborn,
         )
+        first = directive.start.rank_offset
+        self._ranks, self._decision = range(first, first + directive.start.slots), 0
         launch_s = self._rng.uniform(0.02, 0.4) * self.link.slow
         self._busy_until = world.timeline.now + launch_s
         self.workers, self._stopping = workers, False
@@ -290,11 +298,31 @@ class Agent:
 
     def _launched(self, workers: Workers) -> None:
         self.session.started(workers.round, self.world.timeline.now)
+        if self._pace.random() < self.world.scenario.asks:
+            self.session.watch(self._sample)
+            self._after(self._pace.uniform(0, 5), self._ask_shares, workers, 1)
         match workers.fate:
             case Fate.FAIL:
                 self.world.timeline.at(workers.after_s, self.world.worker_fails, workers, "by itself")
             case Fate.SUCCEED:
                 self.world.timeline.at(workers.after_s, self.world.workers_succeed, self.machine, workers)
+
+    def _sample(self) -> ProgressFields | None:
+        """How much of the time the workers have worked, as nodes say with their polls."""
+        if self.workers is None:
+            return None
+        told = [WorkerFields(rank=rank, busy=self._pace.random(), looks=50) for rank in self._ranks]
+        return ProgressFields(round=self.workers.round, decision=self._decision, workers=told)
+
+    def _ask_shares(self, workers: Workers, number: int) -> None:
+        if workers is self.workers and workers.alive and not self._stopping:
+            self.session.ask_shares(workers.round, number)
+
+    def _decided(self, told: SharesAnswer) -> None:
+        if isinstance(told.answer, Decided) and self.workers is not None and self.workers.round == told.round:
+            self.world.note("shares were decided")
+            self._decision = told.number
+            self._after(self._pace.uniform(0, 5), self._ask_shares, self.workers, told.number + 1)
 
     def worker_failed(self, workers: Workers) -> None:
         """One worker's exit can be seen."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from hetagent.protocol.requests import Answer, Join, Leave, Poll, Report, Request
+from hetagent.protocol.requests import Answer, AskShares, Join, Leave, Poll, Report, Request
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
 from hetrdzv.core.explain import explain
@@ -20,7 +20,7 @@ from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import EndKind, Group, GroupState, NodePhase, Round
 from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, ReportKind
+from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, ReportKind, SharesReply
 from hetrdzv.service import service as service_module
 from hetrdzv.service.liveness import leases as leases_module
 from tests.sim.store import Disk
@@ -53,6 +53,7 @@ class Checks:
         self._timeline = timeline
         self._separate = separate
         self._rounds: dict[int, dict[str, Any]] = {}  # as they became durable
+        self._shares: dict[tuple[int, int], list[list[float]]] = {}  # likewise, by round and number
         self._done: set[tuple[object, ...]] = set()  # joins and reports that were taken
         self._charged: dict[int, int] = {}
         self._failed: set[int] = set()  # rounds in which workers failed
@@ -227,6 +228,10 @@ class Checks:
         known = self._rounds.setdefault(number, record)
         if known["members"] != record["members"] or known["restart_count"] != record["restart_count"]:
             self.violate("a round is decided once", f"round {number} has other members than before")
+        for shares in (record["shares"], *record["refreshed"]):
+            if self._shares.setdefault((number, shares["number"]), shares["runs"]) != shares["runs"]:
+                what = f"decision {shares['number']} on the shares of round {number}"
+                self.violate("shares are decided once", f"{what} is another than before")
 
     def answered(self, request: Request, answer: Answer, disk: Disk) -> None:
         """The server is about to send an answer: is all that it implies on the disk?"""
@@ -241,6 +246,11 @@ class Checks:
                 case Report(body=report):
                     self._done.add((request.node_id, report.incarnation, report.kind, report.round))
                     problem = problem or _report_is_lost(request, disk)
+                case AskShares(body=asked):
+                    assert isinstance(answer, SharesReply)
+                    decision = (asked.round, asked.number)
+                    if self._shares.get(decision) != [list(run) for run in answer.weights]:
+                        problem = f"decision {asked.number} on the shares of round {asked.round}"
                 case Leave(incarnation=incarnation):
                     node = disk.node(request.node_id)
                     if node is None or (node["incarnation"] == incarnation and node["gone_at"] is None):
@@ -460,6 +470,8 @@ def _words(what: commands.Command | Request) -> str:
             return f"poll for {what.wait_s:.2f} s after {what.after}"
         case Leave():
             return "leave"
+        case AskShares():
+            return f"ask for decision {what.body.number} on the shares of round {what.body.round}"
     node_id = getattr(what, "node_id", "")
     return f"{node_id + ': ' if node_id else ''}{type(what).__name__.lower()}"
 

@@ -10,17 +10,27 @@ from functools import partial
 
 from hetagent.protocol.requests import Answer
 from hetrdzv.api import views
-from hetrdzv.api.commands import join_command, report_command
+from hetrdzv.api.commands import join_command, report_command, said
 from hetrdzv.api.problems import problem_body
+from hetrdzv.api.shares import shares_reply
 from hetrdzv.core.commands import Command, Leave, Renew
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
-from hetrdzv.protocol.wire import DaemonRequest, DirectiveReply, JoinRequest, ReportRequest
+from hetrdzv.protocol.wire import (
+    DaemonRequest,
+    DirectiveReply,
+    JoinRequest,
+    PollRequest,
+    ReportRequest,
+    SharesReply,
+    SharesRequest,
+)
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.liveness.clock import MAX_STALL_S, ServedClock
 from hetrdzv.service.polls.directives import tell
 from hetrdzv.service.polls.polls import Polls
 from hetrdzv.service.service import Service
+from hetrdzv.service.shares import decided
 from tests.sim.checks import Checks
 from tests.sim.loop import ServerLoop
 from tests.sim.network import Exchange, Network
@@ -65,6 +75,21 @@ class Connection:
         if found is None:
             raise _HungUp
         return views.directive_reply(*found)
+
+    async def poll(self, group: str, node: str, request: PollRequest) -> DirectiveReply:
+        """As `POST .../directive`."""
+        renew = Renew(node, request.incarnation)
+        found = await self._polls.answer(
+            self._caller, group, renew, request.after, request.wait_s, said=said(request)
+        )
+        if found is None:
+            raise _HungUp
+        return views.directive_reply(*found)
+
+    async def shares(self, group: str, node: str, request: SharesRequest) -> SharesReply:
+        """As `POST .../shares`."""
+        found = await decided(self._service, group, node, request.incarnation, request.round, request.number)
+        return shares_reply(request.round, found)
 
     async def report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
         """As `POST .../report`."""

@@ -13,6 +13,7 @@ from hetagent.job import failures
 from hetagent.job.account import STOPPING, Account, Spent
 from hetagent.job.leftovers import Leftovers
 from hetagent.job.local_round import LocalRound
+from hetagent.job.network.check import NetworkCheck
 from hetagent.job.ports import Ports
 from hetagent.job.progress.watching import Watching
 from hetagent.job.ready.readiness import Readiness
@@ -73,6 +74,7 @@ class Agent:
         secrets: what no failure report may contain.
         moved: asked before each `ready`: whether this node has another address to offer now.
         readiness: asked before each `ready`, and while this node waits: whether it can take part in a round.
+        network: checks the network before the workers of a round start; None: nobody does.
         notice_signal: what workers get when their round is about to end; None: only the file.
         signals: on which signals the agent stops its workers and leaves.
 
@@ -100,6 +102,7 @@ class Agent:
         secrets: Callable[[], Collection[str]] = tuple,
         must_meet: bool = False,
         watching: Watching | None = None,
+        network: NetworkCheck | None = None,
         notice_signal: signal.Signals | None = None,
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     ) -> None:
@@ -126,6 +129,7 @@ class Agent:
         self._secrets = secrets
         self._must_meet = must_meet
         self._watching = watching
+        self._network = network
         self._notice_signal = notice_signal
         self._signals = signals
         self._selector = selectors.DefaultSelector()
@@ -184,6 +188,8 @@ class Agent:
                 self._selector.register(woken, selectors.EVENT_READ, woken)
                 self._selector.register(self._line, selectors.EVENT_READ, self._line)
                 self._selector.register(self._readiness, selectors.EVENT_READ, self._readiness)
+                if self._network is not None:
+                    self._selector.register(self._network, selectors.EVENT_READ, self._network)
                 self._start_guardian()
                 self._line.start()
                 self._be_ready()
@@ -200,6 +206,7 @@ class Agent:
                     self._on_signals()
                     self._on_workers()
                     self._on_readiness()
+                    self._on_network()
                     self._taken.extend(self._line.take())
                     while self._taken:
                         self._obey(self._taken.popleft())
@@ -224,6 +231,8 @@ class Agent:
         """Whatever happened: leave nothing of the workers, say goodbye, give everything back."""
         self._starter.rest()
         self._readiness.close()
+        if self._network is not None:
+            self._network.close()
         if self._local is not None:
             self._local.stop(signal.SIGTERM, 0.0)
         self._clear_workers()
@@ -441,6 +450,8 @@ class Agent:
 
     def _be_ready(self) -> None:
         self._ready_after_stop = False
+        if self._network is not None:
+            self._network.rest()
         self._leftovers.kill_spared()
         if stuck := self._leftovers.stuck():
             # They may hold a GPU, a port or a checkpoint: the next round would fail here again, and again.
@@ -506,9 +517,11 @@ class Agent:
             return
         if number == self._round:
             # Another start of the newest round: it brings what the launch could not do without.
+            is_checked = self._network is None or not self._network.runs
             if self._local is not None and not self._local.begun and not self._ready_after_stop:
                 self._local.assignment.start = start
-                self._start_workers(self._local)
+                if is_checked:
+                    self._start_workers(self._local)
             return
         self._round = number
         self._readiness.rest()
@@ -534,7 +547,23 @@ class Agent:
             self._tell(f"restarting ({start.restart_count}{of}): {start.restarted_by}")
             self._account.blames(start.restarted_by)
         self._tell(f"round {number}: {self._local.place}")
-        self._start_workers(self._local)
+        network, listener = self._network, self._ports.script
+        if network is not None and network.wanted and start.nnodes > 1 and listener is not None:
+            network.begin(number, start, listener)
+        else:
+            self._start_workers(self._local)
+
+    def _on_network(self) -> None:
+        """Start the workers once the network of their round was checked."""
+        result = self._network.take() if self._network is not None else None
+        if result is None:
+            return
+        if result.line:
+            self._tell(f"round {self._round}: {result.line}")
+        self._warn(result.warnings)
+        is_over = self._ready_after_stop or self.outcome is not None or bool(self.ended_by)
+        if self._local is not None and not self._local.begun and not is_over:
+            self._start_workers(self._local)
 
     def _share(self, assignment: Assignment) -> RoundShares:
         """The shares of a round, for its workers here."""

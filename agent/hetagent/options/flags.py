@@ -67,6 +67,11 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "action": "store_true",
         "help": "Join nothing: check devices, versions, servers, the address to offer and the way to the other nodes.",
     },
+    "--check-network": {
+        "action": "store_true",
+        "help": "Before the first workers start, measure the bandwidth between nodes and name slow ones; give it on "
+        "every node.",
+    },
     "--notice-signal": {
         "type": notice_signal,
         "metavar": "SIGUSR1",

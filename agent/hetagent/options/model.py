@@ -55,6 +55,7 @@ class Options:
             this host adds a number (node/names.py).
         preload: the modules that standbys import, as given.
         check: whether this machine is only to be looked at.
+        check_network: whether the network between nodes is measured before the first workers start.
         collapse: whether identical lines of several ranks are shown as one.
         notice_signal: what workers get when their round is about to end; None: only the file.
         require_rendezvous: whether it is a failure if workers end well but have not met.
@@ -101,6 +102,7 @@ class Options:
     report_stderr: str | None
     report_stacks: str | None
     check: bool
+    check_network: bool
     collapse: bool
     notice_signal: signal.Signals | None
     require_rendezvous: bool

@@ -58,6 +58,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         report_stderr=args.report_stderr,
         report_stacks=args.report_stacks,
         check=args.check,
+        check_network=args.check_network,
         collapse=args.collapse,
         notice_signal=args.notice_signal,
         require_rendezvous=args.require_rendezvous,

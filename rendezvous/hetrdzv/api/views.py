@@ -12,7 +12,8 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from hetrdzv.api.shares import member_weights, shares_reply, worker_paces, worker_weights
+from hetrdzv.api.shares import member_weights, shares_reply
+from hetrdzv.api.workers import worker_replies
 from hetrdzv.core.directive import Directive, Start, Warned, warned
 from hetrdzv.core.explain import explain, explain_misfit
 from hetrdzv.core.health.drift import drift
@@ -288,7 +289,7 @@ def _round(
     group: Group, current: Round, shown: Sequence[Member], seen: Mapping[int, Seen], now: float
 ) -> wire.RoundReply:
     on_page = {member.node_id for member in shown}
-    each = member_weights(current) if on_page else {}
+    each = member_weights(current) if shown else {}
     return wire.RoundReply(
         number=current.number,
         world_size=current.world_size,
@@ -300,7 +301,7 @@ def _round(
         met=current.met,
         stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
         notice=_notice(warned(group, now)),
-        workers=_workers(current, on_page, seen, now) if on_page else [],
+        workers=worker_replies(current, seen, on_page, now) if on_page else [],
         stragglers=slow.shown(group, current, seen, now),
     )
 
@@ -312,39 +313,6 @@ def _stall(stall: Stall, now: float) -> wire.StallReply:
         ranks=list(stall.ranks),
         node_id=stall.node_id,
         since_s=max(0.0, now - stall.since),
-    )
-
-
-def _workers(
-    current: Round, on_page: AbstractSet[str], seen: Mapping[int, Seen], now: float
-) -> list[wire.WorkerReply]:
-    weights, paces = worker_weights(current), worker_paces(current, seen)
-    return [
-        worker_reply(one, now, weights[rank], paces.get(rank))
-        for rank, one in sorted(seen.items())
-        if one.node_id in on_page
-    ]
-
-
-def worker_reply(seen: Seen, now: float, weight: float = 1.0, pace: float | None = None) -> wire.WorkerReply:
-    """How far a worker has come.
-
-    Args:
-        weight, pace: see `WorkerReply`.
-    """
-    sample = seen.sample
-    return wire.WorkerReply(
-        rank=sample.rank,
-        node_id=seen.node_id,
-        state=sample.state,
-        idle_s=round(seen.worker(now).idle_s, 3),
-        collectives=sample.count,
-        per_s=seen.collectives.per_s,
-        step=sample.step,
-        steps_per_s=seen.steps.per_s,
-        waiting=sample.waiting,
-        weight=weight,
-        pace=pace,
     )
 
 

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, TypeVar
 
 from hetrdzv.api import views
+from hetrdzv.api.workers import worker_reply
 from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.model import Group
@@ -117,8 +118,7 @@ def paces(seen: Collection[Seen], now: float) -> list[Pace]:
     chosen = nsmallest(MOST_WORKERS, seen, key=_waiting)
     chosen.sort(key=lambda one: one.sample.rank)
     return [
-        Pace(views.worker_reply(one, now), None if best <= 0 else (_speed(one) or 0.0) / best)
-        for one in chosen
+        Pace(worker_reply(one, now), None if best <= 0 else (_speed(one) or 0.0) / best) for one in chosen
     ]
 
 
@@ -212,7 +212,11 @@ class GroupScene:
         return {
             "actions": section("actions.html", group=brief, acts=self._acts),
             "now": section(
-                "now.html", group=brief, state=state_shown(group), slow=self._keep("slow", at_pace, slow)
+                "now.html",
+                group=brief,
+                state=state_shown(group),
+                restarted_by=running.restarted_by if running is not None else "",
+                slow=self._keep("slow", at_pace, slow),
             ),
             "facts": section("facts.html", group=brief, past=found),
             "cause": self._keep("cause", group.root_cause, lambda: section("cause.html", group=brief)),

@@ -1,0 +1,144 @@
+"""The master's part in the check: who is measured with whom, and what that means."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+
+from hetagent.job.network import pairing
+from hetagent.job.network.member import MOST_WARNINGS, Message, Result, hear, say, sender
+from hetagent.job.network.pairing import Pair
+
+GATHER_S = 10.0
+"""How long the master waits for all members (seconds): they get their `start` at about the same time."""
+
+STEP_S = 8.0
+"""How long the pairs of one step may take (seconds): two directions of half a second each, and connections."""
+
+
+@dataclass(slots=True)
+class _Member:
+    node_id: str
+    address: str
+    port: int
+    fresh: bool
+    writer: asyncio.StreamWriter
+
+
+@dataclass(slots=True)
+class _Measured:
+    """What both ends of a pair have received (bytes/s), and whether both have said so.
+
+    Attributes:
+        ends: the rank of each end.
+    """
+
+    ends: dict[str, int]
+    rates: dict[str, float | None] = field(default_factory=dict)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def rate(self) -> float | None:
+        """The slower direction."""
+        known = [rate for rate in self.rates.values() if rate is not None]
+        return min(known) if len(known) == len(self.ends) else None
+
+
+class Master:
+    """Hears all members of a round, itself among them, and leads them.
+
+    Args:
+        group, number: of the round.
+        nnodes: how many members it has.
+    """
+
+    def __init__(self, group: str, number: int, nnodes: int) -> None:
+        self._group = group
+        self._number = number
+        self._nnodes = nnodes
+        self._members: dict[int, _Member] = {}
+        self._all = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._running: dict[str, _Measured] = {}
+
+    async def on_hello(
+        self, hello: Message, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """A node has come: hear it until the end."""
+        found = sender(hello, self._group, self._number)
+        if found is None or found[0] in self._members or self._ended.is_set():
+            return
+        rank, node_id, address, port, fresh = found
+        self._members[rank] = _Member(node_id, address, port, fresh, writer)
+        with contextlib.suppress(OSError):
+            await say(writer, {"do": "wait"})
+        if len(self._members) == self._nnodes:
+            self._all.set()
+        with contextlib.suppress(OSError, ValueError):  # it is gone, and what it measures is late for ever
+            while True:
+                self._measured(rank, await hear(reader))
+
+    def _measured(self, rank: int, said: Message) -> None:
+        key, end, rate = said.get("key"), said.get("end"), said.get("rate")
+        running = self._running.get(str(key))
+        if running is None or running.ends.get(str(end)) != rank:
+            return
+        running.rates[str(end)] = float(rate) if isinstance(rate, int | float) and rate > 0 else None
+        if rate is None or len(running.rates) == len(running.ends):
+            running.done.set()
+
+    async def lead(self) -> None:
+        """Measure, and tell all members what was found."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GATHER_S):
+                await self._all.wait()
+        result = await self._check()
+        self._ended.set()
+        for member in self._members.values():
+            with contextlib.suppress(OSError):
+                end = {"do": "end", "line": result.line, "warnings": list(result.warnings)}
+                await say(member.writer, {**end, "again": result.again})
+
+    async def _check(self) -> Result:
+        here = sorted(self._members)
+        missing = self._nnodes - len(here)
+        if not missing and not any(member.fresh for member in self._members.values()):
+            return Result()
+        warnings = []
+        if missing:
+            have = "has" if missing == 1 else "have"
+            warnings.append(
+                f"{missing} of {self._nnodes} nodes {have} not taken part in the check of the network: give "
+                "--check-network on every node"
+            )
+        if len(here) < 2:
+            return Result("", tuple(warnings), again=False)
+        first = await self._measure(pairing.neighbours(here))
+        second = await self._measure(pairing.again(first))
+        names = {rank: member.node_id for rank, member in self._members.items()}
+        warnings += pairing.verdict(first, second, names)
+        return Result(
+            f"network: {pairing.summary(first)}", tuple(warnings[:MOST_WARNINGS]), again=not missing
+        )
+
+    async def _measure(self, steps: list[list[Pair]]) -> dict[Pair, float | None]:
+        rates: dict[Pair, float | None] = {}
+        for step in steps:
+            rates |= dict(zip(step, await asyncio.gather(*(self._pair(*pair) for pair in step)), strict=True))
+        return rates
+
+    async def _pair(self, one: int, other: int) -> float | None:
+        """How fast two nodes reach each other (bytes/s); None: not at all."""
+        dialer, server = self._members[other], self._members[one]
+        key = f"{one}-{other}"
+        running = self._running[key] = _Measured({"serve": one, "dial": other})
+        try:
+            await say(
+                dialer.writer, {"do": "dial", "key": key, "address": server.address, "port": server.port}
+            )
+            async with asyncio.timeout(STEP_S):
+                await running.done.wait()
+        except OSError:  # a time-out, too
+            return None
+        finally:
+            del self._running[key]
+        return running.rate

@@ -1,0 +1,39 @@
+"""Converts what is known of workers to replies of the API."""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+
+from hetrdzv.api.shares import worker_paces, worker_weights
+from hetrdzv.core.model import Round
+from hetrdzv.protocol import wire
+from hetrdzv.service.progress.table import Seen
+
+
+def worker_replies(
+    current: Round, seen: Mapping[int, Seen], on_page: AbstractSet[str], now: float
+) -> list[wire.WorkerReply]:
+    """How far the workers of some nodes have come."""
+    weights, paces = worker_weights(current), worker_paces(current, seen)
+    return [
+        worker_reply(seen[rank], now, weights[rank], paces.get(rank))
+        for rank in sorted(seen)
+        if seen[rank].node_id in on_page
+    ]
+
+
+def worker_reply(seen: Seen, now: float, weight: float = 1.0, pace: float | None = None) -> wire.WorkerReply:
+    """How far a worker has come."""
+    sample = seen.sample
+    return wire.WorkerReply(
+        rank=sample.rank,
+        node_id=seen.node_id,
+        state=sample.state,
+        idle_s=round(seen.worker(now).idle_s, 3),
+        collectives=sample.count,
+        per_s=seen.collectives.per_s,
+        step=sample.step,
+        steps_per_s=seen.steps.per_s,
+        waiting=sample.waiting,
+        weight=weight,
+        pace=pace,
+    )

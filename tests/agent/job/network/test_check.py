@@ -1,0 +1,171 @@
+"""The check between agents, over real sockets: it finds a result, and never keeps a round from starting."""
+
+import contextlib
+import json
+import select
+import socket
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from hetagent.job.network import master, member, transfer
+from hetagent.job.network.check import NetworkCheck
+from hetagent.job.network.member import Result
+from hetagent.node.network import hold_port
+from hetrdzv.protocol.wire import MasterReply, StartReply
+
+WAIT_S = 60.0
+
+
+class Node:
+    """An agent's part: a check, and the port that it holds."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.check = NetworkCheck("job", name, lambda: "127.0.0.1")
+        self.listener = hold_port("127.0.0.1", None)
+        self.port: int = self.listener.getsockname()[1]
+
+    def begin(self, rank: int, nodes: "Sequence[Node]", number: int = 1) -> None:
+        first = nodes[0]
+        start = StartReply(
+            group_rank=rank,
+            rank_offset=rank,
+            slots=1,
+            role_offset=0,
+            role_world_size=1,
+            world_size=len(nodes),
+            nnodes=len(nodes),
+            restart_count=0,
+            max_restarts=3,
+            master=MasterReply(node_id=first.name, address="127.0.0.1", port=1, script_port=first.port),
+        )
+        self.check.begin(number, start, self.listener)
+
+    def result(self) -> Result:
+        assert select.select([self.check], [], [], WAIT_S)[0], f"{self.name} has no result"
+        found = self.check.take()
+        assert found is not None
+        assert not self.check.runs
+        return found
+
+    def close(self) -> None:
+        self.check.close()
+        self.listener.close()
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Node]]:
+    monkeypatch.setattr(transfer, "MEASURE_S", 0.02)
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(Node(name))) for name in ("a", "b", "c")]
+
+
+def test_all_hear_the_same_and_later_rounds_measure_nothing(nodes: list[Node]) -> None:
+    for rank, node in enumerate(nodes):
+        node.begin(rank, nodes)
+    found = [node.result() for node in nodes]
+    assert found[0].line.startswith("network: ")
+    assert "between neighbours" in found[0].line
+    assert found[1:] == found[:-1]
+    for node in nodes:
+        assert node.listener.getblocking(), "as it was"
+    for rank, node in enumerate(nodes):
+        assert node.check.wanted
+        node.begin(rank, nodes, number=2)
+    assert [node.result() for node in nodes] == [Result()] * 3, "nobody is new"
+
+
+def test_a_node_that_does_not_take_part_is_counted(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(master, "GATHER_S", 0.5)
+    for rank, node in enumerate(nodes[:2]):
+        node.begin(rank, nodes)
+    for node in nodes[:2]:
+        found = node.result()
+        assert "between the two nodes" in found.line
+        assert found.warnings == (
+            "1 of 3 nodes has not taken part in the check of the network: give --check-network on every node",
+        )
+        assert not node.check.wanted, "nobody is waited for in every round"
+
+
+def test_a_master_that_does_not_take_part(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "ANSWER_S", 0.3)
+    nodes[1].begin(1, nodes)
+    assert nodes[1].result().warnings == (
+        "the network was not checked with node a, the master: no answer in time; give --check-network on every node",
+    )
+    assert not nodes[1].check.wanted
+    nodes[0].listener.close()
+    nodes[1].begin(1, nodes)
+    [warning] = nodes[1].result().warnings
+    assert warning.startswith("the network was not checked with node a, the master: [Errno 111]")
+
+
+def test_a_round_that_is_over_ends_its_check(nodes: list[Node]) -> None:
+    nodes[0].begin(0, nodes)
+    nodes[1].begin(1, nodes)
+    assert nodes[0].check.take() is None, "it waits for c"
+    for node in nodes[:2]:
+        node.check.rest()
+        assert not node.check.runs
+        assert node.listener.getblocking()
+    for rank, node in enumerate(nodes[:2]):
+        node.begin(rank, nodes[:2], number=2)
+    assert "between the two nodes" in nodes[0].result().line
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"{}\n",
+        b"[]\n",
+        b"[" * 20_000 + b"\n",
+        b'{"hetrdzv": "hello"}\n',
+        b'{"hetrdzv": "hello", "version": 1, "group": "job", "round": 1, "rank": 1, "node": "x\\ny", "port": 1}\n',
+        b'{"hetrdzv": "hello", "version": 1, "group": "other", "round": 1, "rank": 1, "node": "x", "port": 1}\n',
+        b'{"hetrdzv": "data", "key": "0-1", "to_you": true}\n',
+        b"\x00" * 100_000,
+    ],
+)
+def test_strangers_change_nothing(nodes: list[Node], said: bytes) -> None:
+    two = nodes[:2]
+    two[0].begin(0, two)
+    with socket.create_connection(("127.0.0.1", two[0].port), WAIT_S) as stranger:
+        with contextlib.suppress(OSError):
+            stranger.sendall(said)
+        two[1].begin(1, two)
+        found = two[0].result()
+    assert "between the two nodes" in found.line
+    assert found.warnings == ()
+
+
+def test_a_peer_that_vanishes_while_it_is_measured_is_named(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its port leads nowhere: whoever dials it gets no further, and the round goes on."""
+    two = nodes[:2]
+    monkeypatch.setattr(master, "STEP_S", 1.0)
+    two[0].begin(0, two)
+    hello = {"hetrdzv": "hello", "version": 1, "group": "job", "round": 1, "rank": 1, "node": "b"}
+    with socket.create_connection(("127.0.0.1", two[0].port), WAIT_S) as peer:
+        peer.sendall(json.dumps({**hello, "address": "127.0.0.1", "port": 1, "fresh": True}).encode() + b"\n")
+        lines = peer.makefile("rb")
+        assert [json.loads(lines.readline())["do"] for _ in range(2)] == ["wait", "dial"]
+        found = two[0].result()
+    assert found == Result(
+        "network: no two neighbours reached each other",
+        ("a and b reach nothing between them: check the way between them",),
+    )
+
+
+def test_what_a_master_says_is_shown_as_plain_text() -> None:
+    said = {"line": "\x1b[2Jgone", "warnings": ["a\nb", 3, *["x" * 9_000] * 100], "again": 1}
+    found = member._result(said)
+    assert (found.line, found.warnings[:2], found.again) == ("[2Jgone", ("ab", ""), False)
+    assert (len(found.warnings), max(map(len, found.warnings))) == (8, 500)
+    assert member._result({"warnings": "text"}) == Result(again=False)

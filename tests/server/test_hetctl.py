@@ -665,6 +665,26 @@ def test_a_cluster_has_server_and_token(
         assert "sesame" not in warned
 
 
+def test_the_token_of_het_server_goes_to_no_other_cluster(
+    ctl: Callable[..., str],
+    config: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("sesame\n")
+    monkeypatch.setenv("HET_TOKEN", "sesame")
+    with Hetserver(token_file=tokens) as server:
+        config(f'[clusters.lab]\nserver = "{server.url}"\n')
+        assert ctl("--cluster", "lab", "get", "groups", "-o", "name") == ""
+        monkeypatch.setenv("HET_SERVER", "http://prod:29400")
+        assert hetctl.run(["--cluster", "lab", "status"]) == 1
+        said = capsys.readouterr().err
+        assert "HET_TOKEN goes with HET_SERVER, and is not sent to the cluster 'lab'" in said
+        assert "requires a token" in said
+
+
 def test_flags_beat_the_cluster(
     ctl: Callable[..., str], config: Callable[[str], Path], tmp_path: Path
 ) -> None:

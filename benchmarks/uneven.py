@@ -22,8 +22,9 @@ from benchmarks.tables import Table, median
 TRAIN = Path(__file__).parents[1] / "examples" / "uneven" / "train.py"
 MIXES = ((1, 1, 1), (2, 1, 1), (4, 1, 1))
 WAIT_S = 300.0
-REFRESHED = 3
-"""Epochs with shares by pace: two refreshes before the one that counts."""
+BY_PACE = (3, 40)
+"""Epochs with shares by pace (two refreshes before the one that counts), and steps in each: agents look once a second,
+and no shares change before they have looked ten times."""
 
 
 def main() -> None:
@@ -49,6 +50,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="hetrdzv-uneven-") as name:
         for mix in MIXES:
             cores = [args.cores * speed / sum(mix) for speed in mix]
+            epochs, steps = BY_PACE
+            refresh = ["--refresh", "--epochs", str(epochs), "--samples", str(args.batch * steps)]
             found: dict[str, list[float]] = {column: [] for column in columns}
             for number in range(args.tries):
                 folder = Path(name) / f"{mix[0]}-{number}"
@@ -60,7 +63,7 @@ def main() -> None:
                 for column, weighed, options in (
                     (columns[1], False, []),
                     (columns[2], True, []),
-                    (columns[3], False, ["--refresh", "--epochs", str(REFRESHED)]),
+                    (columns[3], False, refresh),
                 ):
                     nodes = {
                         "fast": (1, cores[0], ("--weight", str(mix[0])) if weighed else ()),
@@ -89,8 +92,8 @@ def job(folder: Path, nodes: dict[str, tuple[int, float, tuple[str, ...]]], opti
     with cluster(folder, *flags_of_all) as running:
         agents: list[Agent] = []
         for name, (slots, cores, flags) in nodes.items():
-            words = ["--speeds", f"{cores:.4f}", *(["--epochs", "1"] if "--epochs" not in options else [])]
-            agents.append(running.agent(name, slots, *flags, script=str(TRAIN), args=[*words, *options]))
+            words = ["--speeds", f"{cores:.4f}", "--epochs", "1", *options]
+            agents.append(running.agent(name, slots, *flags, script=str(TRAIN), args=words))
         if any(agent.wait(WAIT_S) for agent in agents):
             raise RuntimeError(running.report())
         said = "".join(agent.stderr for agent in agents)

@@ -34,6 +34,7 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("HET_PRELOAD", "none")  # most jobs of tests have workers without torch
+    os.environ.setdefault("HET_MEASURE", "off")  # nothing in them depends on how fast this machine is
     servers.warm()
 
 

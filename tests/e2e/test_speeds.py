@@ -28,6 +28,7 @@ def test_a_node_that_is_too_slow_is_named_on_all_nodes(
     pair.flags = (*pair.flags, "--measure", "on")
     pair.start(PAIR)
     group = pair.group()
+    assert {node["node_id"]: node["speeds"] for node in group["nodes"]} == {"a": [1.0, 1.0], "b": [0.25]}
     [warning] = group["warnings"]
     assert warning.startswith("b is 75% slower than usual for ")
     for name in "ab":

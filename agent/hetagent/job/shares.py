@@ -64,7 +64,8 @@ class RoundShares:
         self._ask = ask
         self._tell = tell
         self._decided = decided
-        self._asked: set[int] = set()
+        self._asked: set[int] = set()  # those whose answers are kept, or will come
+        self._is_older = False  # the server
         parent = Path(tempfile.gettempdir())
         scratch.sweep(PREFIX, parent)
         self._folder = scratch.Folder(PREFIX, parent)
@@ -135,7 +136,8 @@ class RoundShares:
             case Decided(runs):
                 weights = _spread(runs, self._start.world_size)
             case Refused(why, is_older=True):
-                if number == min(self._asked):
+                if not self._is_older:
+                    self._is_older = True
                     self._tell(f"{why}: the shares of round {self._round} stay as they are")
                 weights = self._weights
             case Refused(why):
@@ -150,6 +152,7 @@ class RoundShares:
             for path in (f"{self._path}.{former}", f"{self._path}.ask.{former}"):
                 with suppress(OSError):
                     os.unlink(path)
+            self._asked.discard(former)  # whoever asks so late is told by the server that it is too late
 
     def _write(self, path: str, number: int, weights: Sequence[float]) -> None:
         _put(path, {"round": self._round, "number": number, "weights": list(weights)})

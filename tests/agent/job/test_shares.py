@@ -126,9 +126,22 @@ def test_the_last_two_answers_are_kept(place: Callable[[Assignment], Place]) -> 
     assert there == ["weights", "weights.2", "weights.3", "weights.ask.2", "weights.ask.3"]
 
 
+def test_who_asks_for_an_answer_that_is_no_longer_there_does_not_wait_in_vain(
+    place: Callable[[Assignment], Place],
+) -> None:
+    found = place(assignment())
+    for number in (1, 2, 3):
+        found.asks(number)
+        found.asked[number].set_result(Decided(()))
+    del found.asked[1]
+    found.asks(1)
+    found.asked[1].set_result(Refused("the last one is 3"))
+    assert found.read(1) == {"error": "the last one is 3"}
+
+
 def test_an_older_server_leaves_the_weights_as_they_are(place: Callable[[Assignment], Place]) -> None:
     found = place(assignment(weights=[(3, 1.0), (1, 0.5)]))
-    for number in (1, 2):
+    for number in (1, 2, 3, 4):
         found.asks(number)
         found.asked[number].set_result(Refused("it is older", is_older=True))
         assert found.read(number) == {"round": 3, "number": number, "weights": [1.0, 1.0, 1.0, 0.5]}

@@ -567,7 +567,7 @@ class Agent:
 
     def _share(self, assignment: Assignment) -> RoundShares:
         """The shares of a round, for its workers here."""
-        decided = self._watching.decided if self._watching is not None else lambda number: None
+        decided = self._watching.decided if self._watching is not None else lambda number, others: None
         return RoundShares(assignment, self._line.ask_shares, self._tell, decided)
 
     def _heard_shares(self) -> RoundShares | None:

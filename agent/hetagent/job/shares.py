@@ -46,7 +46,8 @@ class RoundShares:
         assignment: this node's part of the round.
         ask: asks the server.
         tell: shows one line to the person at the terminal.
-        decided: called with the number of each decision that the workers get.
+        decided: called with the number of each decision that the workers get, and whether its shares are others
+            than before.
 
     Raises:
         OSError: there is no place for the files.
@@ -57,7 +58,7 @@ class RoundShares:
         assignment: Assignment,
         ask: Ask,
         tell: Callable[[str], None],
-        decided: Callable[[int], None] = lambda number: None,
+        decided: Callable[[int, bool], None] = lambda number, others: None,
     ) -> None:
         self._round = assignment.round
         self._start = assignment.start
@@ -71,6 +72,7 @@ class RoundShares:
         self._folder = scratch.Folder(PREFIX, parent)
         self._path = str(self._folder.path / "weights")
         self._weights = _spread(self._start.weights or (), self._start.world_size)
+        self._newest: Sequence[float] = self._weights
         self._created: Created | None = None
         self._look_at = 0.0
         try:
@@ -145,7 +147,8 @@ class RoundShares:
                 with suppress(OSError):
                     _put(f"{self._path}.{number}", {"error": why})
                 return
-        self._decided(number)
+        self._decided(number, weights != self._newest)
+        self._newest = weights
         with suppress(OSError):
             self._write(f"{self._path}.{number}", number, weights)
         for former in sorted(self._asked)[:-KEPT]:

@@ -49,8 +49,8 @@ class Place:
     def __init__(self, of: Assignment) -> None:
         self.asked: dict[int, Future[Answered]] = {}
         self.said: list[str] = []
-        self.decided: list[int] = []
-        self.shares = RoundShares(of, self._ask, self.said.append, self.decided.append)
+        self.decided: list[tuple[int, bool]] = []
+        self.shares = RoundShares(of, self._ask, self.said.append, self._note)
         self.path = str(self.shares.environ(0, one_per_node=False)["HET_WEIGHTS_FILE"])
 
     def _ask(self, round_number: int, number: int) -> "Future[Answered]":
@@ -58,6 +58,9 @@ class Place:
         assert number not in self.asked, "asked twice"
         self.asked[number] = Future()
         return self.asked[number]
+
+    def _note(self, number: int, others: bool) -> None:
+        self.decided.append((number, others))
 
     def asks(self, number: int) -> None:
         """A worker asks."""
@@ -114,7 +117,10 @@ def test_a_decision_is_asked_for_once_and_answered_with_a_file(place: Callable[[
     found.asked[1].set_result(Decided(((3, 1.0), (1, 0.25))))
     assert found.read(1) == {"round": 3, "number": 1, "weights": [1.0, 1.0, 1.0, 0.25]}
     assert found.read()["weights"] == [1.0] * 4, "the weights of the beginning stay"
-    assert (found.decided, found.said) == ([1], [])
+    assert (found.decided, found.said) == ([(1, True)], [])
+    found.asks(2)
+    found.asked[2].set_result(Decided(((3, 1.0), (1, 0.25))))
+    assert found.decided[1:] == [(2, False)]
 
 
 def test_the_last_two_answers_are_kept(place: Callable[[Assignment], Place]) -> None:

@@ -25,6 +25,9 @@ BLOCKED_S = 2.0
 ENDED_S = 2.0
 """How long after the end of a worker the server is told, unless the round is over by then (seconds)."""
 
+FEW_LOOKS = 60
+"""With fewer looks at a worker (a minute's) than this, and the same shares as before, it goes on counting."""
+
 MAX_GROUPS = 32
 """Of how many process groups of a worker the server is told."""
 
@@ -173,9 +176,15 @@ class Track:
         """Of the looks at it, the share at which it had asked for a collective that was not done."""
         return self._waits / self._answers if self.groups else None
 
-    def decided(self) -> None:
-        """The worker has got other shares: what was seen before says nothing about these."""
-        self._before = (self._looks, self._waits)
+    def decided(self, *, others: bool) -> None:
+        """The worker has got the shares of a decision.
+
+        Args:
+            others: than before: what was seen until now says nothing about these. Of the same ones, a few looks go on
+                to count, or short epochs would never have enough of them.
+        """
+        if others or self._looks - self._before[0] >= FEW_LOOKS:
+            self._before = (self._looks, self._waits)
 
     def busy(self) -> tuple[float | None, int]:
         """Of the looks since it got its shares, the share at which it did not wait, and how many these were.
@@ -249,12 +258,12 @@ class Tracks:
     knows_groups: bool = True
     decision: int = 0
 
-    def decided(self, number: int) -> None:
-        """The workers have got the shares of a decision."""
+    def decided(self, number: int, *, others: bool) -> None:
+        """The workers have got the shares of a decision; see `Track.decided`."""
         if number > self.decision:
             self.decision = number
             for track in self.workers.values():
-                track.decided()
+                track.decided(others=others)
 
     def news(self, at: float, hang_timeout_s: float | None) -> bool:
         """Whether the server has to know something at once.

@@ -123,11 +123,11 @@ class Watch:
         with self._lock:
             return self._tracks.fields(time.monotonic()) if self._tracks is not None else None
 
-    def decided(self, number: int) -> None:
+    def decided(self, number: int, *, others: bool) -> None:
         """The workers have got the shares of a decision; from any thread."""
         with self._lock:
             if self._tracks is not None:
-                self._tracks.decided(number)
+                self._tracks.decided(number, others=others)
 
     def reached(self) -> tuple[int | None, int | None]:
         """How many collectives the most advanced worker has asked for, and the highest step; None: nobody can tell."""

@@ -114,10 +114,14 @@ class Watching:
         self._watch.begin(pids, rank_offset)
         self._line.watch(self._sample, self._show)
 
-    def decided(self, number: int) -> None:
-        """The workers have got new shares: from now on it counts how much they work with these."""
+    def decided(self, number: int, others: bool) -> None:
+        """The workers have got the shares of a decision: from now on it counts how much they work with these.
+
+        Args:
+            others: than before.
+        """
         if (watch := self._watch) is not None:
-            watch.decided(number)
+            watch.decided(number, others=others)
 
     def reached(self) -> dict[str, int]:
         """How far the workers of this node have come, as fields of a failure; what nobody can tell is left out."""

@@ -1,7 +1,7 @@
 """What follows from looks at workers: who stands still, and what the server has to know at once."""
 
 from hetagent.job.progress.trace import NAME_LENGTH, OP_LENGTH
-from hetagent.job.progress.tracks import MAX_GROUPS, Said, State, Track, Tracks
+from hetagent.job.progress.tracks import FEW_LOOKS, MAX_GROUPS, Said, State, Track, Tracks
 from hetrdzv.protocol.wire import MAX_BODY_BYTES, MAX_SLOTS, CollectivesFields, PollRequest
 
 GROUP = CollectivesFields(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
@@ -249,14 +249,28 @@ def test_how_much_of_the_time_it_works_is_counted_from_each_decision_on_shares()
     for at in range(1, 5):
         watched.asked_for(at, at - (at % 4 == 0))
     assert told() == (0, 0.75, 4)
-    watched.tracks.decided(1)
+    watched.tracks.decided(1, others=True)
     assert told() == (1, None, 0)
     watched.asked_for(5, 4)
     watched.asked_for(6)
     assert told() == (1, 0.5, 2)
-    watched.tracks.decided(1)  # the same comes once more, or late
-    watched.tracks.decided(0)
+    watched.tracks.decided(1, others=True)  # the same comes once more, or late
+    watched.tracks.decided(0, others=True)
     assert told() == (1, 0.5, 2)
+
+
+def test_a_few_looks_go_on_to_count_after_a_decision_that_changed_nothing() -> None:
+    watched = Watched()
+
+    def looks() -> int:
+        return watched.tracks.fields(watched.now).workers[0].looks
+
+    for number, more in enumerate((1, FEW_LOOKS - 2, 1), start=1):
+        for _ in range(more):
+            watched.asked_for(1)
+        before = looks()
+        watched.tracks.decided(number, others=False)
+        assert looks() == (before if before < FEW_LOOKS else 0)
 
 
 def test_of_many_groups_those_are_told_in_which_it_waits() -> None:

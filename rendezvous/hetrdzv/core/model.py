@@ -555,7 +555,8 @@ class Event:
     Attributes:
         cause: of a round that formed: what ended the one before (an `EndKind`); None for the first, and elsewhere.
         after_s: how long before it what led to it had happened (seconds). Of a round that ended: a failure, or the last
-            sign of life of a lost node; of a round that formed: the last workers of the one before were gone.
+            sign of life of a lost node; of a round that formed, and of a job that ended after its last round: the last
+            workers of that one were gone.
     """
 
     kind: str

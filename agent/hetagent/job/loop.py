@@ -563,7 +563,7 @@ class Agent:
         self._warn(result.warnings)
         is_over = self._ready_after_stop or self.outcome is not None or bool(self.ended_by)
         if self._local is not None and not self._local.begun and not is_over:
-            self._start_workers(self._local)
+            self._start_workers(self._local, result.warnings if self._local.assignment.is_master else ())
 
     def _share(self, assignment: Assignment) -> RoundShares:
         """The shares of a round, for its workers here."""
@@ -579,7 +579,7 @@ class Agent:
         """Whether something has happened that the loop has not looked at yet."""
         return bool(self._taken or self._selector.select(0))
 
-    def _start_workers(self, local: LocalRound) -> None:
+    def _start_workers(self, local: LocalRound, network: Iterable[str] = ()) -> None:
         try:
             begun = local.start(self._environ())
         except Exception as error:  # whatever it is, it fails the round, not the agent
@@ -596,7 +596,7 @@ class Agent:
             self._account.trains(time.monotonic())
             self._pids = local.pids
             self._guardian.watch(self._pids)
-            self._line.started(local.number)
+            self._line.started(local.number, network="\n".join(network))
 
     def _environ(self) -> dict[str, str]:
         return {

@@ -131,7 +131,7 @@ lint: $(STAMP)  ## check format, style and types
 session: $(DEMO)  ## record docs/session.svg, the picture in README (a minute, on an idle machine)
 	$(BIN)/python docs/session.py
 
-bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery from faults, failover and retention (two hours, on an idle machine)
+bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery from faults, failover, retention and uneven batches (two hours, on an idle machine)
 	$(BIN)/python -m benchmarks.poll
 	$(BIN)/python -m benchmarks.idle
 	$(BIN)/python -m benchmarks.rendezvous
@@ -144,9 +144,11 @@ bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery 
 	$(BIN)/python -m benchmarks.restarts
 	$(BIN)/python -m benchmarks.standbys
 	$(BIN)/python -m benchmarks.watching
+	$(BIN)/python -m benchmarks.viewers
 	$(BIN)/python -m benchmarks.failover
 	$(BIN)/python -m benchmarks.retention
 	$(BIN)/python -m benchmarks.torchrun_plugin
+	$(BIN)/python -m benchmarks.uneven
 
 clean:  ## remove caches and build outputs
 	rm -rf build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache

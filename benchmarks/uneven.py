@@ -1,11 +1,11 @@
 """Throughput of uneven workers, with shares and without, beside the sum of what each of them does alone.
 
-    python -m benchmarks.uneven [--tries 3] [--steps 8] [--batch 384]
+    python -m benchmarks.uneven [--tries 3] [--steps 8] [--batch 384] [--cores 1.5]
 
 Runs examples/uneven under agents: one node with a fast worker, one with two slow ones, made so by `--speeds`, which add
-up to 1.5 cores, so that two cores are enough. With shares they have `--weight`; in the last column nothing is said of
-speeds, and `--refresh` has the shares decided anew after each epoch, by the pace of the workers. All are measured in
-turns, and each figure is the median of all tries.
+up to `--cores`, so that the machine is not the limit. With shares they have `--weight`; in the last column nothing is
+said of speeds (which `--measure` would not find, since the script makes them), and `--refresh` has the shares decided
+anew after each epoch, by the pace of the workers. Each figure is the median of all tries, which come in turns.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from tests.support.cluster import Agent, cluster
 from benchmarks.tables import Table, median
 
 TRAIN = Path(__file__).parents[1] / "examples" / "uneven" / "train.py"
-CORES = 1.5
 MIXES = ((1, 1, 1), (2, 1, 1), (4, 1, 1))
 WAIT_S = 300.0
-REFRESHED = 3
-"""Epochs with shares by pace: two refreshes before the one that counts."""
+BY_PACE = (3, 40)
+"""Epochs with shares by pace (two refreshes before the one that counts), and steps in each: agents look once a second,
+and no shares change before they have looked ten times."""
 
 
 def main() -> None:
@@ -37,16 +37,21 @@ def main() -> None:
     parser.add_argument(
         "--batch", type=int, default=384, help="samples per step over all workers (default: 384)"
     )
+    parser.add_argument("--cores", type=float, default=1.5, help="that all workers take (default: 1.5)")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # jobs end with their blocks
     sized = ["--global-batch", str(args.batch), "--samples", str(args.batch * (args.steps + 1))]
     columns = ["alone, added up", "without shares", "with shares", "by pace"]
     table = Table(
-        f"Samples per second of three workers, {args.steps} steps of {args.batch} samples", "speeds", *columns
+        f"Samples per second of three workers on {args.cores:g} cores, {args.steps} steps of {args.batch} samples",
+        "speeds",
+        *columns,
     )
     with tempfile.TemporaryDirectory(prefix="hetrdzv-uneven-") as name:
         for mix in MIXES:
-            cores = [CORES * speed / sum(mix) for speed in mix]
+            cores = [args.cores * speed / sum(mix) for speed in mix]
+            epochs, steps = BY_PACE
+            refresh = ["--refresh", "--epochs", str(epochs), "--samples", str(args.batch * steps)]
             found: dict[str, list[float]] = {column: [] for column in columns}
             for number in range(args.tries):
                 folder = Path(name) / f"{mix[0]}-{number}"
@@ -58,7 +63,7 @@ def main() -> None:
                 for column, weighed, options in (
                     (columns[1], False, []),
                     (columns[2], True, []),
-                    (columns[3], False, ["--refresh", "--epochs", str(REFRESHED)]),
+                    (columns[3], False, refresh),
                 ):
                     nodes = {
                         "fast": (1, cores[0], ("--weight", str(mix[0])) if weighed else ()),
@@ -83,11 +88,12 @@ def job(folder: Path, nodes: dict[str, tuple[int, float, tuple[str, ...]]], opti
         RuntimeError: it does not succeed.
     """
     folder.mkdir(parents=True)
-    with cluster(folder, "--nnodes", str(len(nodes)), "--preload", "none") as running:
+    flags_of_all = ("--nnodes", str(len(nodes)), "--preload", "none", "--measure", "off")
+    with cluster(folder, *flags_of_all) as running:
         agents: list[Agent] = []
         for name, (slots, cores, flags) in nodes.items():
-            words = ["--speeds", f"{cores:.4f}", *(["--epochs", "1"] if "--epochs" not in options else [])]
-            agents.append(running.agent(name, slots, *flags, script=str(TRAIN), args=[*words, *options]))
+            words = ["--speeds", f"{cores:.4f}", "--epochs", "1", *options]
+            agents.append(running.agent(name, slots, *flags, script=str(TRAIN), args=words))
         if any(agent.wait(WAIT_S) for agent in agents):
             raise RuntimeError(running.report())
         said = "".join(agent.stderr for agent in agents)

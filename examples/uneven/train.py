@@ -54,23 +54,24 @@ def parse_args() -> argparse.Namespace:
 
 
 class Throttle:
-    """Makes a worker slow: after each piece of work it sleeps, so that it takes a share of a core.
+    """Makes a worker slow, as a limit on its CPU time would: it sleeps until it has taken only a share of a core.
 
     Args:
         speed: that share, up to 1: no sleep.
     """
 
     def __init__(self, speed: float) -> None:
-        self._sleep_per_s = 1 / speed - 1
+        self._speed = speed
         self.start()
 
     def start(self) -> None:
         """Take what comes from now on for work."""
-        self._worked_s = time.thread_time()
+        self._began_s, self._worked_s = time.perf_counter(), time.thread_time()
 
     def rest(self) -> None:
         """Sleep for the work since the last call."""
-        time.sleep((time.thread_time() - self._worked_s) * self._sleep_per_s)
+        until_s = self._began_s + (time.thread_time() - self._worked_s) / self._speed
+        time.sleep(max(0.0, until_s - time.perf_counter()))
         self.start()
 
 

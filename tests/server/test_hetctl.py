@@ -435,7 +435,7 @@ def test_why(ctl: Callable[..., str], job: Job) -> None:
     job.leave(LONG, "SIGTERM")
     text = ctl("why", job.group)
     assert text.startswith(f"waiting: round 1 ended ({LONG} left: SIGTERM); waiting for gpu1 to stop its")
-    assert f"  {LONG} is left: SIGTERM\n" in text
+    assert f"  {LONG} has left: SIGTERM\n" in text
     assert f": {LONG} left: SIGTERM\n" in text.splitlines(keepends=True)[-1]
 
 
@@ -663,6 +663,26 @@ def test_a_cluster_has_server_and_token(
         warned = capsys.readouterr().err
         assert "can be read by other users of this machine" in warned
         assert "sesame" not in warned
+
+
+def test_the_token_of_het_server_goes_to_no_other_cluster(
+    ctl: Callable[..., str],
+    config: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("sesame\n")
+    monkeypatch.setenv("HET_TOKEN", "sesame")
+    with Hetserver(token_file=tokens) as server:
+        config(f'[clusters.lab]\nserver = "{server.url}"\n')
+        assert ctl("--cluster", "lab", "get", "groups", "-o", "name") == ""
+        monkeypatch.setenv("HET_SERVER", "http://prod:29400")
+        assert hetctl.run(["--cluster", "lab", "status"]) == 1
+        said = capsys.readouterr().err
+        assert "HET_TOKEN goes with HET_SERVER, and is not sent to the cluster 'lab'" in said
+        assert "requires a token" in said
 
 
 def test_flags_beat_the_cluster(
@@ -970,11 +990,16 @@ class _Older(BaseHTTPRequestHandler):
         pass
 
 
-def test_an_older_server_makes_no_plans_and_shows_no_logs(ctl: Callable[..., str]) -> None:
+def test_what_an_older_server_lacks_is_said(ctl: Callable[..., str]) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Older) as web:
         threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
-        for command, lacks in (("plan", "makes no plans"), ("logs", "shows no logs")):
-            said = ctl("--server", f"127.0.0.1:{web.server_port}", command, "job", status=1)
+        for lacks, *words in (
+            ("makes no plans", "plan", "job"),
+            ("shows no logs", "logs", "job"),
+            ("shows no stacks", "stacks", "job"),
+            ("has no dashboard", "dashboard"),
+        ):
+            said = ctl("--server", f"127.0.0.1:{web.server_port}", *words, status=1)
             assert said == f"hetctl: this server {lacks}, since it is older: upgrade hetserver\n"
         web.shutdown()
 

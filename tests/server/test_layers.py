@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "api.dispatch",
         "api.problems",
         "api.views",
+        "api.workers",
     },
     "client": {"protocol", "auth"},
     "cli": {"core", "protocol", "settings", "storage", "auth", "service", "api", "client"},

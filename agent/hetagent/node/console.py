@@ -95,8 +95,16 @@ def show_live(line: str) -> bool:
         return False
     width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
     line = inert(" ".join(line.split()))
-    _writer.live(sys.stderr, line if len(line) <= width else f"{line[: max(0, width - 3)]}...")
+    _writer.live(sys.stderr, _cut(line, width))
     return True
+
+
+def _cut(line: str, width: int) -> str:
+    """A line that fits; its end matters most, which says what is missing and until when."""
+    if len(line) <= width:
+        return line
+    begin = max(0, width - 3) // 3
+    return f"{line[:begin]}...{line[len(line) - max(0, width - 3 - begin) :]}"
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -6,7 +6,8 @@ Both are kept as hashes in the memory of this server. The cookie signs in to pag
 import hashlib
 import secrets
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hetrdzv.auth.tokens import Entry, Tokens
@@ -19,7 +20,7 @@ SESSION_S = 12 * 3600.0
 
 MOST_CODES = 200
 MOST_SESSIONS = 1_000
-"""When there are more, the oldest ends."""
+"""When there are more, the oldest of the token that has most ends, so that no token signs out the others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +63,7 @@ class Sessions:
         code = secrets.token_urlsafe(24)
         self._codes[_digest(code)] = entry, self._monotonic() + CODE_S
         while len(self._codes) > MOST_CODES:
-            del self._codes[next(iter(self._codes))]
+            del self._codes[_surplus({key: entry for key, (entry, _) in self._codes.items()})]
         return code
 
     def redeem(self, code: str) -> str | None:
@@ -74,7 +75,7 @@ class Sessions:
         cookie = secrets.token_urlsafe(32)
         self._sessions[_digest(cookie)] = Session(entry, now + SESSION_S)
         while len(self._sessions) > MOST_SESSIONS:
-            self._drop(next(iter(self._sessions)))
+            self._drop(_surplus({key: session.entry for key, session in self._sessions.items()}))
         return cookie
 
     def find(self, cookie: str) -> Session | None:
@@ -93,6 +94,13 @@ class Sessions:
 
     def _drop(self, key: bytes) -> None:
         self._sessions.pop(key).over = True
+
+
+def _surplus(held: Mapping[bytes, Entry]) -> bytes:
+    """The oldest of those that the token has which has most."""
+    counts = Counter(held.values())
+    most = max(counts.values())
+    return next(key for key, entry in held.items() if counts[entry] == most)
 
 
 def cookie_name(host: str) -> str:

@@ -1,7 +1,7 @@
 """The nodes of a group as the page shows them: in rows with their slots as cells; many as a map. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,10 +73,21 @@ def _row(node: NodeReply, is_master: bool, drained: set[str], behind: set[int]) 
         Cell(None) if first is None else Cell(first + slot, first + slot in behind) for slot in range(shown)
     ]
     ranks = "" if first is None else _ranks(first, node.slots)
-    facts = [*node.device.values(), *(f"{name}={value}" for name, value in sorted(node.labels.items()))]
+    facts = [*_device(node.device), *(f"{name}={value}" for name, value in sorted(node.labels.items()))]
     is_out = node.node_id in drained
     gone = node.state in ("lost", "left", "drained")
     return Row(node, is_master, cells, ranks, " · ".join(facts), not gone and not is_out, is_out)
+
+
+_DEVICES = ("name", "kind", "memory_gib")
+
+
+def _device(facts: Mapping[str, str]) -> list[str]:
+    """What its agent says of a node's devices: what they are, then versions by name."""
+    what = [facts[name] for name in ("name", "kind") if name in facts][:1]
+    memory = [f"{facts['memory_gib']} GiB"] if "memory_gib" in facts else []
+    versions = [f"{name} {value}" for name, value in facts.items() if name not in _DEVICES]
+    return [*what, *memory, *versions]
 
 
 def _ranks(first: int, slots: int) -> str:

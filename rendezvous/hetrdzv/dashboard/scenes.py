@@ -212,7 +212,11 @@ class GroupScene:
         return {
             "actions": section("actions.html", group=brief, acts=self._acts),
             "now": section(
-                "now.html", group=brief, state=state_shown(group), slow=self._keep("slow", at_pace, slow)
+                "now.html",
+                group=brief,
+                state=state_shown(group),
+                restarted_by=running.restarted_by if running is not None else "",
+                slow=self._keep("slow", at_pace, slow),
             ),
             "facts": section("facts.html", group=brief, past=found),
             "cause": self._keep("cause", group.root_cause, lambda: section("cause.html", group=brief)),

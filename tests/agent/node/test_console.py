@@ -40,8 +40,8 @@ def test_a_live_line_stands_below_what_is_said(monkeypatch: pytest.MonkeyPatch) 
     assert said.split(console.ERASE) == [
         "waiting: 3 s",
         "gpu2 joined\nwaiting: 3 s",
-        "waiting for gpu2...",
-        "gpu3 joined\nwaiting for gpu2...",
+        "waiti... gpu2, gpu3",
+        "gpu3 joined\nwaiti... gpu2, gpu3",
         "round 1\n",
     ]
 

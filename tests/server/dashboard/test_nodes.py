@@ -1,6 +1,7 @@
 """The nodes of a group as dots on a map, in parts that change seldom."""
 
 from hetrdzv.core.model import Group
+from hetrdzv.dashboard import nodes
 from hetrdzv.dashboard.nodes import BLOCK_NODES, BLOCKS, Dot, blocks, dots, tally
 from tests.server.told import Told, running
 
@@ -52,3 +53,10 @@ def test_more_nodes_than_parts_make_larger_parts() -> None:
     assert len(parts) == BLOCKS
     assert [dot for part in parts for dot in part] == many
     assert list(blocks([])) == [[]] * BLOCKS
+
+
+def test_a_device_is_named_first_and_versions_by_name() -> None:
+    gpus = {"kind": "cuda", "torch": "2.13.0", "name": "8 x H100", "memory_gib": "80"}
+    assert nodes._device(gpus) == ["8 x H100", "80 GiB", "torch 2.13.0"]
+    assert nodes._device({"python": "3.11.7", "kind": "cpu"}) == ["cpu", "python 3.11.7"]
+    assert nodes._device({}) == []

@@ -119,6 +119,20 @@ def test_codes_and_sessions_take_bounded_memory(sessions: Sessions, entry: Entry
     assert not sessions.is_live(session)
 
 
+def test_no_token_signs_out_those_of_others(tokens: HeldTokens, sessions: Sessions, entry: Entry) -> None:
+    tokens.take(secret=READ, other=READ)
+    greedy = tokens.entry("other")
+    assert greedy is not None
+    cookie, session = signed_in(sessions, entry)
+    code = sessions.code(entry)
+    for _ in range(MOST_SESSIONS + MOST_CODES):
+        sessions.redeem(sessions.code(greedy))
+    for _ in range(MOST_CODES):
+        sessions.code(greedy)
+    assert sessions.find(cookie) is session
+    assert sessions.redeem(code) is not None
+
+
 @pytest.mark.parametrize(
     ("host", "name"),
     [

@@ -145,7 +145,8 @@ def _reasons(reply: _Described) -> Iterator[RenderableType]:
     for node in group.nodes:
         if node.state not in FINE and (node.heard_s_ago is not None or _is_missed(group, node)):
             text = tables.node_why(node)
-            yield Text(f"  {node.node_id} is {node.state}{f': {text}' if text else ''}")
+            is_ = "has left" if node.state == "left" else f"is {node.state}"
+            yield Text(f"  {node.node_id} {is_}{f': {text}' if text else ''}")
     for slow in current.stragglers if current is not None else ():
         yield Text(f"  slow: {tables.one_line(slow)}")
     for warning in group.warnings:

@@ -21,6 +21,10 @@ GAP = "…"
 """Stands for lines that nobody has seen."""
 
 
+OLDER = "shows no logs"
+"""What an older server does."""
+
+
 @command("Show the end of what workers have written to stderr.")
 @GROUP
 @click.option(
@@ -45,19 +49,13 @@ def logs(group: str, rank: tuple[int, ...], tail: int | None, follow: bool) -> N
     most = tail if tail is not None or rank else FEW
     try:
         if follow:
-            call(lambda client: _follow(client, group, rank, most))
+            call(lambda client: _follow(client, group, rank, most), older=OLDER)
             return
-        reply = call(lambda client: client.logs_of(group, rank))
+        reply = call(lambda client: client.logs_of(group, rank), older=OLDER)
     except KeyboardInterrupt:
         if not follow:
             raise
         return
-    except Problem as problem:
-        if problem.code != "no_such_route":
-            raise
-        raise click.ClickException(
-            "this server shows no logs, since it is older: upgrade hetserver"
-        ) from None
     if shared().as_json:
         print_json(reply)
     else:

@@ -1,6 +1,7 @@
 """Which server a command speaks to, and with which token: flags, then the named cluster, then the environment.
 
-A cluster is taken as a whole or not at all, so that no token goes to a server that it is not for.
+A cluster is taken as a whole or not at all, so that no token goes to a server that it is not for:
+`HET_TOKEN` is that of `HET_SERVER`, and where that is not set, that of a cluster without one of its own.
 """
 
 import os
@@ -37,7 +38,14 @@ def connect(options: Shared, warn: Callable[[str], None] = lambda text: None) ->
     }
     tls = ClientTls.of(files, os.environ)
     token_file = options.token_file or (cluster.token_file if cluster.token is None else None)
-    token = cluster.token if cluster.token and not options.token_file else client_token(token_file, warn)
+    if cluster.token and not options.token_file:
+        token: str | None = cluster.token
+    elif token_file is None and options.cluster is not None and options.server_from_environment:
+        token = None
+        if os.environ.get("HET_TOKEN"):
+            warn(f"HET_TOKEN goes with HET_SERVER, and is not sent to the cluster '{options.cluster}'")
+    else:
+        token = client_token(token_file, warn)
     try:
         return Client(
             cluster.server,

@@ -437,7 +437,10 @@ class Agent:
     def _clear_workers(self, *, spare_detached: bool = False) -> None:
         """Take away what is left of the round's processes."""
         if self._local is not None and self._local.present:
-            if (shares := self._heard_shares()) is not None:
+            shares = self._heard_shares()
+            if (
+                shares is not None and shares in self._selector.get_map()
+            ):  # a first attempt may have failed after it
                 self._selector.unregister(shares)
             cleared = self._local.clear(spare_detached=spare_detached, until=self._leave_by)
             self._leftovers.note_stuck(cleared.stuck)

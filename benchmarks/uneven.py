@@ -22,6 +22,8 @@ from benchmarks.tables import Table, median
 TRAIN = Path(__file__).parents[1] / "examples" / "uneven" / "train.py"
 MIXES = ((1, 1, 1), (2, 1, 1), (4, 1, 1))
 WAIT_S = 300.0
+WARM_UP = 2
+"""Steps of an epoch that the script does not count."""
 BY_PACE = (3, 40)
 """Epochs with shares by pace (two refreshes before the one that counts), and steps in each: agents look once a second,
 and no shares change before they have looked ten times."""
@@ -40,7 +42,7 @@ def main() -> None:
     parser.add_argument("--cores", type=float, default=1.5, help="that all workers take (default: 1.5)")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # jobs end with their blocks
-    sized = ["--global-batch", str(args.batch), "--samples", str(args.batch * (args.steps + 1))]
+    sized = ["--global-batch", str(args.batch), "--samples", str(args.batch * (args.steps + WARM_UP))]
     columns = ["alone, added up", "without shares", "with shares", "by pace"]
     table = Table(
         f"Samples per second of three workers on {args.cores:g} cores, {args.steps} steps of {args.batch} samples",

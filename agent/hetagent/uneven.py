@@ -89,7 +89,7 @@ class _Plan:
         weights = self.shares.weights
         if total >= len(weights):
             return batch_sizes(total, weights)
-        fastest = sorted(range(len(weights)), key=lambda rank: (-weights[rank], rank))[:total]
+        fastest = set(sorted(range(len(weights)), key=lambda rank: (-weights[rank], rank))[:total])
         return [int(rank in fastest) for rank in range(len(weights))]
 
     def parts(self, sizes: list[int]) -> int:

@@ -53,6 +53,10 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+WARM_UP = 2
+"""Steps that do not count: in the first, optimizers import what they need, and in the second others wait for that."""
+
+
 class Throttle:
     """Makes a worker slow, as a limit on its CPU time would: it sleeps until it has taken only a share of a core.
 
@@ -141,7 +145,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-            if step == first + 1:  # what happens once only is not counted
+            if step <= first + WARM_UP:
                 throttle.start()
                 began = time.perf_counter()
             else:

@@ -10,7 +10,7 @@ import pytest
 from hetrdzv.core.commands import Refresh, Worked
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Shares, ShareSource
-from hetrdzv.core.rounds.shares import ENOUGH_LOOKS, LEAST, by_pace, runs_of, weights_of
+from hetrdzv.core.rounds.shares import ENOUGH_LOOKS, LEAST, MOST_RUNS, by_pace, runs_of, weights_of
 from hetrdzv.protocol.errors import NoSuchShares, StaleIncarnation, StaleRound
 from tests.core.driver import Story, running
 
@@ -78,6 +78,28 @@ def test_speeds_that_differ_by_less_than_5_percent_are_the_same() -> None:
     assert formed({"slots": 3, "speeds": (1.0, 0.97, 1.01)}, {"speeds": (0.99,)}).runs == ()
     shares = formed({"slots": 2, "speeds": (1.0, 0.5)}, {"slots": 2, "speeds": (0.49, 0.98)})
     assert shares.runs == ((1, 1.0), (2, 0.5), (1, 1.0))
+
+
+def test_slots_that_are_alike_stay_alike_among_very_many() -> None:
+    dice = random.Random(0)
+    speeds = [dice.gauss(usual, 0.015 * usual) for usual in (1.0, 0.5) for _ in range(1000)]
+    shares = formed(*({"slots": 100, "speeds": tuple(speeds[at : at + 100])} for at in range(0, 2000, 100)))
+    weights = weights_of(shares, 2000)
+    for alike in (weights[:1000], weights[1000:]):
+        assert max(alike.count(weight) for weight in set(alike)) > 850, (
+            "of each kind, most are close together"
+        )
+
+
+def test_shares_of_very_many_unlike_slots_stay_small() -> None:
+    dice = random.Random(0)
+    every = [
+        {"slots": 100, "speeds": tuple(10 ** dice.uniform(-12, 24) for _ in range(100))} for _ in range(30)
+    ]
+    shares = formed(*every)
+    assert len(shares.runs) <= MOST_RUNS
+    pace = {rank: Worked(dice.uniform(0.01, 1), PLENTY) for rank in range(3 * MOST_RUNS)}
+    assert len(by_pace(Shares(), 1, pace, 3 * MOST_RUNS).runs) <= MOST_RUNS
 
 
 def test_the_weights_of_a_node_are_those_of_its_newest_join() -> None:
@@ -162,6 +184,33 @@ def test_a_job_of_any_speeds_comes_to_rest_where_all_work_all_the_time() -> None
         weights = weights_of(shares, 8)
         step = max(weight / speed for weight, speed in zip(weights, speeds, strict=True))
         assert sum(weights) / step > 0.9 * sum(speeds), f"seed {seed}: {weights}"
+
+
+@pytest.mark.parametrize(
+    ("speeds", "looks", "least"),
+    [
+        ((4.0, 1.0, 1.0), 60, 0.94),
+        ((4.0, 1.0, 1.0), 1000, 0.98),
+        ((1.0, 1.0, 1.0), 10, 0.95),
+        ((1.0, 1.0, 1.0), 60, 0.97),
+    ],
+)
+def test_shares_by_pace_come_to_rest_though_every_look_is_a_throw_of_dice(
+    speeds: tuple[float, ...], looks: int, least: float
+) -> None:
+    """A tenth of each step is communication, in which all wait. Equal ranks must not lose by asking."""
+    reached = []
+    for seed in range(60):
+        dice, shares = random.Random(seed), Shares()
+        for number in range(1, 9):
+            weights = weights_of(shares, len(speeds))
+            times = [weight / speed for weight, speed in zip(weights, speeds, strict=True)]
+            if number > 3:
+                reached.append(sum(weights) / max(times) / sum(speeds))
+            busy = [0.9 * time / max(times) for time in times]
+            counted = [sum(dice.random() < share for _ in range(looks)) / looks for share in busy]
+            shares = by_pace(shares, number, worked(*counted, looks=looks), len(speeds))
+    assert sum(reached) / len(reached) > least, "of the speeds added up"
 
 
 # -- the command ---------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class Sharing:
         self._due: deque[tuple[int, int]] = deque()
         self._sent: AskShares | None = None
         self._answers: deque[SharesAnswer] = deque()
-        self._is_older = False
+        self._older_in = 0  # the round in which a server knew no shares
 
     @property
     def due(self) -> bool:
@@ -66,8 +66,12 @@ class Sharing:
         return bool(self._due) and self._sent is None
 
     def add(self, round_number: int, number: int) -> None:
-        """A worker has asked for a decision of its round."""
-        if self._is_older:
+        """A worker has asked for a decision of its round.
+
+        Where an older server has answered once, it is the same for the whole round: a newer one that takes over would
+        miss the decisions before.
+        """
+        if self._older_in == round_number:
             self._answers.append(SharesAnswer(round_number, number, Refused(OLDER, is_older=True)))
         else:
             self._due.append((round_number, number))
@@ -91,7 +95,7 @@ class Sharing:
         if isinstance(answer, SharesReply):
             self._answer(Decided(tuple(answer.weights)))
         elif answer.code in NO_ROUTE:
-            self._is_older = True
+            self._older_in = self._due[0][0]
             while self._due:
                 self._answer(Refused(OLDER, is_older=True))
         elif answer.code == "stale_round":

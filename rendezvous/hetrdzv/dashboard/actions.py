@@ -143,6 +143,6 @@ def told(found: Plan) -> list[str]:
     if found.spares and found.world_size:
         lines.append(f"Spare: {names(one.node_id for one in found.spares)}.")
     if found.in_s >= 1:
-        lines.append(f"The group's own waits take about {found.in_s:.0f} s.")
-    lines.append(f"Restarts used then: {found.restarts}.")
+        lines.append(f"Before that, the group waits for about {found.in_s:.0f} s.")
+    lines.append(f"Restarts used after that: {found.restarts}.")
     return lines

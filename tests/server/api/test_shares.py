@@ -201,3 +201,16 @@ async def test_agents_that_do_not_say_how_much_their_workers_work_keep_their_sha
             "weights": [[1, 1.0], [1, 0.5]],
             "source": "measured",
         }
+
+
+async def test_what_the_workers_did_is_counted_once_for_all_who_ask_at_the_same_time() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await join(client, "a")
+        await join(client, "b")
+        for rank, node_id in enumerate("ab"):
+            await works(client, node_id, rank, 0.5)
+        progress = service.progress
+        assert len(found := progress.worked(service.group("g"))) == 2
+        assert progress.worked(service.group("g")) is found
+        await ask(client, "a")
+        assert progress.worked(service.group("g")) == {}, "since the new decision nobody has worked yet"

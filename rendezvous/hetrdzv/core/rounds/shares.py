@@ -5,14 +5,15 @@ nodes have theirs; else all ranks get the same. When workers ask for new shares:
 worked, and not waited for others. A rank that worked half of the time with its share could have done twice as much.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from math import fsum
+from math import fsum, sqrt
 from statistics import median
 
 from hetrdzv.core.commands import Refresh, Worked
-from hetrdzv.core.model import EQUAL_SHARES, Member, Node, Round, Shares, ShareSource
+from hetrdzv.core.model import EQUAL_SHARES, Node, Round, Shares, ShareSource
 from hetrdzv.core.phrasing import ranks
 from hetrdzv.core.rounds.transitions import Work, require_speaker
 from hetrdzv.protocol.errors import NoSuchShares, StaleRound
@@ -26,8 +27,18 @@ SAME = 0.05
 ENOUGH_LOOKS = 10
 """So often must every worker have been looked at since the last decision for its pace to count."""
 
+CERTAIN = 2.0
+"""By how many standard deviations a pace must differ from the usual one to change a weight."""
+
 LEAST = 0.02
 """The smallest weight that follows from a pace; the largest is 1."""
+
+MOST_RUNS = 2_000
+"""Into how many runs shares go at most, unless people gave the weights: every node is told all of them."""
+
+COARSER = (0.1, 0.3)
+"""By how much more speeds may differ and count as the same where there are more runs than that. If that is not enough,
+all ranks get the same."""
 
 MOST_TOLD = 8
 """How many nodes the event names whose shares have changed."""
@@ -71,8 +82,8 @@ def at_forming(nodes: Sequence[Node]) -> Shares:
         by_hand = [node.weight for node in nodes for _ in range(node.slots)]
         return Shares(runs=runs_of(by_hand), source=ShareSource.BY_HAND)
     if all(len(node.speeds) == node.slots for node in nodes):
-        speeds = _levelled([speed for node in nodes for speed in node.speeds])
-        return Shares(runs=runs_of(_scaled(speeds)), source=ShareSource.MEASURED)
+        speeds = [speed for node in nodes for speed in node.speeds]
+        return Shares(runs=_few_runs(_levelled(speeds, SAME)), source=ShareSource.MEASURED)
     return EQUAL_SHARES
 
 
@@ -89,13 +100,13 @@ def by_pace(before: Shares, number: int, worked: Mapping[int, Worked], world_siz
     old = weights_of(before, world_size)
     usual = median(pace / weight for pace, weight in zip(paces, old, strict=True))
     new = [
-        weight if abs(pace / weight / usual - 1) < SAME else pace / usual
-        for weight, pace in zip(old, paces, strict=True)
+        weight if abs(pace / weight / usual - 1) < max(SAME, _chance(worked[rank])) else pace / usual
+        for rank, (weight, pace) in enumerate(zip(old, paces, strict=True))
     ]
     if new == old:
         return replace(before, number=number)
     top = max(new)
-    runs = runs_of(_scaled([max(weight, LEAST * top) for weight in new]))
+    runs = _few_runs([max(weight, LEAST * top) for weight in new])
     return Shares(number=number, runs=runs, source=ShareSource.PACE)
 
 
@@ -111,15 +122,57 @@ def paces_of(shares: Shares, worked: Mapping[int, Worked], world_size: int) -> l
     ]
 
 
-def _levelled(speeds: Sequence[float]) -> list[float]:
-    """Speeds that count as the same made the same."""
+def _chance(one: Worked) -> float:
+    """By which share a pace may differ from the true one by chance: twice the standard deviation of so many looks.
+
+    Whoever followed differences that are not there would make equal ranks unequal, the more so the more often they ask.
+    """
+    busy = one.share * one.looks + 1
+    waited = (1 - one.share) * one.looks + 1
+    return CERTAIN * sqrt(waited / (busy * one.looks))
+
+
+def _few_runs(weights: Sequence[float]) -> tuple[tuple[int, float], ...]:
+    """Weights in at most `MOST_RUNS` runs: where there are more, the more unlike ones are made the same."""
+    scaled = _scaled(weights)
+    runs = runs_of(scaled)
+    for same in COARSER:
+        if len(runs) > MOST_RUNS:
+            runs = runs_of(_scaled(_levelled(scaled, same)))
+    return runs if len(runs) <= MOST_RUNS else ()
+
+
+def _levelled(speeds: Sequence[float], same: float) -> list[float]:
+    """Speeds that count as the same made the same, first where most are close together.
+
+    Args:
+        same: the share by which these differ at most.
+    """
+    rounded = [float(f"{speed:.4g}") for speed in speeds]
+    counts = Counter(rounded)
     level: dict[float, float] = {}
-    rest = sorted(set(speeds), reverse=True)
+    rest = [sorted(counts)]
     while rest:
-        alike = frozenset(speed for speed in rest if speed > rest[0] * (1 - SAME))
-        level |= dict.fromkeys(alike, median(speed for speed in speeds if speed in alike))
-        rest = rest[len(alike) :]
-    return [level[speed] for speed in speeds]
+        part = rest.pop()
+        first, behind = _densest(part, counts, same)
+        alike = part[first:behind]
+        level |= dict.fromkeys(alike, median(speed for speed in alike for _ in range(counts[speed])))
+        rest += [others for others in (part[:first], part[behind:]) if others]
+    return [level[speed] for speed in rounded]
+
+
+def _densest(speeds: Sequence[float], counts: Mapping[float, int], same: float) -> tuple[int, int]:
+    """Where most of some rising speeds count as the same: the first index, and that behind the last."""
+    most, where = 0, (0, 0)
+    first = held = 0
+    for last, speed in enumerate(speeds):
+        held += counts[speed]
+        while speeds[first] <= speed * (1 - same):
+            held -= counts[speeds[first]]
+            first += 1
+        if held >= most:
+            most, where = held, (first, last + 1)
+    return where
 
 
 def _scaled(weights: Sequence[float]) -> list[float]:
@@ -161,10 +214,10 @@ def refresh(work: Work, command: Refresh) -> None:
 
 def _change(current: Round, before: Shares, after: Shares) -> str:
     """What has changed, in a line."""
-    old, new = by_member(current, before), by_member(current, after)
-    moved = [member for member in current.members if _part(old, member) != _part(new, member)]
+    old, new = _parts(current, before), _parts(current, after)
+    moved = [member for member in current.members if old[member.node_id] != new[member.node_id]]
     shown = ", ".join(
-        f"{member.node_id} ({ranks(member)}) gets {_part(new, member)} instead of {_part(old, member)}"
+        f"{member.node_id} ({ranks(member)}) gets {new[member.node_id]} instead of {old[member.node_id]}"
         for member in moved[:MOST_TOLD]
     )
     more = f" and {len(moved) - MOST_TOLD} more nodes" if len(moved) > MOST_TOLD else ""
@@ -172,7 +225,8 @@ def _change(current: Round, before: Shares, after: Shares) -> str:
     return f"{text}: {shown}{more}" if moved else text
 
 
-def _part(weights: Mapping[str, Sequence[float]], member: Member) -> str:
-    """How much of the work a member gets: `25.0 %`."""
+def _parts(current: Round, shares: Shares) -> dict[str, str]:
+    """How much of the work each member gets, by node id: `25.0%`."""
+    weights = by_member(current, shares)
     whole = fsum(weight for several in weights.values() for weight in several)
-    return f"{fsum(weights[member.node_id]) / whole:.1%}"
+    return {node_id: f"{fsum(several) / whole:.1%}" for node_id, several in weights.items()}

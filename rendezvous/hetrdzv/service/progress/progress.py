@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -76,6 +77,9 @@ class Progress:
         self._capable: dict[tuple[str, str], str] = {}  # incarnations of nodes whose agents say anything
         self._due: dict[str, asyncio.TimerHandle] = {}  # groups that will be judged
         self._pause_s: dict[str, float] = {}  # how long each is left alone at least
+        self._worked: dict[
+            str, tuple[tuple[int, int], float, Mapping[int, Worked]]
+        ] = {}  # round, decision; when
 
     # -- what agents say -------------------------------------------------------------------------------------
 
@@ -107,9 +111,18 @@ class Progress:
         return self._table.workers(group.group_id, group.round.number) if group.round is not None else {}
 
     def worked(self, group: Group) -> Mapping[int, Worked]:
-        """How much of the time its workers have worked since the newest decision on their shares, by global rank."""
-        newest = group.round.newest_shares.number if group.round is not None else 0
-        return worked_of(self.workers(group), newest)
+        """How much of the time its workers have worked since the newest decision on their shares, by global rank.
+
+        It is counted once for all nodes that ask at the same time.
+        """
+        if group.round is None:
+            return {}
+        which = (group.round.number, group.round.newest_shares.number)
+        known, at, found = self._worked.get(group.group_id, ((0, 0), -inf, {}))
+        if known != which or self._now() >= at + LOOK_S:
+            found = worked_of(self.workers(group), which[1])
+            self._worked[group.group_id] = which, self._now(), found
+        return found
 
     def furthest(self, group_id: str, round_number: int) -> Furthest:
         """How far a round has come."""
@@ -161,6 +174,7 @@ class Progress:
         if new is None or new.state.terminal:
             self._table.forget(group_id)
             self._pause_s.pop(group_id, None)
+            self._worked.pop(group_id, None)
             for place in [place for place in self._capable if place[0] == group_id]:
                 del self._capable[place]
 
@@ -169,6 +183,7 @@ class Progress:
         self._table.clear()
         self._capable.clear()
         self._pause_s.clear()
+        self._worked.clear()
 
     # -- judging ---------------------------------------------------------------------------------------------
 

@@ -72,6 +72,18 @@ def test_an_older_server_is_asked_once(bench: Bench) -> None:
     assert bench.kinds == [("start", 1)]
 
 
+def test_a_server_that_was_upgraded_is_asked_in_the_next_round(bench: Bench) -> None:
+    bench.server.is_older = True
+    bench.started()
+    bench.session.ask_shares(1, 1)
+    bench.run(3)
+    bench.server.is_older = False
+    for round_number, number in ((1, 2), (2, 1)):
+        bench.session.ask_shares(round_number, number)
+        bench.run(3)
+    assert asks(bench) == [(1, 1), (2, 1)], "in the first round a newer server would miss the decision before"
+
+
 def test_what_a_server_refuses_is_told(bench: Bench) -> None:
     bench.started()
     bench.session.ask_shares(1, 5)

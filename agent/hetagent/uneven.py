@@ -327,7 +327,15 @@ def accumulate(model: torch.nn.Module, part: Part) -> Iterator[None]:
 
     Args:
         model: in DDP, after `fully_shard`, or neither.
+
+    Raises:
+        ValueError: DDP was told that the graph is static, and the step has several parts.
     """
+    if part.parts > 1 and getattr(model, "static_graph", False):
+        raise ValueError(
+            f"the step has {part.parts} parts, but DistributedDataParallel(static_graph=True) cannot begin with one "
+            "whose gradients are not averaged: leave static_graph out, or give the sampler more memory"
+        )
     of_fsdp: Any = getattr(model, "set_requires_gradient_sync", None)
     of_ddp: Any = getattr(model, "no_sync", None)
     if of_fsdp is not None:

@@ -332,3 +332,20 @@ def test_the_code_in_the_docs_is_that_of_the_examples() -> None:
         )
         code = textwrap.dedent(block).strip("\n")
         assert code in script.read_text(encoding="utf-8"), script.name
+
+
+def test_a_static_graph_has_no_parts() -> None:
+    model = torch.nn.Linear(1, 1)
+    setattr(model, "static_graph", True)  # noqa: B010 as DistributedDataParallel has it
+    one, two = (Part(number=0, parts=parts, count=1, total=2, world_size=1, consumed=2) for parts in (1, 2))
+    with accumulate(model, one):
+        pass
+    with pytest.raises(ValueError, match="leave static_graph out"), accumulate(model, two):
+        pass
+
+
+def test_the_last_samples_of_very_many_ranks_go_to_the_fastest() -> None:
+    ranks = 20_000
+    weights = tuple(1.0 + rank % 2 for rank in range(ranks))
+    batches = UnevenBatchSampler(ranks - 1, ranks, Shares(weights, 1), shuffle=False)
+    assert [len(batch) for batch in batches] == [1]

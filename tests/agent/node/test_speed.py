@@ -223,11 +223,20 @@ ODD = printing('[{"matmul": 1e12, "bandwidth": 1e12}, {"matmul": 1e11, "bandwidt
 class Asked:
     """A check, and what came of it."""
 
-    def __init__(self, place: Path | None, command: tuple[str, ...], *, again: bool = False) -> None:
+    def __init__(
+        self, place: Path | None, command: tuple[str, ...], *, again: bool = False, load: float = 0.0
+    ) -> None:
         self.speeds: list[float] = []
         self.told: list[str] = []
         self.check = SpeedCheck(
-            TWO, "mine", self.speeds.extend, self.told.append, place=place, again=again, command=command
+            TWO,
+            "mine",
+            self.speeds.extend,
+            self.told.append,
+            place=place,
+            again=again,
+            command=command,
+            load=lambda: load,
         )
         self.verdict = self.check.ask(NEVER)
 
@@ -243,6 +252,15 @@ def test_it_is_measured_once_and_kept_for_later_jobs(tmp_path: Path) -> None:
     assert "measured earlier; --measure again measures anew" in later.told[0]
     anew = Asked(tmp_path, ODD, again=True)
     assert anew.speeds == [0.998, 0.09998]
+
+
+def test_what_was_measured_on_a_busy_machine_is_no_measure_for_later_jobs(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, FAST, load=0.6)
+    assert asked.speeds == [0.998, 0.998]
+    assert asked.told[0].endswith("TFLOP/s (measured now, on a busy machine: not kept for later jobs)")
+    assert list(tmp_path.iterdir()) == []
+    assert Asked(tmp_path, FAST).told[0].endswith("(measured now)")
+    assert Asked(tmp_path, FAST, load=0.6).told[0].endswith("measures anew)"), "what is kept is good"
 
 
 def test_a_slow_slot_is_named_at_once_and_measured_again_next_time(tmp_path: Path) -> None:

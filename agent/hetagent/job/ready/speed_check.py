@@ -21,7 +21,16 @@ TIMEOUT_S = 60.0
 LOOK_S = 0.05
 """How often to look whether it is no longer wanted (seconds)."""
 
+BUSY = 0.5
+"""A machine with more processes for each of its CPUs that want to run is busy: what is measured then on CPUs is used,
+since nothing better is known, but no later job should go by it."""
+
 COMMAND = (sys.executable, "-m", "hetagent.node.speed.benchmark")
+
+
+def load_per_cpu() -> float:
+    """How many processes of this machine have wanted to run in the last minute, for each of its CPUs."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 class NotMeasured(Exception):
@@ -42,6 +51,7 @@ class SpeedCheck:
         again: measure, whatever is in the cache.
         command: prints what benchmark.py prints.
         timeout_s: how long it may take (seconds).
+        load: how busy the machine is; see `load_per_cpu`.
     """
 
     def __init__(
@@ -55,6 +65,7 @@ class SpeedCheck:
         again: bool = False,
         command: Sequence[str] = COMMAND,
         timeout_s: float = TIMEOUT_S,
+        load: Callable[[], float] = load_per_cpu,
     ) -> None:
         self._subject = subject
         self._incarnation = incarnation
@@ -64,6 +75,7 @@ class SpeedCheck:
         self._again = again
         self._command = command
         self._timeout_s = timeout_s
+        self._load = load
         self._done = False
 
     @property
@@ -79,6 +91,7 @@ class SpeedCheck:
         kept = None
         if self._place is not None and not self._again:
             kept = cache.read(self._place, self._subject.key, slots)
+        is_busy = kept is None and self._subject.visible is None and self._load() > BUSY
         try:
             speeds = kept if kept is not None else self._measure(cancelled)
         except NotMeasured as error:
@@ -90,12 +103,14 @@ class SpeedCheck:
             return READY
         self._done = True
         warnings = judged.slow(speeds, self._subject.kinds)
-        if (
-            kept is None and not warnings
-        ):  # who is slow may only have been disturbed: it is measured again next time
-            self._keep(speeds)
+        how = "measured earlier; --measure again measures anew"
+        if kept is None:
+            how = "measured now, on a busy machine: not kept for later jobs" if is_busy else "measured now"
+            if (
+                not warnings and not is_busy
+            ):  # who is slow may only have been disturbed: it is measured again next time
+                self._keep(speeds)
         shown = ", ".join(f"{speed:g}" for speed in speeds)
-        how = "measured earlier; --measure again measures anew" if kept is not None else "measured now"
         self._tell(f"speed of {self._subject.text}: {shown} TFLOP/s ({how})")
         self._found(speeds)
         return Verdict(warnings=tuple(warnings))

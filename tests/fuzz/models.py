@@ -39,6 +39,8 @@ def _values(kind: Any, about: list[Any]) -> Strategy:
         return st.sampled_from(get_args(kind))
     if origin in (list, dict, tuple):
         parts = [_values(each, []) for each in get_args(kind) if each is not ...]
+        if origin is tuple and len(parts) > 1:
+            return st.tuples(*parts)
         limits = _about(about)
         size = min(3, limits.get("max_length", 3))
         return (

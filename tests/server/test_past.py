@@ -78,8 +78,24 @@ def test_a_job_that_fails_says_why() -> None:
     story.now += 1.0
     story.join("a")
     (only,) = story.past.rounds
-    assert (only.cause, only.is_last, only.down) == ("failed", True, None)
+    assert (only.cause, only.is_last) == ("failed", True)
+    assert parts(only.down) == (0.0, 1.0, 0.0, None)
     assert only.why.startswith("the job failed: rank 0 (local rank 0) on a exited with code 9")
+
+
+def test_a_job_that_waits_in_vain_has_lost_that_time() -> None:
+    story = running("a", "b", lease_s=5.0, join_timeout_s=30.0)
+    story.wait(60.0)
+    story.wait(5.01, silent=("b",))
+    story.now += 2.0
+    story.join("a")
+    story.wait(31.0)
+    (only,) = story.past.rounds
+    assert (only.cause, only.is_last) == ("failed", True)
+    noticed_s, stopped_s, formed_s, started_s = parts(only.down)
+    assert (noticed_s, stopped_s, started_s) == (5.0, 2.0, None)
+    assert formed_s == pytest.approx(30.0, abs=1.0)
+    assert story.past.whole_s == pytest.approx(2 + only.trained_s + 5 + 2 + (formed_s or 0), abs=0.1)
 
 
 def test_a_failure_that_was_a_loss_is_told_as_one() -> None:

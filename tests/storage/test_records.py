@@ -331,6 +331,7 @@ def full() -> Group:
             first=True,
             met=3,
             restarted_by="rank 5 (local rank 1) on gpu1 was killed by SIGSEGV",
+            network=("the network of node b is slow",),
             warnings=("gpu1 has torch 2.12.1, the others 2.13.0",),
             shares=Shares(runs=((4, 1.0), (4, 0.5)), source=ShareSource.BY_HAND),
             refreshed=(Shares(number=1, runs=((1, 1.0), (7, 0.25)), source=ShareSource.PACE),),

@@ -437,7 +437,10 @@ class Agent:
     def _clear_workers(self, *, spare_detached: bool = False) -> None:
         """Take away what is left of the round's processes."""
         if self._local is not None and self._local.present:
-            if (shares := self._heard_shares()) is not None:
+            shares = self._heard_shares()
+            if (
+                shares is not None and shares in self._selector.get_map()
+            ):  # a first attempt may have failed after it
                 self._selector.unregister(shares)
             cleared = self._local.clear(spare_detached=spare_detached, until=self._leave_by)
             self._leftovers.note_stuck(cleared.stuck)
@@ -563,7 +566,7 @@ class Agent:
         self._warn(result.warnings)
         is_over = self._ready_after_stop or self.outcome is not None or bool(self.ended_by)
         if self._local is not None and not self._local.begun and not is_over:
-            self._start_workers(self._local)
+            self._start_workers(self._local, result.warnings if self._local.assignment.is_master else ())
 
     def _share(self, assignment: Assignment) -> RoundShares:
         """The shares of a round, for its workers here."""
@@ -579,7 +582,7 @@ class Agent:
         """Whether something has happened that the loop has not looked at yet."""
         return bool(self._taken or self._selector.select(0))
 
-    def _start_workers(self, local: LocalRound) -> None:
+    def _start_workers(self, local: LocalRound, network: Iterable[str] = ()) -> None:
         try:
             begun = local.start(self._environ())
         except Exception as error:  # whatever it is, it fails the round, not the agent
@@ -596,7 +599,7 @@ class Agent:
             self._account.trains(time.monotonic())
             self._pids = local.pids
             self._guardian.watch(self._pids)
-            self._line.started(local.number)
+            self._line.started(local.number, network="\n".join(network))
 
     def _environ(self) -> dict[str, str]:
         return {

@@ -104,9 +104,9 @@ class Line:
         """Whether this node can take part has changed since `ready`; see `Session.change_readiness`."""
         self._say(lambda now: self._session.change_readiness(not_ready, now))
 
-    def started(self, round_number: int, met: int | None = None) -> None:
+    def started(self, round_number: int, met: int | None = None, network: str = "") -> None:
         """All local workers were started; see `Session.started`."""
-        self._say(lambda now: self._session.started(round_number, now, met))
+        self._say(lambda now: self._session.started(round_number, now, met, network))
 
     def succeeded(self, round_number: int, met: int | None = None, *, must_meet: bool = False) -> None:
         """All local workers ended with status 0; see `Session.succeeded`."""

@@ -168,13 +168,14 @@ class Session:
             self._not_ready = not_ready
             self._join(now)
 
-    def started(self, round_number: int, now: float, met: int | None = None) -> None:
+    def started(self, round_number: int, now: float, met: int | None = None, network: str = "") -> None:
         """All local workers of the round were started.
 
         Args:
             met: on its master, how many workers have come to its store; None: unknown.
+            network: on its master, what is slow in the network between its nodes, a line each.
         """
-        self._report(ReportKind.STARTED, round_number, now, met=met)
+        self._report(ReportKind.STARTED, round_number, now, met=met, message=network)
 
     def succeeded(
         self, round_number: int, now: float, met: int | None = None, *, must_meet: bool = False

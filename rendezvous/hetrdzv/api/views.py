@@ -275,9 +275,10 @@ def group_reply(
 
 @kept
 def _warnings(group: Group) -> tuple[str, ...]:
-    """What differs between the nodes that are here and matters."""
+    """What differs between the nodes that are here and matters, and what is slow between them."""
     nodes = [node for node in group.live if node.job == group.job]
-    return (*drift(nodes), *slow_slots(nodes), *unlike_speeds(nodes))
+    network = group.active_round.network if group.active_round is not None else ()
+    return (*drift(nodes), *slow_slots(nodes), *unlike_speeds(nodes), *network)
 
 
 def _only(members: Iterable[Member], node_ids: AbstractSet[str]) -> Sequence[Member]:

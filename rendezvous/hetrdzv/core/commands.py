@@ -59,7 +59,8 @@ class Report:
         met: from the round's master, with `started` and `succeeded`: how many workers have come to the round's store by
             now, which is where they find each other; None: nobody can tell.
         must_meet: whether workers that have not met count as failed.
-        message: with `master_unreachable`, why; with `leaving`, on whose account (`SIGTERM`).
+        message: with `master_unreachable`, why; with `leaving`, on whose account (`SIGTERM`); from the round's master,
+            with `started`: what is slow in the network between its nodes, a line each.
     """
 
     node_id: str

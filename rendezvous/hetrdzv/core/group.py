@@ -77,6 +77,9 @@ from hetrdzv.protocol.errors import (
 FORMER_KEPT = 8
 """How many past incarnations of a node id are remembered, so that none of them is accepted again."""
 
+MOST_OF_NETWORK = 8
+"""How many lines on the network of a round are kept."""
+
 MAX_CLAIMED_ROUND = 2**52
 """A node may know of newer rounds than its group, if that was forgotten meanwhile; beyond this JSON loses precision."""
 
@@ -323,6 +326,7 @@ def _report(work: Work, command: Report) -> None:
         case ReportKind.STARTED:
             if node.phase is NodePhase.STARTING:
                 work.change_node(node, phase=NodePhase.RUNNING)
+            _note_network(work, node, command.message)
             if node.node_id != current.master.node_id:
                 work.change(failed_masters=0)
         case ReportKind.SUCCEEDED:
@@ -361,6 +365,17 @@ def _count_met(work: Work, node: Node, current: Round, met: int) -> None:
     work.change(round=current)
     if current.apart:
         work.say("never_met", never_met(current), node.node_id)
+
+
+def _note_network(work: Work, node: Node, message: str) -> None:
+    """Note what the nodes of a round found slow between them; its master says so once."""
+    current = work.group.round
+    if not message or current is None or node.node_id != current.master.node_id or current.network:
+        return
+    network = tuple(clipped(line) for line in message.splitlines()[:MOST_OF_NETWORK] if line)
+    work.change(round=replace(current, network=network))
+    for line in network:
+        work.say("slow_network", line, node.node_id)
 
 
 def _is_reached(group: Group, current: Round) -> bool:

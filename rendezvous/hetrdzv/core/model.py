@@ -362,6 +362,7 @@ class Round:
         met: how many workers have found each other in the round's store, as its master last said; None: unknown.
         restarted_by: the failure that a restart was spent on to form this round, in a line; empty if none was.
         warnings: what differs between its nodes and matters (health/drift.py).
+        network: what its nodes found slow in the network between them before their workers started, as its master said.
         shares: those of its beginning.
         refreshed: those that its workers asked for later, the newest last; the last few.
         stall: who is waited for, as the service last saw it; None: nobody (memory only).
@@ -378,6 +379,7 @@ class Round:
     met: int | None = None
     restarted_by: str = ""
     warnings: tuple[str, ...] = ()
+    network: tuple[str, ...] = ()
     shares: Shares = EQUAL_SHARES
     refreshed: tuple[Shares, ...] = ()
     stall: Stall | None = None
@@ -555,7 +557,8 @@ class Event:
     Attributes:
         cause: of a round that formed: what ended the one before (an `EndKind`); None for the first, and elsewhere.
         after_s: how long before it what led to it had happened (seconds). Of a round that ended: a failure, or the last
-            sign of life of a lost node; of a round that formed: the last workers of the one before were gone.
+            sign of life of a lost node; of a round that formed, and of a job that ended after its last round: the last
+            workers of that one were gone.
     """
 
     kind: str

@@ -62,13 +62,22 @@ def _parts(
     """The phases of a round, with their lengths (seconds)."""
     over = _moment(one.ended_at) or now
     running = _moment(one.running_at)
-    yield Phase.STARTING, _seconds(_moment(one.formed_at) or running or over, running or over)
+    starting_s = _seconds(_moment(one.formed_at) or running or over, running or over)
     if running is not None:
+        yield Phase.STARTING, starting_s
         yield Phase.TRAINING, one.trained_s
         yield Phase.NOTICING, _seconds(running, over) - one.trained_s
+    else:
+        noticed_s = min(starting_s, (one.down.noticed_s or 0.0) if one.down is not None else 0.0)
+        yield Phase.STARTING, starting_s - noticed_s
+        yield Phase.NOTICING, noticed_s
     if one.down is not None:
-        after = _seconds(over, (_moment(following.formed_at) if following is not None else None) or now)
-        stopped_s = min(after, one.down.stopped_s or 0.0)
+        stopped_s, formed_s = one.down.stopped_s or 0.0, one.down.formed_s or 0.0
+        if one.is_last:
+            after = stopped_s + formed_s
+        else:
+            after = _seconds(over, (_moment(following.formed_at) if following is not None else None) or now)
+        stopped_s = min(after, stopped_s)
         yield Phase.STOPPING, stopped_s
         yield Phase.WAITING, after - stopped_s
 

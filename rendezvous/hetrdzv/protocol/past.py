@@ -24,7 +24,7 @@ class DownReply(Reply):
     Attributes:
         noticed_s: from what went wrong until the round ended. Of a planned end 0.
         stopped_s: until the last of its workers were gone.
-        formed_s: until the next round formed: nodes were waited for.
+        formed_s: until the next round formed, or the job ended without one: nodes were waited for.
         started_s: until the workers of that round ran.
     """
 
@@ -57,7 +57,7 @@ class PastRoundReply(Reply):
         is_last: the job ended with it.
         cost_restart: a restart was spent on it.
         trained_s: how long all its workers ran (seconds).
-        down: what its end cost; None: it runs, or the job ended with it.
+        down: what its end cost; None: it runs, or the job ended at the same moment.
     """
 
     number: int
@@ -107,11 +107,14 @@ class _Round:
         self.formed_s: float | None = None
         self.cause: str | None = None
         self.why = ""
-        self.is_last = False
+        self.job_ended: datetime | None = None
         self.cost_restart = False
 
     def reply(self, now: datetime) -> PastRoundReply:
         over = self.ended if self.ended is not None else now
+        began = self.running or self.formed
+        if self.noticed_s is not None and began is not None:
+            self.noticed_s = min(self.noticed_s, _seconds(began, over))
         trained_s = max(0.0, _seconds(self.running, over) - (self.noticed_s or 0.0)) if self.running else 0.0
         return PastRoundReply(
             number=self.number,
@@ -121,18 +124,19 @@ class _Round:
             world_size=self.world_size,
             cause=self.cause,
             why=self.why,
-            is_last=self.is_last,
+            is_last=self.job_ended is not None,
             cost_restart=self.cost_restart,
             trained_s=round(trained_s, 3),
-            down=None if self.ended is None or self.is_last else self._down(),
+            down=self._down() if self.ended is not None and self.ended != self.job_ended else None,
         )
 
     def _down(self) -> DownReply:
         stopped_s = formed_s = None
         if self.ended is not None and self.stopped is not None:
             stopped_s = _seconds(self.ended, self.stopped)
-        if self.ended is not None and self.next_formed is not None:
-            whole_s = _seconds(self.ended, self.next_formed)
+        waited_until = self.next_formed if self.job_ended is None else self.job_ended
+        if self.ended is not None and waited_until is not None:
+            whole_s = _seconds(self.ended, waited_until)
             formed_s = self.formed_s if self.formed_s is not None else whole_s - (stopped_s or 0.0)
             formed_s = max(0.0, min(whole_s, formed_s))
             if stopped_s is not None or self.formed_s is not None:
@@ -160,7 +164,7 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
     spans: list[tuple[datetime, datetime | None]] = []  # of jobs: from its first round on, to its end
     for event in events:
         at = datetime.fromisoformat(event.at)
-        current = rounds[-1] if rounds and not rounds[-1].is_last else None
+        current = rounds[-1] if rounds and rounds[-1].job_ended is None else None
         if event.kind == "round_formed" and event.round is not None:
             if current is None:
                 spans.append((at, None))
@@ -180,7 +184,7 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
             spans.append((at, None))
         if event.kind == "round_running":
             current.running = at
-            if len(rounds) > 1 and not rounds[-2].is_last:
+            if len(rounds) > 1 and rounds[-2].job_ended is None:
                 rounds[-2].next_running = at
         elif event.kind == "round_ended":
             current.ended, current.noticed_s = at, event.after_s
@@ -193,7 +197,8 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
         elif event.kind in OUTCOMES:
             if current.ended is None:
                 current.ended = at
-            current.cause, current.why, current.is_last = OUTCOMES[event.kind], event.text, True
+            current.formed_s = event.after_s
+            current.cause, current.why, current.job_ended = OUTCOMES[event.kind], event.text, at
             spans[-1] = (spans[-1][0], at)
     replies = [one.reply(now) for one in rounds]
     return PastReply(

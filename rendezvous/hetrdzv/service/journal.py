@@ -17,6 +17,7 @@ WARNINGS = frozenset(
         "worker_failed",
         "restart_spent",
         "stalled",
+        "slow_network",
         "node_lost",
         "node_rejected",
         "node_left_out",

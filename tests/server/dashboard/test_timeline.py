@@ -1,12 +1,15 @@
 """A past as a drawing: one span after another, none too thin to be seen."""
 
+import contextlib
 import random
 from datetime import timedelta
 
 import pytest
 
+from hetrdzv.core.model import NodePhase
 from hetrdzv.dashboard.scenes import bars
 from hetrdzv.dashboard.timeline import Span, spans
+from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.past import past
 from tests.server.told import BEGAN, Told, at, restarted, running
 
@@ -110,3 +113,34 @@ def test_bars_fill_the_width_and_none_is_too_thin_to_be_seen() -> None:
     shown = bars(story.past, at(story.now))
     assert min(bar.width for bar in shown) == 2
     assert shown[-1].x + shown[-1].width == pytest.approx(1000)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_happens_the_parts_add_up(seed: int) -> None:
+    """Trained, down and started are all the time there was; what is drawn is the same."""
+    rng = random.Random(seed)
+    story = Told(min_nodes=2, max_restarts=2, last_call_s=1.0, lease_s=5.0, join_timeout_s=20.0)
+    number = 0
+    for _ in range(40):
+        node_id = rng.choice("abc")
+        known = story.group.nodes.get(node_id)
+        with contextlib.suppress(HetError, KeyError):
+            match rng.randrange(8):
+                case 0 | 1 | 2:
+                    number += known is None or known.phase in (NodePhase.LEFT, NodePhase.LOST)
+                    story.join(node_id, inc=f"{node_id}-{number}" if number else None)
+                case 3 | 4:
+                    story.started(node_id)
+                case 5:
+                    story.failed(node_id, age_s=rng.choice((0.0, 0.5, 100.0)))
+                case 6:
+                    act = rng.choice((Told.leave, Told.succeeded, lambda story, _: story.restart()))
+                    act(story, node_id)
+                case 7:
+                    story.wait(rng.uniform(0, 30), silent=rng.choice(((), ("a",), ("a", "b"))))
+        story.now += rng.uniform(0, 2)
+    found = story.past
+    parts = sum(one.trained_s + (one.down.total_s if one.down is not None else 0.0) for one in found.rounds)
+    shown = drawn(story)
+    assert sum(one.length for one in shown) == pytest.approx(found.whole_s, abs=0.1)
+    assert parts <= found.whole_s + 0.1

@@ -282,7 +282,9 @@ def finish(work: Work, state: GroupState, text: str, root_cause: RootCause | Non
         bounds_since=None,
         joiners_since=None,
     )
-    work.say(f"group_{state}", text)
+    last = work.group.round
+    stopped_at = last.end.stopped_at if last is not None and last.end is not None else None
+    work.say(f"group_{state}", text, since=stopped_at)
 
 
 def finish_cancelled(work: Work) -> None:

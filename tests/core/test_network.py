@@ -1,0 +1,20 @@
+"""What the nodes of a round found slow in the network between them is kept with the round."""
+
+from hetrdzv.core.commands import ReportKind
+from tests.core.driver import Story
+
+
+def test_the_master_says_once_what_is_slow() -> None:
+    story = Story(min_nodes=2, max_nodes=2)
+    story.joins("a", "b")
+    story.report("b", ReportKind.STARTED, message="b is no master")
+    assert story.group.round is not None
+    assert story.group.round.network == ()
+    story.report("a", ReportKind.STARTED, message="the network of node b is slow\n\nand " + "x" * 9_000)
+    network = story.group.round.network
+    assert network[0] == "the network of node b is slow"
+    assert len(network) == 2
+    assert len(network[1]) < 1_000
+    assert story.said("slow_network") == list(network)
+    story.report("a", ReportKind.STARTED, message="again")
+    assert story.group.round.network == network, "a report that is repeated changes nothing"

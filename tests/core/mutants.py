@@ -141,7 +141,7 @@ _BROKEN = (
     ("a weight by hand on one node is not everybody's", "rounds/shares", "if any(node.weighed_by_hand for node in nodes):", "if all(node.weighed_by_hand for node in nodes):"),
     ("weight 1 by hand is none", "model", "return self.weighed or self.weight != 1", "return self.weight != 1"),
     ("a node without speeds is as fast as nothing", "rounds/shares", "if all(len(node.speeds) == node.slots for node in nodes):", "if any(node.speeds for node in nodes):"),
-    ("speeds that hardly differ are unlike", "rounds/shares", "speed > rest[0] * (1 - SAME)", "speed >= rest[0]"),
+    ("speeds that hardly differ are unlike", "rounds/shares", "while speeds[first] <= speed * (1 - same):", "while speeds[first] < speed:"),
     ("who works more gets more", "rounds/shares", "weight * (one.looks + 2) / (one.share * one.looks + 1)", "weight / (one.looks + 2) * (one.share * one.looks + 1)"),
     ("one look at each worker is enough", "rounds/shares", "or any(one.looks < ENOUGH_LOOKS for one in known)", ""),
     ("a decision is made anew for each who asks", "rounds/shares", "    if current.decided(command.number) is not None:\n        return\n", ""),

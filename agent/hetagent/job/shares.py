@@ -20,9 +20,10 @@ from hetagent.launch.base import Assignment
 from hetagent.node import scratch
 from hetagent.node.created import Created
 from hetagent.protocol.sharing import Answered, Decided, Refused
+from hetagent.shares import ANSWER, ASK, FILE
 
-FILE, WEIGHT, SUM = "HET_WEIGHTS_FILE", "HET_WEIGHT", "HET_WEIGHT_SUM"
-"""Variables of a worker: the file with the weights of all ranks, its own weight, and the sum of all."""
+WEIGHT, SUM = "HET_WEIGHT", "HET_WEIGHT_SUM"
+"""Variables of a worker: its own weight, and the sum of all."""
 
 PREFIX = "hetw_"
 
@@ -145,14 +146,17 @@ class RoundShares:
             case Refused(why):
                 self._tell(f"round {self._round}: no new shares: {why}")
                 with suppress(OSError):
-                    _put(f"{self._path}.{number}", {"error": why})
+                    _put(ANSWER.format(path=self._path, number=number), {"error": why})
                 return
         self._decided(number, weights != self._newest)
         self._newest = weights
         with suppress(OSError):
-            self._write(f"{self._path}.{number}", number, weights)
+            self._write(ANSWER.format(path=self._path, number=number), number, weights)
         for former in sorted(self._asked)[:-KEPT]:
-            for path in (f"{self._path}.{former}", f"{self._path}.ask.{former}"):
+            for path in (
+                ANSWER.format(path=self._path, number=former),
+                ASK.format(path=self._path, number=former),
+            ):
                 with suppress(OSError):
                     os.unlink(path)
             self._asked.discard(former)  # whoever asks so late is told by the server that it is too late

@@ -14,18 +14,18 @@ from tests.support.mutants import CORE, Mutant, copied, environment, parser, rep
 AGENT = "agent/hetagent/protocol"
 SERVICE = "rendezvous/hetrdzv/service"
 MUTANTS = (
-    Mutant("a failure is judged at once", f"{CORE}/settle.py", "ended.end.judged or unresolved(work.group, work.now)", "ended.end.judged"),
-    Mutant("a suspect is resolved", f"{CORE}/timers.py", "(node.acked_round < node.member_of or node.cut_at is not None)", "node.acked_round < node.member_of"),
-    Mutant("who was not told to stop is overdue", f"{CORE}/timers.py", "    if node.stop_told_at is None:\n        return inf\n", "    if node.stop_told_at is None:\n        return group.round.end.at + group.spec.stop_timeout_s + STOP_GRACE_S\n"),
-    Mutant("losses cost restarts", f"{CORE}/transitions.py", "    elif kind in LOSSES and", "    elif False and"),
-    Mutant("an end costs two restarts", f"{CORE}/settle.py", "restarts=group.restarts + 1,", "restarts=min(budget, group.restarts + 2),"),
+    Mutant("a failure is judged at once", f"{CORE}/rounds/settle.py", "ended.end.judged or unresolved(work.group, work.now)", "ended.end.judged"),
+    Mutant("a suspect is resolved", f"{CORE}/rounds/timers.py", "(node.acked_round < node.member_of or node.cut_at is not None)", "node.acked_round < node.member_of"),
+    Mutant("who was not told to stop is overdue", f"{CORE}/rounds/timers.py", "    if node.stop_told_at is None:\n        return inf\n", "    if node.stop_told_at is None:\n        return group.round.end.at + group.spec.stop_timeout_s + STOP_GRACE_S\n"),
+    Mutant("losses cost restarts", f"{CORE}/rounds/transitions.py", "    elif kind in LOSSES and", "    elif False and"),
+    Mutant("an end costs two restarts", f"{CORE}/rounds/settle.py", "restarts=group.restarts + 1,", "restarts=min(budget, group.restarts + 2),"),
     Mutant("a retried join is an acknowledgement", f"{CORE}/group.py", "if command.after_round < node.member_of:", "if False:"),
     Mutant("a report may speak of another round", f"{CORE}/group.py", " or command.round != current.number:", ":"),
     Mutant("an ended round is started", f"{CORE}/directive.py", "if group.round.end is not None:\n            return tell", "if False:\n            return tell"),
     Mutant("the master is not of the round", f"{CORE}/directive.py", "        master=current.master,", "        master=__import__('dataclasses').replace(current.master, node_id='n9'),"),
     Mutant("a running node counts as succeeded", f"{CORE}/model.py", "or self.phase_of(member) is NodePhase.SUCCEEDED\n", "or self.phase_of(member) in (NodePhase.SUCCEEDED, NodePhase.RUNNING)\n"),
-    Mutant("round numbers begin anew with a job", f"{CORE}/transitions.py", "last_round=group.last_round,", "last_round=0,"),
-    Mutant("a lost member stays in its round", f"{CORE}/transitions.py", "    if was_gone:\n        return\n", "    return\n"),
+    Mutant("round numbers begin anew with a job", f"{CORE}/rounds/transitions.py", "last_round=group.last_round,", "last_round=0,"),
+    Mutant("a lost member stays in its round", f"{CORE}/rounds/transitions.py", "    if was_gone:\n        return\n", "    return\n"),
     Mutant("replies come before commits", "rendezvous/hetrdzv/service/ledger.py", "await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))", "asyncio.ensure_future(self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now)))"),
     Mutant("what is not committed is read", "rendezvous/hetrdzv/service/service.py", "        group = self._ledger.groups.get(group_id)\n        if group is None:", "        group = self._ledger.head(group_id)\n        if group is None:"),
     Mutant("acknowledgements are not stored", "rendezvous/hetrdzv/storage/records.py", '_MEMORY_ONLY = {"heard_at",', '_MEMORY_ONLY = {"acked_round", "heard_at",'),
@@ -40,9 +40,9 @@ MUTANTS = (
     Mutant("the session gives up on reports", f"{AGENT}/session.py", "        if self._contact.is_old(request):\n            return\n", "        self._reports.drop('')\n        if self._contact.is_old(request):\n            return\n"),
     Mutant("nobody stops without a server", f"{AGENT}/contact.py", "        return None if self._heard_at is None else self._heard_at + max_disconnect_s\n", "        return None\n"),
     Mutant("a late answer proves that a server is there", f"{AGENT}/contact.py", "heard_at = min(now, sent_at + max_disconnect_s / 2)", "heard_at = now"),
-    Mutant("any world size is a multiple", f"{CORE}/worlds.py", "range(top - top % self.multiple, self.smallest - 1, -self.multiple)", "range(top, 0, -1)"),
-    Mutant("bounds in nodes are forgotten", f"{CORE}/subset.py", "if found is None or search.is_allowed(found):", "if True:"),
-    Mutant("who is not ready is taken", f"{CORE}/selection.py", "        and not node.not_ready\n", ""),
+    Mutant("any world size is a multiple", f"{CORE}/selection/worlds.py", "range(top - top % self.multiple, self.smallest - 1, -self.multiple)", "range(top, 0, -1)"),
+    Mutant("bounds in nodes are forgotten", f"{CORE}/selection/subset.py", "if found is None or search.is_allowed(found):", "if True:"),
+    Mutant("who is not ready is taken", f"{CORE}/selection/ready.py", "        and not node.not_ready\n", ""),
     Mutant("nobody corrects who is ready", f"{AGENT}/session.py", 'return is_news and (directive.reason', 'return False and (directive.reason'),
 )  # fmt: skip
 

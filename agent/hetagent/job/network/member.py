@@ -186,28 +186,38 @@ async def accept(
         served: gets what was received over a `data` connection.
         on_hello: gets `hello` connections; None: this node is not the master.
     """
-    loop = asyncio.get_running_loop()
+    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
     listener.setblocking(False)
-    async with contextlib.AsyncExitStack() as stack:
-        tasks: set[asyncio.Task[None]] = set()
 
-        async def end() -> None:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    def come() -> None:  # not sock_accept: what it has accepted when it is cancelled is never closed
+        try:
+            sock, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:  # no descriptors are left: others will not reach this node
+            loop.remove_reader(listener)
+            return
+        task = asyncio.create_task(_answer(sock, served, on_hello))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        task.add_done_callback(
+            lambda _: sock.close()
+        )  # one that is cancelled before it begins closes nothing
 
-        stack.push_async_callback(end)
-        while True:
-            sock, _ = await loop.sock_accept(listener)
-            task = asyncio.create_task(_answer(sock, served, on_hello))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+    loop.add_reader(listener, come)
+    try:
+        await asyncio.Future()
+    finally:
+        loop.remove_reader(listener)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _answer(sock: socket.socket, served: Callable[[Message], None], on_hello: OnHello | None) -> None:
     loop = asyncio.get_running_loop()
     sock.setblocking(False)
-    with sock, contextlib.suppress(OSError, ValueError):  # a stranger, or a peer that gave up
+    with contextlib.suppress(OSError, ValueError):  # a stranger, or a peer that gave up
         async with asyncio.timeout(CONNECT_S):
             text = b""
             while not text.endswith(b"\n") and len(text) < MOST_BYTES:

@@ -25,7 +25,14 @@ def models(kind: type[BaseModel], *, optional: bool = True) -> Strategy:
         if optional
         else st.fixed_dictionaries(required | fields)
     )
-    return given.map(lambda values: kind(**values))
+    return given.map(lambda values: kind(**_fitting(values)))
+
+
+def _fitting(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a join with as many speeds as slots."""
+    if values.get("speeds") is not None:
+        values = {**values, "speeds": (values["speeds"] * values["slots"])[: values["slots"]] or None}
+    return values
 
 
 def _values(kind: Any, about: list[Any]) -> Strategy:

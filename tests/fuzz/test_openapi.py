@@ -126,6 +126,7 @@ NO_SCHEMA_SAYS = "|".join(
         "begin rank_order with ",
         "rank_order .* (must be |twice)",
         "(master|unit) .* must be ",
+        r"there must be one for each of the \d+ slots",
     ]
 )
 """Bounds that contradict each other, and texts that mean nothing."""

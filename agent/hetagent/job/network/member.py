@@ -127,8 +127,10 @@ async def converse(
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await hang_up(writer)
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:  # the check may be cancelled here, too
+            await hang_up(writer)
 
 
 def _result(order: Message) -> Result:
@@ -243,10 +245,11 @@ async def hang_up(writer: asyncio.StreamWriter) -> None:
     """Close a connection once everything that was said on it is sent, or cannot be."""
     writer.close()
     try:
-        async with asyncio.timeout(HANG_UP_S):
-            await writer.wait_closed()
-    except OSError:
-        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(HANG_UP_S):
+                await writer.wait_closed()
+    finally:
+        writer.transport.abort()  # does nothing more where it is closed
         await asyncio.sleep(0)
 
 

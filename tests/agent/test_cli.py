@@ -399,6 +399,7 @@ def test_a_standalone_agent_leaves_nothing_behind(
     soon(lambda: not any(child.is_running() for child in children), "the end of the agent's children")
 
 
+@pytest.mark.long
 def test_a_standalone_job_names_what_an_earlier_one_left_and_does_not_kill_it(
     hetagent: Start, tmp_path: Path
 ) -> None:
@@ -445,6 +446,7 @@ def test_a_job_goes_on_when_nobody_reads_its_output(hetagent: Start, tmp_path: P
     assert process.wait(60) == 0
 
 
+@pytest.mark.long
 def test_a_signal_ends_an_agent_whose_output_nobody_reads(hetagent: Start, tmp_path: Path) -> None:
     """Less, or a pipe to a program that hangs; both streams go there."""
     reader, writer = os.pipe()
@@ -490,6 +492,7 @@ def test_an_agent_that_a_script_starts_in_the_background_ignores_sigint(
     assert not worker.is_running()
 
 
+@pytest.mark.long
 def test_an_agent_whose_own_server_died_does_not_wait_for_it(hetagent: Start, tmp_path: Path) -> None:
     with open(tmp_path / "err", "w") as err:
         process = hetagent(*STANDALONE, *WORKER, stderr=err)

@@ -122,6 +122,7 @@ def test_workers_that_met(pair: Cluster) -> None:
 
 
 @pytest.mark.gloo
+@pytest.mark.long
 def test_only_some_met(pair: Cluster) -> None:
     some = "import os\nif os.environ['RANK'] == '2': raise SystemExit\n"
     [said] = never_met(run(pair, some + MET.format("dist.init_process_group('gloo', world_size=2)")))

@@ -164,6 +164,7 @@ def test_a_reader_sees_and_does_nothing_else(chromium: Browser, server: Hetserve
     seen.context.close()
 
 
+@pytest.mark.long
 def test_a_link_on_another_site_signs_in(chromium: Browser, server: Hetserver) -> None:
     """A chat, a wiki, a terminal in the browser: the cookie is strict, and the first page needs it at once."""
     running(server, "linked")
@@ -227,6 +228,7 @@ def test_signing_out_ends_all_pages_of_the_browser(chromium: Browser, server: He
     seen.context.close()
 
 
+@pytest.mark.long
 def test_an_update_leaves_alone_what_a_person_does(chromium: Browser, server: Hetserver) -> None:
     running(server, "calm")
     seen = Watched(chromium, server)

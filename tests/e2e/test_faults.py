@@ -67,6 +67,7 @@ def test_an_agent_that_is_restarted_at_once_takes_its_place_again(job: Cluster) 
     job.end_well("a", "b", "c")
 
 
+@pytest.mark.long
 def test_a_short_stop_is_no_loss_and_a_second_agent_with_a_node_id_in_use_is_refused(pair: Cluster) -> None:
     """Neither does harm: the same workers go on, in the same round."""
     first = pair.start(PAIR)
@@ -137,6 +138,7 @@ def test_a_preempted_node_has_its_grace_and_the_others_are_told_why(job: Cluster
 
 
 @pytest.mark.gloo
+@pytest.mark.long
 def test_workers_that_sit_in_a_collective_are_killed_after_the_grace_and_hold_nobody_up_before(
     job: Cluster,
 ) -> None:
@@ -191,6 +193,7 @@ def test_a_full_disk_under_the_state_loses_nothing(pair: Cluster, tmp_path: Path
         pair.server.stop()
 
 
+@pytest.mark.long
 def test_a_full_disk_under_the_logs_is_named_on_every_node(pair: Cluster, tmp_path: Path) -> None:
     pair.flags = (*pair.flags, "--max-restarts", "0")
     with small_disk(tmp_path / "disk", 64) as disk:

@@ -51,6 +51,7 @@ def test_an_exception_is_told_on_every_node_with_its_traceback(job: Cluster) -> 
     assert job.group()["state"] == "failed"
 
 
+@pytest.mark.long
 def test_the_exit_code_of_the_first_failure_is_every_agents(pair: Cluster) -> None:
     pair.flags = (*pair.flags, "--max-restarts", "0")
     for name, gpus in PAIR.items():
@@ -111,6 +112,7 @@ def test_a_new_node_is_admitted(job: Cluster) -> None:
     job.end_well("a", "b", "c")
 
 
+@pytest.mark.long
 def test_a_new_node_is_kept_as_a_spare_and_fills_a_loss(job: Cluster) -> None:
     job.flags = (*job.flags, "--on-join", "spare", "--last-call-s", "1")
     job.agent("a", 2)

@@ -133,6 +133,7 @@ PER_NODE = ("--launch node --no-python", "fairseq-train")
 
 @pytest.mark.parametrize("version", fairseq.VERSIONS)
 @pytest.mark.parametrize("how", [PER_GPU, PER_NODE], ids=["per GPU", "per node"])
+@pytest.mark.long
 def test_the_documented_command_of_fairseq(version: str, how: tuple[str, str], tmp_path: Path) -> None:
     needs_set_up("launch")
     command = documented(*how)

@@ -18,6 +18,7 @@ def keep(slots: int, *speeds: float) -> None:
     cache.write(cache.folder(os.environ), measured.key, speeds)
 
 
+@pytest.mark.long
 def test_a_node_that_is_too_slow_is_named_on_all_nodes(
     pair: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

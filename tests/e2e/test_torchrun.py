@@ -110,6 +110,7 @@ def test_a_new_node_is_admitted_and_costs_no_restart(tmp_path: Path) -> None:
         job.end_well("a", "b")
 
 
+@pytest.mark.long
 def test_a_node_too_many_is_a_spare_that_disturbs_nobody(pair: Torchruns) -> None:
     needs_set_up("launch")
     first = start_pair(pair)
@@ -154,6 +155,7 @@ def test_a_terminated_agent_leaves_the_rest(job: Torchruns) -> None:
     job.end_well("b", "c")
 
 
+@pytest.mark.long
 def test_an_agent_that_gives_up_leaves_the_rest(job: Torchruns) -> None:
     needs_set_up("launch")
     job.torchrun("a", 2)
@@ -180,6 +182,7 @@ def test_an_agent_that_gives_up_ends_the_job_where_too_few_are_left(tmp_path: Pa
         assert (group["state"], group["why"]) == ("failed", failure)
 
 
+@pytest.mark.long
 def test_too_few_are_left(pair: Torchruns) -> None:
     needs_set_up("launch")
     pair.conf += ",join_timeout_s=3"
@@ -199,6 +202,7 @@ def test_a_cancelled_job_ends_everywhere(pair: Torchruns) -> None:
     assert "RendezvousClosedError: the job was cancelled" in pair.agents["b"].stderr
 
 
+@pytest.mark.long
 def test_a_drained_node_goes_and_the_rest_go_on(job: Torchruns) -> None:
     needs_set_up("launch")
     for name, slots in (("a", 2), ("b", 1), ("c", 1)):
@@ -375,6 +379,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_local_elastic_agent_of_ones_own_restarts_and_returns_values(
     pair: Torchruns, tmp_path: Path
 ) -> None:
@@ -386,6 +391,7 @@ def test_a_local_elastic_agent_of_ones_own_restarts_and_returns_values(
     wait_for(lambda: pair.group()["state"] == "succeeded", "success of the group", 5)
 
 
+@pytest.mark.long
 def test_a_handler_that_is_dropped_leaves(pair: Torchruns) -> None:
     """After a signal torch does not call shutdown(), and a program may go on."""
     before = dict(os.environ)

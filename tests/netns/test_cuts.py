@@ -170,6 +170,7 @@ def test_a_cut_shorter_than_the_lease_changes_nothing(job: Job, only: str) -> No
     assert job.told("node_lost") == []
 
 
+@pytest.mark.long
 def test_the_server_is_out_of_reach_for_some_nodes_only(job: Job) -> None:
     """Its peers stop when it is lost; that its workers then fail costs no restart."""
     old = Ends(job.pids("c"))

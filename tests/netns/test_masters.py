@@ -61,6 +61,7 @@ def test_a_node_that_reaches_no_other_is_left_out_where_the_bounds_allow(tmp_pat
         job.end_well("a", "b", "c")
 
 
+@pytest.mark.long
 def test_the_server_is_out_of_reach_for_one_node_at_first(tmp_path: Path, net: Hosts) -> None:
     lan = net.switch("lan")
     hosts = [lan.host(name) for name in ("server", "a", "b")]
@@ -76,6 +77,7 @@ def test_the_server_is_out_of_reach_for_one_node_at_first(tmp_path: Path, net: H
         job.end_well("a", "b")
 
 
+@pytest.mark.long
 def test_a_node_that_never_reaches_the_server_gives_up(tmp_path: Path, net: Hosts) -> None:
     lan = net.switch("lan")
     hosts = [lan.host(name) for name in ("server", "a")]

@@ -47,6 +47,7 @@ PORTS, KERNEL = commands("docs/network.md", "Firewalls")
 
 
 @pytest.mark.parametrize("line", [INTERFACE, ADDRESS], ids=["interface", "address"])
+@pytest.mark.long
 def test_a_network_for_control_another_for_data(tmp_path: Path, net: Hosts, line: str) -> None:
     addresses, route, status = LOOK
     with HostCluster(tmp_path, two_networks(net)) as job:
@@ -65,6 +66,7 @@ def test_a_network_for_control_another_for_data(tmp_path: Path, net: Hosts, line
 
 
 @pytest.mark.parametrize("line", [BOTH, INFINIBAND], ids=["several cards", "InfiniBand"])
+@pytest.mark.long
 def test_variables_that_are_set_reach_the_workers(
     tmp_path: Path, net: Hosts, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ def test_two_networks_that_both_join_the_nodes(tmp_path: Path, net: Hosts) -> No
         job.end_well("a", "b")
 
 
+@pytest.mark.long
 def test_ipv6_only(tmp_path: Path, net: Hosts) -> None:
     lan = net.switch("lan")
     hosts = [lan.host(name, ipv4=False, ipv6=True) for name in NODES]

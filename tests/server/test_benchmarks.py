@@ -31,6 +31,7 @@ def cells(printed: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(lines[0], row, strict=True)) for row in lines[2:]}
 
 
+@pytest.mark.long
 def test_growth_is_the_exponent() -> None:
     assert growth([(10, 3.0), (100, 30.0), (1000, 300.0)]) == pytest.approx(1.0)
     assert growth([(10, 1.0), (100, 100.0)]) == pytest.approx(2.0)
@@ -57,6 +58,7 @@ def test_rendezvous(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(("store", "lost"), [("sqlite", "0"), ("memory", "5")])
+@pytest.mark.long
 def test_storm(
     store: str, lost: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,11 +78,13 @@ def test_hold(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert not [name for name in rows if "did not run again" in name]
 
 
+@pytest.mark.long
 def test_selecting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     printed = run("selecting", "--nodes 20 --tries 1", monkeypatch, capsys)
     assert "| 8 | half of the nodes | 80 | 10 |" in printed
 
 
+@pytest.mark.long
 def test_profiled(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     printed = run("profiled", "--nodes 4 --seconds 1", monkeypatch, capsys)
     assert "tottime" in printed

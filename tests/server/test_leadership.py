@@ -130,6 +130,7 @@ async def test_what_happens_while_nobody_leads_is_not_lost(servers: Servers) -> 
         await job.end()
 
 
+@pytest.mark.long
 async def test_a_leader_that_stood_still_is_deposed_and_says_nothing(servers: Servers) -> None:
     """SIGSTOP for longer than its lease. Requests that it had got are answered when it goes on: not with 200."""
     leader = servers.leader()
@@ -179,6 +180,7 @@ async def test_a_member_of_etcd_may_go(etcd: EtcdCluster, servers: Servers, whic
             etcd.await_health()
 
 
+@pytest.mark.long
 async def test_a_leader_that_cannot_renew_says_nothing_and_goes_on_later(
     etcd: EtcdCluster, lonely: Servers
 ) -> None:

@@ -427,7 +427,8 @@ def test_a_standalone_job_names_what_an_earlier_one_left_and_does_not_kill_it(
     assert first_group not in said
 
 
-@pytest.mark.parametrize("how", ["pipe", pytest.param("closed", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["pipe", "closed"])
 def test_a_job_goes_on_when_nobody_reads_its_output(hetagent: Start, tmp_path: Path, how: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -465,6 +466,7 @@ def test_a_signal_ends_an_agent_whose_output_nobody_reads(hetagent: Start, tmp_p
         os.close(reader)
 
 
+@pytest.mark.long
 def test_an_agent_that_a_script_starts_in_the_background_ignores_sigint(
     hetagent: Start, tmp_path: Path
 ) -> None:

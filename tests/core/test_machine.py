@@ -694,7 +694,7 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
-settings.register_profile("machine-ci", max_examples=100, stateful_step_count=40, derandomize=True, **COMMON)
+settings.register_profile("machine-ci", max_examples=60, stateful_step_count=40, derandomize=True, **COMMON)
 settings.register_profile("machine-big", max_examples=5_000, stateful_step_count=100, **COMMON)
 settings.register_profile("machine-seek", settings.get_profile("machine-ci"), phases=[Phase.generate])
 

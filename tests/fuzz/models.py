@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, StringConstraints
 from pydantic.fields import FieldInfo
 
+from hetrdzv.protocol.wire import JoinRequest
+
 Strategy = st.SearchStrategy[Any]
 
 
@@ -25,12 +27,12 @@ def models(kind: type[BaseModel], *, optional: bool = True) -> Strategy:
         if optional
         else st.fixed_dictionaries(required | fields)
     )
-    return given.map(lambda values: kind(**_fitting(values)))
+    return given.map(lambda values: kind(**_fitting(kind, values)))
 
 
-def _fitting(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a join with as many speeds as slots."""
-    if values.get("speeds") is not None:
+def _fitting(kind: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a model; of a join with as many speeds as slots."""
+    if kind is JoinRequest and values.get("speeds") is not None:
         values = {**values, "speeds": (values["speeds"] * values["slots"])[: values["slots"]] or None}
     return values
 

@@ -103,12 +103,13 @@ def restart(job: Job) -> None:
     job.post("restart")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("names", "after_s", "then"),
     [
         (("c",), LEASE_S, nothing),
-        pytest.param(("b", "c"), PACE.poll_s - 1.0, nothing, marks=pytest.mark.long),
-        pytest.param(("c",), LEASE_S, restart, marks=pytest.mark.long),
+        (("b", "c"), PACE.poll_s - 1.0, nothing),
+        (("c",), LEASE_S, restart),
     ],
     ids=["during a poll", "two of them, before their polls are answered", "before there is news for it"],
 )

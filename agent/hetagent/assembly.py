@@ -25,9 +25,9 @@ from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.ready.speed_check import SpeedCheck
-from hetagent.job.store import HetRendezvousHandler
 from hetagent.job.summary import closing_block
-from hetagent.job.torch_starter import TorchStarter
+from hetagent.job.workers.store import HetRendezvousHandler
+from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Launch
 from hetagent.launch.choose import launch_of
 from hetagent.launch.choose import notes as launch_notes
@@ -44,7 +44,7 @@ from hetagent.options.model import Options, UsageError
 from hetagent.options.torchrun import typed
 from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
-from hetagent.protocol.session import Session
+from hetagent.protocol.session.session import Session
 from hetagent.slots import isolated, narrow, slots_of
 from hetagent.speeds import speed_check, to_measure
 from hetagent.standby import policy

@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing import Std as TorchsStd
 
 from hetagent import torch_compat
-from hetagent.job.store import HetRendezvousHandler
+from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.options.model import Std, UsageError
 from hetagent.options.parse import parse
 from hetagent.torch_compat import NEEDS, Need, Processes

@@ -26,7 +26,7 @@ from hetagent import (
     cli,
 )
 from hetagent.node.network import hold_port
-from hetagent.protocol import session
+from hetagent.protocol.session import session
 from hetrdzv.protocol.wire import DEFAULTS
 from tests.support.servers import ROOT, Hetserver, free_port
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.requests import Answer, Request
-from hetagent.protocol.session import Session
-from hetagent.protocol.sharing import Decided, SharesAnswer
+from hetagent.protocol.session.session import Session
+from hetagent.protocol.session.sharing import Decided, SharesAnswer
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, FailureFields, ProgressFields, WorkerFields
 from tests.sim.store import GROUP

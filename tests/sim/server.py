@@ -48,7 +48,7 @@ class _HungUp(Exception):
 
 
 class Connection:
-    """What the routes do with a request, without HTTP; a `hetagent.protocol.session.Server`."""
+    """What the routes do with a request, without HTTP; a `hetagent.protocol.session.session.Server`."""
 
     def __init__(self, service: Service, polls: Polls) -> None:
         self._service = service

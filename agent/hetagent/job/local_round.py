@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from hetagent.job.deaths import Deaths
 from hetagent.job.failures import Left, failure_message, is_permanent
 from hetagent.job.notice import PATIENCE_S, Notice, handles
 from hetagent.job.progress.watching import Watching
 from hetagent.job.shares import RoundShares
-from hetagent.job.starter import Exit, Starter
-from hetagent.job.workers import Cleared, Workers
+from hetagent.job.workers.deaths import Deaths
+from hetagent.job.workers.processes import Cleared, Workers
+from hetagent.job.workers.starter import Exit, Starter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
 from hetagent.progress import NOTICE_FILE

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from hetagent.job import failures
 from hetagent.job.account import STOPPING, Account, Spent
-from hetagent.job.leftovers import Leftovers
 from hetagent.job.local_round import LocalRound
 from hetagent.job.network.check import NetworkCheck
 from hetagent.job.ports import Ports
 from hetagent.job.progress.watching import Watching
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.shares import RoundShares
-from hetagent.job.starter import Starter
+from hetagent.job.workers.leftovers import Leftovers
+from hetagent.job.workers.starter import Starter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import CommandError, Misfit, NotFound
 from hetagent.node.network import NetworkError

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hetagent.job.store import HetRendezvousHandler
+    from hetagent.job.workers.store import HetRendezvousHandler
 
 
 class Ports:

@@ -19,7 +19,7 @@ from pathlib import Path
 from hetagent.launch.base import Assignment
 from hetagent.node import scratch
 from hetagent.node.created import Created
-from hetagent.protocol.sharing import Answered, Decided, Refused
+from hetagent.protocol.session.sharing import Answered, Decided, Refused
 from hetagent.shares import ANSWER, ASK, FILE
 
 WEIGHT, SUM = "HET_WEIGHT", "HET_WEIGHT_SUM"

@@ -16,7 +16,7 @@ from hetagent.node.speed.subject import DTYPES
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
 from hetagent.options.values import label, notice_signal, port_range, seconds, setting, weight, world_size
-from hetagent.protocol.contact import CONNECT_TIMEOUT_S
+from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S
 from hetrdzv import __version__
 from hetrdzv.protocol.wire import SETTINGS, Setting
 

@@ -13,8 +13,8 @@ from datetime import datetime
 from hetagent.protocol.delivery import Delivery
 from hetagent.protocol.mailbox import Mailbox
 from hetagent.protocol.requests import Answer, Request
-from hetagent.protocol.session import Session
-from hetagent.protocol.sharing import Answered
+from hetagent.protocol.session.session import Session
+from hetagent.protocol.session.sharing import Answered
 from hetagent.protocol.waiting import TICK_S, Waiting, never_live
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.clock_times import with_clock_times

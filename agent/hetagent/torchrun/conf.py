@@ -16,7 +16,7 @@ from hetagent.node.names import host_name
 from hetagent.node.network import parse_port_range
 from hetagent.options.flags import SPEC_FLAGS
 from hetagent.options.values import seconds, setting
-from hetagent.protocol.contact import CONNECT_TIMEOUT_S
+from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S
 from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client import servers_from

@@ -13,7 +13,7 @@ from hetagent.node import network
 from hetagent.node.place import find_place
 from hetagent.node.versions import versions
 from hetagent.protocol.offer import Offer
-from hetagent.protocol.session import Session
+from hetagent.protocol.session.session import Session
 from hetagent.torchrun.conf import Conf
 from hetagent.torchrun.line import PluginLine
 from hetrdzv.auth.client_token import reread_token

@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from hetagent.job.store import STORE_TIMEOUT, HetRendezvousHandler
+from hetagent.job.workers.store import STORE_TIMEOUT, HetRendezvousHandler
 from hetagent.node import names, network
 from hetagent.protocol.line import Line
 from hetagent.torch_compat import BARRIER_PASSED

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from hetagent.protocol.line import Line
-from hetagent.protocol.session import Session
+from hetagent.protocol.session.session import Session
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply
 

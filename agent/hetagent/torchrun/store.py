@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from torch.distributed import Store, TCPStore
 
-from hetagent.job.store import STORE_TIMEOUT
+from hetagent.job.workers.store import STORE_TIMEOUT
 from hetagent.torch_compat import ASSIGNED_RANKS, BARRIER_ENTERED, BARRIER_PASSED, ROLE_INFO, role_info
 from hetagent.torchrun.background import Call
 from hetrdzv.protocol.wire import MAX_SLOTS, StartReply

@@ -24,8 +24,8 @@ from hetagent.job.ports import Ports
 from hetagent.job.progress.watching import Watching
 from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
-from hetagent.job.store import HetRendezvousHandler
-from hetagent.job.torch_starter import TorchStarter
+from hetagent.job.workers.store import HetRendezvousHandler
+from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.network import hold_port
@@ -33,7 +33,7 @@ from hetagent.node.processes.finding import marked
 from hetagent.node.processes.guardian import Guardian
 from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
-from hetagent.protocol.session import Session
+from hetagent.protocol.session.session import Session
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.wire import SpecFields
 

@@ -15,7 +15,7 @@ from tests.support.fuse import DeadFiles
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from hetagent.job.leftovers import Leftovers
+from hetagent.job.workers.leftovers import Leftovers
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.finding import marked
 

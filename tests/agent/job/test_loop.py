@@ -21,13 +21,13 @@ from hetagent.job import local_round
 from hetagent.job.loop import AgentError
 from hetagent.job.output import collapse
 from hetagent.job.output.logs import RoundLogsSpecs
-from hetagent.job.torch_starter import TorchStarter
+from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.network import hold_port
 from hetagent.node.processes import guardian
 from hetagent.node.processes.guardian import GuardianError
-from hetagent.protocol.session import Session
+from hetagent.protocol.session.session import Session
 from hetrdzv.protocol.wire import DirectiveReply
 
 # torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.

@@ -14,7 +14,7 @@ from hetagent.job import shares
 from hetagent.job.shares import RoundShares
 from hetagent.launch.base import Assignment
 from hetagent.node.created import Created
-from hetagent.protocol.sharing import Answered, Decided, Refused
+from hetagent.protocol.session.sharing import Answered, Decided, Refused
 from hetrdzv.protocol.wire import MasterReply, StartReply
 
 pytestmark = [

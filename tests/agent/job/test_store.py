@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from hetagent.job.store import HetRendezvousHandler
+from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.node.network import hold_port
 from hetrdzv.protocol.wire import DirectiveReply
 

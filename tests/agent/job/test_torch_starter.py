@@ -23,9 +23,9 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Subproce
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.timer import FileTimerRequest, FileTimerServer
 
-from hetagent.job.starter import Exit, Started
-from hetagent.job.store import HetRendezvousHandler
-from hetagent.job.torch_starter import TorchStarter
+from hetagent.job.workers.starter import Exit, Started
+from hetagent.job.workers.store import HetRendezvousHandler
+from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat import NEEDS, numa

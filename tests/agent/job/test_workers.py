@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from hetagent.job.starter import Exit, Started
-from hetagent.job.workers import Cleared, Workers
+from hetagent.job.workers.processes import Cleared, Workers
+from hetagent.job.workers.starter import Exit, Started
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.finding import INCARNATION, living
 from hetagent.node.processes.signals import noted

@@ -15,7 +15,7 @@ import pytest
 from hetagent.protocol import preflight
 from hetagent.protocol.line import UNHEARD_LEAVE_S, Line
 from hetagent.protocol.offer import Offer
-from hetagent.protocol.session import Session
+from hetagent.protocol.session.session import Session
 from hetrdzv.protocol.errors import HetError, Unreachable
 from hetrdzv.protocol.wire import DirectiveReply, FailureFields
 

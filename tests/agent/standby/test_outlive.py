@@ -97,7 +97,8 @@ def test_the_next_agent_ends_those_whose_guardian_was_killed_too(agent: Agent) -
 def test_standbys_are_no_orphans_and_no_workers_while_their_agent_lives(agent: Agent) -> None:
     incarnation = agent.marks[processes.INCARNATION]
     assert processes.marked(incarnation) == []
-    assert set(processes.marked(incarnation, STANDBY_FOR)) == agent.standbys
+    # The kernel shows the environment of a process a moment after Popen returns.
+    wait_for(lambda: set(processes.marked(incarnation, STANDBY_FOR)) == agent.standbys, "all standbys")
     assert processes.orphans(agent.marks[processes.NODE_ID], "job") == []
 
 

@@ -16,7 +16,7 @@ from hetagent.protocol.requests import (
     StartDaemon,
     Tell,
 )
-from hetagent.protocol.session import Session
+from hetagent.protocol.session.session import Session
 from hetrdzv.api.commands import join_command
 from hetrdzv.core import commands
 from hetrdzv.core.directive import Directive, directive

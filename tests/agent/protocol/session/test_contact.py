@@ -10,7 +10,7 @@ from tests.agent.protocol.session.driver import (
 )
 
 from hetagent.protocol.offer import Offer
-from hetagent.protocol.session import Session
+from hetagent.protocol.session.session import Session
 from hetrdzv.core import commands
 from hetrdzv.protocol.errors import Unavailable, Unreachable
 from hetrdzv.protocol.wire import DirectiveReply, SpecFields

@@ -9,8 +9,8 @@ from tests.agent.protocol.session.driver import (
     problem,
 )
 
-from hetagent.protocol.reports import DaemonAnswer
 from hetagent.protocol.requests import Poll, StartDaemon
+from hetagent.protocol.session.reports import DaemonAnswer
 from hetrdzv.core import commands
 from hetrdzv.protocol.wire import SpecFields
 

@@ -3,7 +3,7 @@
 from tests.agent.protocol.session.driver import REFUSED, Bench, problem
 
 from hetagent.protocol.requests import AskShares
-from hetagent.protocol.sharing import Decided, Refused, SharesAnswer
+from hetagent.protocol.session.sharing import Decided, Refused, SharesAnswer
 from hetrdzv.core.model import Round
 
 

@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hetagent.protocol.refusals import STRANGERS, is_for_good
 from hetagent.protocol.requests import AskShares, Head
+from hetagent.protocol.session.refusals import STRANGERS, is_for_good
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.wire import SharesReply, SharesRequest
 

@@ -7,8 +7,8 @@ is new then is told a little later; stacks are not: nobody waits for them any mo
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from hetagent.protocol.refusals import STRANGERS
 from hetagent.protocol.requests import Head, Poll, Request, Stacks, Tell
+from hetagent.protocol.session.refusals import STRANGERS
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.wire import PollRequest, ProgressFields, StackFields, StacksAsked, StacksRequest
 

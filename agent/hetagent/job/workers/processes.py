@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetagent.job.failures import tail
-from hetagent.job.starter import Exit, Started
+from hetagent.job.workers.starter import Exit, Started
 from hetagent.node.processes import finding as processes
 
 PATIENCE_S = 1.0

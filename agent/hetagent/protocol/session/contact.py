@@ -5,8 +5,8 @@ No clock: whoever uses it says what time it is (`now`, monotonic seconds).
 
 import random
 
-from hetagent.protocol.refusals import CREDENTIALS
 from hetagent.protocol.requests import Request
+from hetagent.protocol.session.refusals import CREDENTIALS
 from hetrdzv.protocol.errors import HetError, Problem
 
 CONNECT_TIMEOUT_S = 60.0

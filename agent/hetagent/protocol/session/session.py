@@ -12,20 +12,7 @@ from math import ceil, inf
 
 from pydantic import ValidationError
 
-from hetagent.protocol.asides import Asides
-from hetagent.protocol.contact import CONNECT_TIMEOUT_S, Contact
-from hetagent.protocol.directives import Directives, Need
 from hetagent.protocol.offer import NEWER, Offer
-from hetagent.protocol.refusals import (
-    STRANGERS,
-    conflict_of,
-    conflict_text,
-    directive_of,
-    is_answer,
-    is_for_good,
-    replaced_text,
-)
-from hetagent.protocol.reports import DaemonAnswer, Reports
 from hetagent.protocol.requests import (
     Answer,
     AskShares,
@@ -39,7 +26,20 @@ from hetagent.protocol.requests import (
     StartDaemon,
     Tell,
 )
-from hetagent.protocol.sharing import SharesAnswer, Sharing
+from hetagent.protocol.session.asides import Asides
+from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S, Contact
+from hetagent.protocol.session.directives import Directives, Need
+from hetagent.protocol.session.refusals import (
+    STRANGERS,
+    conflict_of,
+    conflict_text,
+    directive_of,
+    is_answer,
+    is_for_good,
+    replaced_text,
+)
+from hetagent.protocol.session.reports import DaemonAnswer, Reports
+from hetagent.protocol.session.sharing import SharesAnswer, Sharing
 from hetrdzv.protocol.errors import HetError, Unavailable
 from hetrdzv.protocol.wire import (
     DaemonRequest,

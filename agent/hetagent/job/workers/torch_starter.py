@@ -24,8 +24,8 @@ from hetagent.job.failures import read_record
 from hetagent.job.output.collapse import Merged, ranges
 from hetagent.job.output.console import drained
 from hetagent.job.output.stderr import CONSOLE, Copier, Source
-from hetagent.job.starter import Exit, Started
-from hetagent.job.store import HetRendezvousHandler
+from hetagent.job.workers.starter import Exit, Started
+from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.launch.base import Assignment, Forecast
 from hetagent.launch.command import WorkerCommand
 from hetagent.standby.keeper import Standbys

@@ -1,0 +1,1 @@
+"""The worker processes of a round: started, watched, ended."""

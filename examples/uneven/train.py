@@ -34,6 +34,7 @@ def parse_args() -> argparse.Namespace:
     add("--samples", type=int, default=2000, help="sequences per epoch [2000]")
     add("--global-batch", type=int, default=96, help="sequences per step, over all workers [96]")
     add("--memory", type=int, help="at most so many sequences at once on a worker [any number]")
+    add("--width", type=int, default=64, help="of the model [64]")
     add("--lr", type=float, default=2e-3, help="learning rate of Adam [0.002]")
     add("--checkpoint", type=Path, help="a file that every node sees [no checkpoints]")
     add("--save-every", type=int, default=10, metavar="STEPS", help="steps between two checkpoints [10]")
@@ -117,7 +118,7 @@ def main() -> None:
         len(dataset), global_batch=args.global_batch, shares=speeds(), memory=args.memory
     )
     loader = DataLoader(dataset, batch_sampler=sampler)
-    network = Transformer().to(device)
+    network = Transformer(args.width).to(device)
     optimizer = torch.optim.Adam(network.parameters(), lr=args.lr)
     step = 0
     if args.checkpoint and args.checkpoint.exists():

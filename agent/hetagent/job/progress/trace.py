@@ -8,6 +8,10 @@ With gloo the counts include what was sent to and received from single members, 
 says how many of its group's operations were collectives. Two of gloo's threads may finish operations at the same time,
 and the older one last: the entries know better what is done. NCCL counts collectives only, and has members in
 `pg_config`.
+
+A worker that has asked for a collective need not wait for it: DistributedDataParallel asks for one bucket of gradients
+while it computes the next. Operations for which it has been seen not to wait, since it asked for another one before
+they were done, are known again by their shapes and those of the operations before them.
 """
 
 import json
@@ -16,6 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetrdzv.protocol.wire import CollectivesFields
+
+CONTEXT = 3
+"""By the shapes of so many operations, its own the last, an operation is known again in the next step."""
 
 OP_LENGTH, NAME_LENGTH = 120, 120
 """How much is told of an operation, and of a group's name (characters)."""
@@ -30,12 +37,14 @@ class Seen:
         groups: of the groups whose name is known.
         newest_at: when the last operation was asked for (seconds of the wall clock); None: unknown.
         nameless: whether there are groups whose name is not known.
+        waits: whether the worker waits for an operation; one beside which it goes on computing does not count.
     """
 
     counts: Mapping[str, tuple[int, int, int]]
     groups: Sequence[CollectivesFields]
     newest_at: float | None
     nameless: bool
+    waits: bool
 
 
 @dataclass(slots=True)
@@ -58,6 +67,10 @@ class Trace:
     world_size: int
     suffix: str = ""
     _groups: dict[str, _Group] = field(default_factory=dict)
+    _passed: set[tuple[str, ...]] = field(default_factory=set)  # operations for which it does not wait
+    _waits: bool = (
+        True  # whether it has asked for the newest operation and can only wait now, if that is not done
+    )
 
     def read(self, answer: bytes) -> Seen:
         """Read an answer.
@@ -82,12 +95,14 @@ class Trace:
             groups=groups,
             newest_at=newest_ns / 1e9 if newest_ns else None,
             nameless=len(groups) < len(counts),
+            waits=self._waits and any(one.enqueued > one.completed for one in groups),
         )
 
     def _read_entries(self, entries: Sequence[Any]) -> int:
         """Remember what the entries say about their groups; when the newest was asked for (nanoseconds, 0: never)."""
         newest_ns = 0
         undone: dict[str, int] = {}
+        seen: list[tuple[str, bool]] = []  # the shape of each, and whether it is done
         for entry in entries:  # in the order of time
             newest_ns = max(newest_ns, int(entry["time_created_ns"]))
             if entry.get("is_p2p"):
@@ -102,7 +117,18 @@ class Trace:
             name = str(entry.get("profiling_name", "")).rpartition(":")[2]
             sizes = json.dumps(entry.get("input_sizes", []), separators=(",", ":"))
             group.op = f"{name} {sizes}"[:OP_LENGTH]
+            seen.append((f"{entry['pg_id']} {group.op}", bool(entry.get("retired"))))
+        if not self.suffix:
+            self._learn(seen)
         return newest_ns
+
+    def _learn(self, seen: Sequence[tuple[str, bool]]) -> None:
+        """Note which operations it did not wait for, and whether it may wait for the newest."""
+        shapes = [shape for shape, _ in seen]
+        known = [tuple(shapes[end - CONTEXT : end]) for end in range(CONTEXT, len(shapes) + 1)]
+        done = [is_done for _, is_done in seen[CONTEXT - 1 :]]
+        self._passed.update(one for one, is_done in zip(known[:-1], done, strict=False) if not is_done)
+        self._waits = not known or (not done[-1] and known[-1] not in self._passed)
 
     def _collectives(
         self, group: _Group, sizes: Mapping[str, int], enqueued: int, started: int, completed: int

@@ -120,15 +120,18 @@ class Track:
         groups: Sequence[CollectivesFields],
         at: float,
         newest_at: float | None = None,
+        *,
+        waits: bool,
     ) -> None:
         """How far its collectives are.
 
         Args:
             newest_at: when it asked for the last one, if that is known.
+            waits: whether it waits for one of them, and does not compute meanwhile.
         """
         self._answers += 1
         self._looks += bool(groups)
-        self._waits += any(_waits(one) for one in groups)
+        self._waits += waits
         if counts != self.counts:
             since = newest_at if newest_at is not None and self.looked_at < newest_at <= at else at
             self._changed(since, counts=bool(self.counts) and self.said.until <= self.changed_at)
@@ -173,7 +176,7 @@ class Track:
         return self.idle_s >= limit_s and at >= self.said.until
 
     def waiting(self) -> float | None:
-        """Of the looks at it, the share at which it had asked for a collective that was not done."""
+        """Of the looks at it, the share at which it waited for a collective."""
         return self._waits / self._answers if self.groups else None
 
     def decided(self, *, others: bool) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import selectors
 import socket
 import sys
@@ -193,7 +194,8 @@ class Watch:
                             looker.slept(now - due_at)
                     for looker in self._lookers.values():
                         looker.look(now)
-                due_at = now + TICK_S
+                # Not in step with the workers: who looked every second at steps of a second would always see the same.
+                due_at = now + TICK_S * random.uniform(0.5, 1.5)
                 while (now := time.monotonic()) < due_at:
                     if not any(looker.answers_soon(now) for looker in self._lookers.values()):
                         self._tell_news(now)

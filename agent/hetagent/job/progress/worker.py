@@ -159,7 +159,7 @@ class Looker:
         }
         groups = [group for one in known for group in one.groups]
         newest_at = None if seen.newest_at is None else now - (time.time() - seen.newest_at)
-        self.track.asked_for(counts, groups, now, newest_at)
+        self.track.asked_for(counts, groups, now, newest_at, waits=any(one.waits for one in known))
 
     def _pause_s(self) -> float:
         """How long to leave the server alone, by what its answers have cost at least."""

@@ -114,6 +114,49 @@ def test_the_newest_operation_is_dated() -> None:
     assert Trace(2).read(answer()).newest_at is None
 
 
+def step(number: int, asked: int, done: int, shapes: tuple[int, ...] = (9, 5, 5, 7)) -> bytes:
+    """An answer in a step (from 0) whose collectives have these shapes; so many are asked for, and so many done."""
+    first, all_asked = number * len(shapes), number * len(shapes) + asked
+    entries = [
+        entry(
+            0,
+            "0",
+            place + 1,
+            place + 1,
+            input_sizes=[[shapes[place % len(shapes)]]],
+            retired=place < first + done,
+        )
+        for place in range(all_asked)
+    ]
+    return answer(*entries[-20:], g0=(all_asked, -1, first + done))
+
+
+def test_a_worker_that_computes_beside_a_collective_does_not_wait() -> None:
+    """The first three of a step are like buckets of gradients; with the fourth it can only wait."""
+    trace = Trace(2)
+    assert trace.read(step(1, 1, 0)).waits, "nobody can know yet"
+    assert trace.read(step(2, 4, 0)).waits, (
+        "the first of this step is not done: it did not wait for the others"
+    )
+    assert [trace.read(step(3, asked, asked - 1)).waits for asked in (1, 2, 3, 4)] == [False] * 3 + [True]
+    assert not trace.read(step(3, 4, 4)).waits, "all are done"
+    assert [trace.read(step(9, asked, 0)).waits for asked in (1, 2, 3, 4)] == [False] * 3 + [True]
+
+
+def test_a_worker_that_waits_for_each_collective_waits() -> None:
+    trace = Trace(2)
+    for number in range(9):
+        assert [trace.read(step(number, asked, asked - 1)).waits for asked in (1, 2, 3, 4)] == [True] * 4
+        assert not trace.read(step(number, 4, 4)).waits
+
+
+def test_a_worker_that_waits_for_nccl_waits() -> None:
+    """What of it is seen is not enough to say more."""
+    asked = entry(0, "0", 3, 3, "nccl:all_reduce")
+    assert Trace(2, "/nccl").read(answer(asked, g0=(3, 3, 2))).waits
+    assert not Trace(2, "/nccl").read(answer(asked, g0=(3, 3, 3))).waits
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -23,7 +23,7 @@ class Watched:
         done = enqueued if completed is None else completed
         group = GROUP.model_copy(update={"enqueued": enqueued, "completed": done})
         counts = {"0": (enqueued, 0, done)} if enqueued else {}
-        self.track.asked_for(counts, [group] if enqueued else [], self.now)
+        self.track.asked_for(counts, [group] if enqueued else [], self.now, waits=enqueued > done)
         self.judge()
 
     def judge(self) -> None:
@@ -62,7 +62,9 @@ def test_one_that_has_gone_on_and_stands_again_is_told_anew() -> None:
     for _ in range(5):
         watched.asked_for(at)
     watched.now += 20.0  # nobody looks, and the last operation is 5 s old
-    watched.track.asked_for({"0": (at + 1, 0, at)}, [GROUP], watched.now, newest_at=watched.now - 5.0)
+    watched.track.asked_for(
+        {"0": (at + 1, 0, at)}, [GROUP], watched.now, newest_at=watched.now - 5.0, waits=False
+    )
     watched.hang_timeout_s = 6.0
     watched.judge()
     assert watched.told == [(12.0, "runs", True), (35.0, "runs", True)]
@@ -120,7 +122,7 @@ def test_nothing_is_said_of_a_worker_in_which_nothing_can_be_seen() -> None:
 def test_torch_without_groups_says_something_only_where_scripts_use_them() -> None:
     for knows, state in [(True, "runs"), (False, "unknown")]:
         track = Track(0.0)
-        track.asked_for({}, [], 5.0)
+        track.asked_for({}, [], 5.0, waits=False)
         (worker,) = Tracks(3, {0: track}, knows).fields(5.0).workers
         assert worker.state == state
 
@@ -218,12 +220,12 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
 
 def test_a_change_is_dated_by_the_last_operation() -> None:
     track = Track(0.0)
-    track.asked_for({"0": (1, 0, 1)}, [GROUP], 10.0)
-    track.asked_for({"0": (2, 0, 1)}, [GROUP], 11.0, newest_at=10.2)
+    track.asked_for({"0": (1, 0, 1)}, [GROUP], 10.0, waits=False)
+    track.asked_for({"0": (2, 0, 1)}, [GROUP], 11.0, newest_at=10.2, waits=False)
     assert round(track.idle_s, 3) == 0.8
-    track.asked_for({"0": (3, 0, 1)}, [GROUP], 12.0, newest_at=10.2)  # that was no new one
+    track.asked_for({"0": (3, 0, 1)}, [GROUP], 12.0, newest_at=10.2, waits=False)  # that was no new one
     assert track.idle_s == 0.0
-    track.asked_for({"0": (4, 0, 1)}, [GROUP], 13.0, newest_at=99.0)  # the wall clock was set
+    track.asked_for({"0": (4, 0, 1)}, [GROUP], 13.0, newest_at=99.0, waits=False)  # the wall clock was set
     assert track.idle_s == 0.0
 
 
@@ -279,7 +281,7 @@ def test_of_many_groups_those_are_told_in_which_it_waits() -> None:
     ]
     groups[-1] = groups[-1].model_copy(update={"completed": 0})
     track = Track(0.0)
-    track.asked_for({"0": (1, 0, 1)}, groups, 1.0)
+    track.asked_for({"0": (1, 0, 1)}, groups, 1.0, waits=False)
     told = track.fields(0, 1.0, knows_groups=True).collectives
     assert len(told) == MAX_GROUPS
     assert told[0].name == "39"
@@ -293,7 +295,7 @@ def test_what_is_told_of_the_largest_node_fits_into_a_request() -> None:
     for workers in (1, 8, 200, MAX_SLOTS):
         tracks = Tracks(3, {rank: Track(0.0) for rank in range(workers)})
         for track in tracks.workers.values():
-            track.asked_for({"0": (1, 0, 1)}, groups, 1.0)
+            track.asked_for({"0": (1, 0, 1)}, groups, 1.0, waits=False)
         body = PollRequest(incarnation="i" * 128, progress=tracks.fields(1.0))
         assert len(body.model_dump_json()) < MAX_BODY_BYTES
 

@@ -6,7 +6,7 @@ Runs examples/uneven under agents: one node with a fast worker, one with two slo
 limits its CPU time, as a container is, and all limits add up to `--cores`, so that the machine is not the limit.
 
 Shares by hand are the limits; measured, those that `--measure` finds within them; by pace, all are equal in the first
-epoch, and `--refresh` has the shares decided after it and after the second, before the third, which counts.
+epoch, and `--refresh` has the shares decided after each; the fourth counts.
 Alone, a worker runs the same script with the batch that it has by hand. Each figure is the median of all tries, which
 come in turns.
 """
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, wait_for
 
 from benchmarks.tables import Table, median
 from hetagent.shares import batch_sizes
@@ -111,7 +111,7 @@ def main() -> None:
                     ("without shares", (), ()),
                     ("by hand", ("--weight",), ()),
                     ("measured", ("--measure", "again"), ()),
-                    ("by pace", (), ("--refresh", "--epochs", "3")),
+                    ("by pace", (), ("--refresh", "--epochs", "4")),
                 ):
                     of_each = [(*flags, str(speed)) if flags == ("--weight",) else flags for speed in mix]
                     nodes = {"fast": Node(1, cores[0], of_each[0]), "slow": Node(2, 2 * cores[1], of_each[1])}
@@ -163,10 +163,13 @@ def cgroup(cores: float) -> Iterator[Path]:
         (made / "cpu.cfs_quota_us").write_text(str(round(PERIOD_US * cores)))
         yield made
     finally:
-        for left in (made / "cgroup.procs").read_text().split():
-            with contextlib.suppress(ProcessLookupError):
-                (CGROUPS / "cgroup.procs").write_text(left)
-        made.rmdir()
+        wait_for(lambda: _is_removed(made), f"the end of the processes in {made}")
+
+
+def _is_removed(cgroup: Path) -> bool:
+    with contextlib.suppress(OSError):  # its last process is about to end
+        cgroup.rmdir()
+    return not cgroup.exists()
 
 
 if __name__ == "__main__":

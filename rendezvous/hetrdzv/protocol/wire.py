@@ -220,8 +220,8 @@ class WorkerFields(Wire):
         idle_s: how long nothing of what follows has changed (seconds).
         still: the worker has not moved for unusually long; its agent says at once when it moves again. A worker that is
             not `still` counts as moving, whatever `idle_s` was when its agent looked.
-        waiting: of this round's looks at the worker, the share at which it had asked for a collective that was not
-            done (0 to 1); None: nobody can say.
+        waiting: of this round's looks at the worker, the share at which it waited for a collective (0 to 1); None:
+            nobody can say.
         busy: of the looks since the newest decision on shares, the share at which it did not wait (0 to 1); None:
             nobody can say.
         looks: how many looks those were.

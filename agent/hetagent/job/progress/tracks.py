@@ -25,6 +25,10 @@ BLOCKED_S = 2.0
 ENDED_S = 2.0
 """How long after the end of a worker the server is told, unless the round is over by then (seconds)."""
 
+FIRST_LOOKS = 5
+"""How many looks have to find that a worker has gone on until it counts how much it works (a look is no more than a
+step, of slow ones): in their first steps scripts import, compile and tune, each in its own time."""
+
 FEW_LOOKS = 60
 """With fewer looks at a worker (a minute's) than this, and the same shares as before, it goes on counting."""
 
@@ -87,11 +91,10 @@ class Track:
     _told: tuple[State, float | None] = (State.RUNS, None)  # its state, and since when it stands still
     _answers: int = 0
     _waits: int = 0
-    _looks: int = 0  # how many of the answers have come since its first collective
-    _before: tuple[int, int] = (
-        0,
-        0,
-    )  # these and those that showed it waiting, at the newest decision on shares
+    _moves: int = 0  # how many answers differed from the one before
+    _looks: int = 0  # how many answers count for how much it works
+    _waited: int = 0  # how many of these showed it waiting
+    _before: tuple[int, int] = (0, 0)  # both at the newest decision on shares
 
     def __post_init__(self) -> None:
         self.changed_at = self.looked_at = self._state_since = self.began_at
@@ -130,8 +133,11 @@ class Track:
             waits: whether it waits for one of them, and does not compute meanwhile.
         """
         self._answers += 1
-        self._looks += bool(groups)
         self._waits += waits
+        self._moves += counts != self.counts
+        if groups and self._moves > FIRST_LOOKS:
+            self._looks += 1
+            self._waited += waits
         if counts != self.counts:
             since = newest_at if newest_at is not None and self.looked_at < newest_at <= at else at
             self._changed(since, counts=bool(self.counts) and self.said.until <= self.changed_at)
@@ -187,15 +193,15 @@ class Track:
                 to count, or short epochs would never have enough of them.
         """
         if others or self._looks - self._before[0] >= FEW_LOOKS:
-            self._before = (self._looks, self._waits)
+            self._before = (self._looks, self._waited)
 
     def busy(self) -> tuple[float | None, int]:
         """Of the looks since it got its shares, the share at which it did not wait, and how many these were.
 
-        Those before its first collective do not count: scripts load models and data then.
+        The first ones do not count (`FIRST_LOOKS`).
         """
-        looks, waits = self._looks - self._before[0], self._waits - self._before[1]
-        return (1 - waits / looks if looks else None), looks
+        looks, waited = self._looks - self._before[0], self._waited - self._before[1]
+        return (1 - waited / looks if looks else None), looks
 
     def judge(self, at: float, hang_timeout_s: float | None) -> bool:
         """Settle whether it is still; returns whether the server has to know at once."""

@@ -179,6 +179,13 @@ class WorldSize(click.ParamType[Any]):
 GROUP = click.argument("group", type=GROUP_ID)
 NODE = click.argument("node", type=NODE_ID)
 MAYBE_GROUP = click.argument("group", type=GROUP_ID, required=False)
+RANKS = click.option(
+    "--rank",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="N",
+    help="Only of this global rank; may be repeated.",
+)
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what would happen.")
 
 

@@ -4,14 +4,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import click
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, print_json
-from hetrdzv.cli.hetctl.options import GROUP, command, shared
+from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, shared
 from hetrdzv.core.phrasing import count, names, ranked
 from hetrdzv.protocol.wire import StackReply, StacksReply
 
@@ -70,13 +69,7 @@ def view(reply: StacksReply) -> Iterator[RenderableType]:
 
 @command("Show where in the code the workers are.")
 @GROUP
-@click.option(
-    "--rank",
-    type=click.IntRange(0),
-    multiple=True,
-    metavar="N",
-    help="Only of this global rank; may be repeated.",
-)
+@RANKS
 def stacks(group: str, rank: tuple[int, ...]) -> None:
     """Show the Python stacks of the workers of GROUP, now; equal ones once, the rarest first. Needs an admin token."""
     reply = call(lambda client: client.stacks_of(group, rank), older="shows no stacks")

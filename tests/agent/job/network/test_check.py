@@ -1,5 +1,6 @@
 """The check between agents, over real sockets: it finds a result, and never keeps a round from starting."""
 
+import asyncio
 import contextlib
 import json
 import select
@@ -10,7 +11,7 @@ import pytest
 
 from hetagent.job.network import master, member, transfer
 from hetagent.job.network.check import NetworkCheck
-from hetagent.job.network.member import Result
+from hetagent.job.network.member import Message, Result
 from hetagent.node.network import hold_port
 from hetrdzv.protocol.wire import MasterReply, StartReply
 
@@ -74,6 +75,20 @@ def test_all_hear_the_same_and_later_rounds_measure_nothing(nodes: list[Node]) -
         assert node.check.wanted
         node.begin(rank, nodes, number=2)
     assert [node.result() for node in nodes] == [Result()] * 3, "nobody is new"
+
+
+def test_the_master_goes_on_once_all_have_heard(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    say = master.say
+
+    async def slowly(writer: asyncio.StreamWriter, message: Message) -> None:
+        await say(writer, message)
+        if message["do"] == "end":
+            await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(master, "say", slowly)
+    for rank, node in enumerate(nodes):
+        node.begin(rank, nodes)
+    assert [node.result().warnings for node in nodes] == [()] * 3
 
 
 def test_a_node_that_does_not_take_part_is_counted(

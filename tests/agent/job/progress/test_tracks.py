@@ -1,7 +1,7 @@
 """What follows from looks at workers: who stands still, and what the server has to know at once."""
 
 from hetagent.job.progress.trace import NAME_LENGTH, OP_LENGTH
-from hetagent.job.progress.tracks import FEW_LOOKS, MAX_GROUPS, Said, State, Track, Tracks
+from hetagent.job.progress.tracks import FEW_LOOKS, FIRST_LOOKS, MAX_GROUPS, Said, State, Track, Tracks
 from hetrdzv.protocol.wire import MAX_BODY_BYTES, MAX_SLOTS, CollectivesFields, PollRequest
 
 GROUP = CollectivesFields(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
@@ -248,13 +248,17 @@ def test_how_much_of_the_time_it_works_is_counted_from_each_decision_on_shares()
     for _ in range(5):
         watched.asked_for(0)
     assert told() == (0, None, 0), "before its first collective it loads what it needs"
-    for at in range(1, 5):
-        watched.asked_for(at, at - (at % 4 == 0))
+    for at in range(1, FIRST_LOOKS + 1):
+        for _ in range(3):
+            watched.asked_for(at, at - 1)
+    assert told() == (0, None, 0), "in its first steps it imports and compiles"
+    for more in range(1, 5):
+        watched.asked_for(FIRST_LOOKS + more, FIRST_LOOKS + more - (more % 4 == 0))
     assert told() == (0, 0.75, 4)
     watched.tracks.decided(1, others=True)
     assert told() == (1, None, 0)
-    watched.asked_for(5, 4)
-    watched.asked_for(6)
+    watched.asked_for(20, 19)
+    watched.asked_for(21)
     assert told() == (1, 0.5, 2)
     watched.tracks.decided(1, others=True)  # the same comes once more, or late
     watched.tracks.decided(0, others=True)
@@ -267,9 +271,10 @@ def test_a_few_looks_go_on_to_count_after_a_decision_that_changed_nothing() -> N
     def looks() -> int:
         return watched.tracks.fields(watched.now).workers[0].looks
 
+    watched.works(FIRST_LOOKS)
     for number, more in enumerate((1, FEW_LOOKS - 2, 1), start=1):
-        for _ in range(more):
-            watched.asked_for(1)
+        for at in range(more):
+            watched.asked_for(10 * number + at % 2)
         before = looks()
         watched.tracks.decided(number, others=False)
         assert looks() == (before if before < FEW_LOOKS else 0)

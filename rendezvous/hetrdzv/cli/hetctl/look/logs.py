@@ -9,7 +9,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, complain, print_json
 from hetrdzv.cli.hetctl.look.wait import OUTCOMES
 from hetrdzv.cli.hetctl.look.watch import EVERY_S
-from hetrdzv.cli.hetctl.options import GROUP, command, shared
+from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import NoRound, Problem, Unreachable
 from hetrdzv.protocol.wire import LogReply, LogsReply
@@ -27,13 +27,7 @@ OLDER = "shows no logs"
 
 @command("Show the end of what workers have written to stderr.")
 @GROUP
-@click.option(
-    "--rank",
-    type=click.IntRange(0),
-    multiple=True,
-    metavar="N",
-    help="Only of this global rank; may be repeated.",
-)
+@RANKS
 @click.option(
     "--tail",
     type=click.IntRange(1),

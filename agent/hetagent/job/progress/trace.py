@@ -24,6 +24,13 @@ from hetrdzv.protocol.wire import CollectivesFields
 CONTEXT = 3
 """By the shapes of so many operations, its own the last, an operation is known again in the next step."""
 
+MOST_KNOWN = 1000
+"""Of so many operations it is remembered; where shapes differ from step to step, the oldest are forgotten."""
+
+RARELY = 0.1
+"""What was passed by less often than this (of the looks that found it the newest) is waited for all the same: an
+operation may be marked as done a moment after the worker has gone on."""
+
 OP_LENGTH, NAME_LENGTH = 120, 120
 """How much is told of an operation, and of a group's name (characters)."""
 
@@ -67,7 +74,8 @@ class Trace:
     world_size: int
     suffix: str = ""
     _groups: dict[str, _Group] = field(default_factory=dict)
-    _passed: set[tuple[str, ...]] = field(default_factory=set)  # operations for which it does not wait
+    # operations that it was seen to pass by: how often, and how often it had come no further than to them
+    _passed: dict[tuple[str, ...], tuple[int, int]] = field(default_factory=dict)
     _waits: bool = (
         True  # whether it has asked for the newest operation and can only wait now, if that is not done
     )
@@ -126,9 +134,18 @@ class Trace:
         """Note which operations it did not wait for, and whether it may wait for the newest."""
         shapes = [shape for shape, _ in seen]
         known = [tuple(shapes[end - CONTEXT : end]) for end in range(CONTEXT, len(shapes) + 1)]
-        done = [is_done for _, is_done in seen[CONTEXT - 1 :]]
-        self._passed.update(one for one, is_done in zip(known[:-1], done, strict=False) if not is_done)
-        self._waits = not known or (not done[-1] and known[-1] not in self._passed)
+        undone = [not is_done for _, is_done in seen[CONTEXT - 1 :]]
+        for one in (one for one, is_undone in zip(known[:-1], undone, strict=False) if is_undone):
+            passed, stood = self._passed.pop(one, (0, 0))
+            self._passed[one] = passed + 1, stood
+        while len(self._passed) > MOST_KNOWN:
+            del self._passed[next(iter(self._passed))]
+        self._waits = not known or undone[-1]
+        if known and undone[-1] and known[-1] in self._passed:
+            passed, stood = self._passed[known[-1]]
+            stood += 1
+            self._passed[known[-1]] = passed, stood
+            self._waits = passed < RARELY * stood
 
     def _collectives(
         self, group: _Group, sizes: Mapping[str, int], enqueued: int, started: int, completed: int

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hetagent.job.progress.trace import Trace
+from hetagent.job.progress.trace import MOST_KNOWN, Trace
 
 
 def entry(
@@ -148,6 +148,20 @@ def test_a_worker_that_waits_for_each_collective_waits() -> None:
     for number in range(9):
         assert [trace.read(step(number, asked, asked - 1)).waits for asked in (1, 2, 3, 4)] == [True] * 4
         assert not trace.read(step(number, 4, 4)).waits
+
+
+def test_an_operation_that_is_marked_as_done_too_late_once_is_waited_for_all_the_same() -> None:
+    trace = Trace(2)
+    trace.read(step(1, 2, 0))
+    assert [trace.read(step(number, 1, 0)).waits for number in range(2, 22)] == [False] * 10 + [True] * 10
+
+
+def test_shapes_that_never_come_again_are_forgotten() -> None:
+    trace = Trace(2)
+    for number in range(MOST_KNOWN):
+        trace.read(step(1, 4, 0, shapes=(number, 5, 5, 7)))
+    assert len(trace._passed) <= MOST_KNOWN
+    assert not trace.read(step(1, 3, 2, shapes=(number, 5, 5, 7))).waits
 
 
 def test_a_worker_that_waits_for_nccl_waits() -> None:

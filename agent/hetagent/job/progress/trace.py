@@ -15,7 +15,7 @@ they were done, are known again by their shapes and those of the operations befo
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,13 @@ OP_LENGTH, NAME_LENGTH = 120, 120
 """How much is told of an operation, and of a group's name (characters)."""
 
 
+Operation = tuple[str, ...]
+"""What an operation is known by."""
+
+UNKNOWN: Operation = ("?",)
+"""One that cannot be told from others."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """What one answer says.
@@ -44,14 +51,16 @@ class Seen:
         groups: of the groups whose name is known.
         newest_at: when the last operation was asked for (seconds of the wall clock); None: unknown.
         nameless: whether there are groups whose name is not known.
-        waits: whether the worker waits for an operation; one beside which it goes on computing does not count.
+        newest: the newest operation, if it is not done: the worker may wait for it; None: it does not wait.
+        passed: operations for which it does not wait.
     """
 
     counts: Mapping[str, tuple[int, int, int]]
     groups: Sequence[CollectivesFields]
     newest_at: float | None
     nameless: bool
-    waits: bool
+    newest: Operation | None
+    passed: Collection[Operation]
 
 
 @dataclass(slots=True)
@@ -75,10 +84,8 @@ class Trace:
     suffix: str = ""
     _groups: dict[str, _Group] = field(default_factory=dict)
     # operations that it was seen to pass by: how often, and how often it had come no further than to them
-    _passed: dict[tuple[str, ...], tuple[int, int]] = field(default_factory=dict)
-    _waits: bool = (
-        True  # whether it has asked for the newest operation and can only wait now, if that is not done
-    )
+    _passed: dict[Operation, tuple[int, int]] = field(default_factory=dict)
+    _newest: Operation | None = UNKNOWN  # if it is not done
 
     def read(self, answer: bytes) -> Seen:
         """Read an answer.
@@ -103,7 +110,10 @@ class Trace:
             groups=groups,
             newest_at=newest_ns / 1e9 if newest_ns else None,
             nameless=len(groups) < len(counts),
-            waits=self._waits and any(one.enqueued > one.completed for one in groups),
+            newest=self._newest if any(one.enqueued > one.completed for one in groups) else None,
+            passed=frozenset(
+                one for one, (passed, stood) in self._passed.items() if passed >= RARELY * stood
+            ),
         )
 
     def _read_entries(self, entries: Sequence[Any]) -> int:
@@ -131,21 +141,19 @@ class Trace:
         return newest_ns
 
     def _learn(self, seen: Sequence[tuple[str, bool]]) -> None:
-        """Note which operations it did not wait for, and whether it may wait for the newest."""
+        """Note which operations it has passed by, and which one is the newest."""
         shapes = [shape for shape, _ in seen]
-        known = [tuple(shapes[end - CONTEXT : end]) for end in range(CONTEXT, len(shapes) + 1)]
-        undone = [not is_done for _, is_done in seen[CONTEXT - 1 :]]
+        known = [tuple(shapes[end - CONTEXT : end]) for end in range(CONTEXT, len(shapes) + 1)] or [UNKNOWN]
+        undone = [not is_done for _, is_done in seen[CONTEXT - 1 :]] or [True]
         for one in (one for one, is_undone in zip(known[:-1], undone, strict=False) if is_undone):
             passed, stood = self._passed.pop(one, (0, 0))
             self._passed[one] = passed + 1, stood
         while len(self._passed) > MOST_KNOWN:
             del self._passed[next(iter(self._passed))]
-        self._waits = not known or undone[-1]
-        if known and undone[-1] and known[-1] in self._passed:
-            passed, stood = self._passed[known[-1]]
-            stood += 1
-            self._passed[known[-1]] = passed, stood
-            self._waits = passed < RARELY * stood
+        self._newest = known[-1] if undone[-1] else None
+        if self._newest in self._passed:
+            passed, stood = self._passed[self._newest]
+            self._passed[self._newest] = passed, stood + 1
 
     def _collectives(
         self, group: _Group, sizes: Mapping[str, int], enqueued: int, started: int, completed: int

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hetagent.job.progress import said
 from hetagent.job.progress.asking import Asked, NoAnswer
-from hetagent.job.progress.trace import Seen, Trace
+from hetagent.job.progress.trace import Operation, Seen, Trace
 from hetagent.job.progress.tracks import State, Track
 from hetagent.node.processes import finding as processes
 
@@ -159,7 +159,10 @@ class Looker:
         }
         groups = [group for one in known for group in one.groups]
         newest_at = None if seen.newest_at is None else now - (time.time() - seen.newest_at)
-        self.track.asked_for(counts, groups, now, newest_at, waits=any(one.waits for one in known))
+        passed = frozenset[Operation]().union(*(one.passed for one in known))
+        may_wait = [one.newest for one in known if one.newest is not None]
+        waits_for = min(may_wait, key=lambda one: one in passed, default=None)
+        self.track.asked_for(counts, groups, now, newest_at, waits_for=waits_for, passed=passed)
 
     def _pause_s(self) -> float:
         """How long to leave the server alone, by what its answers have cost at least."""

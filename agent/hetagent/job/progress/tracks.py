@@ -3,12 +3,11 @@
 Pure: looks come in, each with its time (monotonic seconds), and `ProgressFields` go out.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
-from hetagent.job.progress.trace import MOST_KNOWN, UNKNOWN, Operation
 from hetrdzv.protocol.wire import CollectivesFields, ProgressFields, WorkerFields
 
 STILL_MIN_S = 2.0
@@ -93,9 +92,9 @@ class Track:
     _answers: int = 0
     _waits: int = 0
     _moves: int = 0  # how many answers differed from the one before
-    _looks: int = 0  # since the newest decision on shares: how many answers count for how much it works
-    _waited: dict[Operation, int] = field(default_factory=dict)  # how many of these found it waiting for what
-    _passed: Collection[Operation] = ()
+    _looks: int = 0  # how many answers count for how much it works
+    _waited: int = 0  # how many of these showed it waiting
+    _before: tuple[int, int] = (0, 0)  # both at the newest decision on shares
 
     def __post_init__(self) -> None:
         self.changed_at = self.looked_at = self._state_since = self.began_at
@@ -125,26 +124,20 @@ class Track:
         at: float,
         newest_at: float | None = None,
         *,
-        waits_for: Operation | None,
-        passed: Collection[Operation] = (),
+        waits: bool,
     ) -> None:
         """How far its collectives are.
 
         Args:
             newest_at: when it asked for the last one, if that is known.
-            waits_for: the one for which it waits, as far as this look tells.
-            passed: those of which all looks together tell that it goes on computing beside them.
+            waits: whether it waits for one of them, and does not compute meanwhile.
         """
         self._answers += 1
-        self._passed = passed
-        self._waits += waits_for is not None and waits_for not in passed
+        self._waits += waits
         self._moves += counts != self.counts
         if groups and self._moves > FIRST_LOOKS:
             self._looks += 1
-            if waits_for is not None:
-                self._waited[waits_for] = self._waited.get(waits_for, 0) + 1
-            if len(self._waited) > MOST_KNOWN:
-                self._waited = {UNKNOWN: self._waited_looks}
+            self._waited += waits
         if counts != self.counts:
             since = newest_at if newest_at is not None and self.looked_at < newest_at <= at else at
             self._changed(since, counts=bool(self.counts) and self.said.until <= self.changed_at)
@@ -199,20 +192,16 @@ class Track:
             others: than before: what was seen until now says nothing about these. Of the same ones, a few looks go on
                 to count, or short epochs would never have enough of them.
         """
-        if others or self._looks >= FEW_LOOKS:
-            self._looks = 0
-            self._waited.clear()
+        if others or self._looks - self._before[0] >= FEW_LOOKS:
+            self._before = (self._looks, self._waited)
 
     def busy(self) -> tuple[float | None, int]:
         """Of the looks since it got its shares, the share at which it did not wait, and how many these were.
 
         The first ones do not count (`FIRST_LOOKS`).
         """
-        return (1 - self._waited_looks / self._looks if self._looks else None), self._looks
-
-    @property
-    def _waited_looks(self) -> int:
-        return sum(looks for operation, looks in self._waited.items() if operation not in self._passed)
+        looks, waited = self._looks - self._before[0], self._waited - self._before[1]
+        return (1 - waited / looks if looks else None), looks
 
     def judge(self, at: float, hang_timeout_s: float | None) -> bool:
         """Settle whether it is still; returns whether the server has to know at once."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hetagent.job.progress import said
 from hetagent.job.progress.asking import Asked, NoAnswer
-from hetagent.job.progress.trace import Operation, Seen, Trace
+from hetagent.job.progress.trace import Seen, Trace
 from hetagent.job.progress.tracks import State, Track
 from hetagent.node.processes import finding as processes
 
@@ -23,6 +23,11 @@ SHARE, SHARE_STILL = 0.001, 0.01
 
 SILENT_S = 5.0
 """How long a server may take to answer until its worker is silent (seconds); it takes a millisecond."""
+
+ASLEEP = "S"
+"""The state of a CPU worker's main thread while it waits for a collective that it has asked for. Otherwise it computes
+beside it: DistributedDataParallel asks for the mean of one bucket of gradients, and goes on with the next. What a
+worker with a GPU does meanwhile cannot be seen from outside."""
 
 SOON_S = 0.2
 """How long news of one worker wait for those of the others (seconds)."""
@@ -159,10 +164,9 @@ class Looker:
         }
         groups = [group for one in known for group in one.groups]
         newest_at = None if seen.newest_at is None else now - (time.time() - seen.newest_at)
-        passed = frozenset[Operation]().union(*(one.passed for one in known))
-        may_wait = [one.newest for one in known if one.newest is not None]
-        waits_for = min(may_wait, key=lambda one: one in passed, default=None)
-        self.track.asked_for(counts, groups, now, newest_at, waits_for=waits_for, passed=passed)
+        asked = any(group.enqueued > group.completed for group in groups)
+        waits = asked and (not self.cpu or processes.state(self.pid) == ASLEEP)
+        self.track.asked_for(counts, groups, now, newest_at, waits=waits)
 
     def _pause_s(self) -> float:
         """How long to leave the server alone, by what its answers have cost at least."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hetagent.job.progress.trace import MOST_KNOWN, Trace
+from hetagent.job.progress.trace import Trace
 
 
 def entry(
@@ -112,71 +112,6 @@ def test_nccl_counts_collectives_and_says_who_the_members_are() -> None:
 def test_the_newest_operation_is_dated() -> None:
     assert Trace(2).read(answer(entry(0, "0", 7, 7), g0=(7, -1, 7))).newest_at == 7.0
     assert Trace(2).read(answer()).newest_at is None
-
-
-def step(number: int, asked: int, done: int, shapes: tuple[int, ...] = (9, 5, 5, 7)) -> bytes:
-    """An answer in a step (from 0) whose collectives have these shapes; so many are asked for, and so many done."""
-    first, all_asked = number * len(shapes), number * len(shapes) + asked
-    entries = [
-        entry(
-            0,
-            "0",
-            place + 1,
-            place + 1,
-            input_sizes=[[shapes[place % len(shapes)]]],
-            retired=place < first + done,
-        )
-        for place in range(all_asked)
-    ]
-    return answer(*entries[-20:], g0=(all_asked, -1, first + done))
-
-
-def waits(trace: Trace, said: bytes) -> bool:
-    """Whether the worker waits, as far as the trace knows by then."""
-    seen = trace.read(said)
-    return seen.newest is not None and seen.newest not in seen.passed
-
-
-def test_a_worker_that_computes_beside_a_collective_does_not_wait() -> None:
-    """The first three of a step are like buckets of gradients; with the fourth it can only wait."""
-    trace = Trace(2)
-    first = trace.read(step(1, 1, 0))
-    assert first.newest is not None
-    assert first.newest not in first.passed, "nobody can know yet"
-    assert waits(trace, step(2, 4, 0)), "the first of this step is not done: it did not wait for the others"
-    assert first.newest in trace.read(step(2, 4, 0)).passed
-    each = range(1, 5)
-    assert [waits(trace, step(3, asked, asked - 1)) for asked in each] == [False] * 3 + [True]
-    assert not waits(trace, step(3, 4, 4)), "all are done"
-    assert [waits(trace, step(9, asked, 0)) for asked in each] == [False] * 3 + [True]
-
-
-def test_a_worker_that_waits_for_each_collective_waits() -> None:
-    trace = Trace(2)
-    for number in range(9):
-        assert [waits(trace, step(number, asked, asked - 1)) for asked in range(1, 5)] == [True] * 4
-        assert not waits(trace, step(number, 4, 4))
-
-
-def test_an_operation_that_is_marked_as_done_too_late_once_is_waited_for_all_the_same() -> None:
-    trace = Trace(2)
-    trace.read(step(1, 2, 0))
-    assert [waits(trace, step(number, 1, 0)) for number in range(2, 22)] == [False] * 10 + [True] * 10
-
-
-def test_shapes_that_never_come_again_are_forgotten() -> None:
-    trace = Trace(2)
-    for number in range(MOST_KNOWN):
-        trace.read(step(1, 4, 0, shapes=(number, 5, 5, 7)))
-    assert len(trace._passed) <= MOST_KNOWN
-    assert not waits(trace, step(1, 3, 2, shapes=(number, 5, 5, 7)))
-
-
-def test_a_worker_that_waits_for_nccl_waits() -> None:
-    """What of it is seen is not enough to say more."""
-    asked = entry(0, "0", 3, 3, "nccl:all_reduce")
-    assert waits(Trace(2, "/nccl"), answer(asked, g0=(3, 3, 2)))
-    assert not waits(Trace(2, "/nccl"), answer(asked, g0=(3, 3, 3)))
 
 
 @pytest.mark.parametrize(

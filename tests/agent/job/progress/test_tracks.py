@@ -1,10 +1,6 @@
 """What follows from looks at workers: who stands still, and what the server has to know at once."""
 
-from collections.abc import Collection
-
-import pytest
-
-from hetagent.job.progress.trace import MOST_KNOWN, NAME_LENGTH, OP_LENGTH, UNKNOWN
+from hetagent.job.progress.trace import NAME_LENGTH, OP_LENGTH
 from hetagent.job.progress.tracks import FEW_LOOKS, FIRST_LOOKS, MAX_GROUPS, Said, State, Track, Tracks
 from hetrdzv.protocol.wire import MAX_BODY_BYTES, MAX_SLOTS, CollectivesFields, PollRequest
 
@@ -27,9 +23,7 @@ class Watched:
         done = enqueued if completed is None else completed
         group = GROUP.model_copy(update={"enqueued": enqueued, "completed": done})
         counts = {"0": (enqueued, 0, done)} if enqueued else {}
-        self.track.asked_for(
-            counts, [group] if enqueued else [], self.now, waits_for=UNKNOWN if enqueued > done else None
-        )
+        self.track.asked_for(counts, [group] if enqueued else [], self.now, waits=enqueued > done)
         self.judge()
 
     def judge(self) -> None:
@@ -69,7 +63,7 @@ def test_one_that_has_gone_on_and_stands_again_is_told_anew() -> None:
         watched.asked_for(at)
     watched.now += 20.0  # nobody looks, and the last operation is 5 s old
     watched.track.asked_for(
-        {"0": (at + 1, 0, at)}, [GROUP], watched.now, newest_at=watched.now - 5.0, waits_for=None
+        {"0": (at + 1, 0, at)}, [GROUP], watched.now, newest_at=watched.now - 5.0, waits=False
     )
     watched.hang_timeout_s = 6.0
     watched.judge()
@@ -128,7 +122,7 @@ def test_nothing_is_said_of_a_worker_in_which_nothing_can_be_seen() -> None:
 def test_torch_without_groups_says_something_only_where_scripts_use_them() -> None:
     for knows, state in [(True, "runs"), (False, "unknown")]:
         track = Track(0.0)
-        track.asked_for({}, [], 5.0, waits_for=None)
+        track.asked_for({}, [], 5.0, waits=False)
         (worker,) = Tracks(3, {0: track}, knows).fields(5.0).workers
         assert worker.state == state
 
@@ -226,12 +220,12 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
 
 def test_a_change_is_dated_by_the_last_operation() -> None:
     track = Track(0.0)
-    track.asked_for({"0": (1, 0, 1)}, [GROUP], 10.0, waits_for=None)
-    track.asked_for({"0": (2, 0, 1)}, [GROUP], 11.0, newest_at=10.2, waits_for=None)
+    track.asked_for({"0": (1, 0, 1)}, [GROUP], 10.0, waits=False)
+    track.asked_for({"0": (2, 0, 1)}, [GROUP], 11.0, newest_at=10.2, waits=False)
     assert round(track.idle_s, 3) == 0.8
-    track.asked_for({"0": (3, 0, 1)}, [GROUP], 12.0, newest_at=10.2, waits_for=None)  # that was no new one
+    track.asked_for({"0": (3, 0, 1)}, [GROUP], 12.0, newest_at=10.2, waits=False)  # that was no new one
     assert track.idle_s == 0.0
-    track.asked_for({"0": (4, 0, 1)}, [GROUP], 13.0, newest_at=99.0, waits_for=None)  # the wall clock was set
+    track.asked_for({"0": (4, 0, 1)}, [GROUP], 13.0, newest_at=99.0, waits=False)  # the wall clock was set
     assert track.idle_s == 0.0
 
 
@@ -271,27 +265,6 @@ def test_how_much_of_the_time_it_works_is_counted_from_each_decision_on_shares()
     assert told() == (1, 0.5, 2)
 
 
-def test_once_a_worker_is_known_to_compute_beside_a_collective_earlier_looks_count_as_work() -> None:
-    track, bucket, last = Track(0.0), ("bucket",), ("last",)
-
-    def look(at: int, waits_for: tuple[str, ...] | None, passed: Collection[tuple[str, ...]] = ()) -> None:
-        track.asked_for({"0": (at, 0, at)}, [GROUP], float(at), waits_for=waits_for, passed=passed)
-
-    for at in range(FIRST_LOOKS):
-        look(at, last)
-    for at in range(FIRST_LOOKS, FIRST_LOOKS + 8):
-        look(at, (bucket, last)[at % 2])
-    assert track.busy() == (0.0, 8)
-    look(20, None, {bucket})
-    look(21, bucket, {bucket})
-    assert track.busy() == (0.6, 10)
-    for at in range(30, 30 + MOST_KNOWN):
-        look(at, (f"never again {at}",), {bucket})
-    assert track.busy() == (pytest.approx(6 / (10 + MOST_KNOWN)), 10 + MOST_KNOWN)
-    assert len(track._waited) <= MOST_KNOWN
-    assert track.waiting() == pytest.approx((FIRST_LOOKS + 8 + MOST_KNOWN) / (FIRST_LOOKS + 10 + MOST_KNOWN))
-
-
 def test_a_few_looks_go_on_to_count_after_a_decision_that_changed_nothing() -> None:
     watched = Watched()
 
@@ -313,7 +286,7 @@ def test_of_many_groups_those_are_told_in_which_it_waits() -> None:
     ]
     groups[-1] = groups[-1].model_copy(update={"completed": 0})
     track = Track(0.0)
-    track.asked_for({"0": (1, 0, 1)}, groups, 1.0, waits_for=None)
+    track.asked_for({"0": (1, 0, 1)}, groups, 1.0, waits=False)
     told = track.fields(0, 1.0, knows_groups=True).collectives
     assert len(told) == MAX_GROUPS
     assert told[0].name == "39"
@@ -327,7 +300,7 @@ def test_what_is_told_of_the_largest_node_fits_into_a_request() -> None:
     for workers in (1, 8, 200, MAX_SLOTS):
         tracks = Tracks(3, {rank: Track(0.0) for rank in range(workers)})
         for track in tracks.workers.values():
-            track.asked_for({"0": (1, 0, 1)}, groups, 1.0, waits_for=None)
+            track.asked_for({"0": (1, 0, 1)}, groups, 1.0, waits=False)
         body = PollRequest(incarnation="i" * 128, progress=tracks.fields(1.0))
         assert len(body.model_dump_json()) < MAX_BODY_BYTES
 

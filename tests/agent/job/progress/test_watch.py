@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.cluster import wait_for
 
 from hetagent.job.progress import stacks
 from hetagent.job.progress.watch import Watch
@@ -52,6 +53,24 @@ if rank == 1:
 dist.barrier()
 """
 
+BESIDE = """
+import time
+from pathlib import Path
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, tensor = dist.get_rank(), torch.ones(10)
+dist.all_reduce(tensor)
+if rank == 0:
+    work = dist.all_reduce(tensor, async_op=True)
+while not (Path(__file__).parent / "go").exists():
+    sum(range(100_000))
+if rank == 0:
+    work.wait()
+else:
+    time.sleep(600)
+"""
+
 
 class Pair:
     """The two workers, and what their agent has told so far.
@@ -60,12 +79,12 @@ class Pair:
         told: what it told the server at once.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, script: str = SCRIPT) -> None:
         self.folder = folder
         self.told: list[ProgressFields] = []
         self._news = threading.Condition()
         self.watch = Watch(3, 2, self._tell, hang_timeout_s=lambda: 2.0, cpu=True)
-        (folder / "script.py").write_text(SCRIPT)
+        (folder / "script.py").write_text(script)
         with hold_port("127.0.0.1", None) as held:
             port = held.getsockname()[1]
         self.workers = [self._start(rank, port) for rank in range(2)]
@@ -128,7 +147,7 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     (at,), (behind,) = waits.collectives, sleeps.collectives
     assert (at.name, at.size, at.enqueued, at.completed, at.op) == ("0", 2, 8, 7, "all_reduce [[10]]")
     assert (behind.enqueued, behind.completed) == (7, 7)
-    assert waits.waiting is not None
+    assert waits.waiting
     assert sleeps.waiting == 0.0
     assert pair.watch.reached() == (8, None)
 
@@ -160,6 +179,22 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     folders = {4: str(pair.folder)}
     stacks.write(list(shown.values()), folders)
     assert "in barrier" in (pair.folder / "stack.txt").read_text()
+
+
+def test_who_computes_beside_a_collective_does_not_wait(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, BESIDE)
+    try:
+        ahead, _ = pair.await_news(lambda one, _: one.still and bool(one.collectives))
+        assert (ahead.collectives[0].enqueued, ahead.collectives[0].completed) == (2, 1)
+        assert ahead.idle_s >= 1.0, "it was looked at while its collective was not done"
+        assert ahead.waiting == 0.0
+        (tmp_path / "go").touch()
+        wait_for(
+            lambda: (found := pair.watch.fields()) and found.workers[0].waiting,
+            "a look that finds it waiting",
+        )
+    finally:
+        pair.close()
 
 
 @pytest.mark.parametrize(

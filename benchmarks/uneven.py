@@ -88,6 +88,7 @@ def main() -> None:
     if os.geteuid() != 0 or not CGROUPS.is_dir():
         sys.exit("needs root and the cpu controller of cgroups version 1, which limit the CPU time of nodes")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # jobs end with their blocks
+    os.environ["OMP_NUM_THREADS"] = "1"  # as the script has it, so that --measure measures that
     columns = ["alone, added up", "without shares", "by hand", "measured", "by pace"]
     table = Table(
         f"Samples per second of three workers on {args.cores:g} cores, {args.steps} steps of {args.batch} samples",

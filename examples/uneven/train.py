@@ -23,13 +23,17 @@ from torch.utils.data import DataLoader
 from hetagent import shares, uneven
 
 
+def numbers(text: str) -> tuple[float, ...]:
+    """Numbers with commas between them."""
+    return tuple(float(word) for word in text.split(","))
+
+
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    numbers = {"type": lambda text: tuple(float(word) for word in text.split(",")), "metavar": "A,B,..."}
     add("--epochs", type=int, default=3, help="epochs in all, those before a restart included [3]")
     add("--samples", type=int, default=2000, help="sequences per epoch [2000]")
     add("--global-batch", type=int, default=96, help="sequences per step, over all workers [96]")
@@ -43,12 +47,14 @@ def parse_args() -> argparse.Namespace:
     add("--equal", action="store_true", help="give all workers as much, whatever their speed")
     add(
         "--weights",
-        **numbers,
+        type=numbers,
+        metavar="A,B,...",
         help="speeds of all ranks, by hand [what the agent says; without one all equal]",
     )
     add(
         "--speeds",
-        **numbers,
+        type=numbers,
+        metavar="A,B,...",
         help="make the workers of this node slow: the share of a core that each one takes",
     )
     return parser.parse_args()

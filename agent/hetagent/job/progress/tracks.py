@@ -30,7 +30,7 @@ FIRST_LOOKS = 5
 step, of slow ones): in their first steps scripts import, compile and tune, each in its own time."""
 
 FEW_LOOKS = 60
-"""With fewer looks at a worker (a minute's) than this, and the same shares as before, it goes on counting."""
+"""With fewer looks at a worker (about a minute's) than this, and the same shares as before, it goes on counting."""
 
 MAX_GROUPS = 32
 """Of how many process groups of a worker the server is told."""

@@ -13,7 +13,7 @@ from hetagent.job.progress.tracks import State, Track
 from hetagent.node.processes import finding as processes
 
 TICK_S = 1.0
-"""How often files and processes are looked at, and servers at most (seconds)."""
+"""How often files and processes are looked at, at least, and servers at most, about (seconds)."""
 
 RARELY_S = 60.0
 """How often a server is asked at least (seconds)."""

@@ -14,7 +14,8 @@ RATE_S = 5.0
 """A rate is measured over at least this long (seconds)."""
 
 UNSEEN_S = 0.8
-"""A worker may have gone on this long after its agent last saw it move, which looks once a second (seconds)."""
+"""A worker may have gone on this long after its agent last saw it move (seconds); that looks once a second or more
+often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

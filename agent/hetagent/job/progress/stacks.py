@@ -28,8 +28,22 @@ QUESTION = "dump_traceback"
 
 INSTALL = "pip install py-spy on its node shows it"
 
+KERNEL_S = 1.0
+"""How long a process has to be in state D at every look to count as one that hangs in the kernel (seconds): a disk, a
+page that is read, a child that a shell starts take it there for a moment."""
+
+KERNEL_LOOK_S = 0.05
+
 HURRY_S = 0.1
 """How often whoever waits for stacks looks whether somebody is in a hurry (seconds)."""
+
+_WHY_FROZEN = {
+    None: "its process has ended",
+    "Z": "its process has ended",
+    "X": "its process has ended",
+    "T": "its process is stopped by a signal (state T)",
+    "D": "its process hangs in the kernel (state D)",
+}
 
 _OURS = re.compile(rf"{re.escape(runner.__file__)}|\(hetagent/worker/runner\.py:\d+\)")
 
@@ -65,7 +79,7 @@ def take(
         python: the workers' interpreter; py-spy is looked for beside it, too.
         hurried: once it is set, what has not come is not waited for.
     """
-    found = {target.rank: stack for target in targets if (stack := _frozen(target)) is not None}
+    found = _frozen(targets, hurried)
     rest = [target for target in targets if target.rank not in found]
     spy = _py_spy(python)
     found |= _answers(rest, time.monotonic() + (timeout_s / 2 if spy else timeout_s), hurried)
@@ -91,16 +105,19 @@ def _shown(target: Target, dump: bytes) -> StackFields:
     )
 
 
-def _frozen(target: Target) -> StackFields | None:
-    """Why a process cannot show its stack whatever is tried; None: it can."""
-    match processes.state(target.pid):
-        case None | "Z" | "X":
-            return _none(target, "its process has ended")
-        case "T":
-            return _none(target, "its process is stopped by a signal (state T)")
-        case "D":
-            return _none(target, "its process hangs in the kernel (state D)")
-    return None
+def _frozen(targets: Sequence[Target], hurried: threading.Event) -> dict[int, StackFields]:
+    """Those whose processes cannot show their stacks whatever is tried, with the reason."""
+    states = {target.rank: processes.state(target.pid) for target in targets}
+    until = time.monotonic() + KERNEL_S
+    while "D" in states.values() and time.monotonic() < until and not hurried.wait(KERNEL_LOOK_S):
+        for target in targets:
+            if states[target.rank] == "D":
+                states[target.rank] = processes.state(target.pid)
+    return {
+        target.rank: _none(target, why)
+        for target in targets
+        if (why := _WHY_FROZEN.get(states[target.rank])) is not None
+    }
 
 
 def _answers(targets: Sequence[Target], until: float, hurried: threading.Event) -> dict[int, StackFields]:

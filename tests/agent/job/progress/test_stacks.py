@@ -1,0 +1,42 @@
+"""Workers whose processes cannot show their stacks."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.agent.job.rig import soon
+from tests.support.fuse import DeadFiles
+
+from hetagent.job.progress import stacks
+from hetagent.node.processes import finding
+
+HANGS = "its process hangs in the kernel (state D)"
+
+
+def whys(pid: int) -> list[str]:
+    return [one.why for one in stacks.take([stacks.Target(3, pid, None)], 1.0, "", threading.Event())]
+
+
+def test_a_process_that_hangs_in_the_kernel_is_said_to(tmp_path: Path) -> None:
+    with DeadFiles(tmp_path / "dead") as files:
+        look = f"import os; os.stat({str(files.folder / 'file')!r})"
+        process = subprocess.Popen([sys.executable, "-c", look], stderr=subprocess.DEVNULL)
+        assert files.asked.wait(15)
+        process.kill()  # until then it waits as for any file
+        soon(lambda: finding.state(process.pid) == "D", "its hang")
+        assert whys(process.pid) == [HANGS]
+    process.wait()
+    assert whys(process.pid) == ["its process has ended"]
+
+
+def test_one_that_is_there_for_a_moment_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a shell is, while it starts a child
+    seen: Iterator[str] = iter("DDRRR")
+    monkeypatch.setattr(finding, "state", lambda pid: next(seen))
+    (why,) = whys(os.getpid())
+    assert why.startswith(("it has no server of torch in it", "py-spy"))
+    assert next(seen) == "R"

@@ -226,7 +226,7 @@ def test_a_poll_that_is_cut_is_seen_and_a_stop_waits_for_nobody(mine: Tls) -> No
         time.sleep(0.2)
         began = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 15  # not the polls' minute
         assert [poll.recv(65_536)[:15] for poll in polls] == [b"HTTP/1.1 200 OK"] * 3
         for word in ("Traceback", "Fatal", "rror"):
             assert word not in server.log

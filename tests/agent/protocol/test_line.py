@@ -279,7 +279,7 @@ def test_without_any_server_the_agent_exits_and_no_goodbye_is_tried(talk: Talk) 
     assert (last.why, last.exit_code, last.stop_timeout_s) == ("the server is gone", 1, 7.0)
     before = time.monotonic()
     assert talk.line.leave("x", 5.0)
-    assert time.monotonic() - before < 2.5
+    assert time.monotonic() - before < 5.0
     talk.line.close()
     talk.line.give_up("late")  # harmless
 

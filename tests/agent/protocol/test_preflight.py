@@ -76,7 +76,7 @@ async def test_a_full_backlog_times_out() -> None:
         for filler in fillers:
             filler.close()
         assert reason == "timed out after 0.25 s"
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 15  # not the minutes of a TCP connect
 
 
 async def test_a_connection_that_is_not_answered_does_not_hold_up_the_next(

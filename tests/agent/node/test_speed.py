@@ -24,6 +24,7 @@ from hetagent.node.speed.subject import NotMeasurable, Subject, cpu_kind, subjec
 VERSIONS = {"torch": "2.13.0+cpu", "driver": "560.35.03"}
 CPUS = devices.Devices(kind="cpu", indices=(), slots=2)
 TWO = Subject("float32", ("CPU", "CPU"), None, {"what": 1})
+GPUS = Subject("float16", ("L40S", "L40S"), ("0", "1"), {"what": 2})
 NEVER = threading.Event()
 
 # -- what a measurement means --------------------------------------------------------------------------------
@@ -224,12 +225,18 @@ class Asked:
     """A check, and what came of it."""
 
     def __init__(
-        self, place: Path | None, command: tuple[str, ...], *, again: bool = False, load: float = 0.0
+        self,
+        place: Path | None,
+        command: tuple[str, ...],
+        subject: Subject = TWO,
+        *,
+        again: bool = False,
+        load: float = 0.0,
     ) -> None:
         self.speeds: list[float] = []
         self.told: list[str] = []
         self.check = SpeedCheck(
-            TWO,
+            subject,
             "mine",
             self.speeds.extend,
             self.told.append,
@@ -251,7 +258,7 @@ def test_it_is_measured_once_and_kept_for_later_jobs(tmp_path: Path) -> None:
     assert later.speeds == [0.998, 0.998]
     assert "measured earlier; --measure again measures anew" in later.told[0]
     anew = Asked(tmp_path, ODD, again=True)
-    assert anew.speeds == [0.998, 0.09998]
+    assert anew.speeds == [0.549, 0.549]
 
 
 def test_what_was_measured_on_a_busy_machine_is_no_measure_for_later_jobs(tmp_path: Path) -> None:
@@ -264,11 +271,18 @@ def test_what_was_measured_on_a_busy_machine_is_no_measure_for_later_jobs(tmp_pa
 
 
 def test_a_slow_slot_is_named_at_once_and_measured_again_next_time(tmp_path: Path) -> None:
-    asked = Asked(tmp_path, ODD)
+    asked = Asked(tmp_path, ODD, GPUS)
     assert asked.speeds == [0.998, 0.09998]
     [warning] = asked.verdict.warnings
-    assert warning.startswith("local rank 1 (CPU) is 90% slower")
+    assert warning.startswith("local rank 1 (L40S) is 90% slower")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_cpu_slots_of_a_node_are_as_fast_as_each_other(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, ODD)
+    assert (asked.verdict, asked.speeds) == (READY, [0.549, 0.549])
+    assert "0.549, 0.549 TFLOP/s" in asked.told[0]
+    assert Asked(tmp_path, printing("nothing")).speeds == [0.549, 0.549]
 
 
 @pytest.mark.parametrize(
@@ -325,7 +339,7 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 def test_the_node_joins_once_it_is_measured() -> None:
     speeds: list[float] = []
-    check = SpeedCheck(TWO, "joins", speeds.extend, print, place=None, command=ODD)
+    check = SpeedCheck(GPUS, "joins", speeds.extend, print, place=None, command=ODD)
     readiness = Readiness(speed=check)
     try:
         assert readiness.measures

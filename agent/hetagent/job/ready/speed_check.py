@@ -102,6 +102,8 @@ class SpeedCheck:
         if speeds is None:
             return READY
         self._done = True
+        if self._subject.visible is None:
+            speeds = judged.of_cpus(speeds)
         warnings = judged.slow(speeds, self._subject.kinds)
         how = "measured earlier; --measure again measures anew"
         if kept is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from statistics import median_high
+from statistics import fmean, median_high
 
 FLOP_PER_BYTE = 500.0
 """How much a slot computes for each byte that it moves, in the work by which slots are compared: training spends most
@@ -37,6 +37,11 @@ def speeds(results: Sequence[Mapping[str, object]]) -> list[float] | str:
             return f"local rank {local_rank}: it makes no sense that {dict(result)}"
         found.append(speed(matmul, bandwidth))
     return found
+
+
+def of_cpus(found: Sequence[float]) -> list[float]:
+    """The speed of each CPU slot of a node: the mean, since all have the same CPUs and what differs is chance."""
+    return [float(f"{fmean(found):.4g}")] * len(found)
 
 
 def slow(found: Sequence[float], kinds: Sequence[str]) -> list[str]:

@@ -37,7 +37,8 @@ WIDTH = 256
 
 CGROUPS = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 10_000
-"""In which a limit counts, as for containers."""
+"""In which a limit counts. Containers have 100 ms; then a slow worker stands still for most of that in the middle of a
+collective, and all wait for it, while a slow GPU is slow all the time."""
 
 
 @dataclass(frozen=True, slots=True)

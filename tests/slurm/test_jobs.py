@@ -121,7 +121,7 @@ def test_a_requeued_job_is_the_same_group(
     second = world(job, log, round_above=first.round)
     saved = sorted(path.name for path in log.folder.glob("saved.*"))
     assert saved == [f"saved.{rank}.{first.round}" for rank in range(3)]
-    assert "got SIGUSR1: the workers get it too" in job.said
+    assert "got SIGUSR1: passed on to the workers, which have 60 s to stop" in job.said
     assert f"from Slurm's job step {job.id}.0: group {job.id}, node id n2" in job.said
     assert "guardian died" not in job.said
     assert job.facts()["Restarts"] == "1"

@@ -74,10 +74,12 @@ async def _connect(address: str, port: int, interface: str | None, source: str) 
                 if interface is not None:
                     _bind(sock, interface, source)
                 await loop.sock_connect(sock, sockaddr)
+                if sock.getsockname() != sockaddr:
+                    return
+                # TCP lets a socket connect to itself: nobody listens, and the kernel chose this very port for it
+                failure = ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             except OSError as error:
                 failure = error
-            else:
-                return
     assert failure is not None, "getaddrinfo returns at least one address or raises"
     raise failure
 

@@ -150,7 +150,7 @@ def test_an_older_server_does_not_tell_where_to_try() -> None:
 
 def test_a_group_with_another_node(capsys: pytest.CaptureFixture[str]) -> None:
     group = uuid.uuid4().hex
-    with Hetserver() as server, socket.create_server(("127.0.0.1", 0)) as other:
+    with Hetserver() as server, socket.create_server(("127.0.0.1", free_port())) as other:
         url = f"{server.url}/v1/groups/{group}"
         port = other.getsockname()[1]
         body = {

@@ -5,7 +5,9 @@ import socket
 import time
 
 import pytest
+from tests.support.servers import free_port
 
+from hetagent.protocol import preflight
 from hetagent.protocol.preflight import reachable
 
 
@@ -59,6 +61,14 @@ async def test_refused_until_the_end() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         assert await reachable("127.0.0.1", sock.getsockname()[1], timeout_s=0.2) == "connection refused"
+
+
+async def test_a_connection_to_itself_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setattr(preflight, "_bind", lambda sock, interface, source: sock.bind((source, port)))
+    monkeypatch.setattr(preflight, "RETRY_S", 60)
+    reason = await reachable("127.0.0.1", port, timeout_s=0.25, interface="lo", source="127.0.0.1")
+    assert reason == "connection refused"
 
 
 async def test_a_full_backlog_times_out() -> None:

@@ -24,7 +24,8 @@ def run(folder: Path, *names: str, python: str = sys.executable) -> str:
 
 
 def check_example(output: str) -> None:
-    """Three ranks and one that is alone have ended with the same parameters."""
+    """Three ranks and one that is alone have ended with the same parameters, but for rounding in float32."""
     ends = re.findall(r"rank (\d): parameters ([\d.]+)", output)
     assert sorted(rank for rank, _ in ends) == ["0", "0", "1", "2"]
-    assert len({parameters for _, parameters in ends}) == 1, ends
+    sums = [float(parameters) for _, parameters in ends]
+    assert max(sums) - min(sums) < 1e-6 * max(sums), ends

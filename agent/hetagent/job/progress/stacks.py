@@ -33,6 +33,7 @@ KERNEL_S = 1.0
 page that is read, a child that a shell starts take it there for a moment."""
 
 KERNEL_LOOK_S = 0.05
+"""How long from one of these looks to the next (seconds)."""
 
 HURRY_S = 0.1
 """How often whoever waits for stacks looks whether somebody is in a hurry (seconds)."""
@@ -113,10 +114,11 @@ def _frozen(targets: Sequence[Target], hurried: threading.Event) -> dict[int, St
         for target in targets:
             if states[target.rank] == "D":
                 states[target.rank] = processes.state(target.pid)
+    too_early = "D" if hurried.is_set() else ""
     return {
         target.rank: _none(target, why)
         for target in targets
-        if (why := _WHY_FROZEN.get(states[target.rank])) is not None
+        if (why := _WHY_FROZEN.get(state := states[target.rank])) is not None and state != too_early
     }
 
 

@@ -40,3 +40,11 @@ def test_one_that_is_there_for_a_moment_is_not(monkeypatch: pytest.MonkeyPatch) 
     (why,) = whys(os.getpid())
     assert why.startswith(("it has no server of torch in it", "py-spy"))
     assert next(seen) == "R"
+
+
+def test_who_is_in_a_hurry_does_not_wait_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "state", lambda pid: "D")
+    hurried = threading.Event()
+    hurried.set()
+    [found] = stacks.take([stacks.Target(3, os.getpid(), None)], 1.0, "", hurried)
+    assert found.why != HANGS

@@ -29,8 +29,9 @@ QUESTION = "dump_traceback"
 INSTALL = "pip install py-spy on its node shows it"
 
 KERNEL_S = 1.0
-"""How long a process has to be in state D at every look to count as one that hangs in the kernel (seconds): a disk, a
-page that is read, a child that a shell starts take it there for a moment."""
+"""How long a process has to be in state D at every look to count as one that hangs in the kernel (seconds; less where
+there is less than four times as much time): a disk, a page that is read, a child that a shell starts take it there for
+a moment."""
 
 KERNEL_LOOK_S = 0.05
 """How long from one of these looks to the next (seconds)."""
@@ -80,13 +81,14 @@ def take(
         python: the workers' interpreter; py-spy is looked for beside it, too.
         hurried: once it is set, what has not come is not waited for.
     """
-    found = _frozen(targets, hurried)
+    until = time.monotonic() + timeout_s
+    found = _frozen(targets, min(KERNEL_S, timeout_s / 4), hurried)
     rest = [target for target in targets if target.rank not in found]
     spy = _py_spy(python)
-    found |= _answers(rest, time.monotonic() + (timeout_s / 2 if spy else timeout_s), hurried)
+    found |= _answers(rest, until - timeout_s / 2 if spy else until, hurried)
     rest = [target for target in rest if target.rank not in found]
     if spy is not None and not hurried.is_set():
-        found |= _spied(rest, spy, time.monotonic() + timeout_s / 2)
+        found |= _spied(rest, spy, until)
     for target in rest:
         if target.rank not in found:
             why = "holds the GIL" if target.asked is not None else "has no server of torch in it"
@@ -106,10 +108,10 @@ def _shown(target: Target, dump: bytes) -> StackFields:
     )
 
 
-def _frozen(targets: Sequence[Target], hurried: threading.Event) -> dict[int, StackFields]:
+def _frozen(targets: Sequence[Target], timeout_s: float, hurried: threading.Event) -> dict[int, StackFields]:
     """Those whose processes cannot show their stacks whatever is tried, with the reason."""
     states = {target.rank: processes.state(target.pid) for target in targets}
-    until = time.monotonic() + KERNEL_S
+    until = time.monotonic() + timeout_s
     while "D" in states.values() and time.monotonic() < until and not hurried.wait(KERNEL_LOOK_S):
         for target in targets:
             if states[target.rank] == "D":

@@ -48,3 +48,11 @@ def test_who_is_in_a_hurry_does_not_wait_to_know(monkeypatch: pytest.MonkeyPatch
     hurried.set()
     [found] = stacks.take([stacks.Target(3, os.getpid(), None)], 1.0, "", hurried)
     assert found.why != HANGS
+
+
+def test_the_looks_are_part_of_the_time_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(finding, "state", lambda pid: looks.append(pid) or "D")
+    [found] = stacks.take([stacks.Target(3, 17, None)], 0.2, "", threading.Event())
+    assert found.why == HANGS
+    assert len(looks) <= 3, "not those of a whole second"

@@ -35,7 +35,6 @@ from hetrdzv.service.polls.directives import directive_of, heading_of, watch
 from hetrdzv.service.polls.polls import Polls
 from hetrdzv.service.service import Service
 from hetrdzv.storage import records
-from hetrdzv.storage.base import Snapshot
 from tests.support.served import FaultyStore, HandClock, join, serving, settled, started, two_nodes
 
 WAIT_S = 20.0
@@ -481,17 +480,6 @@ async def test_another_service_finds_everything_and_every_node_has_a_full_lease(
         assert not (await service.execute("g", Tick())).nodes["a"].gone
         clock.pass_by(service, 0.5)
         assert (await service.execute("g", Tick())).nodes["a"].phase is NodePhase.LOST
-
-
-async def test_a_store_that_holds_an_impossible_group_is_refused_by_name() -> None:
-    wrong = replace(empty("g", 0.0), state=GroupState.RUNNING)
-    puts, _ = records.changes(None, wrong)
-    service = Service(FaultyStore(Snapshot(puts, 0.0)))
-    with pytest.raises(
-        StorageError, match=r"group 'g': the state is running, but no round is active.*--store"
-    ):
-        await service.start()
-    await service.close()
 
 
 def test_an_impossible_group_is_told_with_five_of_its_violations() -> None:

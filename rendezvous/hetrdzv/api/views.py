@@ -1,6 +1,7 @@
 """Converts values of the core to replies of the API."""
 
 import asyncio
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -100,6 +101,34 @@ def asking_json(service: Service, node_id: str, told: Told) -> bytes:
     asked = model(number=question.number, round=question.round, ranks=ranks)
     reply = directive_reply(group, directive, pace).model_copy(update={question.about.value: asked})
     return reply.model_dump_json(exclude_none=True).encode()
+
+
+def quarantined_summary(group_id: str, why: str) -> wire.GroupSummary:
+    """A group that is set aside, in brief."""
+    return wire.GroupSummary(
+        group_id=group_id,
+        state=wire.QUARANTINED,
+        why=f"hetserver cannot serve it: {why}",
+        job=0,
+        round=0,
+        world_size=0,
+        restarts=0,
+        max_restarts=0,
+        counts=wire.CountsReply(nodes=0, slots=0, members=0, spares=0, gone=0),
+    )
+
+
+def export_reply(group_id: str, stored: Mapping[str, bytes], why: str | None) -> wire.ExportReply:
+    """The records of a group; `why` it is set aside, or None."""
+    records = [_record_reply(key, value) for key, value in sorted(stored.items())]
+    return wire.ExportReply(group_id=group_id, quarantined=why, records=records)
+
+
+def _record_reply(key: str, value: bytes) -> wire.RecordReply:
+    try:
+        return wire.RecordReply(key=key, text=value.decode())
+    except UnicodeDecodeError:
+        return wire.RecordReply(key=key, base64=b64encode(value).decode())
 
 
 LARGE = 300

@@ -44,6 +44,7 @@ ROLES: Mapping[str, Role] = {
     f"GET {_GROUP}": Role.READ,
     f"PUT {_GROUP}": Role.ADMIN,
     f"DELETE {_GROUP}": Role.ADMIN,
+    f"GET {_GROUP}/export": Role.ADMIN,
     f"POST {_GROUP}/restart": Role.ADMIN,
     f"POST {_GROUP}/cancel": Role.ADMIN,
     f"POST {_GROUP}/stacks": Role.ADMIN,

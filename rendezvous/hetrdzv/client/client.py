@@ -28,6 +28,7 @@ from hetrdzv.protocol.wire import (
     DirectiveReply,
     EventReply,
     EventsReply,
+    ExportReply,
     GroupReply,
     GroupsReply,
     JoinRequest,
@@ -252,6 +253,10 @@ class Client:
     async def delete(self, group: str) -> None:
         """Forget a group."""
         await self._send("DELETE", _group(group))
+
+    async def export(self, group: str) -> ExportReply:
+        """What is stored of a group, also of one that the server cannot serve."""
+        return await self._ask(ExportReply, "GET", f"{_group(group)}/export")
 
     async def events(self, group: str, after: int = 0) -> EventsReply:
         """A group's events after number `after`."""

@@ -412,6 +412,8 @@ def _start_daemon(work: Work, command: StartDaemon) -> None:
     node = group.speaker(member) if member is not None else None
     if node is None or node.gone or node.node_id == master.node_id:
         raise UnknownNode(f"'{command.node_id}' is not another member of round {number} of group '{name}'")
+    if node.stopped:
+        raise StaleRound(f"node '{node.node_id}' has ended its part in round {number} of group '{name}'")
     if not node.wants_daemon:
         raise DaemonRefused(
             f"the agent of node '{node.node_id}' runs nothing for the master '{master.node_id}', since it was "

@@ -1,10 +1,11 @@
-"""Invariants of a group; checked by the tests, and by a server when it loads a group."""
+"""Invariants of a group: checked before a change of it is committed, when it is loaded, and by the tests."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby, pairwise
 from math import inf
 
-from hetrdzv.core.model import Group, GroupState, Node, NodePhase, Round
+from hetrdzv.core.model import Group, GroupState, Member, Node, NodePhase, Round
+from hetrdzv.core.numbers import not_finite
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.rank_order import OrderKind, rank_order
 from hetrdzv.core.selection.worlds import Worlds
@@ -14,23 +15,35 @@ MOST_SHOWN = 5
 
 
 class InvariantError(AssertionError):
-    """A group is in an impossible state."""
+    """A group is in an impossible state.
+
+    Attributes:
+        wrong: its first violations, in a clause.
+    """
+
+    def __init__(self, group_id: str, wrong: str) -> None:
+        super().__init__(f"group '{group_id}': {wrong}")
+        self.wrong = wrong
 
 
-def check(group: Group) -> None:
+def check(group: Group, since: Group | None = None, changed: Iterable[Node] = ()) -> None:
     """Raise if a group violates an invariant.
+
+    Args:
+        since: the group before a change, which violated none: what the change cannot have touched is passed over.
+        changed: its nodes that differ from those of `since`.
 
     Raises:
         InvariantError: names the group and its first violations.
     """
-    wrong = list(violations(group))
+    wrong = list(violations(group, since, changed))
     if wrong:
         more = f"; and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
-        raise InvariantError(f"group '{group.group_id}': {'; '.join(wrong[:MOST_SHOWN])}{more}")
+        raise InvariantError(group.group_id, f"{'; '.join(wrong[:MOST_SHOWN])}{more}")
 
 
-def violations(group: Group) -> Iterator[str]:
-    """The violations of a group, one sentence each."""
+def violations(group: Group, since: Group | None = None, changed: Iterable[Node] = ()) -> Iterator[str]:
+    """The violations of a group, one sentence each; the arguments are those of `check`."""
     if group.restarts > group.spec.max_restarts:
         yield f"{group.restarts} restarts were spent of {group.spec.max_restarts}"
     active = group.active_round
@@ -42,33 +55,60 @@ def violations(group: Group) -> Iterator[str]:
         yield f"the state is waiting, but round {active.number} is active"
     if group.state is GroupState.FAILED and group.root_cause is None:
         yield "the group failed without a root cause"
+    yield from not_finite(group, since, without="nodes")
+    whole = since is None or _membership_differs(group, since)
     if group.round is not None:
         if not group.round.members:
             yield f"round {group.round.number} has no members"
             return
         yield from _round_violations(group, group.round)
-    places = {member.node_id for member in group.round.members} if group.round is not None else set()
-    for node_id, node in group.nodes.items():
-        if node.node_id != node_id:
-            yield f"node '{node.node_id}' is filed under '{node_id}'"
+        yield from _member_violations(group, group.round, None if whole else changed)
+        if whole:
+            yield from _membership_violations(group, group.round)
+    if whole:
+        for node_id, node in group.nodes.items():
+            if node.node_id != node_id:
+                yield f"node '{node.node_id}' is filed under '{node_id}'"
+    yield from _node_violations(group, group.nodes.values() if whole else changed)
+    known = since.nodes if since is not None else {}
+    for node in changed if since is not None else group.nodes.values():
+        for clause in not_finite(node, known.get(node.node_id)):
+            yield f"{node.node_id}'s {clause}"
+
+
+def _membership_differs(group: Group, since: Group) -> bool:
+    """Whether nodes that did not change may stand differently: to a round with other members, or to other settings."""
+    members = group.round.members if group.round is not None else None
+    known = since.round.members if since.round is not None else None
+    same = members is known and group.spec is since.spec and group.job == since.job
+    return not same or len(group.nodes) < len(since.nodes) or group.last_round < since.last_round
+
+
+def _node_violations(group: Group, nodes: Iterable[Node]) -> Iterator[str]:
+    for node in nodes:
+        node_id, phase, gone = node.node_id, node.phase, node.phase in _GONE
         if node.member_of > group.last_round:
             yield f"{node_id} is a member of round {node.member_of}, but the last round is {group.last_round}"
-        if node.gone != (node.gone_at is not None):
-            yield f"{node_id} is {node.phase}, but gone_at is {node.gone_at}"
-        if group.in_round(node) and node_id not in places:
+        if gone != (node.gone_at is not None):
+            yield f"{node_id} is {phase}, but gone_at is {node.gone_at}"
+        if group.round is not None and group.in_round(node) and group.round.member(node_id) is None:
             yield f"{node_id} claims to be a member of the newest round, which does not name it"
-        working = node.phase in (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED, NodePhase.FAILED)
-        if working and node.stopped:
-            yield f"{node_id} is {node.phase}, but has no workers"
-        if working and node.not_ready:
-            yield f"{node_id} is {node.phase}, but not ready: {node.not_ready}"
-        if node.phase is NodePhase.READY and not node.stopped:
+        if phase in _WORKING and node.stopped:
+            yield f"{node_id} is {phase}, but has no workers"
+        if phase in _WORKING and node.not_ready:
+            yield f"{node_id} is {phase}, but not ready: {node.not_ready}"
+        if phase is NodePhase.READY and not node.stopped:
             yield f"{node_id} is ready, but has not stopped its workers of round {node.member_of}"
-        if node.cut_at is not None and node.gone:
-            yield f"{node_id} is suspect and {node.phase}"
-        yield from _daemon_violations(group, node)
+        if gone and node.cut_at is not None:
+            yield f"{node_id} is suspect and {phase}"
+        if node.daemon:
+            yield from _daemon_violations(group, node)
         if node.incarnation in node.former:
             yield f"{node_id} belongs to '{node.incarnation}', which was replaced before"
+
+
+_GONE = frozenset(phase for phase in NodePhase if phase.gone)
+_WORKING = frozenset({NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED, NodePhase.FAILED})
 
 
 def _round_violations(group: Group, current: Round) -> Iterator[str]:
@@ -85,6 +125,13 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
             yield f"round {current.number} is about to end, but no notice is given (notice_s is 0)"
     if current.end is not None and current.stall is not None:
         yield f"round {current.number} has ended, but is said to stall"
+    yield from _share_violations(current)
+    if any(current.member(node_id) is None for node_id in current.finished):
+        yield f"round {current.number} has finished nodes that are no members: {sorted(current.finished)}"
+
+
+def _membership_violations(group: Group, current: Round) -> Iterator[str]:
+    """What is wrong with who is in a round, and in which order."""
     offset = 0
     for group_rank, member in enumerate(current.members):
         if member.group_rank != group_rank:
@@ -100,14 +147,15 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
     if len(names) < group.spec.min_nodes:
         yield f"round {current.number} has {len(names)} nodes of at least {group.spec.min_nodes}"
     yield from _order_violations(group, current)
-    yield from _share_violations(current)
     if excluded := Worlds.of(group.spec).excludes(offset):
         yield f"round {current.number} has world size {offset}, {excluded}"
-    if not current.finished <= set(names):
-        yield f"round {current.number} has finished nodes that are no members: {sorted(current.finished)}"
+
+
+def _member_violations(group: Group, current: Round, changed: Iterable[Node] | None) -> Iterator[str]:
+    """Whether the members of a running round are there: those that changed (None: all)."""
     if group.active_round is None or group.state.terminal:
         return
-    for member in current.members:
+    for member in current.members if changed is None else _places(current, changed):
         node = group.speaker(member)
         if member.node_id in current.finished:
             continue
@@ -115,6 +163,12 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
             yield f"round {current.number} runs, but its member {member.node_id} is gone"
         elif node.member_of != current.number:
             yield f"round {current.number} runs, but its member {member.node_id} is in round {node.member_of}"
+
+
+def _places(current: Round, nodes: Iterable[Node]) -> Iterator[Member]:
+    for node in nodes:
+        if (member := current.member(node.node_id)) is not None:
+            yield member
 
 
 def _order_violations(group: Group, current: Round) -> Iterator[str]:
@@ -157,8 +211,6 @@ def _share_violations(current: Round) -> Iterator[str]:
 
 
 def _daemon_violations(group: Group, node: Node) -> Iterator[str]:
-    if not node.daemon:
-        return
     if not node.wants_daemon:
         yield f"{node.node_id} has a daemon, but did not ask for one"
     if node.stopped or node.gone:

@@ -73,3 +73,8 @@ class Patched(Mapping[str, V]):
 
     def __repr__(self) -> str:
         return repr(self.whole())
+
+
+def differing(old: Mapping[str, V], new: Mapping[str, V]) -> list[V]:
+    """The items of a mapping that another one does not have, or not as the same object."""
+    return [item for key, item in new.items() if old.get(key) is not item]

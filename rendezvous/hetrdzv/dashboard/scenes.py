@@ -18,7 +18,7 @@ from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, rows, tally
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.timeline import Span, spans
 from hetrdzv.protocol.past import KINDS, PastReply, past
-from hetrdzv.protocol.wire import EventReply, GroupReply, GroupSummary, WorkerReply
+from hetrdzv.protocol.wire import QUARANTINED, EventReply, GroupReply, GroupSummary, WorkerReply
 from hetrdzv.service.progress.slow import shown as stragglers
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
@@ -61,11 +61,11 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A group on the page with all groups; `age_s`: since it was made (seconds)."""
+    """A group on the page with all groups; `age_s`: since it was made (seconds), None: nobody knows."""
 
     summary: GroupSummary
     state: str
-    age_s: float
+    age_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,12 +282,15 @@ class GroupsScene:
         self._service.require_ready()
         now = self._service.now()
         shown = [group for group in self._service.groups() if self._grant.covers(group.group_id)]
+        quarantined = self._service.quarantined().items()
+        aside = [(name, why) for name, why in quarantined if self._grant.covers(name)]
 
         def make() -> Mapping[str, str]:
             made = [
                 Card(views.group_summary(group, now), state_shown(group), max(0.0, now - group.created_at))
                 for group in shown
             ]
+            made += [Card(views.quarantined_summary(*each), QUARANTINED, None) for each in aside]
             made.sort(key=lambda card: (_ORDER[card.state], card.summary.group_id))
             return {"groups": section("groups.html", groups=made)}
 
@@ -298,7 +301,7 @@ class GroupsScene:
 _ORDER = {
     state: place
     for place, state in enumerate(
-        ("failed", HANGS, "waiting", "starting", "running", "succeeded", "cancelled")
+        (QUARANTINED, "failed", HANGS, "waiting", "starting", "running", "succeeded", "cancelled")
     )
 }
 """What needs attention comes first."""

@@ -245,6 +245,19 @@ class StorageError(HetError):
     status = 503
 
 
+class GroupQuarantined(HetError):
+    """The group is set aside, since what is stored of it cannot be served; the others are."""
+
+    code = "group_quarantined"
+    status = 503
+
+
+class ServerFault(HetError):
+    """The request led to a state that could not be kept, by a fault of the server; nothing was changed."""
+
+    code = "server_fault"
+
+
 class NotLeader(HetError):
     """Another server leads and answers requests about groups.
 

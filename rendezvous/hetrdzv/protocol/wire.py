@@ -711,6 +711,26 @@ class GroupReply(GroupSummary):
     root_cause: RootCauseReply | None = None
 
 
+QUARANTINED = "quarantined"
+"""The state in a `GroupSummary` of a group that the server cannot serve."""
+
+
+class RecordReply(Reply):
+    """A record of the store: its value is text, or if it is damaged so that it is none, Base64."""
+
+    key: str
+    text: str | None = None
+    base64: str | None = None
+
+
+class ExportReply(Reply):
+    """`GET /v1/groups/{g}/export`: what is stored of a group; `quarantined`: why the server cannot serve it."""
+
+    group_id: str
+    quarantined: str | None = None
+    records: list[RecordReply]
+
+
 class GroupsReply(Reply):
     """`GET /v1/groups`."""
 

@@ -4,6 +4,9 @@ A change is *proposed* as the new *head* of its group, in memory only. `commit` 
 of the event loop as one transaction; only then does it answer the proposers and let readers see the new state. After
 a failed commit nobody knows what is stored, so the owner drops everything in memory and loads it again.
 
+Only what can be loaded again is committed: a head that violates an invariant, or of which no records can be made, is
+taken back, and its proposals are handed to the owner. A group of the store that cannot be served is set aside alone.
+
 The ledger calls nobody back: its owner (service.py) says when to commit and acts on the changes it gets.
 """
 
@@ -12,19 +15,21 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 
+from hetrdzv.core.commands import Command
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Event, Group
-from hetrdzv.protocol.errors import StorageError
+from hetrdzv.core.patched import differing
+from hetrdzv.protocol.errors import GroupQuarantined, StorageError
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.polls.wakes import Wakes
 from hetrdzv.storage import records
 from hetrdzv.storage.base import Batch, Snapshot, StateStore
-from hetrdzv.storage.records import StoredEvent
+from hetrdzv.storage.records import Quarantined, Restored, StoredEvent
 
 logger = logging.getLogger(__name__)
 
@@ -64,17 +69,25 @@ class _Head:
 
 
 @dataclass(slots=True)
-class _Proposal:
+class Proposal:
     """Somebody waiting for the commit of a head.
 
     Attributes:
+        command: what led to it; None: nothing new, or a deletion.
         quiet: nothing changed except when a node was last heard.
     """
 
     group_id: str
     events: tuple[Event, ...]
     done: asyncio.Future[Group | None]
-    quiet: bool
+    command: Command | None = None
+    quiet: bool = False
+
+    def refuse(self, error: Exception) -> None:
+        """Nothing comes of it."""
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # its proposer may be gone
 
 
 class Ledger:
@@ -86,6 +99,7 @@ class Ledger:
 
     Attributes:
         groups: committed groups by id.
+        quarantined: groups that are in the store but cannot be served, by id.
         is_loaded: whether `groups` is what the store holds.
     """
 
@@ -95,14 +109,16 @@ class Ledger:
         self._metrics = metrics
         self._heads: dict[str, _Head] = {}
         self._events: dict[str, deque[StoredEvent]] = {}
-        self._pending: list[_Proposal] = []
-        self._in_flight: list[_Proposal] = []
+        self._pending: list[Proposal] = []
+        self._in_flight: list[Proposal] = []
         self._has_work = asyncio.Event()
         self._wakes = Wakes()
         self._is_idle = asyncio.Event()  # nothing that was proposed is waiting
         self._is_idle.set()
         self._clock_stored = 0.0
+        self._unfit: dict[str, list[Proposal]] = {}
         self.groups: dict[str, Group] = {}
+        self.quarantined: dict[str, Quarantined] = {}
         self.is_loaded = False
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -114,10 +130,11 @@ class Ledger:
 
     def has_room(self, most: int) -> bool:
         """Whether there are fewer than `most` groups, counting those not committed yet."""
-        if len(self.groups) + len(self._heads) < most:
+        known = len(self.groups) + len(self.quarantined)
+        if known + len(self._heads) < most:
             return True
         new = sum(head.group is not None and name not in self.groups for name, head in self._heads.items())
-        return len(self.groups) + new < most
+        return known + new < most
 
     def is_settled(self, group_id: str) -> bool:
         """Whether no change of a group is waiting for a commit."""
@@ -130,21 +147,29 @@ class Ledger:
     # -- proposing -------------------------------------------------------------------------------------------
 
     async def propose(
-        self, group_id: str, new: Group | None, events: tuple[Event, ...] = (), *, quiet: bool = False
+        self, group_id: str, new: Group | None, events: tuple[Event, ...] = (), command: Command | None = None
     ) -> Group | None:
         """Make `new` the head of a group (None: delete it) and wait for the commit; returns what was committed.
 
+        Args:
+            command: what led to it.
+
         Raises:
             StorageError: nothing proposed since the last commit was stored.
+            ServerFault, GroupQuarantined: it could not be loaded again, so it was not stored.
         """
-        self._heads[group_id] = _Head(new)
-        return await self._enqueue(group_id, events, quiet)
+        return await self._enqueue(Proposal(group_id, events, _future(), command), _Head(new))
+
+    def propose_again(self, proposal: Proposal, new: Group, events: tuple[Event, ...]) -> None:
+        """Make `new` the head of a group for somebody whose proposal was taken back."""
+        self._heads[proposal.group_id] = _Head(new)
+        self._pending.append(replace(proposal, events=events))
+        self._has_work.set()
 
     def amend(self, group_id: str, new: Group, events: tuple[Event, ...]) -> None:
         """Make `new` the head of a group that has one: what follows from the changes proposed before."""
         self._heads[group_id] = _Head(new)
-        done: asyncio.Future[Group | None] = asyncio.get_running_loop().create_future()
-        self._pending.append(_Proposal(group_id, events, done, quiet=False))
+        self._pending.append(Proposal(group_id, events, _future()))
 
     async def settle(self, group_id: str) -> None:
         """Wait until every proposed change of a group is committed; returns at once if there is none.
@@ -153,24 +178,30 @@ class Ledger:
             StorageError: it could not be stored.
         """
         if group_id in self._heads:
-            await self._enqueue(group_id, (), quiet=True)
+            await self._enqueue(Proposal(group_id, (), _future(), quiet=True), self._heads[group_id])
 
     def store_clock(self, now: float) -> None:
         """Have the clock stored if the last time was long ago."""
         if self.groups and self._clock_is_due(now):
             self._has_work.set()
 
-    async def _enqueue(self, group_id: str, events: tuple[Event, ...], quiet: bool) -> Group | None:
-        done: asyncio.Future[Group | None] = asyncio.get_running_loop().create_future()
-        self._pending.append(_Proposal(group_id, events, done, quiet))
+    def have_work(self) -> None:
+        """Have `work` return though nothing is proposed."""
+        self._has_work.set()
+
+    async def _enqueue(self, proposal: Proposal, head: _Head) -> Group | None:
+        self._heads[proposal.group_id] = head
+        self._pending.append(proposal)
         self._has_work.set()
         self._is_idle.clear()
-        return await done
+        return await proposal.done
 
     # -- committing ------------------------------------------------------------------------------------------
 
     async def work(self) -> None:
         """Wait for the end of a turn of the event loop in which there was something to commit."""
+        if not self._has_work.is_set():
+            self._is_idle.set()
         await self._has_work.wait()
         await asyncio.sleep(0)  # lets the other commands of this turn join the transaction
 
@@ -192,13 +223,19 @@ class Ledger:
         heads = {p.group_id: self._heads.setdefault(p.group_id, self._settled(p.group_id)) for p in proposals}
         puts: dict[str, bytes] = {}
         deletes: set[str] = set()
-        for group_id, head in heads.items():
-            old, new = self.groups.get(group_id), head.group
-            put, delete = await _changes(old, new)
+        for group_id, head in list(heads.items()):
+            try:
+                put, delete = await _changes(self.groups.get(group_id), head.group)
+            except Exception:  # the owner finds out why
+                self._take_back(group_id, head)
+                proposals = self._in_flight
+                del heads[group_id]
+                continue
             puts.update(put)
             deletes.update(delete)
             if head.group is None:
                 deletes.update(records.event_key(group_id, s.number) for s in self.history(group_id))
+                deletes.update(self.quarantined[group_id].records if group_id in self.quarantined else ())
         lasting = [p for p in proposals if heads[p.group_id].group is not None]
         news = self._number_events(lasting, puts, deletes)
         if puts or deletes or self._clock_is_due(now):
@@ -213,9 +250,50 @@ class Ledger:
         for group_id, told in groupby(proposals, lambda proposal: proposal.group_id):
             self._wakes.add([proposal.done for proposal in told], heads[group_id].group)
         self._in_flight = []
-        if not self._pending:
-            self._is_idle.set()
         return [change for change in published if change.group_id in loud]
+
+    def take_unfit(self) -> dict[str, list[Proposal]]:
+        """The proposals of the groups whose heads could not be committed, by group; each has to be answered."""
+        unfit, self._unfit = self._unfit, {}
+        return unfit
+
+    def withdraw(self, group_id: str) -> list[Proposal]:
+        """Forget the head of a group of which no commit has begun; its proposals have to be answered."""
+        self._heads.pop(group_id, None)
+        mine = [proposal for proposal in self._pending if proposal.group_id == group_id]
+        self._pending = [proposal for proposal in self._pending if proposal.group_id != group_id]
+        return mine
+
+    def _take_back(self, group_id: str, head: _Head) -> None:
+        """A head that a commit has begun with is not fit for it; neither is what was proposed on top of it since."""
+        mine = [proposal for proposal in self._in_flight if proposal.group_id == group_id]
+        self._in_flight = [proposal for proposal in self._in_flight if proposal.group_id != group_id]
+        newest = self._heads.get(group_id)
+        if newest is head or (newest is not None and newest.group is not None):
+            mine += self.withdraw(group_id)
+        self._unfit[group_id] = mine  # but a deletion that was asked for meanwhile stays
+
+    def quarantine(self, group_id: str, why: str, proposals: Iterable[Proposal]) -> None:
+        """Set a group aside that cannot be served, and refuse some proposals; what is stored of it stays."""
+        self.quarantined[group_id] = Quarantined(why, self.stored(group_id))
+        del self.groups[group_id]
+        self._events.pop(group_id, None)
+        for proposal in proposals:
+            proposal.refuse(quarantined(group_id, why))
+
+    def stored(self, group_id: str) -> Mapping[str, bytes]:
+        """The records of a group, as they are stored.
+
+        Raises:
+            KeyError: there is no such group.
+        """
+        if (aside := self.quarantined.get(group_id)) is not None:
+            return aside.records
+        stored, _ = records.changes(None, self.groups[group_id])
+        events = {
+            records.event_key(group_id, e.number): records.event_record(e) for e in self.history(group_id)
+        }
+        return {**stored, **events}
 
     async def drain(self) -> None:
         """Wait until everything proposed so far is committed or has failed."""
@@ -238,7 +316,7 @@ class Ledger:
         return now >= self._clock_stored + CLOCK_STORED_EVERY_S
 
     def _number_events(
-        self, proposals: list[_Proposal], puts: dict[str, bytes], deletes: set[str]
+        self, proposals: list[Proposal], puts: dict[str, bytes], deletes: set[str]
     ) -> Mapping[str, list[StoredEvent]]:
         at = self._wall().isoformat(timespec="milliseconds")
         news: dict[str, list[StoredEvent]] = {}
@@ -261,6 +339,7 @@ class Ledger:
             del self._heads[group_id]
         if head.group is None:
             self.groups.pop(group_id, None)
+            self.quarantined.pop(group_id, None)
             self._events.pop(group_id, None)
         else:
             self.groups[group_id] = head.group
@@ -284,43 +363,77 @@ class Ledger:
             now: the server's clock (seconds).
 
         Raises:
-            StorageError: the snapshot is malformed, or holds an impossible group; nothing changed.
+            StorageError: the snapshot is malformed; nothing changed.
         """
-        parse = partial(records.restore, snapshot.records, now)
+        parse = partial(_restored, snapshot.records, now)
         large = len(snapshot.records) > LARGE
         found = await asyncio.to_thread(parse) if large else parse()
-        for restored in found.values():
-            try:
-                check(restored.group)
-            except InvariantError as error:
-                raise StorageError(
-                    f"the store holds an impossible state ({error}): restore a backup of it, "
-                    f"or name another store with --store"
-                ) from error
         self._clock_stored = snapshot.clock
-        self.groups = {group_id: restored.group for group_id, restored in found.items()}
+        self.groups = {group_id: restored.group for group_id, restored in found.groups.items()}
         self._events = {
-            group_id: deque(restored.events, maxlen=EVENTS_KEPT) for group_id, restored in found.items()
+            group_id: deque(restored.events, maxlen=EVENTS_KEPT)
+            for group_id, restored in found.groups.items()
         }
+        self.quarantined = dict(found.quarantined)
+        for group_id, aside in self.quarantined.items():
+            logger.error("%s", quarantined(group_id, aside.why))
         self.is_loaded = True
 
     def drop(self, error: Exception) -> None:
         """Fail every proposal with a commit's error; what is in memory is not valid until `restore`."""
         self._metrics.commit_failed()
-        proposals, self._in_flight, self._pending = [*self._in_flight, *self._pending], [], []
+        proposals = [*self._in_flight, *self._pending, *chain.from_iterable(self.take_unfit().values())]
+        self._in_flight, self._pending = [], []
         self._heads.clear()
         self._is_idle.set()
         self.is_loaded = False
         refusal = error if isinstance(error, StorageError) else StorageError(f"not stored: {error!r}")
         for proposal in proposals:
-            if not proposal.done.done():
-                proposal.done.set_exception(refusal)
-                proposal.done.exception()  # its proposer may be gone
+            proposal.refuse(refusal)
+
+
+def quarantined(group_id: str, why: str) -> GroupQuarantined:
+    """What whoever asks for a group that is set aside is told."""
+    return GroupQuarantined(
+        f"group '{group_id}' is quarantined, since hetserver cannot serve it: {why}. The other groups are served. "
+        f"Save it with hetctl export {group_id}, then hetctl delete {group_id}; or restore a backup of the store"
+    )
+
+
+def _restored(stored: Mapping[str, bytes], now: float) -> Restored:
+    """As `records.restore`; groups in an impossible state are set aside, too."""
+    found = records.restore(stored, now)
+    wrong: dict[str, str] = {}
+    for group_id, restored in found.groups.items():
+        try:
+            check(restored.group)
+        except InvariantError as error:
+            wrong[group_id] = error.wrong
+    groups = {group_id: restored for group_id, restored in found.groups.items() if group_id not in wrong}
+    return Restored(groups, {**found.quarantined, **records.set_aside(wrong, stored)})
+
+
+def _future() -> asyncio.Future[Group | None]:
+    return asyncio.get_running_loop().create_future()
 
 
 async def _changes(old: Group | None, new: Group | None) -> tuple[dict[str, bytes], set[str]]:
-    """As `records.changes`; both groups are frozen, so a thread can look at them."""
+    """As `checked_changes`; both groups are frozen, so a thread can look at them."""
     nodes = max(len(group.nodes) if group is not None else 0 for group in (old, new))
-    if nodes <= LARGE_GROUP:
-        return records.changes(old, new)
-    return await asyncio.to_thread(records.changes, old, new)
+    return (
+        checked_changes(old, new)
+        if nodes <= LARGE_GROUP
+        else await asyncio.to_thread(checked_changes, old, new)
+    )
+
+
+def checked_changes(old: Group | None, new: Group | None) -> tuple[dict[str, bytes], set[str]]:
+    """As `records.changes`, of a group that can be loaded again.
+
+    Raises:
+        InvariantError: it could not; any other exception: no records can be made of it.
+    """
+    changed = differing(old.nodes if old is not None else {}, new.nodes) if new is not None else ()
+    if new is not None:
+        check(new, old, changed)
+    return records.changes(old, new, changed)

@@ -27,6 +27,11 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._groups = Gauge("hetrdzv_groups", "Groups by state.", ["state"], registry=self._registry)
+        self._quarantined = Gauge(
+            "hetrdzv_quarantined_groups",
+            "Groups that are set aside, since the server cannot serve what is stored of them.",
+            registry=self._registry,
+        )
         self._nodes = Gauge("hetrdzv_nodes", "Nodes by state.", ["state"], registry=self._registry)
         self._polls = Gauge("hetrdzv_open_polls", "Long polls and event streams.", registry=self._registry)
         self._leads = Gauge(
@@ -184,7 +189,9 @@ class Metrics:
         if since is not None and group.round is not None and group.state in _AT_WORK:
             self._slots.labels(group.state.value).inc(group.round.world_size * max(0.0, now - since))
 
-    def render(self, groups: Iterable[Group], *, now: float, open_polls: int, leads: bool) -> bytes:
+    def render(
+        self, groups: Iterable[Group], *, now: float, open_polls: int, leads: bool, quarantined: int = 0
+    ) -> bytes:
         """All metrics in Prometheus' text format (`CONTENT_TYPE`)."""
         states: Tally[str] = Tally({state.value: 0 for state in GroupState})
         phases: Tally[str] = Tally({phase.value: 0 for phase in NodePhase})
@@ -201,6 +208,7 @@ class Metrics:
                 gauge.labels(label).set(number)
         self._polls.set(open_polls)
         self._leads.set(leads)
+        self._quarantined.set(quarantined)
         return generate_latest(self._registry)
 
 

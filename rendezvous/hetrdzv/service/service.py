@@ -1,4 +1,4 @@
-"""The only writer of groups: command -> step -> commit -> reply.
+"""The only writer of groups: command -> step -> check -> commit -> reply.
 
 Drives the ledger (what is committed), the timers (when time alone changes a group), the watchers (who waits for news),
 the judging of silence, and the retention of groups that nobody needs any more. A request never sees uncommitted state.
@@ -6,7 +6,7 @@ the judging of silence, and the retention of groups that nobody needs any more. 
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -24,8 +24,9 @@ from hetrdzv.protocol.errors import (
     StorageError,
     UnknownGroup,
 )
+from hetrdzv.service.apart import apply_apart
 from hetrdzv.service.journal import log_events
-from hetrdzv.service.ledger import Change, Ledger
+from hetrdzv.service.ledger import Change, Ledger, Proposal, quarantined
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.liveness.clock import ServedClock
 from hetrdzv.service.liveness.leases import is_heartbeat, is_one_of_many, speaker_of
@@ -73,6 +74,7 @@ class Service:
     ) -> None:
         self._clock = make_clock(0.0)
         self._unsettled: set[str] = set()  # groups to settle at the end of this turn
+        self._unable: set[str] = set()  # groups whose tick has failed
         self._metrics = metrics or Metrics()
         self._limits = limits
         self._ledger = Ledger(store, wall, self._metrics)
@@ -146,12 +148,34 @@ class Service:
 
         Raises:
             UnknownGroup: there is none with this name.
+            GroupQuarantined: it is set aside.
         """
         self._require_loaded()
         group = self._ledger.groups.get(group_id)
         if group is None:
+            self._require_served(group_id)
             raise _unknown(group_id)
         return group
+
+    def quarantined(self) -> Mapping[str, str]:
+        """Why each group is set aside that cannot be served, by id."""
+        self._require_loaded()
+        return {group_id: aside.why for group_id, aside in sorted(self._ledger.quarantined.items())}
+
+    def stored(self, group_id: str) -> Mapping[str, bytes]:
+        """The records of a group, also of one that is set aside, by key.
+
+        Raises:
+            UnknownGroup: there is none with this name.
+        """
+        self._require_loaded()
+        if group_id not in self._ledger.groups and group_id not in self._ledger.quarantined:
+            raise _unknown(group_id)
+        return self._ledger.stored(group_id)
+
+    def _require_served(self, group_id: str) -> None:
+        if (aside := self._ledger.quarantined.get(group_id)) is not None:
+            raise quarantined(group_id, aside.why)
 
     def history(self, group_id: str, after: int = 0) -> tuple[list[StoredEvent], int]:
         """The events of a group after number `after`, and the number of its last one."""
@@ -171,11 +195,14 @@ class Service:
             Refused: the group or a limit does not allow it; nothing changed.
             UnknownGroup: there is none, or it was deleted at the same time.
             StorageError: it could not be stored; nothing changed.
+            ServerFault: it would have led to a state that cannot be loaded again; nothing changed.
+            GroupQuarantined: the group is set aside.
             ServerStopping: the server is shutting down.
         """
         head = await self._head(group_id)
         now = self.now()
         if head is None:
+            self._require_served(group_id)
             if not isinstance(command, Join | Put):
                 raise _unknown(group_id)
             require_room(self._ledger, self._limits)
@@ -190,10 +217,8 @@ class Service:
                 return await self._renewed(head, command, now)
             if isinstance(command, Tick):
                 self.silence.leases.advance(now)
-            later = is_one_of_many(command)
-            if not later and group_id in self._unsettled:
-                self._settle(group_id)
-                head = self._ledger.head(group_id) or head
+            later = is_one_of_many(command) or not self._settle(group_id)
+            head = self._ledger.head(group_id) or head
             transition = step(head, command, now, self.silence.leases, settles=not later)
         except Refused:
             # a refusal must not reveal state that may never be committed
@@ -202,7 +227,7 @@ class Service:
         self.silence.note(transition.group, command, now)  # a first join brings the group's lease
         if later:
             self._unsettled.add(group_id)
-        group = await self._ledger.propose(group_id, transition.group, transition.events)
+        group = await self._ledger.propose(group_id, transition.group, transition.events, command)
         if group is None:
             raise _unknown(group_id)  # it was deleted in the same turn
         return group
@@ -225,9 +250,9 @@ class Service:
             Refused: it has live nodes, and its job is not over.
         """
         head = await self._head(group_id)
-        if head is None:
+        if head is None and group_id not in self._ledger.quarantined:
             raise _unknown(group_id)
-        if head.live and not head.state.terminal:
+        if head is not None and head.live and not head.state.terminal:
             await self._ledger.settle(group_id)
             live = names(node.node_id for node in head.live)
             raise Refused(f"group '{group_id}' still has nodes ({live}): hetctl cancel {group_id} first")
@@ -266,28 +291,59 @@ class Service:
             await self._ledger.work()
             try:
                 for group_id in sorted(self._unsettled):
-                    self._settle(group_id)
+                    if not self._settle(group_id):
+                        self._unable.add(group_id)
+                for group_id in sorted(self._unable):
+                    self._isolate(group_id)
                 for change in await self._ledger.commit(self.now()):
                     self._published(change)
+                for group_id, proposals in self._ledger.take_unfit().items():
+                    self._isolate(group_id, proposals)
             except Exception as error:
                 bug = None if isinstance(error, StorageError) else error
                 logger.error("commit failed, reloading the state: %s", error, exc_info=bug)
                 self._ledger.drop(error)
                 await self._reload()
 
-    def _settle(self, group_id: str) -> None:
-        """Settle what many nodes have said in this turn of the event loop, once for all of them."""
-        self._unsettled.discard(group_id)
+    def _settle(self, group_id: str) -> bool:
+        """Settle what many nodes have said in this turn of the event loop, once for all of them.
+
+        Returns:
+            whether that went well; if not, the group stays unsettled.
+        """
         head = self._ledger.head(group_id)
-        if head is not None and not self._ledger.is_settled(group_id):
-            transition = step(head, Tick(), self.now(), self.silence.leases)
+        if group_id in self._unsettled and head is not None and not self._ledger.is_settled(group_id):
+            try:
+                transition = step(head, Tick(), self.now(), self.silence.leases)
+            except Exception:  # `_isolate` finds out whose fault it is
+                return False
             self._ledger.amend(group_id, transition.group, transition.events)
+        self._unsettled.discard(group_id)
+        return True
+
+    def _isolate(self, group_id: str, proposals: Sequence[Proposal] = ()) -> None:
+        """Find out which command of a group led to what cannot be kept, and refuse it; or set the group aside.
+
+        Args:
+            proposals: those that were taken back.
+        """
+        self._unsettled.discard(group_id)
+        self._unable.discard(group_id)
+        base = self._ledger.groups.get(group_id)
+        apply_apart(self._ledger, group_id, proposals, self.now(), self.silence.leases)
+        if base is not None and group_id in self._ledger.quarantined:
+            self._follow_up(Change(group_id, base, None))
+        elif base is not None:
+            self._timers.set(group_id, RETRY_S)
 
     def _published(self, change: Change) -> None:
         """Count a committed change, set the timer of its group, wake the polls that it affects."""
+        log_events(change)
+        self._follow_up(change)
+
+    def _follow_up(self, change: Change) -> None:
         now = self.now()
         self._metrics.published(change.group_id, change.old, change.new, change.events, now)
-        log_events(change)
         if change.new is None:
             self._timers.set(change.group_id, None)
             self.silence.leases.forget(change.group_id)
@@ -314,6 +370,7 @@ class Service:
         if snapshot.clock > self.now():  # else this process has served all along, and ages go on
             self._clock.restart(snapshot.clock)
         self._unsettled.clear()
+        self._unable.clear()
         await self._ledger.restore(snapshot, self.now())
         self.silence.restore(self._ledger.groups.values())
         self._timers.clear()
@@ -364,9 +421,9 @@ class Service:
             await self.execute(group_id, Tick())
         except HetError as error:  # a load sets the timers again, and a group that is gone needs none
             logger.debug("tick of group %s: %s", group_id, error)
-        except Exception:
-            logger.exception("a tick of group %s failed", group_id)
-            self._timers.set(group_id, RETRY_S)
+        except Exception:  # `_isolate` finds out why
+            self._unable.add(group_id)
+            self._ledger.have_work()
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
@@ -377,7 +434,11 @@ class Service:
     def metrics(self) -> bytes:
         """The metrics of this server in Prometheus' text format, while it answers for the groups."""
         return self._metrics.render(
-            self._ledger.groups.values(), now=self.now(), open_polls=self.waiting(), leads=True
+            self._ledger.groups.values(),
+            now=self.now(),
+            open_polls=self.waiting(),
+            leads=True,
+            quarantined=len(self._ledger.quarantined),
         )
 
     def waiting(self) -> int:

@@ -5,13 +5,15 @@
     groups/{g}/round                the newest round of the job, its members inside, without its stall
     groups/{g}/events/{number}      one line of the history
 
+A group of which a record cannot be read is set aside as a whole: its records stay as they are, the others are served.
+
 Every record carries `"v"`. Adding a field with a default needs no new version: older records get the default.
 Unknown fields are ignored, so removing a field needs none either, and an older server of the same version can take
 over. Anything else needs a new version, which older servers refuse to read.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import NoReturn, TypeVar
@@ -21,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from hetrdzv.core.model import Event, Group, Node, Round
+from hetrdzv.core.patched import differing
 from hetrdzv.protocol.errors import InvalidSpec, StorageError
 
 VERSION = 1
@@ -28,9 +31,6 @@ VERSION = 1
 _MEMORY_ONLY = {"heard_at", "cut_at", "stop_told_at"}
 _MEMORY_ONLY_OF_ROUND = {"stall"}
 _STORED_APART = {"nodes", "round"}
-
-_FORMER_NAMES = {b'"vain_masters":': b'"failed_masters":'}
-"""Fields of a group's record that were renamed."""
 
 _stored = attrgetter(*(f.name for f in fields(Node) if f.name not in _MEMORY_ONLY))
 
@@ -57,6 +57,27 @@ class RestoredGroup:
 
     group: Group
     events: tuple[StoredEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A group that is set aside, since it cannot be served.
+
+    Attributes:
+        why: what is wrong with it, in a clause.
+        records: all that is stored of it, byte for byte.
+    """
+
+    why: str
+    records: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a store holds, by group id: the groups that can be served, and the others."""
+
+    groups: Mapping[str, RestoredGroup]
+    quarantined: Mapping[str, Quarantined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +131,15 @@ def _segment(name: str) -> str:
 # -- writing ---------------------------------------------------------------------------------------------
 
 
-def changes(old: Group | None, new: Group | None) -> tuple[dict[str, bytes], set[str]]:
+def changes(
+    old: Group | None, new: Group | None, changed: Iterable[Node] | None = None
+) -> tuple[dict[str, bytes], set[str]]:
     """The writes that turn a stored `old` into a stored `new`.
 
     Args:
         old: the group as it is stored; None if it is not.
         new: the group as it should be; None to remove it (the caller removes its events).
+        changed: the nodes of `new` that `old` has not, or not as the same objects; None: they are looked for.
 
     Returns:
         records to put by key, and keys to delete.
@@ -129,10 +153,10 @@ def changes(old: Group | None, new: Group | None) -> tuple[dict[str, bytes], set
     if new.round is not None and (old is None or _without_stall(old.round) != _without_stall(new.round)):
         puts[_round_key(group_id)] = _record(_ROUND, new.round, _MEMORY_ONLY_OF_ROUND)
     known = old.nodes if old is not None else {}
-    for node_id, node in new.nodes.items():
-        before = known.get(node_id)
-        if before is not node and (before is None or _differs(before, node)):
-            puts[_node_key(group_id, node_id)] = _record(_NODE, node, _MEMORY_ONLY)
+    for node in differing(known, new.nodes) if changed is None else changed:
+        before = known.get(node.node_id)
+        if before is None or _differs(before, node):
+            puts[_node_key(group_id, node.node_id)] = _record(_NODE, node, _MEMORY_ONLY)
     return puts, set() if old is None else _vanished(old, new)
 
 
@@ -173,18 +197,23 @@ def _record(adapter: TypeAdapter[T], value: T, without: set[str] | None = None) 
 # -- reading ---------------------------------------------------------------------------------------------
 
 
+class _NewerRecord(StorageError):
+    """A record of a version that this server does not know."""
+
+
 @dataclass(slots=True)
 class _Parts:
-    """The records of one group found so far."""
+    """The records of one group found so far, and what is wrong with the first that cannot be read."""
 
     group: Group | None = None
     round: Round | None = None
     nodes: dict[str, Node] = field(default_factory=dict)
     events: list[StoredEvent] = field(default_factory=list)
+    wrong: str = ""
 
 
-def restore(records: Mapping[str, bytes], now: float) -> dict[str, RestoredGroup]:
-    """The groups in a store, by id.
+def restore(records: Mapping[str, bytes], now: float) -> Restored:
+    """The groups in a store.
 
     Nodes come in the order in which they joined. Events without a group belonged to a deleted one and are skipped.
 
@@ -193,35 +222,66 @@ def restore(records: Mapping[str, bytes], now: float) -> dict[str, RestoredGroup
         now: the server's clock (seconds); every live node gets a full lease from now.
 
     Raises:
-        StorageError: a record cannot be read; says which and why.
+        StorageError: a record belongs to no group, or was written by a newer server; says which.
     """
     found: defaultdict[str, _Parts] = defaultdict(_Parts)
     for key, record in records.items():
-        match key.split("/"):
-            case ["groups", group, "group"]:
-                found[unquote(group)].group = _read(_GROUP, key, _with_new_names(record))
-            case ["groups", group, "round"]:
-                found[unquote(group)].round = _read(_ROUND, key, record)
-            case ["groups", group, "nodes", node]:
-                found[unquote(group)].nodes[unquote(node)] = _read(_NODE, key, record)
-            case ["groups", group, "events", _]:
-                found[unquote(group)].events.append(_read(_EVENT, key, record))
+        match key.split("/", 2):
+            case ["groups", group, place]:
+                parts = found[unquote(group)]
             case _:
-                _malformed(key, "this hetserver does not know such a key")
-    return {
-        group_id: RestoredGroup(_assemble(group_id, parts, now), _in_order(parts.events))
-        for group_id, parts in found.items()
-        if parts.group is not None or parts.round is not None or parts.nodes
-    }
+                raise StorageError(f"the store has a record {key}, which no hetserver wrote: {_WAY_OUT}")
+        try:
+            _read_into(parts, place, key, record)
+        except _NewerRecord:
+            raise
+        except StorageError as error:
+            parts.wrong = parts.wrong or str(error)
+    groups: dict[str, RestoredGroup] = {}
+    wrong: dict[str, str] = {}
+    for group_id, parts in found.items():
+        if not (parts.wrong or parts.group is not None or parts.round is not None or parts.nodes):
+            continue
+        try:
+            groups[group_id] = RestoredGroup(_assemble(group_id, parts, now), _in_order(parts.events))
+        except StorageError as error:
+            wrong[group_id] = str(error)
+    return Restored(groups, set_aside(wrong, records))
 
 
-def _with_new_names(record: bytes) -> bytes:
-    for former, name in _FORMER_NAMES.items():
-        record = record.replace(former, name)
-    return record
+def set_aside(wrong: Mapping[str, str], records: Mapping[str, bytes]) -> dict[str, Quarantined]:
+    """The groups that cannot be served, with their records.
+
+    Args:
+        wrong: why, by group id.
+        records: those of all groups.
+    """
+    if not wrong:
+        return {}
+    kept: dict[str, dict[str, bytes]] = {group_id: {} for group_id in wrong}
+    for key, record in records.items():
+        if (own := kept.get(unquote(key.split("/", 2)[1]))) is not None:
+            own[key] = record
+    return {group_id: Quarantined(why, kept[group_id]) for group_id, why in wrong.items()}
+
+
+def _read_into(parts: _Parts, place: str, key: str, record: bytes) -> None:
+    match place.split("/"):
+        case ["group"]:
+            parts.group = _read(_GROUP, key, record)
+        case ["round"]:
+            parts.round = _read(_ROUND, key, record)
+        case ["nodes", node]:
+            parts.nodes[unquote(node)] = _read(_NODE, key, record)
+        case ["events", _]:
+            parts.events.append(_read(_EVENT, key, record))
+        case _:
+            _malformed(key, "this hetserver does not know such a key")
 
 
 def _assemble(group_id: str, parts: _Parts, now: float) -> Group:
+    if parts.wrong:
+        raise StorageError(parts.wrong)
     if parts.group is None:
         _malformed(_group_key(group_id), "it is missing, but other records of the group exist")
     if parts.group.group_id != group_id:
@@ -239,7 +299,7 @@ def _read(adapter: TypeAdapter[T], key: str, record: bytes) -> T:
     try:
         version = _VERSIONED.validate_json(record, strict=True).v
         if version > VERSION:
-            raise StorageError(
+            raise _NewerRecord(
                 f"record {key} has version {version}, but this hetserver reads at most version {VERSION}: "
                 f"upgrade hetserver, or name another store with --store"
             )
@@ -258,6 +318,7 @@ def _line(error: ErrorDetails) -> str:
 
 
 def _malformed(key: str, why: str, cause: Exception | None = None) -> NoReturn:
-    raise StorageError(
-        f"record {key} is malformed ({why}): restore a backup of the store, or name another store with --store"
-    ) from cause
+    raise StorageError(f"record {key} is malformed ({why})") from cause
+
+
+_WAY_OUT = "restore a backup of the store, or name another store with --store"

@@ -7,8 +7,9 @@ import pytest
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall, StallKind
 from hetrdzv.protocol.errors import StaleRound
-from hetrdzv.storage.records import changes, restore
+from hetrdzv.storage.records import changes
 from tests.core.driver import Story
+from tests.support.restored import restore
 
 TEXT = "ranks 0 and 1 wait for rank 2 (b), which is at collective 17,203 of 17,204"
 

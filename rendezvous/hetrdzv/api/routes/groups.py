@@ -1,5 +1,6 @@
 """Routes about groups: inspect, create, restart, cancel, delete, follow."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Annotated, Literal
@@ -44,9 +45,11 @@ async def list_groups(request: Request) -> Response:
     service, grant = service_of(request), permit_of(request).grant
     now = service.now()
     shown = [group for group in service.groups() if grant.covers(group.group_id)]
+    aside = [(name, why) for name, why in service.quarantined().items() if grant.covers(name)]
 
     def reply() -> wire.GroupsReply:
-        return wire.GroupsReply(groups=[views.group_summary(group, now) for group in shown])
+        served = [views.group_summary(group, now) for group in shown]
+        return wire.GroupsReply(groups=[*served, *(views.quarantined_summary(*each) for each in aside)])
 
     return await views.made(sum(len(group.nodes) for group in shown), reply)
 
@@ -84,6 +87,14 @@ async def delete_group(request: Request, group_id: wire.Id) -> Response:
     """Delete a group whose nodes are gone or whose job is over."""
     await service_of(request).delete(group_id)
     return Response(status_code=204)
+
+
+@router.get("/{group_id}/export", response_model=wire.ExportReply)
+async def export_group(request: Request, group_id: wire.Id) -> Response:
+    """What is stored of a group, byte for byte; also of one that is quarantined, since it cannot be served."""
+    service = service_of(request)
+    stored = await asyncio.to_thread(service.stored, group_id)
+    return views.json_response(views.export_reply(group_id, stored, service.quarantined().get(group_id)))
 
 
 @router.post("/{group_id}/restart", response_model=wire.GroupReply)

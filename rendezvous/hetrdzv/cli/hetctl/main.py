@@ -32,6 +32,7 @@ SUBCOMMANDS = (
     groups.cancel,
     nodes.drain,
     nodes.undrain,
+    groups.export,
     groups.delete,
     install.completion,
 )

@@ -47,6 +47,7 @@ _STYLES = {
     "stopping": "yellow",
     "suspect": "yellow",
     "failed": "bold red",
+    "quarantined": "bold red",
     "lost": "red",
 }
 

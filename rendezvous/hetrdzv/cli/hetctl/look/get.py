@@ -11,7 +11,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command, shared
 from hetrdzv.client import Client
-from hetrdzv.protocol.wire import GroupReply, GroupsReply, NodeReply, Reply
+from hetrdzv.protocol.wire import QUARANTINED, GroupReply, GroupsReply, NodeReply, Reply
 
 KINDS = ("groups", "nodes")
 
@@ -53,10 +53,15 @@ async def _groups(client: Client, group: str | None) -> GroupsReply:
 
 async def _nodes(client: Client, group: str | None) -> _NodesReply:
     found: dict[str, list[NodeReply]] = {}
-    for name in [group] if group is not None else [one.group_id for one in (await client.groups()).groups]:
+    names = [group] if group is not None else await _served(client)
+    for name in names:
         reply: GroupReply = await client.group(name)
         found[name] = reply.nodes
     return _NodesReply(groups=found)
+
+
+async def _served(client: Client) -> list[str]:
+    return [one.group_id for one in (await client.groups()).groups if one.state != QUARANTINED]
 
 
 def _groups_view(reply: GroupsReply) -> Iterator[RenderableType]:

@@ -1,0 +1,264 @@
+"""What cannot be loaded again is not committed, and one group that cannot be served stops no other."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hetrdzv.core.commands import Drain, NoteStall, ReportKind, StartDaemon, Tick
+from hetrdzv.core.group import Transition
+from hetrdzv.core.model import Group, GroupState, Stall, StallKind
+from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StaleRound, StorageError, UnknownGroup
+from hetrdzv.service import apart
+from hetrdzv.service import service as service_module
+from hetrdzv.service.service import Service
+from hetrdzv.storage.base import Snapshot
+from tests.support.served import FaultyStore, HandClock, api, join, serving, settled, started, two_nodes
+
+BAD = "bad"
+"""A node of this name leads to an impossible state, as a fault of the core would."""
+
+
+@pytest.fixture
+def faulty_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core with a fault: settling a group with a node called `bad` in it makes its number of restarts impossible."""
+    real = service_module.step
+
+    def step(group: Group, command: Any, now: float, leases: Any, **more: Any) -> Transition:
+        found = real(group, command, now, leases, **more)
+        if more.get("settles", True) and BAD in found.group.nodes:
+            return replace(found, group=replace(found.group, restarts=found.group.spec.max_restarts + 1))
+        return found
+
+    monkeypatch.setattr(service_module, "step", step)
+    monkeypatch.setattr(apart, "step", step)
+
+
+async def loads_again(store: FaultyStore) -> Service:
+    """Another service on what is stored, all groups of which it can serve."""
+    other = Service(FaultyStore(store.content))
+    await other.start()
+    assert other.quarantined() == {}
+    await other.close()
+    return other
+
+
+# -- before the commit -------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("faulty_core")
+async def test_of_joins_that_are_settled_together_the_one_at_fault_is_refused() -> None:
+    async with serving() as (service, store):
+        names = [f"n{i}" for i in range(20)]
+        names.insert(7, BAD)
+        joins = [service.execute("g", join(name, min_nodes=50)) for name in names]
+        other = service.execute("h", join("a", min_nodes=2))
+        *tried, beside = await asyncio.gather(*joins, other, return_exceptions=True)
+        assert isinstance(beside, Group)
+        refused = [name for name, result in zip(names, tried, strict=True) if isinstance(result, Exception)]
+        assert refused == [BAD]
+        assert isinstance(tried[7], ServerFault)
+        assert str(tried[7]).startswith("hetserver could not keep what Join led to in group 'g'")
+        assert "restarts were spent of" in str(tried[7])
+        assert service.group("g").nodes.keys() == {*names} - {BAD}
+        joined = [e.event.node_id for e in service.history("g")[0] if e.event.kind == "node_joined"]
+        assert joined == [name for name in names if name != BAD]
+        await loads_again(store)
+
+
+@pytest.mark.usefixtures("faulty_core")
+async def test_what_was_said_on_top_of_a_change_that_is_taken_back_is_said_again() -> None:
+    async with serving() as (service, store):
+        await two_nodes(service)
+        bad = asyncio.ensure_future(service.execute("g", join(BAD)))
+        drained = asyncio.ensure_future(service.execute("g", Drain("b")))
+        with pytest.raises(ServerFault):
+            await bad
+        assert (await drained).drained == {"b"}
+        assert service.group("g").nodes.keys() == {"a", "b"}
+        await loads_again(store)
+
+
+@pytest.mark.usefixtures("faulty_core")
+async def test_a_group_whose_first_node_is_at_fault_is_not_made() -> None:
+    async with serving() as (service, store):
+        with pytest.raises(ServerFault):
+            await service.execute("g", join(BAD))
+        with pytest.raises(UnknownGroup):
+            service.group("g")
+        assert store.keys == set()
+        await service.close()  # nothing is left to wait for
+
+
+async def test_a_command_that_raises_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = service_module.step
+
+    def step(group: Group, command: Any, *args: Any, **more: Any) -> Transition:
+        if isinstance(command, Tick) and BAD in group.nodes:
+            raise ZeroDivisionError("division by zero")
+        return real(group, command, *args, **more)
+
+    monkeypatch.setattr(service_module, "step", step)
+    monkeypatch.setattr(apart, "step", step)
+    async with serving() as (service, _):
+        tried = await asyncio.gather(
+            *(service.execute("g", join(name, min_nodes=9)) for name in ("a", BAD, "c")),
+            return_exceptions=True,
+        )
+        assert [type(result) for result in tried] == [Group, ServerFault, Group]
+        assert "ZeroDivisionError: division by zero" in str(tried[1])
+
+
+async def test_a_hang_that_began_an_infinite_time_ago_is_not_stored() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, store):
+        await asyncio.gather(
+            *(service.execute("g", join(n, min_nodes=2, max_nodes=2, hang_timeout_s=5)) for n in "ab")
+        )
+        for name in "ab":
+            await service.execute("g", started(name))
+        number = service.group("g").last_round
+        for since in (-1.7e308 * 2, float("nan")):
+            stall = Stall(kind=StallKind.BEHIND, ranks=(1,), node_id="b", text="rank 1", since=since)
+            with pytest.raises(ServerFault, match=r"is -inf|is nan"):
+                await service.execute("g", NoteStall(number, stall))
+        await loads_again(store)
+        store.failures.append(StorageError("the disk is full"))
+        with pytest.raises(StorageError):
+            await service.execute("g", Drain("b"))
+        await settled()
+        assert service.group("g").state is GroupState.RUNNING
+
+
+async def test_a_record_that_cannot_be_written_stops_nobody_else() -> None:
+    async with serving() as (service, store):
+        bad = replace(join("a"), labels={"rack": "\ud800"})  # half a surrogate pair is no UTF-8
+        tried = await asyncio.gather(
+            service.execute("g", bad), service.execute("h", join("b")), return_exceptions=True
+        )
+        assert [type(result) for result in tried] == [ServerFault, Group]
+        await loads_again(store)
+
+
+async def test_a_group_that_cannot_go_on_is_set_aside_and_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as (service, store):
+        await two_nodes(service)
+        await service.execute("h", join("c"))
+        real = service_module.step
+
+        def step(group: Group, command: Any, *args: Any, **more: Any) -> Transition:
+            if isinstance(command, Tick) and group.group_id == "g":
+                raise RecursionError("maximum recursion depth exceeded")
+            return real(group, command, *args, **more)
+
+        monkeypatch.setattr(service_module, "step", step)
+        monkeypatch.setattr(apart, "step", step)
+        before = {key for key in store.keys if key.startswith("groups/g/")}
+        service._judge("g")  # as its timer does
+        await settled()
+        assert service.quarantined() == {"g": "RecursionError: maximum recursion depth exceeded"}
+        for ask in (service.execute("g", join("a")), service.execute("g", Tick())):
+            with pytest.raises(
+                GroupQuarantined, match=r"RecursionError.*hetctl export g, then hetctl delete g"
+            ):
+                await ask
+        with pytest.raises(GroupQuarantined):
+            service.group("g")
+        assert service.stored("g").keys() == before <= store.keys
+        assert service.group("h").nodes.keys() == {"c"}
+        assert "hetrdzv_quarantined_groups 1.0" in service.metrics().decode()
+        await service.delete("g")
+        assert not any(key.startswith("groups/g/") for key in store.keys)
+        assert (await service.execute("h", Drain("c"))).drained == {"c"}
+
+
+# -- at the load -------------------------------------------------------------------------------------------
+
+
+async def stored_groups(*names: str) -> dict[str, bytes]:
+    """The records of some groups, each with a round that runs on two nodes."""
+    store = FaultyStore()
+    async with serving(store) as (service, _):
+        for name in names:
+            await asyncio.gather(*(service.execute(name, join(node, min_nodes=2)) for node in "ab"))
+    return dict(store.content.records)
+
+
+DAMAGE = {
+    "no JSON": ("groups/g/nodes/a", b"\xff\xfe{"),
+    "a number that is none": ("groups/g/round", b'{"v":1,"number":null}'),
+    "an impossible state": ("groups/g/group", None),
+    "an unknown key": ("groups/g/nodes/a/b", b"{}"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda name: name.replace(" ", "-"))
+async def test_a_group_that_cannot_be_read_is_set_aside_alone_byte_for_byte(damage: str) -> None:
+    stored = await stored_groups("g", "h", "i")
+    key, value = DAMAGE[damage]
+    stored[key] = value if value is not None else stored[key].replace(b'"restarts":0', b'"restarts":77')
+    before = {name: record for name, record in stored.items() if name.startswith("groups/g/")}
+    async with serving(FaultyStore(Snapshot(stored, 5.0))) as (service, store):
+        assert [group.group_id for group in service.groups()] == ["h", "i"]
+        assert service.quarantined().keys() == {"g"}
+        with pytest.raises(GroupQuarantined):
+            await service.execute("g", join("a"))
+        assert (await service.execute("h", Drain("a"))).drained == {"a"}
+        assert dict(service.stored("g")) == before
+        assert {name: store.content.records[name] for name in before} == before
+        await service.delete("g")
+        assert not any(name.startswith("groups/g/") for name in store.keys)
+        assert (await service.execute("g", join("a"))).nodes.keys() == {"a"}
+
+
+async def test_a_store_of_a_newer_server_is_refused_as_a_whole() -> None:
+    stored = await stored_groups("g", "h")
+    stored["groups/g/group"] = stored["groups/g/group"].replace(b'"v":1', b'"v":99')
+    service = Service(FaultyStore(Snapshot(stored, 5.0)))
+    with pytest.raises(StorageError, match="upgrade hetserver"):
+        await service.start()
+    await service.close()
+
+
+async def test_people_see_a_group_that_is_set_aside_save_it_and_delete_it() -> None:
+    stored = await stored_groups("g", "h")
+    stored["groups/g/nodes/a"] = b"\xff"
+    async with serving(FaultyStore(Snapshot(stored, 5.0))) as (service, store), api(service) as client:
+        groups = {one["group_id"]: one for one in (await client.get("/v1/groups")).json()["groups"]}
+        assert groups["h"]["state"] == "waiting"
+        assert groups["g"]["state"] == "quarantined"
+        assert "record groups/g/nodes/a is malformed" in groups["g"]["why"]
+        poll = await client.get("/v1/groups/g/nodes/a/directive?incarnation=1")
+        assert (poll.status_code, poll.json()["code"]) == (503, "group_quarantined")
+        assert "hetctl delete g" in poll.json()["detail"]
+        export = (await client.get("/v1/groups/g/export")).json()
+        assert export["quarantined"].startswith("record groups/g/nodes/a is malformed")
+        found = {one["key"]: one for one in export["records"]}
+        assert found["groups/g/nodes/a"]["base64"] == "/w=="
+        assert json.loads(found["groups/g/nodes/b"]["text"])["node_id"] == "b"
+        healthy = (await client.get("/v1/groups/h/export")).json()
+        assert healthy.get("quarantined") is None
+        assert {one["key"] for one in healthy["records"]} == {
+            k for k in store.keys if k.startswith("groups/h/")
+        }
+        assert (await client.get("/v1/groups/nobody/export")).status_code == 404
+        page = (await client.get("/", headers={"Accept": "text/html"})).text
+        assert "quarantined" in page
+        assert (await client.delete("/v1/groups/g")).status_code == 204
+        assert [one["group_id"] for one in (await client.get("/v1/groups")).json()["groups"]] == ["h"]
+
+
+async def test_a_member_that_has_succeeded_and_joined_again_gets_no_daemon() -> None:
+    """It led to a group that no server loaded: a node with a daemon and without workers."""
+    async with serving() as (service, store):
+        for name in "ab":
+            ready = replace(join(name, min_nodes=2, max_nodes=2), wants_daemon=True)
+            await service.execute("g", ready)
+        await service.execute("g", replace(started("b"), kind=ReportKind.SUCCEEDED))
+        await service.execute("g", replace(join("b", after_round=1), wants_daemon=True))
+        daemon = StartDaemon(node_id="b", master="a", incarnation="1", round=1, words=("orted",))
+        with pytest.raises(StaleRound, match="'b' has ended its part in round 1"):
+            await service.execute("g", daemon)
+        await loads_again(store)

@@ -1,0 +1,19 @@
+"""Reads records as a server does, and fails where it would set a group aside."""
+
+from collections.abc import Mapping
+
+from hetrdzv.protocol.errors import StorageError
+from hetrdzv.storage import records
+from hetrdzv.storage.records import RestoredGroup
+
+
+def restore(stored: Mapping[str, bytes], now: float) -> Mapping[str, RestoredGroup]:
+    """The groups in a store, by id.
+
+    Raises:
+        StorageError: one of them cannot be read; says why.
+    """
+    found = records.restore(stored, now)
+    for aside in found.quarantined.values():
+        raise StorageError(aside.why)
+    return found.groups

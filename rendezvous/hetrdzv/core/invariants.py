@@ -5,7 +5,7 @@ from itertools import groupby, pairwise
 from math import inf
 
 from hetrdzv.core.model import Group, GroupState, Member, Node, NodePhase, Round
-from hetrdzv.core.numbers import not_finite
+from hetrdzv.core.numbers import has_same_numbers, not_finite
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.rank_order import OrderKind, rank_order
 from hetrdzv.core.selection.worlds import Worlds
@@ -55,7 +55,8 @@ def violations(group: Group, since: Group | None = None, changed: Iterable[Node]
         yield f"the state is waiting, but round {active.number} is active"
     if group.state is GroupState.FAILED and group.root_cause is None:
         yield "the group failed without a root cause"
-    yield from not_finite(group, since, without="nodes")
+    if since is None or not has_same_numbers(group, since, without="nodes"):
+        yield from not_finite(group, without="nodes")
     whole = since is None or _membership_differs(group, since)
     if group.round is not None:
         if not group.round.members:
@@ -72,8 +73,10 @@ def violations(group: Group, since: Group | None = None, changed: Iterable[Node]
     yield from _node_violations(group, group.nodes.values() if whole else changed)
     known = since.nodes if since is not None else {}
     for node in changed if since is not None else group.nodes.values():
-        for clause in not_finite(node, known.get(node.node_id)):
-            yield f"{node.node_id}'s {clause}"
+        before = known.get(node.node_id)
+        if before is None or not has_same_numbers(node, before):
+            for clause in not_finite(node):
+                yield f"{node.node_id}'s {clause}"
 
 
 def _membership_differs(group: Group, since: Group) -> bool:
@@ -155,14 +158,14 @@ def _member_violations(group: Group, current: Round, changed: Iterable[Node] | N
     """Whether the members of a running round are there: those that changed (None: all)."""
     if group.active_round is None or group.state.terminal:
         return
+    number = current.number
     for member in current.members if changed is None else _places(current, changed):
-        node = group.speaker(member)
-        if member.node_id in current.finished:
-            continue
-        if node is None or node.gone:
-            yield f"round {current.number} runs, but its member {member.node_id} is gone"
-        elif node.member_of != current.number:
-            yield f"round {current.number} runs, but its member {member.node_id} is in round {node.member_of}"
+        node = group.nodes.get(member.node_id)
+        if node is None or node.incarnation != member.incarnation or node.phase in _GONE:
+            if member.node_id not in current.finished:
+                yield f"round {number} runs, but its member {member.node_id} is gone"
+        elif node.member_of != number and member.node_id not in current.finished:
+            yield f"round {number} runs, but its member {member.node_id} is in round {node.member_of}"
 
 
 def _places(current: Round, nodes: Iterable[Node]) -> Iterator[Member]:

@@ -8,19 +8,22 @@ from operator import attrgetter
 from typing import Any, get_args, get_type_hints
 
 
-def not_finite(value: Any, since: Any = None, *, without: str = "") -> Iterator[str]:
+def has_same_numbers(value: Any, since: Any, *, without: str = "") -> bool:
+    """Whether all fields of a dataclass that may hold floats are the same as in another one; see `not_finite`."""
+    kind: Any = type(value)
+    _, numbers_of = _with_numbers(kind, without)
+    return bool(numbers_of(value) == numbers_of(since))
+
+
+def not_finite(value: Any, *, without: str = "") -> Iterator[str]:
     """The fields of a dataclass with an infinite number or none (NaN), nested ones included, one clause each.
 
     Args:
-        since: an earlier value, whose numbers were finite: what both share is passed over.
         without: a field to pass over.
     """
     kind: Any = type(value)
     names, numbers_of = _with_numbers(kind, without)
-    numbers = numbers_of(value)
-    if since is not None and numbers_of(since) == numbers:
-        return
-    for name, number in zip(names, numbers, strict=True):
+    for name, number in zip(names, numbers_of(value), strict=True):
         if number and not (type(number) is float and isfinite(number)):
             yield from _inside(number, name)
 

@@ -192,7 +192,7 @@ def main() -> int:
     made.add_argument("--machine", action="store_true", help="run the random machine on every mutant")
     args = made.parse_args()
     with copied(
-        "rendezvous", "tests/core", "tests/support", "docs/worlds.md", "pyproject.toml", "tests/__init__.py"
+        "rendezvous", "tests/core", "tests/support", "docs", "pyproject.toml", "tests/__init__.py"
     ) as home:
         if (wrong := pytest(home, "tests/core")) is not None:
             print(f"the tests fail without a mutant: {wrong}")

@@ -192,10 +192,11 @@ def test_a_place_that_was_taken_stays_so_when_the_agent_that_took_it_is_restarte
     assert (story.order, story.group.last_round) == (["n5"], 2)
 
 
-def test_two_names_of_one_node_make_no_rack_of_two() -> None:
+@pytest.mark.parametrize("agent", ["n1-1", "n1-2"])
+def test_two_names_of_one_node_make_no_rack_of_two(agent: str) -> None:
     story = came_back_as_another()
     story.lose("n5")
-    story.join("n1", inc="n1-2", labels={"rack": "a"})
+    story.join("n1", inc=agent, labels={"rack": "a"})
     story.wait(1)
     assert (story.order, story.group.last_round) == (["n1"], 2)
     story.started("n1")

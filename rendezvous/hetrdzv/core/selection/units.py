@@ -79,7 +79,7 @@ def place_taken(group: Group, node: Node) -> Node | None:
     others = (
         other
         for other in group.nodes.values()
-        if (other.gone or other.address == node.address)
+        if (other.gone_at is not None or other.address == node.address)
         and other.heir is None
         and other.node_id != node.node_id
         and value_of(group.spec, other) == value

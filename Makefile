@@ -106,7 +106,7 @@ test-launch: $(HOROVOD)  ## run every command of docs/launch.md, and the tests o
 	  tests/e2e/test_guides.py tests/e2e/test_programs_found.py
 
 test-long: $(STAMP) tools  ## run the tests of networks, faults, benchmarks and torchrun that make test skips since there are many such
-	HET_TEST_ALL=1 $(BIN)/python -m pytest -m long
+	HET_TEST_ALL=1 SIM_FROM=$(or $(SIM_FROM),$(shell date +%s%3N)) $(BIN)/python -m pytest -m long
 
 test-torch: $(STAMP)  ## test the agent with the oldest torch, the newest and two in between, each in .cache/torch or in TORCHES (hours; docs/torch.md)
 	$(BIN)/python -m tests.torches

@@ -156,8 +156,12 @@ _BROKEN = (
     ("a broken unit is used", "selection/ready", "needed(group, whole(group, ready_nodes(group)))", "_needed(group, ready_nodes(group))"),
     ("a broken unit ends a round", "selection/joining", "needed(group, _all_or_none(group, [*members, *waiting]))", "_needed(group, [*members, *waiting])"),
     ("a part of a unit out of reach is left out", "selection/select", "excluded = {self._item(node_id) for node_id in without if node_id in self._by_id}", "excluded = set(without)"),
-    ("who is gone is not missed", "selection/units", "            missing.add(node.node_id)\n", "            pass\n"),
-    ("nobody takes the place of who is gone", "selection/units", "after = next((", "after = None and next(("),
+    ("who is gone is not missed", "selection/units", "if node.gone or not _serves(group, node)]", "if not node.gone and not _serves(group, node)]"),
+    ("nobody takes the place of who is gone", "selection/units", "not (node.gone and node.heir is not None)", "True"),
+    ("who is heard beside its heir is not missed", "rounds/transitions", "heir = node.heir if node.gone else None", "heir = node.heir"),
+    ("who returns takes no other's place", "group", "    if new_in_unit:\n", "    if False:\n"),
+    ("another agent of an heir's elder takes no other's place", "group", "node is None or node.heir is not None or node.job", "node is None or node.job"),
+    ("who is drained before a failure explains nothing", "rounds/settle", "replace(blame_who_leaves(work, ended, ended.end), judged", "replace(ended.end, judged"),
     ("a drained node is missed", "selection/units", " and node.node_id not in group.drained", ""),
     ("who is not ready is not missed", "selection/units", "or node.rejected is not None or node.not_ready:", "or node.rejected is not None:"),
     ("as many nodes as may be start without the rest of their unit", "selection/select", "        if self._spec.unit is not None:  #", "        if False:  #"),
@@ -188,7 +192,7 @@ def main() -> int:
     made.add_argument("--machine", action="store_true", help="run the random machine on every mutant")
     args = made.parse_args()
     with copied(
-        "rendezvous", "tests/core", "tests/support", "docs/worlds.md", "pyproject.toml", "tests/__init__.py"
+        "rendezvous", "tests/core", "tests/support", "docs", "pyproject.toml", "tests/__init__.py"
     ) as home:
         if (wrong := pytest(home, "tests/core")) is not None:
             print(f"the tests fail without a mutant: {wrong}")

@@ -206,6 +206,24 @@ def test_a_drained_spare_goes_at_once() -> None:
     assert (story.told("b").kind, story.ended) == ("exit", None)
 
 
+@pytest.mark.parametrize("readmitted", [False, True])
+def test_a_failure_in_the_notice_of_a_drain_costs_nothing_even_if_the_drained_node_only_stops(
+    readmitted: bool,
+) -> None:
+    """Its agent may have stopped by itself, or be let in again before it has exited."""
+    story = heeding("a", "b", no_restart_on=(1,))
+    story.drain("b")
+    story.failed("a")
+    story.join("a")
+    if readmitted:
+        story.undrain("b")
+    story.join("b")
+    assert (story.group.restarts, story.group.state) == (0, "starting")
+    assert story.said("round_judged") == [
+        "round 1 ended because b is leaving: drained; failures elsewhere were a consequence"
+    ]
+
+
 def test_a_node_that_is_readmitted_in_time_stays() -> None:
     story = heeding("a", "b")
     story.drain("b")

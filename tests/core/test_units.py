@@ -173,6 +173,64 @@ def test_another_node_of_the_rack_takes_the_place_of_one_that_is_gone() -> None:
     assert story.order == ["n3", "n4"], "the one that came is missing now"
 
 
+def came_back_as_another() -> Story:
+    """Rack a is n1 alone; n1 was lost and came back as n5."""
+    story = Story(unit="rack", last_call_s=1)
+    story.join("n1", labels={"rack": "a"})
+    story.lose("n1")
+    story.join("n5", labels={"rack": "a"})
+    story.wait(1)
+    assert story.order == ["n5"]
+    return story
+
+
+def test_a_place_that_was_taken_stays_so_when_the_agent_that_took_it_is_restarted() -> None:
+    story = came_back_as_another()
+    story.lose("n5")
+    story.join("n5", inc="n5-2", labels={"rack": "a"})
+    story.wait(1)
+    assert (story.order, story.group.last_round) == (["n5"], 2)
+
+
+@pytest.mark.parametrize("agent", ["n1-1", "n1-2"])
+def test_two_names_of_one_node_make_no_rack_of_two(agent: str) -> None:
+    story = came_back_as_another()
+    story.lose("n5")
+    story.join("n1", inc=agent, labels={"rack": "a"})
+    story.wait(1)
+    assert (story.order, story.group.last_round) == (["n1"], 2)
+    story.started("n1")
+    story.join("n5", inc="n5-2", labels={"rack": "a"})
+    story.renew("n1")
+    story.lose("n1")
+    assert "rack a is not whole without n1" in story.why, "both were there at one time"
+
+
+def test_a_node_that_is_lost_after_it_came_back_under_another_name_is_not_missed() -> None:
+    story = Story(unit="rack", last_call_s=1)
+    story.join("n1", labels={"rack": "a"}, address="10.0.0.1")
+    story.join("n5", labels={"rack": "a"}, address="10.0.0.1")
+    story.join("n6", labels={"rack": "b"}, address="10.0.0.6")
+    story.wait(6, silent=("n1",))
+    assert story.node("n1").gone
+    story.joins("n5", "n6")
+    assert story.order == ["n5", "n6"]
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "10.0.0.5"])
+def test_a_node_that_was_heard_beside_the_new_one_is_missed(address: str) -> None:
+    story = Story(unit="rack", last_call_s=1)
+    story.join("n1", labels={"rack": "a"}, address="10.0.0.1")
+    story.join("n5", labels={"rack": "a"}, address=address)
+    if address == "10.0.0.1":
+        assert story.node("n1").in_doubt
+        story.renew("n1")
+    assert not story.node("n1").in_doubt
+    story.wait(6, silent=("n1",))
+    story.joins("n5")
+    assert "rack a is not whole without n1" in story.why
+
+
 def test_a_drained_node_is_not_missed() -> None:
     story = racks()
     story.drain("n2")

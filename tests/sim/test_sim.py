@@ -1,17 +1,31 @@
-"""Stories full of faults, a thousand of them with HET_TEST_ALL=1, and the same story twice."""
+"""Stories full of faults, a thousand fresh ones in make test-long, and the same story twice."""
 
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
 from tests.sim.__main__ import tell
 from tests.sim.world import run
-from tests.support.needs import ALL
 
-SEEDS, CHUNK = 1000 if os.environ.get(ALL) == "1" else 100, 50
+SEEDS, CHUNK = 100, 50
+
+FRESH = int(os.environ.get("SIM_FROM") or time.time_ns())
+"""The first of a thousand seeds that nobody has tried; `make test-long` draws and prints it."""
+
+FAILED_ONCE = {
+    8_000_957: "a failure in the notice of a drain, and the drained node stops without a goodbye",
+    8_108_632: "the same, and the drained node is let in again before it has exited",
+    8_101_925: "a node of a unit came back under another name, and its agent was restarted",
+    8_109_083: "the same before the first round",
+    8_113_659: "the same after a goodbye",
+    8_108_865: "a node of a unit came back under another name before its lease had ended",
+}
+"""Seeds that have found a fault of the rules, and what happens in them."""
 
 happened: Counter[str] = Counter()
 """How often each fault was part of a story so far."""
@@ -20,7 +34,24 @@ happened: Counter[str] = Counter()
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_whatever_goes_wrong_the_rules_hold(first: int) -> None:
     """A failing one is replayed by `python -m tests.sim --seeds 1 --from SEED -v`."""
-    for seed in range(first, first + CHUNK):
+    hold(range(first, first + CHUNK))
+
+
+@pytest.mark.parametrize("seed", FAILED_ONCE)
+def test_what_has_failed_once_holds_now(seed: int) -> None:
+    hold([seed])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chunk", range(20))
+def test_whatever_goes_wrong_in_stories_never_told_the_rules_hold(chunk: int) -> None:
+    first = FRESH + chunk * CHUNK
+    hold(range(first, first + CHUNK))
+
+
+def hold(seeds: Iterable[int]) -> None:
+    """Fail with the end of the first story in which a rule does not hold."""
+    for seed in seeds:
         outcome = run(seed)
         if outcome.check:
             pytest.fail(tell(outcome, lines=80), pytrace=False)

@@ -276,6 +276,7 @@ def full() -> Group:
         gone_at=0.1 + 0.2,
         gone_why="no heartbeat for 5 s",
         former=("w",),
+        heir="gpu0x",
         replaced=(Difference("max_nodes", "2", "5"),),
     )
     end = End(

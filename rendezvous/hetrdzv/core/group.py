@@ -59,6 +59,7 @@ from hetrdzv.core.rounds.transitions import (
     stop,
     stop_kindly,
     take_out,
+    take_place_in_unit,
     withdraw,
 )
 from hetrdzv.core.spec import GroupSpec
@@ -188,6 +189,8 @@ def _join(work: Work, command: Join) -> None:
         )
     )
     slots = count(command.slots, "slot")
+    if node is None or node.heir is not None or node.job != group.job:
+        take_place_in_unit(work, command.node_id)
     text = f"{command.node_id} joined with {slots} at {command.address}"
     if command.not_ready:
         text += f", not ready yet: {clipped(command.not_ready)}"
@@ -233,6 +236,7 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
     """A known incarnation joins: it acknowledges `stop`, returns, is ready or no longer, or repeats itself."""
     if node.phase is NodePhase.LEFT and node.rejected is None:
         raise StaleIncarnation(f"node '{node.node_id}' has left the group; to rejoin, restart its agent")
+    new_in_unit = node.gone and node.heir is not None
     node = heard(work, node)
     group = work.group
     if node.rejected is not None or node.job != group.job or group.state.terminal:
@@ -260,7 +264,10 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         daemon=(),
         gone_at=None,
         gone_why="",
+        heir=None,
     )
+    if new_in_unit:
+        take_place_in_unit(work, node.node_id)
     if returns:
         work.say("node_returned", f"{node.node_id} is back", node.node_id)
     _note_readiness(work, node, command.not_ready)
@@ -285,7 +292,7 @@ def _note_readiness(work: Work, node: Node, why: str) -> None:
 def _renew(work: Work, command: Renew) -> bool:
     """Renew the lease; returns whether anything else can have changed."""
     node = require_speaker(work.group, command.node_id, command.incarnation)
-    news = node.cut_at is not None or work.group.hears_stop(node)
+    news = node.cut_at is not None or node.in_doubt or work.group.hears_stop(node)
     heard(work, node)
     return news
 

@@ -201,6 +201,7 @@ class Node(Offer):
         cut_at: when an open poll of the agent was cut; None once it is heard from again (memory only).
         stop_told_at: when the agent was first heard from after its newest round had ended, and so was told to
             stop; None before (memory only).
+        heir: the node that takes its place in its unit, unless it is heard again (units.py); None: nobody does.
     """
 
     node_id: str
@@ -221,12 +222,18 @@ class Node(Offer):
     cut_at: float | None = None
     stop_told_at: float | None = None
     former: tuple[str, ...] = ()
+    heir: str | None = None
     replaced: tuple[Difference, ...] = ()
 
     @property
     def gone(self) -> bool:
         """Whether the node is lost or has left."""
         return self.phase.gone
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether it is not known to be gone, but seems to have come back under another name."""
+        return self.heir is not None and not self.gone
 
     @property
     def stopped(self) -> bool:

@@ -32,6 +32,7 @@ from hetrdzv.core.rounds.transitions import (
     GONE_NODES_KEPT,
     LOSSES,
     Work,
+    blame_who_leaves,
     expire,
     finish,
     reject,
@@ -113,7 +114,7 @@ def _judge(work: Work) -> None:
     ended = work.group.round
     if ended is None or ended.end is None or ended.end.judged or unresolved(work.group, work.now):
         return
-    end = replace(ended.end, judged=True, stopped_at=work.now)
+    end = replace(blame_who_leaves(work, ended, ended.end), judged=True, stopped_at=work.now)
     failures = _failures(work.group, ended, end)
     if end.kind is EndKind.FAILED:
         end = replace(end, node_id=failures[0].node_id, why=failures[0].line)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hetrdzv.core.health.conduct import with_departure
 from hetrdzv.core.model import (
+    DRAINED,
     End,
     EndKind,
     Event,
@@ -21,6 +22,7 @@ from hetrdzv.core.model import (
 from hetrdzv.core.phrasing import ended, names
 from hetrdzv.core.rounds.notice import takes_notice
 from hetrdzv.core.rounds.timers import Leases, expired
+from hetrdzv.core.selection.units import place_taken
 from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
 
@@ -95,7 +97,14 @@ def require_speaker(group: Group, node_id: str, incarnation: str) -> Node:
 def heard(work: Work, node: Node) -> Node:
     """Record that a node's agent was heard from."""
     told_at = work.now if work.group.hears_stop(node) else node.stop_told_at
-    return work.change_node(node, heard_at=work.now, cut_at=None, stop_told_at=told_at)
+    heir = node.heir if node.gone else None  # one that is gone has its place back once it joins
+    return work.change_node(node, heard_at=work.now, cut_at=None, stop_told_at=told_at, heir=heir)
+
+
+def take_place_in_unit(work: Work, node_id: str) -> None:
+    """A node is new in its unit: it is the heir of one that is gone."""
+    if (other := place_taken(work.group, work.group.nodes[node_id])) is not None:
+        work.change_node(other, heir=node_id)
 
 
 # -- nodes go ------------------------------------------------------------------------------------------------
@@ -236,10 +245,29 @@ def end_round(
         _blame(work, current, replace(current.end, kind=kind, node_id=node_id, why=why))
 
 
-def _blame(work: Work, ended: Round, end: End) -> None:
+def blame_who_leaves(work: Work, ended: Round, end: End) -> End:
+    """The end of a round; a member that is about to leave is the cause of the failure that ended it (rule 5).
+
+    It may have been drained before the failure, and have stopped its workers without having said goodbye.
+    """
+    if end.kind is not EndKind.FAILED:
+        return end
+    for member in ended.members:
+        node = work.group.speaker(member)
+        if node is None or node.leaving is None or member.node_id in ended.finished:
+            continue
+        if node.phase is not NodePhase.SUCCEEDED and not work.group.gave_up(node):
+            kind = EndKind.DRAINED if node.leaving == DRAINED else EndKind.LEFT
+            why = f"{node.node_id} is leaving: {node.leaving}"
+            return _blame(work, ended, replace(end, kind=kind, node_id=node.node_id, why=why))
+    return end
+
+
+def _blame(work: Work, ended: Round, end: End) -> End:
     end = replace(end, why=f"{end.why}; failures elsewhere were a consequence")
     work.change(round=replace(ended, end=end))
     work.say("round_judged", f"round {ended.number} ended because {end.why}", end.node_id)
+    return end
 
 
 def stop_kindly(work: Work, kind: EndKind, node_id: str | None, why: str) -> None:

@@ -1,13 +1,13 @@
 """Nodes that are used all together or not at all: those with the same value of the label that `unit` names.
 
 The server knows the nodes of a unit from their joins. A unit is whole while each of them is ready, or at work in the
-round. One that is gone is missing until it is back, until another node joins the unit in its place, or until a person
-drains it. A node without the label is a unit of its own.
+round. One that is gone is missing until it is back, until another node joins the unit in its place (its heir), or until
+a person drains it. So a unit is as large as it ever was at one time. A node without the label is a unit of its own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from math import inf
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node, NodePhase
@@ -57,29 +57,40 @@ def broken_units(group: Group) -> Mapping[str, Unit]:
     units: dict[str, list[Node]] = {}
     for node in group.nodes.values():
         value = value_of(group.spec, node)
-        if value is not None and node.job == group.job and node.node_id not in group.drained:
+        if value is not None and _counts(group, node) and not (node.gone and node.heir is not None):
             units.setdefault(value, []).append(node)
     found = {}
     for value, nodes in units.items():
-        missing = _missing(group, nodes)
+        missing = [node.node_id for node in nodes if node.gone or not _serves(group, node)]
         if missing and len(missing) < len(nodes):
             found[value] = Unit(value, tuple(sorted(missing, key=natural_key)))
     return found
 
 
-def _missing(group: Group, nodes: Iterable[Node]) -> AbstractSet[str]:
-    """Which nodes of a unit are not there for it."""
-    gone = sorted((node for node in nodes if node.gone), key=lambda node: node.gone_at or 0.0)
-    missing = {node.node_id for node in nodes if not node.gone and not _serves(group, node)}
-    # a node that is new in the unit takes the place of the first that was gone by then
-    new = sorted(node.joined_at for node in nodes if not node.former)
-    for node in gone:
-        after = next((at for at in new if node.gone_at is not None and at >= node.gone_at), None)
-        if after is None:
-            missing.add(node.node_id)
-        else:
-            new.remove(after)
-    return missing
+def place_taken(group: Group, node: Node) -> Node | None:
+    """Whose place a node takes that is new in its unit: of the first that is gone, else of one that may be.
+
+    That is one at the same address: it may have come back under another name before its lease has ended. If it has
+    not, it will be heard again.
+    """
+    value = value_of(group.spec, node)
+    if value is None:
+        return None
+    others = (
+        other
+        for other in group.nodes.values()
+        if (other.gone_at is not None or other.address == node.address)
+        and other.heir is None
+        and other.node_id != node.node_id
+        and value_of(group.spec, other) == value
+        and _counts(group, other)
+    )
+    return min(others, key=lambda other: inf if other.gone_at is None else other.gone_at, default=None)
+
+
+def _counts(group: Group, node: Node) -> bool:
+    """Whether a unit is not whole without a node."""
+    return node.job == group.job and node.node_id not in group.drained
 
 
 def _serves(group: Group, node: Node) -> bool:

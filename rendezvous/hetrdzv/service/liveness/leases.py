@@ -261,12 +261,13 @@ def speaker_of(command: Command) -> tuple[str, str] | None:
 def is_heartbeat(group: Group, command: Command) -> bool:
     """Whether a command renews a lease and changes nothing else.
 
-    It does change something if the node was suspect, or hears only now that its round has ended.
+    It does change something if the node was suspect, if another seemed to take its place, or if it hears only now that
+    its round has ended.
     """
     if not isinstance(command, Renew):
         return False
     node = group.nodes.get(command.node_id)
-    return node is None or (node.cut_at is None and not group.hears_stop(node))
+    return node is None or (node.cut_at is None and not node.in_doubt and not group.hears_stop(node))
 
 
 def is_one_of_many(command: Command) -> bool:

@@ -249,7 +249,7 @@ class Ledger:
                 kept = self._events.get(group_id, ())
                 number = (new[-1].number if new else kept[-1].number if kept else 0) + 1
                 new.append(StoredEvent(number, at, event))
-                puts[records.event_key(group_id, number)] = records.event_record(new[-1])
+                puts[records.event_key(group_id, number)] = records.event_record(group_id, new[-1])
                 if number > EVENTS_KEPT:
                     deletes.add(records.event_key(group_id, number - EVENTS_KEPT))
         return news

@@ -5,17 +5,20 @@
     groups/{g}/round                the newest round of the job, its members inside, without its stall
     groups/{g}/events/{number}      one line of the history
 
-Every record carries `"v"`. Adding a field with a default needs no new version: older records get the default.
+Every record carries `"v"` and `"crc"`, the CRC-32 of its key and of what follows: what a disk or a person changed, or
+filed under another key, is noticed. (It is made here, once for all stores. It is no protection against malice.) Adding a field with a default needs no new version: older records get the default.
 Unknown fields are ignored, so removing a field needs none either, and an older server of the same version can take
-over. Anything else needs a new version, which older servers refuse to read.
+over. Records from before 0.2 have no checksum, and are read without. Anything else needs a new version, which older servers refuse to read.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import NoReturn, TypeVar
 from urllib.parse import quote, unquote
+from zlib import crc32
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -30,7 +33,9 @@ _MEMORY_ONLY_OF_ROUND = {"stall"}
 _STORED_APART = {"nodes", "round"}
 
 _FORMER_NAMES = {b'"vain_masters":': b'"failed_masters":'}
-"""Fields of a group's record that were renamed."""
+"""Fields that were renamed, in records of before 0.2."""
+
+_SEAL = re.compile(rb'\{"v":[0-9]+,"crc":"([^"]*)",')
 
 _stored = attrgetter(*(f.name for f in fields(Node) if f.name not in _MEMORY_ONLY))
 
@@ -125,20 +130,23 @@ def changes(old: Group | None, new: Group | None) -> tuple[dict[str, bytes], set
         return puts, set() if old is None else _keys(old)
     group_id = new.group_id
     if old is None or old != replace(new, nodes=old.nodes, round=old.round):
-        puts[_group_key(group_id)] = _record(_GROUP, new, _STORED_APART)
+        key = _group_key(group_id)
+        puts[key] = _record(_GROUP, key, new, _STORED_APART)
     if new.round is not None and (old is None or _without_stall(old.round) != _without_stall(new.round)):
-        puts[_round_key(group_id)] = _record(_ROUND, new.round, _MEMORY_ONLY_OF_ROUND)
+        key = _round_key(group_id)
+        puts[key] = _record(_ROUND, key, new.round, _MEMORY_ONLY_OF_ROUND)
     known = old.nodes if old is not None else {}
     for node_id, node in new.nodes.items():
         before = known.get(node_id)
         if before is not node and (before is None or _differs(before, node)):
-            puts[_node_key(group_id, node_id)] = _record(_NODE, node, _MEMORY_ONLY)
+            key = _node_key(group_id, node_id)
+            puts[key] = _record(_NODE, key, node, _MEMORY_ONLY)
     return puts, set() if old is None else _vanished(old, new)
 
 
-def event_record(stored: StoredEvent) -> bytes:
+def event_record(group_id: str, stored: StoredEvent) -> bytes:
     """The record of an event."""
-    return _record(_EVENT, stored)
+    return _record(_EVENT, event_key(group_id, stored.number), stored)
 
 
 def _keys(group: Group) -> set[str]:
@@ -165,9 +173,13 @@ def _differs(before: Node, node: Node) -> bool:
     return _stored(before) != _stored(node)
 
 
-def _record(adapter: TypeAdapter[T], value: T, without: set[str] | None = None) -> bytes:
-    body = adapter.dump_json(value, exclude=without)
-    return b'{"v":%d,%b' % (VERSION, body.removeprefix(b"{"))
+def _record(adapter: TypeAdapter[T], key: str, value: T, without: set[str] | None = None) -> bytes:
+    body = adapter.dump_json(value, exclude=without)[1:]
+    return b'{"v":%d,"crc":"%b",%b' % (VERSION, _checksum(key, body), body)
+
+
+def _checksum(key: str, body: bytes) -> bytes:
+    return b"%08x" % crc32(body, crc32(key.encode()))
 
 
 # -- reading ---------------------------------------------------------------------------------------------
@@ -199,7 +211,7 @@ def restore(records: Mapping[str, bytes], now: float) -> dict[str, RestoredGroup
     for key, record in records.items():
         match key.split("/"):
             case ["groups", group, "group"]:
-                found[unquote(group)].group = _read(_GROUP, key, _with_new_names(record))
+                found[unquote(group)].group = _read(_GROUP, key, record)
             case ["groups", group, "round"]:
                 found[unquote(group)].round = _read(_ROUND, key, record)
             case ["groups", group, "nodes", node]:
@@ -245,6 +257,11 @@ def _read(adapter: TypeAdapter[T], key: str, record: bytes) -> T:
             )
         if version < 1:
             _malformed(key, f"version {version} does not exist")
+        seal = _SEAL.match(record)
+        if seal is None:
+            record = _with_new_names(record)
+        elif seal[1] != _checksum(key, record[seal.end() :]):
+            _malformed(key, "its checksum is wrong: it was changed since it was written, or under another key")
         return adapter.validate_json(record, strict=True)
     except ValidationError as error:
         _malformed(key, "; ".join(_line(detail) for detail in error.errors(include_url=False)), error)

@@ -261,7 +261,9 @@ def _read(adapter: TypeAdapter[T], key: str, record: bytes) -> T:
         if seal is None:
             record = _with_new_names(record)
         elif seal[1] != _checksum(key, record[seal.end() :]):
-            _malformed(key, "its checksum is wrong: it was changed since it was written, or under another key")
+            _malformed(
+                key, "its checksum is wrong: it was changed since it was written, or under another key"
+            )
         return adapter.validate_json(record, strict=True)
     except ValidationError as error:
         _malformed(key, "; ".join(_line(detail) for detail in error.errors(include_url=False)), error)

@@ -89,6 +89,11 @@ class Metrics:
         self._commit_failures = Counter(
             "hetrdzv_commit_failures", "Commits that failed.", registry=self._registry
         )
+        self._failing = Gauge(
+            "hetrdzv_commits_failing",
+            "Whether the last commit failed: the committed state is served, changes are refused.",
+            registry=self._registry,
+        )
         self._lag = Gauge(
             "hetrdzv_loop_lag_seconds",
             "How late the event loop was when last measured; what waits in sockets waits this long.",
@@ -184,7 +189,9 @@ class Metrics:
         if since is not None and group.round is not None and group.state in _AT_WORK:
             self._slots.labels(group.state.value).inc(group.round.world_size * max(0.0, now - since))
 
-    def render(self, groups: Iterable[Group], *, now: float, open_polls: int, leads: bool) -> bytes:
+    def render(
+        self, groups: Iterable[Group], *, now: float, open_polls: int, leads: bool, failing: bool = False
+    ) -> bytes:
         """All metrics in Prometheus' text format (`CONTENT_TYPE`)."""
         states: Tally[str] = Tally({state.value: 0 for state in GroupState})
         phases: Tally[str] = Tally({phase.value: 0 for phase in NodePhase})
@@ -201,6 +208,7 @@ class Metrics:
                 gauge.labels(label).set(number)
         self._polls.set(open_polls)
         self._leads.set(leads)
+        self._failing.set(failing)
         return generate_latest(self._registry)
 
 

@@ -5,10 +5,13 @@
     groups/{g}/round                the newest round of the job, its members inside, without its stall
     groups/{g}/events/{number}      one line of the history
 
-Every record carries `"v"` and `"crc"`, the CRC-32 of its key and of what follows: what a disk or a person changed, or
-filed under another key, is noticed. (It is made here, once for all stores. It is no protection against malice.) Adding a field with a default needs no new version: older records get the default.
-Unknown fields are ignored, so removing a field needs none either, and an older server of the same version can take
-over. Records from before 0.2 have no checksum, and are read without. Anything else needs a new version, which older servers refuse to read.
+Every record carries `"v"` and `"crc"`, the CRC-32 of its key and of all that follows: what a disk or a person changed,
+or filed under another key, is noticed. (It is made here, once for all stores; it is no protection against malice.)
+Records of 0.1 have no checksum.
+
+Adding a field with a default needs no new version: older records get the default. Unknown fields are ignored, so
+removing a field needs none either, and an older server of the same version can take over. Anything else needs a new
+version, which older servers refuse to read.
 """
 
 import re
@@ -33,7 +36,7 @@ _MEMORY_ONLY_OF_ROUND = {"stall"}
 _STORED_APART = {"nodes", "round"}
 
 _FORMER_NAMES = {b'"vain_masters":': b'"failed_masters":'}
-"""Fields that were renamed, in records of before 0.2."""
+"""Fields that were renamed, in records of 0.1."""
 
 _SEAL = re.compile(rb'\{"v":[0-9]+,"crc":"([^"]*)",')
 

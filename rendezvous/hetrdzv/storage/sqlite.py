@@ -167,7 +167,8 @@ class _StateFile:
         self._lock.require_in_place()
         if self._opened_wal is not None and not same_file(self._wal, self._opened_wal):
             raise StorageError(
-                f"{self._wal} was removed or replaced while hetserver uses it: put it back. No change is stored until then"
+                f"{self._wal} was removed or replaced while hetserver uses it: put it back. "
+                f"No change is stored until then"
             )
 
     def close(self) -> None:

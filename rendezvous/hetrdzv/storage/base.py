@@ -12,7 +12,10 @@ from hetrdzv.protocol.errors import StorageError
 
 
 class NothingWritten(StorageError):
-    """A commit failed and the store is certainly as before: there is no need to load it again."""
+    """A commit failed and the store is as before: there is no need to load it again.
+
+    Should the batch be written after all, by an attempt that hung somewhere, the next commit fails with another error.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class StateStore(Protocol):
         After another error or a cancellation the caller does not know whether the batch was written; `load` tells.
 
         Raises:
-            NothingWritten: the batch was not written, and will not be.
+            NothingWritten: the batch was not written.
             StorageError: the batch could not be written, or the store is closed.
         """
 

@@ -324,6 +324,31 @@ def test_state_outlives_a_kill(tmp_path: Path) -> None:
         assert job.ask("GET", "/events") == events
 
 
+def test_a_state_file_that_is_removed_under_the_server_is_no_success(tmp_path: Path) -> None:
+    """Once every change got a 200, and was gone after the next start."""
+    path, kept = tmp_path / "state.db", tmp_path / "kept.db"
+    with Hetserver(f"sqlite:{path}") as server, Job(server).run() as job:
+        path.rename(kept)
+        for _ in range(2):
+            said = job.ask("POST", "/nodes/a/drain")
+            assert said["code"] == "storage"
+            assert f"{path} was removed or replaced while hetserver uses it: put it back" in said["detail"]
+        assert job.ask("GET", "")["state"] == "running"
+        assert ask(server, "GET", "/readyz")["status"] == "degraded"
+        server.kill()
+        with pytest.raises(
+            AssertionError, match=r"exited with 2(.|\n)*is gone, but was used before: put it back"
+        ):
+            server.start()
+        assert server.process.stdin is not None
+        server.process.stdin.close()
+        kept.rename(path)
+        server.start()
+        assert "loaded 1 group with 2 nodes; the newest event is of 2" in server.log
+        job.ask("POST", "/nodes/a/drain")
+        assert ask(server, "GET", "/readyz")["status"] == "ready"
+
+
 def test_nobody_is_lost_because_the_server_stood_still(server: Hetserver) -> None:
     """As when its machine is paused: the clients gave up on their polls meanwhile, and will come back."""
     with Job(server, lease_s=2.5) as job:

@@ -21,7 +21,7 @@ from hetrdzv.cli import hetserver
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import Unreachable
 from hetrdzv.protocol.wire import PollRequest, ProgressFields, ReportKind, SharesRequest, WorkerFields
-from tests.support.etcd import EtcdCluster, make_tls, sturdy
+from tests.support.etcd import EtcdCluster, fill, make_room, make_tls, sturdy
 from tests.support.failover import FAILOVER_S, LEASE_S, SPEC, WAIT_S, Job, Servers, get, serving
 from tests.support.servers import Hetserver, free_port
 
@@ -232,6 +232,41 @@ async def test_a_leader_that_cannot_renew_says_nothing_and_goes_on_later(
         await asyncio.to_thread(lonely.leader)
         assert await job.group() == before
         await job.goes_on()
+
+
+async def test_without_space_on_etcd_the_job_goes_on_and_only_changes_are_refused() -> None:
+    with EtcdCluster(sturdy(), args=["--quota-backend-bytes", str(8 << 20)]) as small:
+        (member,) = small.members
+        with serving(small, "full", 1) as servers:
+            (server,) = servers.all
+            async with Job(servers) as job:
+                before, version_told = await job.group(), job.a.told[-1].version
+                await asyncio.to_thread(fill, member)
+                for _ in range(3):
+                    with pytest.raises(Unreachable, match="etcd's database is full: compact and defragment"):
+                        await job.client.drain(job.group_id, "a")
+                    status, _, ready = get(server, "/readyz")
+                    assert (status, ready["status"], ready["role"]) == (200, "degraded", "leader")
+                path = (
+                    f"/v1/groups/{job.group_id}/nodes/a/directive?incarnation=1&after={version_told}&wait=0.1"
+                )
+                assert (await asyncio.to_thread(get, server, path))[0] == 200
+                assert await job.group() == before
+                # longer than its lease and the time between two clocks, which cannot be stored either
+                await asyncio.to_thread(await_in_log, server, "commit failed, nothing was changed", 4)
+                assert await job.group() == before
+                assert "reloading" not in server.log
+                assert "no longer leads" not in server.log
+                await asyncio.to_thread(make_room, member)
+                await job.end()
+                assert get(server, "/readyz")[2]["status"] == "ready"
+
+
+def await_in_log(server: Hetserver, text: str, times: int) -> None:
+    until = time.monotonic() + 3 * WAIT_S
+    while server.log.count(text) < times:
+        assert time.monotonic() < until, server.log
+        time.sleep(0.05)
 
 
 def test_a_state_that_cannot_be_served_is_named_and_tried_again(etcd: EtcdCluster) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from hetrdzv.service.polls.directives import directive_of, heading_of, watch
 from hetrdzv.service.polls.polls import Polls
 from hetrdzv.service.service import Service
 from hetrdzv.storage import records
+from hetrdzv.storage.base import NothingWritten
 from tests.support.served import FaultyStore, HandClock, join, serving, settled, started, two_nodes
 
 WAIT_S = 20.0
@@ -57,6 +58,13 @@ def poll(service: Service, node_id: str, incarnation: str = "1") -> "asyncio.Fut
     """A poll that waits for another directive than the present one."""
     version = directive_of(service, "g", node_id, incarnation)[1].version
     return begun(watch(service, "g", node_id, incarnation, version, WAIT_S))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    while not holds():  # noqa: ASYNC110 - what tests look at sets no event
+        await asyncio.sleep(0.001)
+    await settled()
 
 
 async def told(waiting: "asyncio.Future[Any]") -> str:
@@ -203,6 +211,71 @@ async def test_polls_look_again_after_a_load_since_the_commit_may_have_gone_down
             await service.execute("g", Cancel())
         assert await told(waiting) == "exit"
         assert service.group("g").state is GroupState.CANCELLED
+
+
+async def test_what_is_committed_is_served_while_nothing_can_be_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No load, no poll that is woken, no lease that starts again: nothing has changed."""
+    async with serving() as (service, store):
+        await two_nodes(service)
+        before, waiting = service.group("g"), poll(service, "a")
+        store.load_failures = [StorageError("it was loaded")]
+        for change in (join("c"), Drain("a"), Cancel(by="me", at="now")):
+            store.failures = [NothingWritten("the disk is full")]
+            with pytest.raises(NothingWritten, match="the disk is full"):
+                await service.execute("g", change)
+            assert service.group("g") is before
+            assert service.is_failing
+        await service.execute("g", Renew("a", "1"))
+        assert not waiting.done()
+        assert "it was loaded" not in caplog.text
+        await service.execute("g", Drain("b"))
+        assert not service.is_failing
+        assert await told(waiting) == "stop"
+
+
+async def test_a_clock_that_cannot_be_stored_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "HEARTBEAT_S", 0.001)
+    hand = HandClock()
+    async with serving(clock=hand) as (service, store):
+        await service.execute("g", join("a"))
+        waiting = poll(service, "a")
+        store.load_failures = [StorageError("it was loaded")]
+        for _ in range(3):
+            store.failures = [NothingWritten("the disk is full")]
+            hand.pass_by(service, ledger.CLOCK_STORED_EVERY_S)
+            await until(lambda: not store.failures)
+            assert service.is_failing
+            assert service.group("g").nodes.keys() == {"a"}
+        hand.pass_by(service, ledger.CLOCK_STORED_EVERY_S)
+        await until(lambda: not service.is_failing)
+        assert store.load_failures
+        assert not waiting.done()
+        waiting.cancel()
+
+
+async def test_what_was_due_while_nothing_could_be_written_is_done_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node whose next agent could not be stored is lost when that agent and its own are silent."""
+    monkeypatch.setattr(service_module, "RETRY_S", 0.001)
+    hand = HandClock()
+    async with serving(clock=hand) as (service, store):
+        await two_nodes(service)
+        await service.cut("g", "a", "1")
+        store.failures = [NothingWritten("the disk is full")]
+        with pytest.raises(NothingWritten):
+            await service.execute("g", join("a", "2"))
+        for _ in range(12):
+            hand.pass_by(service, 1.0)
+            await service.execute("g", Renew("b", "1"))
+        service.silence.close()  # what looks for leases will not come to our help
+        store.failures = [NothingWritten("the disk is full")] * 3
+        with pytest.raises(NothingWritten):
+            await service.execute("g", Tick())
+        await until(lambda: service.group("g").nodes["a"].phase is NodePhase.LOST)
+        assert service.group("g").nodes["a"].incarnation == "1"
 
 
 async def test_after_a_failure_due_ticks_wait_instead_of_spinning() -> None:
@@ -480,6 +553,17 @@ async def test_another_service_finds_everything_and_every_node_has_a_full_lease(
         assert not (await service.execute("g", Tick())).nodes["a"].gone
         clock.pass_by(service, 0.5)
         assert (await service.execute("g", Tick())).nodes["a"].phase is NodePhase.LOST
+
+
+async def test_a_start_says_how_much_was_loaded_and_how_old_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    store = FaultyStore()
+    async with serving(store) as (service, _):
+        await two_nodes(service)
+        newest = service.history("g")[0][-1].at
+    assert "loaded no groups: the state is empty" in caplog.text
+    async with serving(FaultyStore(store.content)):
+        assert f"loaded 1 group with 2 nodes; the newest event is of {newest}" in caplog.text
 
 
 def test_an_impossible_group_is_told_with_five_of_its_violations() -> None:

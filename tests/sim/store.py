@@ -11,7 +11,7 @@ from typing import Any
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage import records
-from hetrdzv.storage.base import Batch, Snapshot
+from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
 
 GROUP = "g"
 _PREFIX = records.group_prefix(GROUP)
@@ -122,7 +122,7 @@ class DiskStore:
         chance -= trouble.crashes
         if chance < trouble.fails:
             self._note("commit failed")
-            raise StorageError("the disk is full")
+            raise (NothingWritten if before else StorageError)("the disk is full")
         chance -= trouble.fails
         self._disk.apply(batch)
         await asyncio.sleep(second)

@@ -5,7 +5,7 @@ import base64
 import json
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +15,13 @@ import pytest
 from etcd3aio.kv import KVService
 
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.storage.base import Batch, Snapshot
+from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
 from hetrdzv.storage.etcd.access import EtcdAccess, InvalidEtcd, access_from, parse_url
 from hetrdzv.storage.etcd.client import Etcd, EtcdAway, EtcdRefused
 from hetrdzv.storage.etcd.election import Term, campaign
 from hetrdzv.storage.etcd.store import MAX_OPERATIONS, PIECE_BYTES, Deposed, EtcdStore
 from tests.support.certificates import Tls
-from tests.support.etcd import VERSIONS, EtcdCluster, make_tls
+from tests.support.etcd import VERSIONS, EtcdCluster, alarm, fill, make_room, make_tls
 from tests.support.servers import free_port
 
 LEASE_S = 60
@@ -39,6 +39,7 @@ class Wire(Etcd):
     Attributes:
         left: how many more transactions arrive; None: all.
         answers: lose the answer to the next one, instead of the transaction itself.
+        full: lose nothing; called before all that are left, to take their space.
         late: lost transactions, which may still arrive later.
     """
 
@@ -46,6 +47,7 @@ class Wire(Etcd):
         super().__init__(access)
         self.left: int | None = None
         self.answers = False
+        self.full: Callable[[], None] | None = None
         self.sent = 0
         self.late: list[tuple[Any, ...]] = []
 
@@ -53,6 +55,9 @@ class Wire(Etcd):
         if self.left is not None:
             self.left -= 1
             if self.left < 0:
+                if self.full is not None:
+                    self.full()
+                    return await super().txn(*what, within_s=within_s)
                 if self.answers:
                     await super().txn(*what, within_s=within_s)
                 else:
@@ -223,6 +228,73 @@ async def test_a_key_with_a_null_byte_is_refused(servers: Cluster) -> None:
     with pytest.raises(StorageError, match="null byte"):
         await store.commit(batch(**{"a\0b": b"1"}))
     assert (await servers.found()).records == {}
+
+
+# -- no space ----------------------------------------------------------------------------------------------
+
+QUOTA = 8 << 20
+
+
+@pytest.fixture(params=[pytest.param(v, marks=pytest.mark.etcd) for v in VERSIONS])
+def small(request: pytest.FixtureRequest) -> Iterator[EtcdCluster]:
+    """A cluster that has little space."""
+    with EtcdCluster(request.param, args=["--quota-backend-bytes", str(QUOTA)]) as running:
+        yield running
+
+
+async def test_without_space_everything_is_read_and_nothing_written(small: EtcdCluster) -> None:
+    member = small.members[0]
+    async with AsyncExitStack() as stack:
+        servers = Cluster(small, stack)
+        _, _, store = await servers.lead()
+        await store.commit(batch(BEFORE.clock, **BEFORE.records))
+        fill(member)
+        for change in (batch(9.0), batch(9.0, kept=b"2"), LARGE, batch(9.0, frozenset({"kept"}))):
+            for _ in range(2):
+                with pytest.raises(NothingWritten, match="etcd's database is full: compact and defragment"):
+                    await store.commit(change)
+            assert await store.load() == BEFORE
+        make_room(member)
+        await store.commit(LARGE)
+        assert await store.load() == AFTER
+        assert await servers.found() == AFTER
+
+
+async def test_a_large_batch_is_all_or_nothing_wherever_space_ends(cluster: EtcdCluster) -> None:
+    """A commit says which; it is also what a load finds without space, and a server once there is some."""
+    member, left, finished = cluster.members[0], 0, False
+    outcomes: list[Snapshot] = []
+    while not finished:
+        async with AsyncExitStack() as stack:
+            servers = Cluster(cluster, stack)
+            wire, _, store = await servers.lead()
+            await store.commit(batch(BEFORE.clock, **BEFORE.records))
+            wire.left, wire.full = left, lambda: alarm(member, "ACTIVATE")
+            try:
+                await store.commit(LARGE)
+                expected = AFTER
+            except NothingWritten:
+                expected = BEFORE
+            assert left or expected == BEFORE
+            finished, wire.left = wire.left > 0, None
+            alarm(member, "ACTIVATE")
+            try:
+                if left % 2:
+                    assert await store.load() == expected
+                if left % 3:
+                    with pytest.raises(NothingWritten):
+                        await store.commit(batch(3.0, small=b"1"))
+                    assert await store.load() == expected
+            finally:
+                alarm(member, "DEACTIVATE")
+            if left % 5:
+                await store.commit(batch(3.0, small=b"1"))
+                expected = Snapshot({**expected.records, "small": b"1"}, 3.0)
+            assert await servers.found() == expected
+            outcomes.append(AFTER if "new0" in expected.records else BEFORE)
+        left += 1
+    assert outcomes == sorted(outcomes, key=lambda outcome: outcome is AFTER)
+    assert outcomes.index(AFTER) in range(4, len(outcomes) - 3), "committed in the middle, and applied after"
 
 
 # -- fencing -----------------------------------------------------------------------------------------------

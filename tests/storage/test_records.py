@@ -95,6 +95,12 @@ def as_restored(group: Group) -> Group:
     return replace(group, nodes=nodes, round=current)
 
 
+def without_checksum(record: bytes) -> bytes:
+    """A record as 0.1 wrote it."""
+    assert record.startswith(b'{"v":1,"crc":"')
+    return b'{"v":1,' + record.partition(b'",')[2]
+
+
 def record_of(stored: Mapping[str, bytes], key: str) -> dict[str, object]:
     parsed: dict[str, object] = json.loads(stored[key])
     return parsed
@@ -502,7 +508,7 @@ def stored_event(number: int) -> StoredEvent:
 def test_events_come_back_in_order() -> None:
     events = [stored_event(number) for number in (12, 2, 100)]
     stored, _ = changes(None, full())
-    stored |= {event_key("g", event.number): event_record(event) for event in events}
+    stored |= {event_key("g", event.number): event_record("g", event) for event in events}
     assert restore(stored, NOW)["g"].events == (events[1], events[0], events[2])
 
 
@@ -515,7 +521,7 @@ def test_event_keys_sort_like_numbers() -> None:
 
 
 def test_events_that_outlived_their_group_are_skipped() -> None:
-    assert restore({event_key("g", 1): event_record(stored_event(1))}, NOW) == {}
+    assert restore({event_key("g", 1): event_record("g", stored_event(1))}, NOW) == {}
 
 
 # -- other versions ------------------------------------------------------------------------------------------
@@ -525,7 +531,7 @@ KEYS = ["groups/g/group", "groups/g/round", "groups/g/nodes/gpu0", "groups/g/eve
 
 def all_records() -> dict[str, bytes]:
     stored, _ = changes(None, full())
-    stored[KEYS[3]] = event_record(stored_event(1))
+    stored[KEYS[3]] = event_record("g", stored_event(1))
     assert sorted(stored) == sorted(KEYS)
     return stored
 
@@ -628,3 +634,37 @@ def test_nodes_without_their_group_are_named() -> None:
     stored = all_records()
     del stored["groups/g/group"]
     assert "record groups/g/group is malformed (it is missing, but" in refusal(stored)
+
+
+# -- checksums -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_byte_that_was_changed_is_noticed_or_means_nothing(key: str) -> None:
+    """Also in the name of a field, which would be taken for an unknown field, and in a value of the same kind."""
+    stored, noticed = all_records(), 0
+    sound = restore(stored, NOW)
+    for place in range(len(stored[key])):
+        for bit in (0, 5):
+            damaged = bytearray(stored[key])
+            damaged[place] ^= 1 << bit
+            try:
+                found = restore({**stored, key: bytes(damaged)}, NOW)
+            except StorageError as error:
+                noticed += f"record {key} " in str(error)
+            else:
+                assert found == sound, damaged
+    assert noticed > 1.9 * (len(stored[key]) - 30)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_record_under_another_key_is_noticed(key: str) -> None:
+    stored = all_records()
+    other = key.replace("gpu0", "gpu7").replace("000001", "000002").replace("/g/", "/h/")
+    with pytest.raises(StorageError, match=f"record {other} is malformed .its checksum is wrong"):
+        restore({other: stored[key]}, NOW)
+
+
+def test_a_record_from_before_checksums_is_read() -> None:
+    stored = {key: without_checksum(record) for key, record in all_records().items()}
+    assert restore(stored, NOW) == restore(all_records(), NOW)

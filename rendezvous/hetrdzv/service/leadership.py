@@ -86,10 +86,11 @@ class ElectedReplica:
 
     def status(self) -> ReplicaStatus:
         try:
-            self.service().require_ready()
+            service = self.service()
         except NotLeader as error:
             return ReplicaStatus("follower", error.leader)
-        return ReplicaStatus("leader", self._url)
+        service.require_ready()
+        return ReplicaStatus("leader", self._url, service.is_failing)
 
     def _other(self) -> str | None:
         """The URL of another server that leads, if one was seen lately."""

@@ -1,8 +1,9 @@
 """Committed groups and proposed changes: one transaction per turn of the event loop.
 
 A change is *proposed* as the new *head* of its group, in memory only. `commit` writes all heads proposed in one turn
-of the event loop as one transaction; only then does it answer the proposers and let readers see the new state. After
-a failed commit nobody knows what is stored, so the owner drops everything in memory and loads it again.
+of the event loop as one transaction; only then does it answer the proposers and let readers see the new state. If a
+commit fails and nothing was written, the proposals are refused and what is committed goes on being served; if nobody
+knows what was written, the owner drops everything in memory and loads it again.
 
 Only what can be loaded again is committed: a head that violates an invariant, or of which no records can be made, is
 taken back, and its proposals are handed to the owner. A group of the store that cannot be served is set aside alone.
@@ -101,6 +102,7 @@ class Ledger:
         groups: committed groups by id.
         quarantined: groups that are in the store but cannot be served, by id.
         is_loaded: whether `groups` is what the store holds.
+        is_failing: whether the last commit failed.
     """
 
     def __init__(self, store: StateStore, wall: Callable[[], datetime], metrics: Metrics) -> None:
@@ -120,6 +122,7 @@ class Ledger:
         self.groups: dict[str, Group] = {}
         self.quarantined: dict[str, Quarantined] = {}
         self.is_loaded = False
+        self.is_failing = False
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -143,6 +146,15 @@ class Ledger:
     def history(self, group_id: str) -> Iterable[StoredEvent]:
         """The events of a group, oldest first."""
         return self._events.get(group_id, ())
+
+    def summary(self) -> str:
+        """How much was loaded and how old it is, for a person who knows how much it should be."""
+        if not self.groups:
+            return "loaded no groups: the state is empty"
+        nodes = sum(len(group.nodes) for group in self.groups.values())
+        newest = max((kept[-1].at for kept in self._events.values() if kept), default="unknown")
+        groups = "1 group" if len(self.groups) == 1 else f"{len(self.groups)} groups"
+        return f"loaded {groups} with {nodes} nodes; the newest event is of {newest}"
 
     # -- proposing -------------------------------------------------------------------------------------------
 
@@ -182,7 +194,7 @@ class Ledger:
 
     def store_clock(self, now: float) -> None:
         """Have the clock stored if the last time was long ago."""
-        if self.groups and self._clock_is_due(now):
+        if (self.groups or self.is_failing) and self._clock_is_due(now):
             self._has_work.set()
 
     def have_work(self) -> None:
@@ -215,6 +227,7 @@ class Ledger:
             one change per group, without those where only a heartbeat was noted.
 
         Raises:
+            NothingWritten: the caller has to `refuse` what was proposed.
             Exception: the caller has to `drop` everything and load it again.
         """
         self._has_work.clear()
@@ -240,9 +253,10 @@ class Ledger:
         news = self._number_events(lasting, puts, deletes)
         if puts or deletes or self._clock_is_due(now):
             began = time.perf_counter()
+            self._clock_stored = now  # if this fails, the next attempt can wait as long
             await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))
             self._metrics.committed(time.perf_counter() - began)
-            self._clock_stored = now
+            self.is_failing = False
         loud = {p.group_id for p in proposals if not p.quiet}
         published = [
             self._publish(group_id, head, news.get(group_id, ())) for group_id, head in heads.items()
@@ -291,7 +305,8 @@ class Ledger:
             return aside.records
         stored, _ = records.changes(None, self.groups[group_id])
         events = {
-            records.event_key(group_id, e.number): records.event_record(e) for e in self.history(group_id)
+            records.event_key(group_id, e.number): records.event_record(group_id, e)
+            for e in self.history(group_id)
         }
         return {**stored, **events}
 
@@ -327,7 +342,7 @@ class Ledger:
                 kept = self._events.get(group_id, ())
                 number = (new[-1].number if new else kept[-1].number if kept else 0) + 1
                 new.append(StoredEvent(number, at, event))
-                puts[records.event_key(group_id, number)] = records.event_record(new[-1])
+                puts[records.event_key(group_id, number)] = records.event_record(group_id, new[-1])
                 if number > EVENTS_KEPT:
                     deletes.add(records.event_key(group_id, number - EVENTS_KEPT))
         return news
@@ -381,15 +396,21 @@ class Ledger:
 
     def drop(self, error: Exception) -> None:
         """Fail every proposal with a commit's error; what is in memory is not valid until `restore`."""
+        self.refuse(error)
+        self.is_loaded = False
+
+    def refuse(self, error: Exception) -> set[str]:
+        """Fail every proposal with a commit's error; what is committed stays. Returns the groups they were about."""
         self._metrics.commit_failed()
+        self.is_failing = True
         proposals = [*self._in_flight, *self._pending, *chain.from_iterable(self.take_unfit().values())]
         self._in_flight, self._pending = [], []
         self._heads.clear()
         self._is_idle.set()
-        self.is_loaded = False
         refusal = error if isinstance(error, StorageError) else StorageError(f"not stored: {error!r}")
         for proposal in proposals:
             proposal.refuse(refusal)
+        return {proposal.group_id for proposal in proposals}
 
 
 def quarantined(group_id: str, why: str) -> GroupQuarantined:

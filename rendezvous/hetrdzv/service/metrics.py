@@ -94,6 +94,11 @@ class Metrics:
         self._commit_failures = Counter(
             "hetrdzv_commit_failures", "Commits that failed.", registry=self._registry
         )
+        self._failing = Gauge(
+            "hetrdzv_commits_failing",
+            "Whether the last commit failed: the committed state is served, changes are refused.",
+            registry=self._registry,
+        )
         self._lag = Gauge(
             "hetrdzv_loop_lag_seconds",
             "How late the event loop was when last measured; what waits in sockets waits this long.",
@@ -190,7 +195,14 @@ class Metrics:
             self._slots.labels(group.state.value).inc(group.round.world_size * max(0.0, now - since))
 
     def render(
-        self, groups: Iterable[Group], *, now: float, open_polls: int, leads: bool, quarantined: int = 0
+        self,
+        groups: Iterable[Group],
+        *,
+        now: float,
+        open_polls: int,
+        leads: bool,
+        quarantined: int = 0,
+        failing: bool = False,
     ) -> bytes:
         """All metrics in Prometheus' text format (`CONTENT_TYPE`)."""
         states: Tally[str] = Tally({state.value: 0 for state in GroupState})
@@ -209,6 +221,7 @@ class Metrics:
         self._polls.set(open_polls)
         self._leads.set(leads)
         self._quarantined.set(quarantined)
+        self._failing.set(failing)
         return generate_latest(self._registry)
 
 

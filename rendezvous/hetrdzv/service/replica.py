@@ -13,10 +13,12 @@ class ReplicaStatus:
     Attributes:
         role: `single` has no peers.
         leader: URL of the server that answers, if there are several.
+        degraded: whether its last commit failed: it serves what is committed, and refuses changes.
     """
 
     role: Literal["single", "leader", "follower"]
     leader: str | None = None
+    degraded: bool = False
 
 
 class Replica(Protocol):
@@ -73,7 +75,7 @@ class SingleReplica:
 
     def status(self) -> ReplicaStatus:
         self._service.require_ready()
-        return ReplicaStatus("single")
+        return ReplicaStatus("single", degraded=self._service.is_failing)
 
     async def start(self) -> None:
         await self._service.start()

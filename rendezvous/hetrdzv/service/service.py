@@ -38,7 +38,7 @@ from hetrdzv.service.progress.progress import Progress
 from hetrdzv.service.retention import Retention, require_places, require_room
 from hetrdzv.service.timers import Timers
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
-from hetrdzv.storage.base import StateStore
+from hetrdzv.storage.base import NothingWritten, StateStore
 from hetrdzv.storage.records import StoredEvent
 
 logger = logging.getLogger(__name__)
@@ -98,6 +98,7 @@ class Service:
             StorageError: the store cannot be read, or holds an impossible state.
         """
         await self._load()
+        logger.info("%s", self._ledger.summary())
         self._spawn(self._commit_forever())
         self._spawn(self._keep_time())
 
@@ -126,6 +127,11 @@ class Service:
         if self.stopping:
             raise ServerStopping("the server is stopping; try again in a moment, or try another server")
         self._require_loaded()
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last commit failed, so that changes may be refused."""
+        return self._ledger.is_failing
 
     def _require_loaded(self) -> None:
         if not self._ledger.is_loaded:
@@ -299,11 +305,21 @@ class Service:
                     self._published(change)
                 for group_id, proposals in self._ledger.take_unfit().items():
                     self._isolate(group_id, proposals)
+            except NothingWritten as error:
+                logger.error("commit failed, nothing was changed: %s", error)
+                for group_id in self._ledger.refuse(error):
+                    self._refused(group_id)
             except Exception as error:
                 bug = None if isinstance(error, StorageError) else error
                 logger.error("commit failed, reloading the state: %s", error, exc_info=bug)
                 self._ledger.drop(error)
                 await self._reload()
+
+    def _refused(self, group_id: str) -> None:
+        """A change of a group was not stored: what was due in it is tried again."""
+        if (group := self._ledger.groups.get(group_id)) is not None:
+            self.silence.leases.revert(group, self.now())
+            self._timers.set(group_id, RETRY_S)
 
     def _settle(self, group_id: str) -> bool:
         """Settle what many nodes have said in this turn of the event loop, once for all of them.
@@ -439,6 +455,7 @@ class Service:
             open_polls=self.waiting(),
             leads=True,
             quarantined=len(self._ledger.quarantined),
+            failing=self.is_failing,
         )
 
     def waiting(self) -> int:

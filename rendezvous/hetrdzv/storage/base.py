@@ -8,6 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from hetrdzv.protocol.errors import StorageError
+
+
+class NothingWritten(StorageError):
+    """A commit failed and the store is as before: there is no need to load it again.
+
+    Should the batch be written after all, by an attempt that hung somewhere, the next commit fails with another error.
+    """
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -41,7 +50,7 @@ class StateStore(Protocol):
     """Keeps records. Methods may be called concurrently; commits take effect in the order in which they are called."""
 
     async def load(self) -> Snapshot:
-        """Read everything, at the start and again after a failed commit.
+        """Read everything, at the start and again after a commit whose outcome is not known.
 
         Raises:
             StorageError: the store cannot be read, is in use by another server, or is closed.
@@ -50,9 +59,10 @@ class StateStore(Protocol):
     async def commit(self, batch: Batch) -> None:
         """Write all of a batch or nothing; it is durable when this returns. The clock never goes backwards.
 
-        After an error or a cancellation the caller does not know whether the batch was written; `load` tells.
+        After another error or a cancellation the caller does not know whether the batch was written; `load` tells.
 
         Raises:
+            NothingWritten: the batch was not written.
             StorageError: the batch could not be written, or the store is closed.
         """
 

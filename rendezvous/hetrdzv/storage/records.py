@@ -7,17 +7,23 @@
 
 A group of which a record cannot be read is set aside as a whole: its records stay as they are, the others are served.
 
-Every record carries `"v"`. Adding a field with a default needs no new version: older records get the default.
-Unknown fields are ignored, so removing a field needs none either, and an older server of the same version can take
-over. Anything else needs a new version, which older servers refuse to read.
+Every record carries `"v"` and `"crc"`, the CRC-32 of its key and of all that follows: what a disk or a person changed,
+or filed under another key, is noticed. (It is made here, once for all stores; it is no protection against malice.)
+Records of 0.1 have no checksum.
+
+Adding a field with a default needs no new version: older records get the default. Unknown fields are ignored, so
+removing a field needs none either, and an older server of the same version can take over. Anything else needs a new
+version, which older servers refuse to read.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import NoReturn, TypeVar
 from urllib.parse import quote, unquote
+from zlib import crc32
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -31,6 +37,8 @@ VERSION = 1
 _MEMORY_ONLY = {"heard_at", "cut_at", "stop_told_at"}
 _MEMORY_ONLY_OF_ROUND = {"stall"}
 _STORED_APART = {"nodes", "round"}
+
+_SEAL = re.compile(rb'\{"v":[0-9]+,"crc":"([^"]*)",')
 
 _stored = attrgetter(*(f.name for f in fields(Node) if f.name not in _MEMORY_ONLY))
 
@@ -149,20 +157,23 @@ def changes(
         return puts, set() if old is None else _keys(old)
     group_id = new.group_id
     if old is None or old != replace(new, nodes=old.nodes, round=old.round):
-        puts[_group_key(group_id)] = _record(_GROUP, new, _STORED_APART)
+        key = _group_key(group_id)
+        puts[key] = _record(_GROUP, key, new, _STORED_APART)
     if new.round is not None and (old is None or _without_stall(old.round) != _without_stall(new.round)):
-        puts[_round_key(group_id)] = _record(_ROUND, new.round, _MEMORY_ONLY_OF_ROUND)
+        key = _round_key(group_id)
+        puts[key] = _record(_ROUND, key, new.round, _MEMORY_ONLY_OF_ROUND)
     known = old.nodes if old is not None else {}
     for node in differing(known, new.nodes) if changed is None else changed:
         before = known.get(node.node_id)
         if before is None or _differs(before, node):
-            puts[_node_key(group_id, node.node_id)] = _record(_NODE, node, _MEMORY_ONLY)
+            key = _node_key(group_id, node.node_id)
+            puts[key] = _record(_NODE, key, node, _MEMORY_ONLY)
     return puts, set() if old is None else _vanished(old, new)
 
 
-def event_record(stored: StoredEvent) -> bytes:
+def event_record(group_id: str, stored: StoredEvent) -> bytes:
     """The record of an event."""
-    return _record(_EVENT, stored)
+    return _record(_EVENT, event_key(group_id, stored.number), stored)
 
 
 def _keys(group: Group) -> set[str]:
@@ -189,9 +200,13 @@ def _differs(before: Node, node: Node) -> bool:
     return _stored(before) != _stored(node)
 
 
-def _record(adapter: TypeAdapter[T], value: T, without: set[str] | None = None) -> bytes:
-    body = adapter.dump_json(value, exclude=without)
-    return b'{"v":%d,%b' % (VERSION, body.removeprefix(b"{"))
+def _record(adapter: TypeAdapter[T], key: str, value: T, without: set[str] | None = None) -> bytes:
+    body = adapter.dump_json(value, exclude=without)[1:]
+    return b'{"v":%d,"crc":"%b",%b' % (VERSION, _checksum(key, body), body)
+
+
+def _checksum(key: str, body: bytes) -> bytes:
+    return b"%08x" % crc32(body, crc32(key.encode()))
 
 
 # -- reading ---------------------------------------------------------------------------------------------
@@ -305,6 +320,11 @@ def _read(adapter: TypeAdapter[T], key: str, record: bytes) -> T:
             )
         if version < 1:
             _malformed(key, f"version {version} does not exist")
+        seal = _SEAL.match(record)
+        if seal is not None and seal[1] != _checksum(key, record[seal.end() :]):
+            _malformed(
+                key, "its checksum is wrong: it was changed since it was written, or under another key"
+            )
         return adapter.validate_json(record, strict=True)
     except ValidationError as error:
         _malformed(key, "; ".join(_line(detail) for detail in error.errors(include_url=False)), error)

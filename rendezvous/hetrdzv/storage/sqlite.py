@@ -2,21 +2,26 @@
 
 SQLite runs in WAL mode with `synchronous=FULL`: a commit costs one fsync and survives a power cut
 (https://www.sqlite.org/wal.html, https://www.sqlite.org/pragma.html#pragma_synchronous).
+
+SQLite cannot tell that its file or write-ahead log was removed, cut, or replaced by an older copy. So commits are
+counted, in the file and in its lock file (statelock.py), and a file that has fewer than were counted is refused.
 """
 
 import asyncio
 import contextlib
-import fcntl
 import os
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.storage.base import Batch, Snapshot
+from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
+from hetrdzv.storage.statelock import Marker, StateLock, same_file
 
 SCHEMA_VERSION = 1
 
@@ -34,13 +39,15 @@ COMMIT;
 _PUT = "INSERT INTO records VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 _DELETE = "DELETE FROM records WHERE key = ?"
 _ADVANCE_CLOCK = "UPDATE meta SET value = max(value, ?) WHERE key = 'clock'"
+_COUNT = "UPDATE meta SET value = value + 1 WHERE key = 'commits'"
+_ADD_COUNT = "INSERT OR IGNORE INTO meta VALUES ('id', ?), ('commits', 0)"  # a file of 0.1 has none
 
 _ANOTHER_FILE = "name another file with --store"
 
 _MEANINGS = {
     sqlite3.SQLITE_FULL: "the disk is full: make room, and the server recovers by itself",
-    sqlite3.SQLITE_NOTADB: f"it is not a database: move it away, or {_ANOTHER_FILE}",
-    sqlite3.SQLITE_CORRUPT: f"it is corrupt: restore a backup, move it away, or {_ANOTHER_FILE}",
+    sqlite3.SQLITE_NOTADB: f"it is not a database: move it away with its .lock, or {_ANOTHER_FILE}",
+    sqlite3.SQLITE_CORRUPT: f"it is corrupt: restore a backup, move it away with its .lock, or {_ANOTHER_FILE}",
     sqlite3.SQLITE_BUSY: "another program has it locked (a sqlite3 shell, a backup?): stop that program",
     sqlite3.SQLITE_READONLY: f"it is read-only: let hetserver write it, or {_ANOTHER_FILE}",
     sqlite3.SQLITE_IOERR: "the disk failed or a limit was reached: see `df`, `ulimit -f` and the kernel's log",
@@ -93,8 +100,11 @@ class _StateFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = _Lock(path)
+        self._wal = path.with_name(f"{path.name}-wal")
+        self._lock = StateLock(path)
         self._connection: sqlite3.Connection | None = None
+        self._opened_wal: os.stat_result | None = None
+        self._known: Marker | None = None  # the file as our last load or commit left it
 
     def load(self) -> Snapshot:
         with self._explaining("read"):
@@ -103,6 +113,7 @@ class _StateFile:
                 self._check(connection)
                 records = dict(connection.execute("SELECT key, value FROM records"))
                 (clock,) = connection.execute("SELECT value FROM meta WHERE key = 'clock'").fetchone()
+                self._known = _marker(connection)
             except sqlite3.Error:
                 self._disconnect()  # the next load opens the file again
                 raise
@@ -111,16 +122,54 @@ class _StateFile:
     def commit(self, batch: Batch) -> None:
         with self._explaining("written"):
             connection = self._connected()
-            connection.execute("BEGIN IMMEDIATE")
             try:
-                connection.executemany(_PUT, batch.puts.items())
-                connection.executemany(_DELETE, ((key,) for key in batch.deletes))
-                connection.execute(_ADVANCE_CLOCK, (batch.clock,))
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:  # SQLite rolls back by itself after some errors
-                    connection.execute("ROLLBACK")
-                raise
+                self._require_in_place()
+                self._write(connection, batch)
+            except (sqlite3.Error, StorageError) as error:
+                if not self._is_as_known(connection):
+                    raise
+                raise NothingWritten(str(self._explained(error, "written"))) from error
+        assert self._known is not None
+        self._known = replace(self._known, commits=self._known.commits + 1)
+        self._lock.note(self._known)
+
+    def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if _marker(connection) != self._known:
+                raise StorageError(
+                    f"state file {self.path} was changed by another program, or replaced: "
+                    f"let no other program write to it; reading it again"
+                )
+            connection.executemany(_PUT, batch.puts.items())
+            connection.executemany(_DELETE, ((key,) for key in batch.deletes))
+            connection.execute(_ADVANCE_CLOCK, (batch.clock,))
+            connection.execute(_COUNT)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:  # SQLite rolls back by itself after some errors
+                connection.execute("ROLLBACK")
+            raise
+
+    def _is_as_known(self, connection: sqlite3.Connection) -> bool:
+        """Whether the file can be read and holds what our last commit left."""
+        try:
+            return _marker(connection) == self._known
+        except sqlite3.Error:
+            return False
+
+    def _require_in_place(self) -> None:
+        """Check that what is written is still found under our name, and under no other.
+
+        Raises:
+            StorageError: it is not; says what to do.
+        """
+        self._lock.require_in_place()
+        if self._opened_wal is not None and not same_file(self._wal, self._opened_wal):
+            raise StorageError(
+                f"{self._wal} was removed or replaced while hetserver uses it: put it back. "
+                f"No change is stored until then"
+            )
 
     def close(self) -> None:
         with self._explaining("closed"):
@@ -131,24 +180,53 @@ class _StateFile:
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = self._connect()
+            try:
+                self._connection = self._connect()
+            except BaseException:
+                self._lock.let_state_go()
+                raise
         return self._connection
 
     def _connect(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock.take()
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        marker = self._lock.take()
         connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
             new = self._is_new(connection)
+            if marker is not None:
+                self._require_newest(marker, None if new else _marker(connection))
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             if new:
                 connection.executescript(_SCHEMA)
+            connection.execute(_ADD_COUNT, (secrets.token_hex(8),))
+            self._opened_wal = os.stat(self._wal)
+            found = _marker(connection)
+            self._lock.note(found)
+            self._known = self._known or found
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _require_newest(self, noted: Marker, found: Marker | None) -> None:
+        """Check that the file is not older than what was noted beside it.
+
+        Raises:
+            StorageError: it is; says what to do.
+        """
+        if found is None:
+            what = "is empty"
+        elif found.name != noted.name:
+            what = "is another one than this server used last"
+        elif found.commits < noted.commits:
+            what = f"holds {found.commits} of {noted.commits} commits: its newest changes are missing"
+        else:
+            return  # it may be ahead: a commit is noted after it was made
+        raise StorageError(
+            f"state file {self.path} {what}. Put the newest file back, with its -wal. "
+            f"To serve what is there now, for example a restored backup, remove {self._lock.path} and start again"
+        )
 
     def _is_new(self, connection: sqlite3.Connection) -> bool:
         """Whether the file has no schema yet.
@@ -188,65 +266,34 @@ class _StateFile:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+        self._lock.let_state_go()
 
     @contextlib.contextmanager
     def _explaining(self, verb: str) -> Iterator[None]:
         """Turn errors of SQLite and the system into messages that say what to do next."""
         try:
             yield
-        except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-            primary = code & 0xFF  # the higher bits distinguish cases with the same remedy
-            meaning = _MEANINGS.get(primary, f"see https://www.sqlite.org/rescode.html, or {_ANOTHER_FILE}")
-            what = f"{error}, {getattr(error, 'sqlite_errorname', type(error).__name__)}"
-            raise StorageError(f"state file {self.path} cannot be {verb} ({what}): {meaning}") from error
-        except OSError as error:
-            raise StorageError(
-                f"state file {self.path} cannot be {verb} ({error.filename or self.path}: {error.strerror}): "
-                f"give hetserver a directory that it may write to, or {_ANOTHER_FILE}"
-            ) from error
+        except (sqlite3.Error, OSError) as error:
+            raise self._explained(error, verb) from error
+
+    def _explained(self, error: Exception, verb: str) -> StorageError:
+        match error:
+            case sqlite3.Error():
+                code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+                primary = code & 0xFF  # the higher bits distinguish cases with the same remedy
+                meaning = _MEANINGS.get(
+                    primary, f"see https://www.sqlite.org/rescode.html, or {_ANOTHER_FILE}"
+                )
+                what = f"{error}, {getattr(error, 'sqlite_errorname', type(error).__name__)}"
+            case OSError():
+                what = f"{error.filename or self.path}: {error.strerror}"
+                meaning = f"give hetserver a directory that it may write to, or {_ANOTHER_FILE}"
+            case _:
+                return StorageError(str(error))
+        return StorageError(f"state file {self.path} cannot be {verb} ({what}): {meaning}")
 
 
-class _Lock:
-    """An advisory lock on a file next to the state file; the kernel releases it however the process ends.
-
-    Locking the state file itself would not work: closing any other descriptor of it drops SQLite's own locks
-    (https://www.sqlite.org/howtocorrupt.html, 2.2). The lock file is never removed, or two servers could hold
-    locks on two files of the same name.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._guarded = path
-        self._path = path.with_name(f"{path.name}.lock")
-        self._descriptor: int | None = None
-
-    def take(self) -> None:
-        """Take the lock; does nothing if it is already held.
-
-        Raises:
-            StorageError: another server has it.
-        """
-        if self._descriptor is not None:
-            return
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(descriptor)
-            raise StorageError(
-                f"state file {self._guarded} is in use by another hetserver (pid {holder}): "
-                f"stop that one, or {_ANOTHER_FILE}"
-            ) from error
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self._descriptor = descriptor
-        with contextlib.suppress(OSError):  # the pid is for people; a full disk is no reason to fail
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
-
-    def release(self) -> None:
-        if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
-            os.close(descriptor)
+def _marker(connection: sqlite3.Connection) -> Marker | None:
+    """What the file says of itself; None: it is of 0.1."""
+    found = dict(connection.execute("SELECT key, value FROM meta WHERE key IN ('id', 'commits')"))
+    return Marker(found["id"], found["commits"]) if len(found) == 2 else None

@@ -13,6 +13,7 @@ from hetrdzv.core.commands import Put
 from hetrdzv.protocol.errors import HetError, NoLeader, NotLeader, ServerStopping
 from hetrdzv.service.replica import ReplicaStatus
 from hetrdzv.service.service import Service
+from hetrdzv.storage.base import NothingWritten
 from tests.support.served import FaultyStore, serving, settled, two_nodes
 
 LEADER = "http://leader:29400"
@@ -122,6 +123,27 @@ async def test_health_says_who_leads() -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             ready = (await client.get("/readyz")).json()
             assert (ready["role"], ready["leader"]) == ("single", None)
+
+
+async def test_a_server_that_cannot_store_is_degraded_and_goes_on_answering() -> None:
+    """With a 503 it would be taken out of its Kubernetes Service, and its polls with it."""
+    async with serving() as (service, store):
+        transport = httpx.ASGITransport(create_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            assert (await client.put("/v1/groups/secret-name", json={})).status_code == 200
+            for failing in (True, False):
+                store.failures = [NothingWritten("no room for secret-name")] * failing
+                reply = await client.post("/v1/groups/secret-name/cancel")
+                assert reply.status_code == (503 if failing else 200)
+                ready = await client.get("/readyz")
+                assert (ready.status_code, ready.json()["status"]) == (
+                    200,
+                    "degraded" if failing else "ready",
+                )
+                assert "secret-name" not in ready.text
+                metrics = (await client.get("/metrics")).text
+                assert f"hetrdzv_commits_failing {float(failing)}" in metrics
+                assert (await client.get("/v1/groups/secret-name")).status_code == 200
 
 
 async def test_a_deposed_leader_does_not_say_what_it_had_to_say() -> None:

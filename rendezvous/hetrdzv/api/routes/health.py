@@ -39,10 +39,14 @@ async def healthz() -> HealthReply:
 
 @router.get("/readyz", responses={503: problems.RESPONSES[503]})
 async def readyz(request: Request) -> ReadyReply:
-    """Requests about groups are answered, or redirected to the leader, and no stop has begun."""
+    """Requests about groups are answered, or redirected to the leader, and no stop has begun.
+
+    `degraded`: the last change could not be stored, and others may be refused; polls are answered all the same.
+    """
     replica: Replica = request.app.state.replica
     status = replica.status()
-    return ReadyReply(status="ready", role=status.role, leader=status.leader)
+    state = "degraded" if status.degraded else "ready"
+    return ReadyReply(status=state, role=status.role, leader=status.leader)
 
 
 @router.get(

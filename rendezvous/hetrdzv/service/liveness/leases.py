@@ -181,6 +181,14 @@ class Leases:
                 if not node.gone:
                     self.heard(group.group_id, node.node_id, node.incarnation, lease_s, now)
 
+    def revert(self, group: Group, now: float) -> None:
+        """A change of a group was not stored: a node whose agent it would have replaced has a full lease from now."""
+        entries = self._groups.get(group.group_id, {})
+        for node in group.nodes.values():
+            entry = entries.get(node.node_id)
+            if not node.gone and entry is not None and entry.incarnation != node.incarnation:
+                self.heard(group.group_id, node.node_id, node.incarnation, entry.lease_s, now)
+
     def forget(self, group_id: str) -> None:
         """A group was deleted."""
         self._count -= len(self._groups.pop(group_id, {}))

@@ -55,7 +55,7 @@ class EtcdAway(StorageError):
 
 
 class EtcdRefused(StorageError):
-    """etcd refuses the call and will keep refusing until its or our configuration changes."""
+    """etcd refuses the call and will keep refusing until somebody sees to it, or to our configuration."""
 
 
 class Member:
@@ -260,7 +260,7 @@ def _meaning(error: BaseException, access: EtcdAccess) -> StorageError:
             f"etcdctl role grant-permission ROLE --prefix readwrite {access.prefix}/"
         )
     if "database space exceeded" in text:
-        return StorageError(
+        return EtcdRefused(
             "etcd's database is full: compact and defragment it, then `etcdctl alarm disarm` "
             "(https://etcd.io/docs/v3.5/op-guide/maintenance/)"
         )

@@ -12,6 +12,8 @@ take effect later, after others.
 etcd takes 128 operations and 1.5 MiB per transaction. A larger batch is written into the log first; the transaction
 that declares the log valid in meta is its commit; then the log is applied and removed. A load applies a valid log and
 ignores any other, so half a batch is never seen.
+
+An etcd without space refuses every write, but can be read: then a load writes nothing and applies the log in memory.
 """
 
 import asyncio
@@ -19,6 +21,7 @@ import json
 import secrets
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -26,8 +29,8 @@ from typing import Any, TypeVar
 from etcd3aio.kv import Compare, KVService, RequestOp, TxnRequest
 
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.storage.base import Batch, Snapshot
-from hetrdzv.storage.etcd.client import Etcd, EtcdAway
+from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
+from hetrdzv.storage.etcd.client import Etcd, EtcdAway, EtcdRefused
 
 VERSION = 1
 
@@ -98,10 +101,14 @@ class _Head:
     Attributes:
         revision: of the key.
         clock: the highest clock ever committed (seconds).
+        log: how many pieces of a log are valid, and not yet applied.
+        held: whether we wrote it, so that no earlier attempt of ours can still take effect.
     """
 
     revision: int
     clock: float
+    log: int = 0
+    held: bool = True
 
 
 class EtcdStore:
@@ -143,6 +150,8 @@ class EtcdStore:
             async with self._turn:
                 try:
                     return await work()
+                except NothingWritten:
+                    raise
                 except BaseException:
                     self._head = None
                     raise
@@ -156,43 +165,61 @@ class EtcdStore:
     # -- reading ---------------------------------------------------------------------------------------------
 
     async def _load(self) -> Snapshot:
-        await self._take_hold()
+        log = await self._take_hold()
+        content = await self._all_records()
+        for operation in log:
+            _do(operation, content)
         assert self._head is not None
         found: defaultdict[bytes, list[bytes]] = defaultdict(list)
-        async for key, value in self._all_records():
-            name, *_ = key.split(b"\0")
-            found[name].append(value)  # pieces arrive in order
+        for key in sorted(content):  # pieces in order
+            name, *_ = key.removeprefix(self._records).split(b"\0")
+            found[name].append(content[key])
         self._pieces = {name: len(values) for name, values in found.items() if len(values) > 1}
         records = {name.decode(): b"".join(values) for name, values in found.items()}
         return Snapshot(records, self._head.clock)
 
-    async def _take_hold(self) -> None:
-        """Write meta again, so that no earlier attempt can still take effect; apply a valid log."""
+    async def _take_hold(self) -> list[RequestOp]:
+        """Write meta again, so that no earlier attempt can still take effect, and apply a valid log.
+
+        Returns:
+            what of the log could not be applied, since etcd refuses writes; the next commit begins with it.
+        """
         while True:
             found = await self._read(self._meta_key)
             meta = _parse_meta(found.value if found is not None else None)
-            self._head = _Head(found.mod_revision if found is not None else 0, meta["clock"])
+            revision = found.mod_revision if found is not None else 0
+            self._head = _Head(revision, meta["clock"], meta["log"], held=False)
+            log = await self._read_log(meta["log"])
             try:
-                await self._advance([], meta["clock"], meta["log"])
+                await self._finish(log)
             except _Overtaken:
                 continue  # an earlier attempt of ours took effect just now
-            break
-        if meta["log"]:
-            await self._apply(await self._read_log(meta["log"]))
+            except EtcdRefused:
+                return log
+            return []
 
-    async def _all_records(self) -> Any:
-        """Every key below records/ with its value, as of now."""
-        start, end = self._records, _end(self._records)
+    async def _finish(self, log: list[RequestOp]) -> None:
+        """Make the state on etcd ours, if it is not, and apply its log."""
         assert self._head is not None
-        revision, more = self._head.revision, True
+        if not self._head.held:
+            await self._advance([], self._head.clock, self._head.log)
+        if self._head.log:
+            await self._apply(log)
+
+    async def _all_records(self) -> dict[bytes, bytes]:
+        """Every key below records/ with its value, as of one moment."""
+        start, end = self._records, _end(self._records)
+        content: dict[bytes, bytes] = {}
+        revision, more = 0, True
         while more:
             page = await self._fence.guard(
                 self._etcd.page(start, end, revision, PAGE, within_s=PATIENCE_S),
             )
-            for found in page.kvs:
-                yield found.key.removeprefix(self._records), found.value
+            content |= {found.key: found.value for found in page.kvs}
+            revision = revision or page.header.revision
             more = page.more
             start = page.kvs[-1].key + b"\0" if page.kvs else end
+        return content
 
     async def _read_log(self, pieces: int) -> list[RequestOp]:
         content = bytearray()
@@ -212,6 +239,18 @@ class EtcdStore:
         if self._head is None:
             await self._load()
         assert self._head is not None
+        try:
+            await self._finish(await self._read_log(self._head.log))
+            await self._write(batch)
+        except EtcdRefused as error:
+            found = await self._read(self._meta_key)
+            if (found.mod_revision if found is not None else 0) != self._head.revision:
+                raise  # an etcd that runs out of space may refuse what it has written
+            self._head = replace(self._head, held=False)
+            raise NothingWritten(str(error)) from error
+
+    async def _write(self, batch: Batch) -> None:
+        assert self._head is not None
         pieces = dict(self._pieces)
         operations = list(self._operations(batch, pieces))
         clock = max(self._head.clock, batch.clock)
@@ -223,7 +262,8 @@ class EtcdStore:
                 put = KVService.txn_op_put(_log_key(self._log, number), piece)
                 await self._txn([self._unmoved()], [put])
             await self._advance([], clock, len(log))
-            await self._apply(operations)
+            with suppress(EtcdRefused):  # it is committed; the next commit applies it
+                await self._apply(operations)
         self._pieces = pieces
 
     def _operations(self, batch: Batch, pieces: dict[bytes, int]) -> Iterator[RequestOp]:
@@ -271,7 +311,7 @@ class EtcdStore:
                 self._require_fence(leader)
                 raise _Overtaken("the state on etcd has changed and must be read again")
             revision = found.mod_revision  # an earlier attempt that got no answer had done it
-        self._head = replace(self._head, revision=revision, clock=clock)
+        self._head = _Head(revision, clock, log)
 
     async def _read(self, key: bytes) -> Any:
         """A key as it was while we led: the leader key is read after it and is never made twice.
@@ -353,6 +393,17 @@ def _parse_meta(value: bytes | None) -> Mapping[str, Any]:
             f"upgrade hetserver, or name another prefix with --store"
         )
     return {"clock": clock, "commit": meta.get("commit"), "log": log}
+
+
+def _do(operation: RequestOp, content: dict[bytes, bytes]) -> None:
+    """Do in memory what a put or a delete of ours does on etcd."""
+    if operation.HasField("request_put"):
+        content[operation.request_put.key] = operation.request_put.value
+        return
+    start, end = operation.request_delete_range.key, operation.request_delete_range.range_end
+    gone = [key for key in content if start <= key < end] if end else [start]
+    for key in gone:
+        content.pop(key, None)
 
 
 def _cut(value: bytes) -> Iterator[bytes]:

@@ -243,6 +243,21 @@ def test_unreachable_master_is_replaced_without_cost() -> None:
     assert story.order == ["b", "a", "c"]  # c reaches a no better than before
 
 
+def test_a_late_report_on_a_master_says_nothing_of_its_next_agent() -> None:
+    story = Story(min_nodes=3, last_call_s=0)
+    story.joins("a", "b", "c")
+    story.unreachable("b")
+    story.unreachable("c")
+    assert story.group.unreachable == {("b", "a"), ("c", "a")}
+    story.leave("a")
+    story.join("a", inc="a-2")
+    with pytest.raises(StaleRound):
+        story.unreachable("c")  # the same again
+    assert story.group.unreachable == set()
+    story.joins("b", "c")
+    assert story.order[0] == "a"
+
+
 def test_all_masters_unreachable_fails_with_the_matrix() -> None:
     story = Story(min_nodes=2, last_call_s=0)
     story.joins("a", "b")

@@ -23,6 +23,7 @@ FAILED_ONCE = {
     8_101_925: "a node of a unit came back under another name, and its agent was restarted",
     8_109_083: "the same before the first round",
     8_113_659: "the same after a goodbye",
+    20_008_260: "a late report on a master that could not be reached, after its agent was restarted",
     8_108_865: "a node of a unit came back under another name before its lease had ended",
 }
 """Seeds that have found a fault of the rules, and what happens in them."""

@@ -351,8 +351,11 @@ def _report(work: Work, command: Report) -> None:
         case ReportKind.FAILED:
             _worker_failed(work, node, current, command)
         case ReportKind.MASTER_UNREACHABLE:
-            if current.end is not None and current.end.kind is not EndKind.MASTER_UNREACHABLE:
-                # the master's store closes when its agent is told to stop, which says nothing about the network
+            if current.end is not None and (
+                current.end.kind is not EndKind.MASTER_UNREACHABLE or group.speaker(current.master) is None
+            ):
+                # the master's store closes when its agent is told to stop, which says nothing about the network;
+                # nor does a report that comes late about another agent on that node
                 raise StaleRound(
                     f"round {command.round} of group '{group.group_id}' has ended: {current.end.why}"
                 )

@@ -25,6 +25,7 @@ from hetrdzv.core.commands import Command
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Event, Group
 from hetrdzv.core.patched import differing
+from hetrdzv.core.phrasing import count
 from hetrdzv.protocol.errors import GroupQuarantined, StorageError
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.polls.wakes import Wakes
@@ -153,8 +154,8 @@ class Ledger:
             return "loaded no groups: the state is empty"
         nodes = sum(len(group.nodes) for group in self.groups.values())
         newest = max((kept[-1].at for kept in self._events.values() if kept), default="unknown")
-        groups = "1 group" if len(self.groups) == 1 else f"{len(self.groups)} groups"
-        return f"loaded {groups} with {nodes} nodes; the newest event is of {newest}"
+        how_much = f"{count(len(self.groups), 'group')} with {count(nodes, 'node')}"
+        return f"loaded {how_much}; the newest event is of {newest}"
 
     # -- proposing -------------------------------------------------------------------------------------------
 

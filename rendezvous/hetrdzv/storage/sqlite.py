@@ -39,7 +39,7 @@ COMMIT;
 _PUT = "INSERT INTO records VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 _DELETE = "DELETE FROM records WHERE key = ?"
 _ADVANCE_CLOCK = "UPDATE meta SET value = max(value, ?) WHERE key = 'clock'"
-_COUNT = "UPDATE meta SET value = value + 1 WHERE key = 'commits'"
+_COUNT = "UPDATE meta SET value = value + 1 WHERE key = 'commits' AND value = ?"
 _ADD_COUNT = "INSERT OR IGNORE INTO meta VALUES ('id', ?), ('commits', 0)"  # a file of 0.1 has none
 
 _ANOTHER_FILE = "name another file with --store"
@@ -136,7 +136,8 @@ class _StateFile:
     def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
         connection.execute("BEGIN IMMEDIATE")
         try:
-            if _marker(connection) != self._known:
+            assert self._known is not None
+            if connection.execute(_COUNT, (self._known.commits,)).rowcount != 1:
                 raise StorageError(
                     f"state file {self.path} was changed by another program, or replaced: "
                     f"let no other program write to it; reading it again"
@@ -144,7 +145,6 @@ class _StateFile:
             connection.executemany(_PUT, batch.puts.items())
             connection.executemany(_DELETE, ((key,) for key in batch.deletes))
             connection.execute(_ADVANCE_CLOCK, (batch.clock,))
-            connection.execute(_COUNT)
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:  # SQLite rolls back by itself after some errors

@@ -232,7 +232,7 @@ async def test_a_key_with_a_null_byte_is_refused(servers: Cluster) -> None:
 
 # -- no space ----------------------------------------------------------------------------------------------
 
-QUOTA = 8 << 20
+QUOTA = 32 << 20
 
 
 @pytest.fixture(params=[pytest.param(v, marks=pytest.mark.etcd) for v in VERSIONS])

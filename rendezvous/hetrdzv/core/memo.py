@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
+from operator import is_
 from typing import Any, TypeVar
 
 _V = TypeVar("_V")
@@ -24,3 +25,33 @@ def kept(function: Callable[[_V], _R]) -> Callable[[_V], _R]:
         return found
 
     return answer
+
+
+MOST_RECENT = 4
+"""How many answers `kept_for` keeps beside those in the values themselves."""
+
+
+def kept_for(*fields: str) -> Callable[[Callable[[_V], _R]], Callable[[_V], _R]]:
+    """Keep the answer of a function that reads some fields of a value only, also for the next value with the same ones.
+
+    For searches: one command makes several versions of a group, of which most differ in a time alone.
+    """
+
+    def keep(function: Callable[[_V], _R]) -> Callable[[_V], _R]:
+        recent: tuple[tuple[list[object], _R], ...] = ()
+
+        @kept
+        @wraps(function)
+        def answer(value: _V) -> _R:
+            nonlocal recent
+            read: list[object] = [getattr(value, name) for name in fields]
+            for known, found in recent:  # a tuple, replaced as a whole: plans are made in a thread
+                if all(map(is_, known, read)):
+                    return found
+            found = function(value)
+            recent = ((read, found), *recent[: MOST_RECENT - 1])
+            return found
+
+        return answer
+
+    return keep

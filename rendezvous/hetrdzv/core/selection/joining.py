@@ -7,10 +7,10 @@ from enum import StrEnum
 from functools import cached_property
 
 from hetrdzv.core.health.conduct import set_aside, taken_last
-from hetrdzv.core.memo import kept
+from hetrdzv.core.memo import kept, kept_for
 from hetrdzv.core.model import Group, Node, NodePhase, Round
 from hetrdzv.core.selection.order import former_round
-from hetrdzv.core.selection.ready import needed, ready_nodes
+from hetrdzv.core.selection.ready import READ, needed, ready_nodes
 from hetrdzv.core.selection.select import Shortfall, select
 from hetrdzv.core.selection.units import broken_units, value_of, whole
 from hetrdzv.core.selection.worlds import Worlds
@@ -56,7 +56,7 @@ class Spare(StrEnum):
     TAKEN_LAST = "taken_last"
 
 
-@kept
+@kept_for(*READ)
 def growth(group: Group) -> Growth:
     """Who would be taken in if the running round ended now; nobody where none runs."""
     active = group.active_round

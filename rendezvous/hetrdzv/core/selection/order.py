@@ -62,10 +62,17 @@ class Likeness:
 
 
 @lru_cache(maxsize=1 << 15)
-def natural_key(name: str) -> tuple[tuple[tuple[int, int | str], ...], str]:
-    """Sort key that puts `gpu2` before `gpu10`; no two names have the same."""
-    parts = re.split(r"(\d+)", name)
-    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts if part), name
+def natural_key(name: str) -> tuple[str, str]:
+    """Sort key that puts `gpu2` before `gpu10`; no two names have the same.
+
+    In it each number has its length before it, since the longer of two is larger, and sorts before any other text.
+    """
+    return re.sub(r"\d+", _measured, name), name
+
+
+def _measured(found: re.Match[str]) -> str:
+    number = str(int(found[0]))
+    return f"\0{chr(len(number))}{number}"
 
 
 def former_round(group: Group) -> Former:

@@ -1,6 +1,7 @@
 """What the settings `rank_order`, `master` and `unit` can say: from their texts to rules that order.py applies."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -9,6 +10,9 @@ from hetrdzv.protocol.ids import is_id
 
 MOST_QUOTED = 200
 """How much of a value a message quotes (characters)."""
+
+MOST_LABELS = 8
+"""How many labels `topology` takes: nodes are compared by each of them."""
 
 REST = "*"
 """In a list of node ids: all nodes that it does not name."""
@@ -55,7 +59,7 @@ class MasterRule:
         return node_id == self.node_id if self.node_id is not None else labels.get(self.label) == self.value
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def rank_order(text: str) -> RankOrder:
     """What a value of `rank_order` means.
 
@@ -66,10 +70,12 @@ def rank_order(text: str) -> RankOrder:
     if text in (OrderKind.STICKY, OrderKind.SPEED):
         return RankOrder(OrderKind(text))
     words = tuple((rest if colon else text).split(","))
-    twice = next((word for place, word in enumerate(words) if word in words[:place]), None)
+    twice = _repeated(words)
     if colon and kind == OrderKind.TOPOLOGY and all(words):
         if twice is not None:
             raise ValueError(f"{_quoted(text)} names label {_quoted(twice)} twice")
+        if len(words) > MOST_LABELS:
+            raise ValueError(f"{_quoted(text)} names {len(words)} labels, but may name {MOST_LABELS}")
         return RankOrder(OrderKind.TOPOLOGY, labels=words)
     if REST in words and all(word == REST or is_id(word) for word in words):
         if twice is not None:
@@ -81,7 +87,11 @@ def rank_order(text: str) -> RankOrder:
     )
 
 
-@lru_cache(maxsize=256)
+def _repeated(words: Iterable[str]) -> str | None:
+    return next((word for word, times in Counter(words).items() if times > 1), None)
+
+
+@lru_cache(maxsize=32)
 def master_rule(text: str) -> MasterRule:
     """What a value of `master` means.
 

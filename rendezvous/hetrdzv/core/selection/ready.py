@@ -2,13 +2,18 @@
 
 from collections.abc import Iterable, Sequence
 
+from hetrdzv.core.budget import Budget
 from hetrdzv.core.health.conduct import set_aside, taken_last
-from hetrdzv.core.memo import kept
+from hetrdzv.core.memo import kept, kept_for
 from hetrdzv.core.model import Group, Node, NodePhase, Round
 from hetrdzv.core.selection.order import former_round
 from hetrdzv.core.selection.select import Selection, Shortfall, select
+from hetrdzv.core.selection.subset import MOST_WORK
 from hetrdzv.core.selection.units import in_units, whole
 from hetrdzv.protocol.addresses import is_loopback
+
+READ = ("spec", "nodes", "drained", "job", "round", "seats", "unreachable", "failed_masters", "conduct")
+"""What of a group decides who forms its rounds."""
 
 
 @kept
@@ -38,7 +43,7 @@ def not_ready_nodes(group: Group) -> Sequence[Node]:
     ]
 
 
-@kept
+@kept_for(*READ)
 def next_round(group: Group) -> Selection | Shortfall:
     """What `select` answers for the ready nodes of a group that runs no round."""
     return select(
@@ -53,7 +58,7 @@ def next_round(group: Group) -> Selection | Shortfall:
 
 
 def needed(group: Group, ready: Sequence[Node]) -> Sequence[Node]:
-    """The ready nodes without those set aside, as far as the bounds allow that."""
+    """The ready nodes without those set aside, as far as the bounds allow that; all where that is too much work."""
     aside = set_aside(group)
     if not aside:
         return ready
@@ -63,11 +68,14 @@ def needed(group: Group, ready: Sequence[Node]) -> Sequence[Node]:
     apart = [unit for unit in units if any(node.node_id in aside for node in unit)]
     apart.sort(key=lambda unit: max(conduct[node.node_id].free_at for node in unit if node.node_id in aside))
     needed = [node for unit in free for node in unit]
+    searched = spec.sized or spec.master is not None
+    budget = Budget(MOST_WORK)
     for unit in apart:
-        if len(needed) >= spec.min_nodes and not (
-            (spec.sized or spec.master is not None) and isinstance(select(spec, needed), Shortfall)
-        ):
-            break
+        if len(needed) >= spec.min_nodes:
+            if not searched or isinstance(select(spec, needed, budget=budget), Selection):
+                break
+            if not budget.allows(8 * len(needed)):
+                return ready
         needed += unit
     return needed
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+from hetrdzv.core.budget import Budget
 from hetrdzv.core.model import Node
+from hetrdzv.core.selection import subset
 from hetrdzv.core.selection.order import (
     NO_ROUND,
     Former,
@@ -19,13 +21,16 @@ from hetrdzv.core.selection.order import (
     may_be_master,
     natural_key,
 )
-from hetrdzv.core.selection.subset import Kind, best_set
+from hetrdzv.core.selection.subset import Kind
 from hetrdzv.core.selection.units import in_units
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.core.spec import GroupSpec
 
 Pairs = AbstractSet[tuple[str, str]]
 """(node, master) pairs of node ids: the first could not reach the second's port."""
+
+TRIED_ANYWAY = 4
+"""How many masters are tried even if no work is left for that."""
 
 MASTERS_TRIED = 3
 """After this many masters in a row that nobody reached, a group gives up: a firewall keeps all of them apart."""
@@ -95,6 +100,7 @@ def select(
     unreachable: Pairs = frozenset(),
     failed_masters: int = 0,
     taken_last: AbstractSet[str] = frozenset(),
+    budget: Budget | None = None,
 ) -> Selection | Shortfall:
     """Choose the nodes of the next round.
 
@@ -110,9 +116,12 @@ def select(
         unreachable: pairs among all nodes of the group.
         failed_masters: how many masters in a row no node could reach.
         taken_last: node ids before which all others are taken.
+        budget: what is left of the work that all searches share; None: `MOST_WORK`. Beyond it a world is looked for
+            nearby, of masters only the first `TRIED_ANYWAY` are tried.
     """
     kind = _Sized if spec.sized else _Counted
-    return kind(spec, ready, seats, last, taken_last).select(unreachable, failed_masters)
+    budget = budget if budget is not None else Budget(subset.MOST_WORK)
+    return kind(spec, ready, seats, last, taken_last, budget).select(unreachable, failed_masters)
 
 
 class _Choice:
@@ -125,12 +134,14 @@ class _Choice:
         seats: Sequence[str],
         last: Former,
         taken_last: AbstractSet[str],
+        budget: Budget,
     ) -> None:
         self._spec = spec
         self._ready = ready
         self._seats = seats
         self._last = last
         self._taken_last = taken_last
+        self._budget = budget
 
     @cached_property
     def _by_id(self) -> Mapping[str, Node]:
@@ -314,10 +325,10 @@ class _Sized(_Choice):
             return None
         kinds = self._kinds(excluded if forced is None else excluded | {forced})
         if forced is None:
-            found = best_set(kinds, self._worlds)
+            found = subset.best_set(kinds, self._worlds, budget=self._budget)
         else:
             base = self._kind(forced)
-            found = best_set(kinds, self._worlds, (base.slots, base.nodes))
+            found = subset.best_set(kinds, self._worlds, (base.slots, base.nodes), self._budget)
         if found is None:
             return None
         taken = found if forced is None else [forced, *found]
@@ -347,8 +358,17 @@ class _Sized(_Choice):
         first: dict[Kind, str] = {}
         for item in sorted({self._item(node_id) for node_id in self._allowed}, key=natural_key):
             first.setdefault(self._kind(item), item)
-        found = [best for one in first.values() if (best := self._best(frozenset(), one)) is not None]
+        found = []
+        for tried, (_, item) in enumerate(sorted(first.items(), key=lambda one: one[0][:3])):
+            if not self._may_try(tried):
+                break
+            if (best := self._best(frozenset(), item)) is not None:
+                found.append(best)
         return min(found, key=self._cost, default=None)
+
+    def _may_try(self, tried: int) -> bool:
+        """Whether to look at another master; that alone is as much work as looking at all nodes."""
+        return self._budget.allows(8 * len(self._ready)) or tried < TRIED_ANYWAY
 
     def _cost(self, chosen: Sequence[str]) -> tuple[object, ...]:
         """What makes a set better than another, the most important first (less is better); as `best_set` has it."""
@@ -364,12 +384,14 @@ class _Sized(_Choice):
         cut_off = _cut_off(self._by_id, unreachable)
         others = sorted(self._allowed - frozenset(chosen), key=natural_key)
         best: tuple[list[str], str] | None = None
-        largest = 0
+        slots, largest, tried = self._size(self._by_id), 0, 0
         for master in (*masters, *others):  # of equals the earlier one
             without = cut_off.get(master, frozenset())
-            slots = self._size(self._by_id.keys() - without)
-            if (self._worlds.up_to(slots) or 0) <= largest:
+            if (self._worlds.up_to(slots - self._size(without)) or 0) <= largest:
                 continue
+            if not self._may_try(tried):
+                break
+            tried += 1
             found = self._best(without, master)
             if found is not None and (world := self._size(found)) > largest:
                 best, largest = (found, master), world

@@ -10,17 +10,27 @@ the sum of some is a multiple of s; they could change places, and the set would 
 """
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import gcd
 from typing import NamedTuple
 
+from hetrdzv.core.budget import Budget, Spent
 from hetrdzv.core.selection.order import natural_key
-from hetrdzv.core.selection.worlds import Worlds
+from hetrdzv.core.selection.worlds import SUMS_AT_ONCE, Worlds
 
-MOST_WORK = 1 << 22
-"""How many sums a search looks at before it is content with a set nearby: those of 64 nodes of 16 slots with bounds
-in nodes, or of 64 nodes of 1024 slots without."""
+MOST_WORK = 1 << 18
+"""How much work all searches of a selection share (`Budget`) before they are content with a set nearby."""
+
+SPARSE = 16
+"""A search that could come to more than this many times the sums that it may look at is not begun."""
+
+ROUGH_SUMS = 1 << 22
+"""How many sums, each a bit for each kind, a search looks at that is content with a set nearby."""
+
+ROUGHLY = 4
+"""How many nodes of each kind, more or fewer than in the order of preference, such a search tries."""
 
 
 class Kind(NamedTuple):
@@ -45,29 +55,35 @@ Names = Mapping[Kind, Sequence[str]]
 """The names of the nodes of each kind."""
 
 
-def best_set(names: Names, worlds: Worlds, base: tuple[int, int] = (0, 0)) -> list[str] | None:
+def best_set(
+    names: Names, worlds: Worlds, base: tuple[int, int] = (0, 0), budget: Budget | None = None
+) -> list[str] | None:
     """The names of the best set of nodes; None where no set makes a world.
 
     Best is the largest world; then the fewest ranks on nodes that are taken last, on nodes that were not in the last
     round, on nodes without a place from the past; then the fewest nodes; then natural order. That is exact within
-    `MOST_WORK`; beyond, the set makes a world, but perhaps not the largest.
+    the budget; beyond, the set makes a world, but perhaps not the largest, and a world that few sets make is missed.
 
     Args:
         names: of the nodes to choose from.
         base: slots and nodes that are in the set anyway; they count, but are not among the names.
     """
-    search = _Search(names, worlds, base)
+    if worlds.max_nodes is not None and base[1] > worlds.max_nodes:
+        return None
+    budget = budget if budget is not None else Budget(MOST_WORK)
+    search = _Search(names, worlds, base, budget)
     found = search.ignoring_nodes()
     if found is None or search.is_allowed(found):
         return None if found is None else found.names
     if search.is_small():
-        found = search.with_nodes()
-        return None if found is None else found.names
+        with suppress(Spent):
+            found = search.with_nodes()
+            return None if found is None else found.names
     most = None if worlds.max_nodes is None else worlds.max_nodes - base[1]
     if most is not None and found.nodes > most:
-        search = _Search(_largest_nodes(names, most), worlds, base)
+        search = _Search(_largest_nodes(names, most), worlds, base, budget)
     else:
-        search = _Search(names, worlds, base, many=True)
+        search = _Search(names, worlds, base, budget, many=True)
     found = search.ignoring_nodes()
     return found.names if found is not None and search.is_allowed(found) else None
 
@@ -109,7 +125,10 @@ class _Search:
         many: prefer more nodes instead of fewer.
     """
 
-    def __init__(self, names: Names, worlds: Worlds, base: tuple[int, int], *, many: bool = False) -> None:
+    def __init__(
+        self, names: Names, worlds: Worlds, base: tuple[int, int], budget: Budget, *, many: bool = False
+    ) -> None:
+        self._budget = budget
         self._sign = -1 if many else 1
         self._names = {kind: names[kind] for kind in sorted(names, key=self._preference) if names[kind]}
         self._worlds = worlds
@@ -146,50 +165,92 @@ class _Search:
 
     def ignoring_nodes(self) -> _Found | None:
         """The best set, however many nodes it has."""
-        everything = [_Batch(kind, (), known, 0) for kind, known in self._names.items()]
-        counts = self._counts(everything)
-        target = self._largest(counts, 0)
+        target = next(self._targets(), None)
         if target is None:
             return None
         if target == self._total:
             return _Found([name for known in self._names.values() for name in known], self._nodes)
-        near = largest = max(counts)
-        apart = largest * largest + largest
-        while (work := self._work(batches := self._near(target, near), apart)) > MOST_WORK and near > 1:
-            near //= 2
-        if near < largest or work > MOST_WORK:
-            batches = _shortened(batches, work // MOST_WORK)
-            target = self._largest(self._counts(batches), self._taken(batches))
-        return None if target is None else self._cheapest(batches, target, apart)
+        near = max(self._size(kind) for kind in self._names)
+        try:
+            batches = self._near(target, near)
+            if self._largest(batches) != target:
+                target = self._largest([_Batch(kind, (), known, 0) for kind, known in self._names.items()])
+                if target is None:
+                    return None
+                batches = self._near(target, near)
+            return self._cheapest(batches, target, near * near + near)
+        except Spent:
+            return self._roughly(target, near)
 
-    def _largest(self, counts: Mapping[int, int], taken: int) -> int | None:
-        """The sum of the largest world, or None.
+    def _roughly(self, target: int, largest: int) -> _Found | None:
+        """The largest world of at most this sum that is found without much work; the last kinds are taken sparingly."""
+        batches = self._near(target, largest, reached=False)
+        if len(batches) * self._undecided(batches) > ROUGH_SUMS:
+            batches = self._fewer(self._near(target, min(largest, ROUGHLY), reached=False))
+        known = [1]  # which sums the undecided nodes of the first kinds make
+        for batch in batches:
+            known.append(_with_copies(known[-1], self._size(batch.kind), len(batch.undecided)))
+        nearby = self._largest_of(known[-1], self._taken(batches))
+        if nearby is None:
+            return None
+        names: list[str] = []
+        nodes, left = 0, nearby - self._taken(batches)
+        for batch, before in zip(reversed(batches), reversed(known[:-1]), strict=True):
+            count = 0
+            if batch.undecided:
+                size, sums = self._size(batch.kind), _Sums(before)
+                count = next(count for count in range(left // size + 1) if left - count * size in sums)
+                left -= count * size
+            names += [*batch.taken, *batch.undecided[:count]]
+            nodes += batch.kind.nodes * (len(batch.taken) + count)
+        return _Found(names, nodes)
 
-        Args:
-            counts: how many of each size may be added.
-            taken: the sum of those that are in the set anyway.
+    def _fewer(self, batches: Sequence[_Batch]) -> list[_Batch]:
+        """Batches with undecided nodes of few kinds: those with which the world becomes full."""
+        edge = next((at for at, one in enumerate(batches) if one.expected < len(one.undecided)), len(batches))
+        found, kinds, sums = list(batches), 0, 0
+        for at in sorted(range(len(batches)), key=lambda at: abs(at - edge)):
+            batch = batches[at]
+            more = sums + self._size(batch.kind) * len(batch.undecided)
+            if (kinds + 1) * more <= ROUGH_SUMS:
+                kinds, sums = kinds + 1, more
+            else:
+                expected = batch.undecided[: batch.expected]
+                found[at] = _Batch(batch.kind, [*batch.taken, *expected], (), 0)
+        return found
+
+    def _targets(self) -> Iterator[int]:
+        """The sums that make a world, the largest first."""
+        most = self._base_slots + self._room * self._unit
+        for world in self._worlds.downward(most, self._base_slots, self._unit):
+            if world < self._base_slots:
+                break
+            yield (world - self._base_slots) // self._unit
+
+    def _largest(self, batches: Sequence[_Batch]) -> int | None:
+        """The sum of the largest world that the undecided nodes make with those that are taken, or None.
+
+        Raises:
+            Spent: that is too much work.
         """
         bits = 1
-        for size, count in counts.items():
-            left, step = count, 1
-            while left:
-                step = min(step, left)
-                bits |= bits << size * step
-                left -= step
-                step *= 2
-        known = bits.to_bytes(bits.bit_length() // 8 + 1, "little")
-        for world in self._worlds.downward(self._base_slots + self._room * self._unit):
-            target, rest = divmod(world - self._base_slots, self._unit)
-            open_ = target - taken
-            if not rest and 0 <= open_ >> 3 < len(known) and known[open_ >> 3] >> (open_ & 7) & 1:
-                return target
-        return None
+        for size, count in self._counts(batches).items():
+            last = bits.bit_length() + size * count
+            self._budget.spend(count.bit_length() * (1 + last // SUMS_AT_ONCE))
+            bits = _with_copies(bits, size, count)
+        return self._largest_of(bits, self._taken(batches))
 
-    def _near(self, target: int, near: int) -> list[_Batch]:
+    def _largest_of(self, bits: int, taken: int) -> int | None:
+        """The largest sum that makes a world; bit n: n and what is taken anyway is a sum."""
+        sums = _Sums(bits)
+        return next((target for target in self._targets() if target - taken in sums), None)
+
+    def _near(self, target: int, near: int, *, reached: bool = True) -> list[_Batch]:
         """All nodes, of each kind those undecided that may be in a best set or not.
 
         Args:
             near: the most slots of a node, or less for a smaller search.
+            reached: whether a set has this very sum, not a lower one.
         """
         batches, left = [], target
         full: dict[Kind, int] = {}
@@ -200,7 +261,8 @@ class _Search:
         for kind, known in self._names.items():
             size, expected = self._size(kind), full[kind]
             # what is left out makes room for others, of which there are only so many, and the other way round
-            first = max(0, expected - min(near, (self._total - inside) // size))
+            room = (self._total - inside) // size if reached else near
+            first = max(0, expected - min(near, room))
             end = min(len(known), expected + min(2 * near, target // size))
             taken: Collection[str] = ()
             if first == len(known):
@@ -230,22 +292,25 @@ class _Search:
             counts[size] = counts.get(size, 0) + len(batch.undecided)
         return counts
 
-    def _work(self, batches: Sequence[_Batch], apart: int) -> int:
-        """About how many sums a search looks at."""
-        return sum(len(batch.undecided) for batch in batches) * min(self._undecided(batches), apart)
-
     def _cheapest(self, batches: Sequence[_Batch], target: int, apart: int) -> _Found | None:
         """The cheapest set of a sum.
 
         Args:
             apart: how far a best set may be from nodes taken in the order of preference, at each kind.
+
+        Raises:
+            Spent: that is too much work.
         """
+        sums = min(self._undecided(batches), apart)
+        if sum(len(batch.undecided) for batch in batches) * sums > SPARSE * self._budget.left:
+            raise Spent
         costs = _Costs(batches, self._total * self._unit + self._nodes + 1, self._sign)
         rest, at = self._undecided(batches), self._taken(batches)
         best = {at: 0}
         for batch in batches:
             size = self._size(batch.kind)
             for name in batch.undecided:
+                self._budget.spend(len(best))
                 best = _with(best, size, costs.of(batch.kind, name), target)
             rest -= size * len(batch.undecided)
             at += size * batch.expected
@@ -256,12 +321,16 @@ class _Search:
     # -- with bounds in nodes ------------------------------------------------------------------------------------
 
     def is_small(self) -> bool:
-        """Whether all sums and numbers of nodes can be looked at."""
+        """Whether all sums and numbers of nodes can be looked at, perhaps."""
         count = sum(min(len(known), self._most) for known in self._names.values())
-        return count * self._room * self._most <= MOST_WORK
+        return count * self._room * self._most <= SPARSE * self._budget.left
 
     def with_nodes(self) -> _Found | None:
-        """The best set among those with neither too few nodes nor too many."""
+        """The best set among those with neither too few nodes nor too many.
+
+        Raises:
+            Spent: that is too much work.
+        """
         largest = self._worlds.up_to(self._base_slots + self._room * self._unit)
         if largest is None:
             return None
@@ -276,6 +345,7 @@ class _Search:
         for batch in batches:
             step = self._size(batch.kind) * stride + batch.kind.nodes
             for name in batch.undecided:
+                self._budget.spend(2 * len(best))
                 best = _with(best, step, costs.of(batch.kind, name), room * stride + self._most)
                 best = {key: cost for key, cost in best.items() if key % stride <= self._most}
         found = [
@@ -287,6 +357,27 @@ class _Search:
         return costs.found(-max(found)[1]) if found else None
 
 
+class _Sums:
+    """Numbers as the bits of a large one: looking one up copies nothing."""
+
+    def __init__(self, bits: int) -> None:
+        self._bytes = bits.to_bytes(bits.bit_length() // 8 + 1, "little")
+
+    def __contains__(self, number: int) -> bool:
+        return 0 <= number >> 3 < len(self._bytes) and self._bytes[number >> 3] >> (number & 7) & 1 == 1
+
+
+def _with_copies(bits: int, size: int, count: int) -> int:
+    """The sums that can be had with so many more nodes of a size; bit n: n is a sum."""
+    step = 1
+    while count:
+        step = min(step, count)
+        bits |= bits << size * step
+        count -= step
+        step *= 2
+    return bits
+
+
 def _with(best: Mapping[int, int], step: int, cost: int, limit: int) -> dict[int, int]:
     """The cheapest sets of all sums with one node more."""
     found = dict(best)
@@ -296,17 +387,6 @@ def _with(best: Mapping[int, int], step: int, cost: int, limit: int) -> dict[int
             known = best.get(reached)
             if known is None or so_far + cost < known:
                 found[reached] = so_far + cost
-    return found
-
-
-def _shortened(batches: Sequence[_Batch], share: int) -> list[_Batch]:
-    """Batches with fewer undecided nodes: one of so many."""
-    share, found = max(1, share), []
-    for batch in batches:
-        first = batch.expected - -(-batch.expected // share)
-        end = batch.expected + (len(batch.undecided) - batch.expected) // share
-        taken, open_ = [*batch.taken, *batch.undecided[:first]], batch.undecided[first:end]
-        found.append(_Batch(batch.kind, taken, open_, batch.expected - first))
     return found
 
 

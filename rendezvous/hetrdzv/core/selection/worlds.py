@@ -1,13 +1,20 @@
 """Which world sizes a group allows, and why another one is none."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import gcd
 
+from hetrdzv.core.budget import Budget
 from hetrdzv.core.spec import GroupSpec
 
 MOST_SEARCHED = 1 << 16
 """Up to which world size `never` looks at all sums (slots)."""
+
+NEVER_WORK = 1 << 15
+"""How much work `never` is worth, since only a sentence depends on it; see `Budget`."""
+
+SUMS_AT_ONCE = 1 << 11
+"""How many sums a shift of a large number looks at in the time of an addition to a dict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +53,20 @@ class Worlds:
         """The largest world size of all; None where there is no bound."""
         return None if self.most is None else self.most - self.most % self.multiple
 
-    def downward(self, size: int) -> Iterator[int]:
-        """The world sizes from the largest that is not above a number of slots, down to the smallest."""
+    def downward(self, size: int, start: int = 0, unit: int = 1) -> Iterator[int]:
+        """The world sizes from the largest that is not above a number of slots, down to the smallest.
+
+        Args:
+            start, unit: only those that a number of slots and a multiple of another one add up to.
+        """
         top = size if self.most is None else min(size, self.most)
-        return iter(range(top - top % self.multiple, self.smallest - 1, -self.multiple))
+        common = gcd(self.multiple, unit)
+        if start % common:
+            return iter(())
+        every = unit // common  # one in so many multiples
+        rest = self.multiple * (start // common * pow(self.multiple // common, -1, every) % every)
+        stride = self.multiple * every
+        return iter(range(top - (top - rest) % stride, self.smallest - 1, -stride))
 
     def up_to(self, size: int) -> int | None:
         """The largest world size that is not above a number of slots; None where all are."""
@@ -96,15 +113,16 @@ class Worlds:
             return False
         return not self._ever(known, limit)
 
-    def _ever(self, sizes: Iterable[int], limit: int) -> bool:
-        """Whether some number of nodes of these slots makes a world of at most so many slots."""
-        wanted = sum(1 << size for size in self.downward(limit))
+    def _ever(self, sizes: Collection[int], limit: int) -> bool:
+        """Whether some number of nodes of these slots makes a world of at most so many slots, or may do so."""
+        wanted = _every(self.multiple, self.smallest, limit)
         within = (1 << limit + 1) - 1
-        known, count = (
-            1,
-            0,
-        )  # bit n: n slots can be had with `count` nodes, or with at most as many once that is allowed
+        # bit n: n slots can be had with `count` nodes, or with at most as many once that is allowed
+        known, count = 1, 0
+        budget = Budget(NEVER_WORK)
         while count < (limit if self.max_nodes is None else min(limit, self.max_nodes)):
+            if not budget.allows(len(sizes) * (1 + limit // SUMS_AT_ONCE)):
+                return True
             more = 0
             for size in sizes:
                 more |= known << size
@@ -116,3 +134,15 @@ class Worlds:
             if count > self.min_nodes and known == before:
                 return False
         return False
+
+
+def _every(step: int, first: int, last: int) -> int:
+    """Bits at each so many places."""
+    if last < first:
+        return 0
+    bits, count, wanted = 1, 1, (last - first) // step + 1
+    while count < wanted:
+        more = min(count, wanted - count)
+        bits |= bits << step * more
+        count += more
+    return bits << first

@@ -7,7 +7,7 @@ from hetrdzv.core.model import Conduct, Group, GroupState, Node, NodePhase, Roun
 from hetrdzv.core.phrasing import clipped, count, lasting, names, never_met, spent_of, unreached
 from hetrdzv.core.rounds.notice import ends_at, waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
-from hetrdzv.core.selection.joining import Spare, growth, spare_reason, spare_unit
+from hetrdzv.core.selection.joining import Spare, growth, spare_reason, spare_slots, spare_unit
 from hetrdzv.core.selection.order import natural_key
 from hetrdzv.core.selection.ready import next_round, not_ready_nodes, ready_nodes
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall
@@ -114,11 +114,11 @@ def explain_misfit(group: Group, node: Node) -> str:
 def _spare_text(group: Group, node: Node, active: Round, now: float) -> str:
     """What follows after "is kept as a spare"."""
     conduct = group.conduct.get(node.node_id, Conduct())
-    why = _SPARE_REASONS[spare_reason(group, node, active)]
+    reason = spare_reason(group, node, active)
     unit = spare_unit(group, node)
-    slots = sum(one.slots for one in unit)
+    slots = spare_slots(group, node)
     whose = "its" if len(unit) == 1 else f"the {count(len(unit), 'node')} of its {group.spec.unit} and their"
-    return why.format(
+    return _SPARE_REASONS[reason].format(
         max_nodes=group.spec.max_nodes,
         master=active.master.node_id,
         address=active.master.address,
@@ -129,7 +129,7 @@ def _spare_text(group: Group, node: Node, active: Round, now: float) -> str:
         slots=f"{whose} {count(slots, 'slot')}",
         world=active.world_size + slots,
         excluded=Worlds.of(group.spec).excludes(active.world_size + slots),
-        broken=broken_clause(group, [node]),
+        broken=broken_clause(group, [node]) if reason is Spare.BROKEN_UNIT else "",
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import inf, nextafter
 
+from hetrdzv.core.budget import Budget
 from hetrdzv.core.commands import (
     Command,
     Drain,
@@ -32,10 +33,13 @@ from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import begins_anew
 from hetrdzv.core.selection.order import natural_key
 from hetrdzv.core.spec import SETTINGS
-from hetrdzv.protocol.errors import NodeIdInUse, UnknownNode
+from hetrdzv.protocol.errors import NodeIdInUse, PlanTooLarge, UnknownNode
 
-MOST_TURNS = 1_000
+MOST_TURNS = 60
 """How many turns a rehearsal takes at most; the longest that anybody has seen took 20."""
+
+MOST_WORK = 1 << 20
+"""How many nodes all turns of a rehearsal look at together at most, and what they do."""
 
 ANY_ADDRESS = "192.0.2.1"
 """The address of an added node where there is no other: one that no host has (RFC 5737)."""
@@ -145,6 +149,7 @@ def plan(group: Group, changes: Changes, now: float) -> Plan:
         now: the server's clock (seconds).
 
     Raises:
+        PlanTooLarge: it takes too many turns, or too much work.
         Refused: the change itself is not allowed (its subclass says why).
     """
     rehearsal = _Rehearsal(group, now)
@@ -188,8 +193,14 @@ class _Rehearsal:
     def __init__(self, group: Group, now: float) -> None:
         self.group, self.now = group, now
         self.events: list[Event] = []
+        self._budget = Budget(MOST_WORK)
 
     def do(self, command: Command, *, settles: bool = True) -> None:
+        if not self._budget.allows(len(self.group.nodes) if settles or isinstance(command, Tick) else 1):
+            raise PlanTooLarge(
+                f"what group '{self.group.group_id}' would do takes more than {MOST_WORK:,} steps to work out: plan "
+                "fewer changes"
+            )
         transition = step(self.group, command, self.now, _NobodyIsLost(), settles=settles)
         self.group = transition.group
         self.events += transition.events
@@ -205,6 +216,9 @@ class _Rehearsal:
         for _ in range(MOST_TURNS):
             if not self._obey() and not self._wait():
                 return
+        raise PlanTooLarge(
+            f"what group '{self.group.group_id}' would do is not over after {MOST_TURNS} turns: plan fewer changes"
+        )
 
     def _obey(self) -> bool:
         """Let every node do what it has to do now; returns whether any had to do anything."""

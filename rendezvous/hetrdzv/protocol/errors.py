@@ -152,6 +152,12 @@ class TooManyNodes(Refused):
     code = "too_many_nodes"
 
 
+class PlanTooLarge(Refused):
+    """A plan takes more work than it may."""
+
+    code = "plan_too_large"
+
+
 # -- requests that the server refuses before any group sees them --------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Works out what would happen to a group: beside the event loop, and never two large groups at a time."""
+"""Works out what would happen to a group: beside the event loop, and never two groups at a time."""
 
 import asyncio
 
@@ -7,8 +7,8 @@ from hetrdzv.core.plan import Changes, Plan, plan
 from hetrdzv.service.retention import require_room_for
 from hetrdzv.settings import Limits
 
-LARGE = 100
-"""Plans of more nodes than this are made in a thread (about a quarter of a millisecond of CPU for each node)."""
+TINY = 8
+"""Plans of more nodes than this are made in a thread: of 8 there are no more than 256 sets to choose from."""
 
 
 class Plans:
@@ -32,7 +32,7 @@ class Plans:
             Refused: the change is not allowed, or would give the group too many nodes.
         """
         require_room_for(group, changes, self._limits)
-        if len(group.nodes) + len(changes.add) <= LARGE:
+        if len(group.nodes) + len(changes.add) <= TINY:
             return plan(group, changes, now)
         async with self._turn:  # else whoever may read could take all of the server's time
             return await asyncio.to_thread(plan, group, changes, now)

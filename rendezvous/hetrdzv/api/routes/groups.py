@@ -35,6 +35,9 @@ NodesShown = Annotated[
 
 NO_CHANGES = wire.PlanRequest()
 
+MOST_RANKS = 1 << 17
+"""How many workers are asked at once for stacks or logs."""
+
 KEEPALIVE_S = 15.0
 """A followed history sends something at least this often, so that both ends notice a dead connection (seconds)."""
 
@@ -157,6 +160,11 @@ async def _asked(
     active = group.active_round
     if active is None or group.state.terminal:
         raise NoRound(f"group '{group_id}' has no workers now: {explain(group, service.now())}")
+    if ranks is None and active.world_size > MOST_RANKS:
+        raise UnknownRank(
+            f"round {active.number} of group '{group_id}' has {active.world_size:,} ranks, but no more than "
+            f"{MOST_RANKS:,} can be asked at once: name some of them (rank=0&rank=1)"
+        )
     unknown = [one for one in ranks or () if not 0 <= one < active.world_size]
     if unknown:
         last = active.world_size - 1

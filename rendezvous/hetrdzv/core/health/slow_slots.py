@@ -3,7 +3,7 @@
 Slots are of one kind if they are on devices of the same name and were measured in the same dtype.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import median_high
 
@@ -17,6 +17,12 @@ MEASURED = "measured"
 SLOW = 0.75
 """A slot below this share of the usual speed of its kind is far too slow."""
 
+MOST_SPEEDS = 16
+"""How many measured slots for each node, on average, are compared: more are no speeds of devices."""
+
+SPEEDS_ANYWAY = 1 << 13
+"""How many are compared however few nodes there are."""
+
 MOST_NODES = 3
 """How many slow nodes of a kind are named; the others are counted."""
 
@@ -24,8 +30,15 @@ MOST_KINDS = 3
 """Of how many kinds slow slots are named."""
 
 
-def slow_slots(nodes: Iterable[Node]) -> tuple[str, ...]:
+def are_few(nodes: Sequence[Node]) -> bool:
+    """Whether nodes have measured speeds of no more slots than can be compared."""
+    return sum(len(node.speeds) for node in nodes) <= max(SPEEDS_ANYWAY, MOST_SPEEDS * len(nodes))
+
+
+def slow_slots(nodes: Sequence[Node]) -> tuple[str, ...]:
     """A sentence for each kind with slots that are far too slow; at most `MOST_KINDS`."""
+    if not are_few(nodes):
+        return ()
     having: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     slots_of: dict[str, int] = {}
     for node in nodes:
@@ -68,6 +81,12 @@ def unlike_speeds(nodes: Sequence[Node]) -> tuple[str, ...]:
         found.append(
             f"{names(without)} {have} no measured speed, so all shares are equal: start every agent with "
             "--measure on"
+        )
+    if not are_few(nodes):
+        slots = sum(len(node.speeds) for node in nodes)
+        found.append(
+            f"{slots:,} slots of {count(len(nodes), 'node')} have measured speeds, too many to compare, so all shares "
+            "are equal: start agents without --measure"
         )
     dtypes: dict[str, list[str]] = {}
     for node in measured:

@@ -30,6 +30,9 @@ MOST_RANKS = 8
 MOST_GROUPS = 3
 """How many process groups a text names."""
 
+MOST_OPS = 1024
+"""Of how many different operations, in one collective, it is worth finding out which of them are alike."""
+
 _SEEN = frozenset({"runs", "ended", *NO_ANSWER})
 """The states of a worker of which something is known."""
 
@@ -185,15 +188,16 @@ def _mismatch(waits: Waits) -> Verdict | None:
         if lane.excused:
             continue
         top = lane.top
-        asked: dict[str, list[Worker]] = {}
+        said: dict[str, list[Worker]] = {}
         for place in lane.places:
-            if (
-                place.pending
-                and place.at is not None
-                and place.at.enqueued == top
-                and (op := _alike(place.at.op))
-            ):
-                asked.setdefault(op, []).append(place.worker)
+            if place.pending and place.at is not None and place.at.enqueued == top:
+                said.setdefault(place.at.op, []).append(place.worker)
+        if not 1 < len(said) <= MOST_OPS:  # almost always all of them say the same
+            continue
+        asked: dict[str, list[Worker]] = {}
+        for op, workers in said.items():
+            if alike := _alike(op):
+                asked.setdefault(alike, []).extend(workers)
         if len(asked) > 1:
             return _unlike(lane, top, asked)
     return None

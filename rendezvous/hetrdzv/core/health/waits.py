@@ -7,9 +7,11 @@ say nothing about point-to-point operations (`send`, `recv`): a wait in one of t
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from math import inf
 from operator import attrgetter
+
+from hetrdzv.core.budget import Budget
 
 NO_ANSWER: Mapping[str, str] = {
     "stopped": "stopped by a signal",
@@ -17,6 +19,16 @@ NO_ANSWER: Mapping[str, str] = {
     "silent": "not answering",
 }
 """The states of a worker whose process does not answer, in words."""
+
+MOST_LANES = 4
+"""In how many process groups of a worker, of those in which it waits, others are looked for."""
+
+PLACES = 4
+"""How many places are looked at for each worker, over all process groups; those with most who wait come first."""
+
+PLACES_ANYWAY = 1024
+"""How many are looked at however few workers there are, and a quarter as many process groups; of more than that, one
+for each two workers."""
 
 DEFAULT_GROUPS = frozenset({"0", "default_pg"})
 """The names of the process group that all ranks are in."""
@@ -201,6 +213,7 @@ class Waits:
         """Members that wait for each other in a circle, by process group; empty if there is none."""
         edges: dict[Hashable, list[Hashable]] = {}
         waits: list[tuple[Lane, Place, Hashable]] = []
+        budget = Budget(PLACES_ANYWAY + PLACES * len(self.ranks))
         for number, lane in enumerate(self.lanes):
             below: Hashable = None
             for level, places in groupby(() if lane.excused else lane.places, key=attrgetter("level")):
@@ -214,7 +227,8 @@ class Waits:
                         edges.setdefault(rank, []).append(below)
                         waits.append((lane, place, below))
                 below = here
-            if lane.missing and self.everybody and not lane.excused:  # so its other members wait elsewhere
+            elsewhere = lane.missing and self.everybody and not lane.excused  # there its other members wait
+            if elsewhere and budget.allows(len(self.ranks)):
                 outside: Hashable = (number, None)
                 inside = {place.worker.rank for place in lane.places}
                 edges[outside] = [*(self.ranks - inside)]
@@ -236,30 +250,41 @@ def who_waits(workers: Sequence[Worker], world_size: int, least_s: float) -> Wai
         workers: those about whom something is known.
         least_s: a worker that has moved within this time does not wait (seconds).
     """
-    members: dict[tuple[str, int], list[tuple[Worker, Collectives]]] = {
-        (at.name, at.size): []
-        for worker in workers
-        if worker.idle_s >= least_s and worker.state == "runs"
-        for at in worker.collectives
-        if at.completed < at.enqueued
-    }
-    for worker in workers if members else ():
-        for at in worker.collectives:
-            if (here := members.get((at.name, at.size))) is not None:
-                here.append((worker, at))
-    lanes = [
-        _lane(name, size, found, workers, world_size, least_s) for (name, size), found in members.items()
-    ]
-    for lane in lanes:
+    budget = Budget(PLACES_ANYWAY + PLACES * len(workers))
+    lanes = []
+    for (name, size), found in _members(workers, least_s, budget).items():
+        lane = _lane(name, size, found, workers, world_size, least_s, budget)
         lane.arrange()
+        lanes.append(lane)
     waits = Waits(lanes, {place.worker.rank for lane in lanes for place in lane.places if place.waits})
     waits.everybody = len(waits.ranks) == world_size
     if waits.ranks and len(workers) == world_size and any(lane.missing for lane in lanes):
-        _find_missing(waits, [worker for worker in workers if worker.rank not in waits.ranks])
+        _find_missing(waits, [worker for worker in workers if worker.rank not in waits.ranks], budget)
     for lane in lanes:
         for place in lane.places:
             waits.of.setdefault(place.worker.rank, []).append((lane, place))
     return waits
+
+
+def _members(
+    workers: Sequence[Worker], least_s: float, budget: Budget
+) -> dict[tuple[str, int], list[tuple[Worker, Collectives]]]:
+    """The process groups in which somebody waits, by name and size, with the workers that have used them."""
+    waiting = Counter(
+        (at.name, at.size)
+        for worker in workers
+        if worker.idle_s >= least_s and worker.state == "runs"
+        for at in islice((at for at in worker.collectives if at.completed < at.enqueued), MOST_LANES)
+    )
+    by_waiting = sorted(waiting, key=lambda one: (-waiting[one], one))
+    chosen = by_waiting[: max(PLACES_ANYWAY // 4, len(workers) // 2)]
+    members: dict[tuple[str, int], list[tuple[Worker, Collectives]]] = {one: [] for one in chosen}
+    for worker in workers if members else ():
+        for at in worker.collectives:
+            if (here := members.get((at.name, at.size))) is not None:
+                here.append((worker, at))
+    kept = {one for one in chosen if budget.allows(len(members[one]))}
+    return {one: members[one] for one in waiting if one in kept}
 
 
 def _lane(
@@ -269,6 +294,7 @@ def _lane(
     workers: Sequence[Worker],
     world_size: int,
     least_s: float,
+    budget: Budget,
 ) -> Lane:
     here = len(found)
     # where all have asked for the same, who has begun less is behind
@@ -283,7 +309,7 @@ def _lane(
         for worker, at in found
     ]
     excused = any(worker.long_s > 0 for worker, _ in found)
-    if here < size == world_size:
+    if here < size == world_size and budget.allows(len(workers)):
         known = {worker.rank for worker, _ in found}
         absent = [worker for worker in workers if worker.rank not in known]
         places += map(_absent, absent)
@@ -298,10 +324,11 @@ def _absent(worker: Worker) -> Place:
     return Place(worker, None, (-1, 0, worker.answers), False)
 
 
-def _find_missing(waits: Waits, free: Sequence[Worker]) -> None:
+def _find_missing(waits: Waits, free: Sequence[Worker], budget: Budget) -> None:
     """Who has not asked for a group's first collective: those who wait nowhere, if there are not too many of them."""
     for lane in waits.lanes:
-        if lane.missing and len(free) <= lane.missing + len(lane.places):
+        few = len(free) <= lane.missing + len(lane.places)
+        if lane.missing and few and budget.allows(len(free)):
             here = {place.worker.rank for place in lane.places}
             absent = [worker for worker in free if worker.rank not in here]
             if absent and len(absent) <= lane.missing:

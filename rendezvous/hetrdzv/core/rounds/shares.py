@@ -5,14 +5,17 @@ nodes have theirs; else all ranks get the same. When workers ask for new shares:
 worked, and not waited for others. A rank that worked half of the time with its share could have done twice as much.
 """
 
+from bisect import bisect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from heapq import heapify, heappop, heappush
+from itertools import accumulate, groupby
 from math import fsum, sqrt
 from statistics import median
 
 from hetrdzv.core.commands import Refresh, Worked
+from hetrdzv.core.health.slow_slots import are_few
 from hetrdzv.core.model import EQUAL_SHARES, Node, Round, Shares, ShareSource
 from hetrdzv.core.phrasing import ranks
 from hetrdzv.core.rounds.transitions import Work, require_speaker
@@ -79,9 +82,10 @@ def at_forming(nodes: Sequence[Node]) -> Shares:
         nodes: its members in rank order.
     """
     if any(node.weighed_by_hand for node in nodes):
-        by_hand = [node.weight for node in nodes for _ in range(node.slots)]
-        return Shares(runs=runs_of(by_hand), source=ShareSource.BY_HAND)
-    if all(len(node.speeds) == node.slots for node in nodes):
+        each = groupby(nodes, key=lambda node: node.weight)
+        runs = tuple((sum(node.slots for node in alike), weight) for weight, alike in each)
+        return Shares(runs=runs if len(runs) > 1 else (), source=ShareSource.BY_HAND)
+    if are_few(nodes) and all(len(node.speeds) == node.slots for node in nodes):
         speeds = [speed for node in nodes for speed in node.speeds]
         return Shares(runs=_few_runs(_levelled(speeds, SAME)), source=ShareSource.MEASURED)
     return EQUAL_SHARES
@@ -112,6 +116,8 @@ def by_pace(before: Shares, number: int, worked: Mapping[int, Worked], world_siz
 
 def paces_of(shares: Shares, worked: Mapping[int, Worked], world_size: int) -> list[float] | None:
     """How fast each rank has been, compared with the others, in the unit of the weights; None: not enough is known."""
+    if len(worked) < world_size:
+        return None
     known = [one for rank in range(world_size) if (one := worked.get(rank)) is not None]
     if len(known) < world_size or any(one.looks < ENOUGH_LOOKS for one in known):
         return None
@@ -150,29 +156,34 @@ def _levelled(speeds: Sequence[float], same: float) -> list[float]:
     """
     rounded = [float(f"{speed:.4g}") for speed in speeds]
     counts = Counter(rounded)
-    level: dict[float, float] = {}
-    rest = [sorted(counts)]
-    while rest:
-        part = rest.pop()
-        first, behind = _densest(part, counts, same)
-        alike = part[first:behind]
-        level |= dict.fromkeys(alike, median(speed for speed in alike for _ in range(counts[speed])))
-        rest += [others for others in (part[:first], part[behind:]) if others]
-    return [level[speed] for speed in rounded]
-
-
-def _densest(speeds: Sequence[float], counts: Mapping[float, int], same: float) -> tuple[int, int]:
-    """Where most of some rising speeds count as the same: the first index, and that behind the last."""
-    most, where = 0, (0, 0)
-    first = held = 0
+    speeds = sorted(counts)
+    before = [0, *accumulate(counts[speed] for speed in speeds)]  # how many are slower
+    first, windows = 0, []
     for last, speed in enumerate(speeds):
-        held += counts[speed]
         while speeds[first] <= speed * (1 - same):
-            held -= counts[speeds[first]]
             first += 1
-        if held >= most:
-            most, where = held, (first, last + 1)
-    return where
+        windows.append(
+            (before[first] - before[last + 1], -last, first)
+        )  # those with most first, then the fastest
+    heapify(windows)
+    level: dict[float, float] = {}
+    starts: list[int] = []  # where those begin that have their level, and where they end
+    ends: list[int] = []
+    while windows:
+        _, last, first = heappop(windows)
+        last = -last
+        if speeds[last] in level:
+            continue
+        at = bisect(starts, last)
+        behind = ends[at - 1] if at else 0
+        if behind > first:  # some of them have theirs already
+            heappush(windows, (before[behind] - before[last + 1], -last, behind))
+            continue
+        alike = speeds[first : last + 1]
+        level |= dict.fromkeys(alike, median(speed for speed in alike for _ in range(counts[speed])))
+        starts.insert(at, first)
+        ends.insert(at, last + 1)
+    return [level[speed] for speed in rounded]
 
 
 def _scaled(weights: Sequence[float]) -> list[float]:

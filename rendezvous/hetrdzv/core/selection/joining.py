@@ -124,7 +124,7 @@ def spare_reason(group: Group, node: Node, active: Round) -> Spare:
     if value_of(group.spec, node) in broken_units(group):
         return Spare.BROKEN_UNIT
     unit, most = spare_unit(group, node), group.spec.max_nodes
-    if Worlds.of(group.spec).excludes(active.world_size + sum(one.slots for one in unit)):
+    if Worlds.of(group.spec).excludes(active.world_size + spare_slots(group, node)):
         return Spare.WORLD_SIZE
     return Spare.FULL if most is not None and len(active.members) + len(unit) > most else Spare.NOT_LARGER
 
@@ -133,6 +133,17 @@ def spare_unit(group: Group, node: Node) -> Sequence[Node]:
     """The ready nodes that would be taken in together with a spare, itself included."""
     value = value_of(group.spec, node)
     return (node,) if value is None else _ready_units(group).get(value, (node,))
+
+
+def spare_slots(group: Group, node: Node) -> int:
+    """How many slots they have."""
+    value = value_of(group.spec, node)
+    return node.slots if value is None else _unit_slots(group).get(value, node.slots)
+
+
+@kept
+def _unit_slots(group: Group) -> Mapping[str, int]:
+    return {value: sum(node.slots for node in unit) for value, unit in _ready_units(group).items()}
 
 
 @kept

@@ -6,6 +6,7 @@ is asked for as soon as it is known, while its process is still there.
 
 import asyncio
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -14,7 +15,7 @@ from typing import Any
 
 from hetrdzv.core.commands import Command, NoteStall, Report, Worked
 from hetrdzv.core.health.hangs import SAME_S
-from hetrdzv.core.health.stall import judge
+from hetrdzv.core.health.stall import Verdict, judge
 from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.service.progress.questions import About, Question, Questions, Stack
@@ -30,6 +31,9 @@ AGAIN_S = 1.0
 
 SHARE = 0.2
 """How much of the server's time judging a group may take: a look at 8,000 workers takes some tenths of a second."""
+
+ASIDE = 512
+"""More workers than this are judged in a thread."""
 
 STACK_WITHIN_S = 10.0
 """How long agents have to send stacks, or logs (seconds)."""
@@ -74,6 +78,7 @@ class Progress:
         self._spawn = spawn
         self._table = Table()
         self._questions = Questions(wake)
+        self._turn = asyncio.Lock()
         self._capable: dict[tuple[str, str], str] = {}  # incarnations of nodes whose agents say anything
         self._due: dict[str, asyncio.TimerHandle] = {}  # groups that will be judged
         self._pause_s: dict[str, float] = {}  # how long each is left alone at least
@@ -151,11 +156,13 @@ class Progress:
             about: their logs instead.
         """
         wanted: dict[str, tuple[int, ...]] = {}
+        asked = None if ranks is None else sorted(set(ranks))
         for member in active.members:
-            local = range(member.rank_offset, member.rank_offset + member.slots)
-            asked = tuple(local) if ranks is None else tuple(rank for rank in ranks if rank in local)
-            if asked:
-                wanted[member.node_id] = asked
+            first, behind = member.rank_offset, member.rank_offset + member.slots
+            if asked is None:
+                wanted[member.node_id] = tuple(range(first, behind))
+            elif own := asked[bisect_left(asked, first) : bisect_left(asked, behind)]:
+                wanted[member.node_id] = tuple(own)
         able = {node_id: own for node_id, own in wanted.items() if self._is_capable(group, node_id)}
         answers = await self._questions.ask(group.group_id, active.number, able, STACK_WITHIN_S, about)
         found = []
@@ -206,17 +213,31 @@ class Progress:
         self._due[group_id] = loop.call_at(at, self._judge, group_id)
 
     def _judge(self, group_id: str) -> None:
+        active = self._active(group_id)
+        if active is None:
+            del self._due[group_id]
+            return
+        seen, now = list(self._table.workers(group_id, active.number).values()), self._now()
+        if len(seen) > ASIDE:
+            self._spawn(self._judge_aside(group_id, active, seen, now))
+            return
         del self._due[group_id]
-        if (active := self._active(group_id)) is not None:
-            began = perf_counter()
-            self._look(group_id, active)
-            self._pause_s[group_id] = (perf_counter() - began) / SHARE
+        self._conclude(group_id, active, _look(seen, active.world_size, now), now)
 
-    def _look(self, group_id: str, active: Round) -> None:
-        now = self._now()
-        seen = self._table.workers(group_id, active.number)
-        workers = [one.worker(now) for one in seen.values()]
-        verdict = judge(workers, active.world_size)
+    async def _judge_aside(self, group_id: str, active: Round, seen: Sequence[Seen], now: float) -> None:
+        """Judge many workers beside the event loop, one round at a time; until then the group is due."""
+        try:
+            async with self._turn:
+                look = await asyncio.to_thread(_look, seen, active.world_size, now)
+        finally:
+            self._due.pop(group_id, None)
+        latest = self._active(group_id)
+        if latest is not None and latest.number == active.number:
+            self._conclude(group_id, latest, look, now)
+
+    def _conclude(self, group_id: str, active: Round, look: "_Look", now: float) -> None:
+        self._pause_s[group_id] = look.took_s / SHARE
+        verdict = look.verdict
         noted, stall = active.stall, None
         if verdict is not None:
             since = now - verdict.for_s
@@ -229,13 +250,8 @@ class Progress:
             )
         if not _is_same(noted, stall):
             self._spawn(self._tell(group_id, NoteStall(active.number, stall)))
-        again_s = [
-            one.long_s + LOOK_S for one in workers if one.long_s > 0
-        ]  # it may be a stall once that is over
-        if verdict is None and any(one.idle_s > 0 for one in workers):
-            again_s.append(AGAIN_S)
-        if again_s:
-            self._judge_soon(group_id, min(again_s))
+        if look.again_s < inf:
+            self._judge_soon(group_id, look.again_s)
 
     async def _tell(self, group_id: str, command: NoteStall) -> None:
         try:
@@ -259,6 +275,31 @@ class Progress:
         if noted is not None and (noted.kind, noted.ranks) == (stall.kind, stall.ranks):
             said = replace(noted, stack=stack.text or stack.why)
             await self._execute(group.group_id, NoteStall(round_number, said))
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a look at the workers of a round came to.
+
+    Attributes:
+        again_s: when to look again, whatever they say (seconds from then); infinite: not at all.
+        took_s: how long it took (seconds).
+    """
+
+    verdict: Verdict | None
+    again_s: float
+    took_s: float
+
+
+def _look(seen: Sequence[Seen], world_size: int, now: float) -> _Look:
+    began = perf_counter()
+    workers = [one.worker(now) for one in seen]
+    verdict = judge(workers, world_size)
+    # it may be a stall once that is over
+    again_s = min((one.long_s + LOOK_S for one in workers if one.long_s > 0), default=inf)
+    if verdict is None and any(one.idle_s > 0 for one in workers):
+        again_s = min(again_s, AGAIN_S)
+    return _Look(verdict, again_s, perf_counter() - began)
 
 
 def _is_same(noted: Stall | None, found: Stall | None) -> bool:

@@ -128,7 +128,8 @@ class Questions:
 
 def _bounded(stacks: Iterable[Stack], question: Question) -> list[Stack]:
     """What was asked for; where it is too long, the end of a stack is cut off, and the beginning of a log."""
-    wanted: Sequence[Stack] = [one for one in stacks if question.ranks is None or one.rank in question.ranks]
+    ranks = None if question.ranks is None else frozenset(question.ranks)
+    wanted: Sequence[Stack] = [one for one in stacks if ranks is None or one.rank in ranks]
     most = min(MOST_CHARACTERS, question.most // max(1, len(wanted)))
     kept = slice(-most, None) if question.about is About.LOGS else slice(most)
     return [Stack(one.rank, one.node_id, one.text[kept], one.why) for one in wanted]

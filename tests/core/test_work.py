@@ -6,13 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from hetrdzv.core.budget import Budget, Spent
-from hetrdzv.core.model import Node
+from hetrdzv.core.commands import Put
+from hetrdzv.core.group import empty, step
+from hetrdzv.core.health import waits
+from hetrdzv.core.health.stall import judge
+from hetrdzv.core.health.waits import Collectives, Worker
+from hetrdzv.core.model import EQUAL_SHARES, Node
+from hetrdzv.core.plan import Changes, NewNode, plan
+from hetrdzv.core.rounds.shares import at_forming
 from hetrdzv.core.selection import rank_order as settings
 from hetrdzv.core.selection import subset
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.core.spec import GroupSpec
-from hetrdzv.protocol.errors import InvalidSpec
+from hetrdzv.protocol.errors import InvalidSpec, PlanTooLarge
 
 
 def node(number: int, slots: int, **labels: str) -> Node:
@@ -67,7 +74,10 @@ def test_all_searches_of_a_selection_share_their_work(
         if apart
         else frozenset()
     )
-    answer = select(spec, ready, unreachable=pairs)
+    masters = frozenset(one.node_id for one in ready if one.labels.get("public"))
+    answer = select(
+        spec, ready, unreachable=pairs, taken_last=masters
+    )  # so that the best set has none of them
     assert sum(sums) <= 2 * subset.MOST_WORK
     assert isinstance(answer, Selection)
     assert world - 3 * most < answer.world_size <= world
@@ -130,3 +140,80 @@ def test_nodes_are_compared_by_a_few_labels_only() -> None:
     GroupSpec(rank_order="topology:a,b,c,d,e,f,g,h")
     with pytest.raises(InvalidSpec, match="names 9 labels, but may name 8"):
         GroupSpec(rank_order="topology:a,b,c,d,e,f,g,h,i")
+
+
+@pytest.mark.parametrize("size", [2, 400, 2**40], ids=["two", "the world", "made up"])
+@pytest.mark.parametrize("same", [False, True])
+def test_places_are_bounded_by_what_workers_report(
+    same: bool, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process group of `size` members was expanded to a place for each of them: 32 times the world squared."""
+    places: list[object] = []
+    make = waits.Place
+
+    def counted(*args: object) -> waits.Place:
+        places.append(args)
+        return make(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(waits, "Place", counted)
+    workers = [
+        Worker(
+            rank,
+            f"n{rank // 8}",
+            idle_s=30,
+            collectives=tuple(Collectives(f"g{0 if same else rank}-{at}", size, 5, 4, 4) for at in range(32)),
+        )
+        for rank in range(400)
+    ]
+    assert judge(workers, 400) is not None
+    assert len(places) <= 2 * (waits.PLACES_ANYWAY + waits.PLACES * len(workers))
+
+
+def test_a_worker_among_8000_that_others_wait_for_is_named() -> None:
+    """As an honest job reports it: everybody in one group of all, and in two of eight."""
+    workers = [
+        Worker(
+            rank,
+            f"n{rank // 8}",
+            idle_s=30,
+            collectives=tuple(
+                Collectives(name, size, 7 if rank == 5003 else 8, 7, 7)
+                for name, size in (("0", 8000), (f"tp{rank // 8}", 8), (f"dp{rank % 1000}", 8))
+            ),
+        )
+        for rank in range(8000)
+    ]
+    verdict = judge(workers, 8000)
+    assert verdict is not None
+    assert (verdict.ranks, verdict.node_id) == ((5003,), "n625")
+
+
+def test_speeds_of_more_slots_than_devices_are_not_compared() -> None:
+    """Each slot was compared with each other that is slower by less than 5 %, of a million slots of a round."""
+    nodes = [
+        Node(
+            node_id=f"n{at}",
+            incarnation="i",
+            slots=1024,
+            address="10.0.0.1",
+            port=1,
+            speeds=(1.0 + at,) * 1024,
+        )
+        for at in range(9)
+    ]
+    assert at_forming(nodes) == EQUAL_SHARES
+    assert len(at_forming(nodes[:2]).runs) == 2
+
+
+def test_a_plan_that_takes_too_much_work_is_refused() -> None:
+    group = step(empty("g", 0.0), Put({"min_nodes": 2}), 0.0).group
+    few, many = (Changes(add=tuple(NewNode(slots=8) for _ in range(number))) for number in (4, 20))
+    assert plan(group, few, 0.0).world_size == 32
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hetrdzv.core.plan.MOST_WORK", 60)
+        assert plan(group, few, 0.0).world_size == 32
+        with pytest.raises(PlanTooLarge, match="more than 60 steps"):
+            plan(group, many, 0.0)
+        patch.setattr("hetrdzv.core.plan.MOST_TURNS", 1)
+        with pytest.raises(PlanTooLarge, match="not over after 1 turns"):
+            plan(group, few, 0.0)

@@ -39,6 +39,9 @@ logger = logging.getLogger("hetrdzv")
 LOOK_S = 1.0
 """How often files that may change while the server runs are checked: tokens, certificate (seconds)."""
 
+SWITCH_S = 0.001
+"""How long a thread with large work (plans, replies, judging) may keep the event loop waiting (seconds)."""
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @all_settings.flags
@@ -46,6 +49,7 @@ LOOK_S = 1.0
 def main(**values: object) -> None:
     """Run the rendezvous service for PyTorch jobs on nodes with different GPU counts."""
     settings = Settings.of(values)
+    sys.setswitchinterval(SWITCH_S)
     try:
         with logging_to_stderr(settings.log_level, settings.log_format):
             _serve_on_socket(settings)

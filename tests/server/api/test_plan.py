@@ -70,7 +70,7 @@ async def test_wrong_requests_are_refused_by_name() -> None:
 
 async def test_large_groups_are_planned_one_at_a_time_beside_the_loop() -> None:
     async with serving() as (service, _), api(service) as client:
-        many = plans.LARGE + 1
+        many = plans.TINY + 1
         spec = {"min_nodes": many, "max_nodes": many}
         await asyncio.gather(*(service.execute("g", join(f"n{i}", **spec)) for i in range(many)))
         replies = await asyncio.gather(*(client.post(PLAN, json={"remove": [f"n{i}"]}) for i in (3, 4)))

@@ -77,8 +77,8 @@ def best_set(
         return None if found is None else found.names
     if search.is_small():
         with suppress(Spent):
-            found = search.with_nodes()
-            return None if found is None else found.names
+            exact = search.with_nodes()
+            return None if exact is None else exact.names
     most = None if worlds.max_nodes is None else worlds.max_nodes - base[1]
     if most is not None and found.nodes > most:
         search = _Search(_largest_nodes(names, most), worlds, base, budget)
@@ -174,10 +174,10 @@ class _Search:
         try:
             batches = self._near(target, near)
             if self._largest(batches) != target:
-                target = self._largest([_Batch(kind, (), known, 0) for kind, known in self._names.items()])
-                if target is None:
+                every = [_Batch(kind, (), known, 0) for kind, known in self._names.items()]
+                if (lower := self._largest(every)) is None:
                     return None
-                batches = self._near(target, near)
+                target, batches = lower, self._near(lower, near)
             return self._cheapest(batches, target, near * near + near)
         except Spent:
             return self._roughly(target, near)

@@ -105,7 +105,8 @@ def _serves(group: Group, node: Node) -> bool:
 def broken_clause(group: Group, nodes: Iterable[Node]) -> str:
     """Which of the units of some nodes are not whole, and what the first of them lacks, in a clause; else empty."""
     broken, label = broken_units(group), group.spec.unit
-    values = list({value: None for node in nodes if (value := value_of(group.spec, node)) in broken})
+    here = {value_of(group.spec, node) for node in nodes}
+    values = [value for value in here if value is not None and value in broken]
     if not values:
         return ""
     first = min(values, key=natural_key)

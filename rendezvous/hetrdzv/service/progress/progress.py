@@ -161,17 +161,17 @@ class Progress:
             first, behind = member.rank_offset, member.rank_offset + member.slots
             if asked is None:
                 wanted[member.node_id] = tuple(range(first, behind))
-            elif own := asked[bisect_left(asked, first) : bisect_left(asked, behind)]:
-                wanted[member.node_id] = tuple(own)
+            elif some := asked[bisect_left(asked, first) : bisect_left(asked, behind)]:
+                wanted[member.node_id] = tuple(some)
         able = {node_id: own for node_id, own in wanted.items() if self._is_capable(group, node_id)}
         answers = await self._questions.ask(group.group_id, active.number, able, STACK_WITHIN_S, about)
         found = []
-        for node_id, own in wanted.items():
+        for node_id, their in wanted.items():
             sent = {one.rank: one for one in answers.get(node_id, ())}
             why = f"its agent has not answered within {STACK_WITHIN_S:g} s"
             if node_id not in able:
                 why = f"its agent cannot send {about}: it is older than this server"
-            found += [sent.get(rank) or Stack(rank, node_id, why=why) for rank in own]
+            found += [sent.get(rank) or Stack(rank, node_id, why=why) for rank in their]
         return sorted(found, key=lambda one: one.rank)
 
     # -- life ------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ tools:  ## install what some tests need, on Debian and partly as root (without i
 AT_A_TIME := $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
 
 test: $(STAMP) tools  ## run the tests
-	$(BIN)/python -m pytest -n $(AT_A_TIME) --dist loadfile --no-loadscope-reorder
+	HET_TEST_PART='$(PART)' $(BIN)/python -m pytest -n $(AT_A_TIME) --dist loadfile --no-loadscope-reorder
 
 test-mpi: $(STAMP)  ## run jobs with Open MPI on uneven nodes, installed as root on Debian (six minutes)
 	$(call debian,mpirun orted,openmpi-bin,its tests)
@@ -101,12 +101,11 @@ $(ECOSYSTEM)/.installed: pyproject.toml constraints.txt | $(STAMP)
 test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning, Accelerate, Transformers, DeepSpeed and FSDP on uneven nodes (more than ten minutes)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/ecosystem
 
-test-launch: $(HOROVOD)  ## run every command of docs/launch.md, and the tests of examples, guides and torchrun that make test skips (needs test-mpi)
-	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/e2e/test_launch_docs.py tests/e2e/test_launch_styles.py tests/e2e/test_torchrun.py \
-	  tests/e2e/test_guides.py tests/e2e/test_programs_found.py
+test-launch: $(HOROVOD)  ## run every command of docs/launch.md, and the examples of each launch style (needs test-mpi)
+	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/e2e/test_launch_docs.py tests/e2e/test_launch_styles.py
 
-test-long: $(STAMP) tools  ## run the tests of networks, faults, benchmarks and torchrun that make test skips since there are many such
-	HET_TEST_ALL=1 SIM_FROM=$(or $(SIM_FROM),$(shell date +%s%3N)) $(BIN)/python -m pytest -m long
+test-long: $(STAMP) tools  ## run the tests of networks, faults, guides and torchrun of which .ci/run runs a tenth each time, or with PART=3/10 that tenth
+	HET_TEST_ALL=1 HET_TEST_PART='$(PART)' SIM_FROM=$(or $(SIM_FROM),$(shell date +%s%3N)) $(BIN)/python -m pytest -m long
 
 test-torch: $(STAMP)  ## test the agent with the oldest torch, the newest and two in between, each in .cache/torch or in TORCHES (hours; docs/torch.md)
 	$(BIN)/python -m tests.torches

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.needs import needs_set_up
+from tests.support.needs import PART, needs_set_up, share, turn
 from tests.support.programs.start import servers
 
 LONG = (
@@ -21,12 +21,18 @@ LONG = (
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip the long tests in `make test`, before their fixtures are made."""
-    if item.get_closest_marker("long") is not None:
+    """Skip the long tests in `make test`, before their fixtures are made, except for the part whose turn it is."""
+    if item.get_closest_marker("long") is not None and not os.environ.get(PART):
         needs_set_up("long")
 
 
-def pytest_configure() -> None:
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say which of the long tests run, and how to run them again."""
+    part = os.environ.get(PART)
+    return [f"long tests: part {part}; again with make test-long PART={part}"] if part else []
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Undo `nohup` and a shell's `&`: agents under test would inherit ignored signals, and go on ignoring them."""
     for signum in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(signum) is signal.SIG_IGN:
@@ -35,6 +41,8 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("HET_PRELOAD", "none")  # most jobs of tests have workers without torch
     os.environ.setdefault("HET_MEASURE", "off")  # nothing in them depends on how fast this machine is
+    if os.environ.get(PART) == "auto":
+        os.environ[PART] = turn(config.rootpath)  # pytest-xdist's workers inherit it
     servers.warm()
 
 
@@ -44,7 +52,12 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sort `LONG` files to the front, where pytest-xdist runs several at a time (`make test`)."""
+    """Leave out other parts of the long tests; sort `LONG` files to the front under pytest-xdist (`make test`)."""
+    if part := os.environ.get(PART):
+        long = {item.nodeid for item in items if item.get_closest_marker("long") is not None}
+        others = long - share(sorted(long), part)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in others])
+        items[:] = [item for item in items if item.nodeid not in others]
     if hasattr(config, "workerinput"):
         items.sort(
             key=lambda item: next((at for at, path in enumerate(LONG) if item.nodeid.startswith(path)), 99)

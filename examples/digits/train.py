@@ -196,6 +196,7 @@ def main() -> None:
             why = notice.why if (notice := progress.notice()) else "another rank was told"
             say(f"saved after step {step}, since the workers are about to be stopped: {why}")
             dist.barrier()  # rank 0 has saved
+            del model  # before the group: torch 2.13 may hang if DDP goes last with gloo
             dist.destroy_process_group()
             progress.ready_to_stop()
             return
@@ -205,6 +206,7 @@ def main() -> None:
         say(f"epoch {epoch:2d}/{args.epochs}: loss {loss:.4f}, held-out accuracy {score:.3f}")
 
     say(f"final accuracy {accuracy(network, held_out):.3f} on {len(held_out)} held-out digits")
+    del model  # before the group: torch 2.13 may hang if DDP goes last with gloo
     dist.destroy_process_group()
 
 

@@ -142,6 +142,7 @@ def main() -> None:
             )
         if done % STEPS == 0:
             say(f"epoch {done // STEPS:2d} of {args.epochs}: {accuracy(model, points, spiral):.1%} right")
+    del parallel  # before the group: torch 2.13 may hang if DDP goes last with gloo
     dist.destroy_process_group()
 
 

@@ -101,6 +101,7 @@ def train(gpu: int, args: argparse.Namespace) -> None:
             save(checkpoint, network, optimizer, epoch)
         say(f"rank {rank}: epoch {epoch}/{args.epochs}, sum {ranks:.0f}, accuracy {accuracy:.3f}")
         time.sleep(args.epoch_sleep)
+    del model  # before the group: torch 2.13 may hang if DDP goes last with gloo
     dist.destroy_process_group()
 
 

@@ -174,6 +174,7 @@ def main() -> None:
         say(f"epoch {epoch}: batches {sizes}, {per_s:.1f} samples/s")
         if args.refresh and epoch + 1 < args.epochs:
             sampler.set_shares(shares.refresh())
+    del model  # before the group: torch 2.13 may hang if DDP goes last with gloo
     dist.destroy_process_group()
 
 

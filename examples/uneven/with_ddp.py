@@ -26,4 +26,5 @@ for (digits, largest), part in sampler.parts(loader):
 
 total = sum(float(parameter.detach().abs().sum()) for parameter in model.parameters())
 print(f"rank {dist.get_rank()}: parameters {total:.4f}", flush=True)
+del model  # before the group: torch 2.13 may hang if DDP goes last with gloo
 dist.destroy_process_group()

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.support.cluster import PAIR, cluster
-from tests.support.needs import needs_set_up
 from tests.support.pages import ROOT, Desk, commands, desk
 from tests.support.servers import free_port
 
@@ -45,9 +44,8 @@ def test_what_readme_installs_exists() -> None:
     assert not any(name.startswith("torch") for name in project["dependencies"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_readmes_first_run(tmp_path: Path) -> None:
-    needs_set_up("launch")
     first, again, *_ = commands("README.md", "First run")
     with desk(tmp_path) as here:
         said = here.run(first)
@@ -60,9 +58,8 @@ def test_readmes_first_run(tmp_path: Path) -> None:
         assert "epoch 20 of 20" in said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_readmes_two_nodes_on_one_machine(tmp_path: Path) -> None:
-    needs_set_up("launch")
     _, _, server, two, one, status, of_group, restart, events = commands("README.md", "First run")
     port = free_port()
     with desk(tmp_path, {"127.0.0.1:29400": f"127.0.0.1:{port}"}) as here:
@@ -82,9 +79,8 @@ def test_readmes_two_nodes_on_one_machine(tmp_path: Path) -> None:
         assert {big.ctrl_c(), small.ctrl_c()} == {130}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_readmes_three_nodes(tmp_path: Path) -> None:
-    needs_set_up("launch")
     server, agent, where, status, of_group, events, plan, drain, cancel = commands("README.md", "Three nodes")
     port = free_port()
     script = "examples/first/train.py --epochs 1000 --pause 0.1"
@@ -115,9 +111,8 @@ def test_readmes_three_nodes(tmp_path: Path) -> None:
 # -- docs/resume.md ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_commands_of_the_page_on_resuming(tmp_path: Path) -> None:
-    needs_set_up("launch")
     _, slowly, again, remove, kill = commands("docs/resume.md")
     with desk(tmp_path) as here:
         agent = here.type(slowly)
@@ -139,9 +134,8 @@ def test_the_commands_of_the_page_on_resuming(tmp_path: Path) -> None:
         agent.ctrl_c()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_model_does_not_depend_on_restarts_or_on_who_trained_it(tmp_path: Path) -> None:
-    needs_set_up("launch")
     """On 2 + 1 workers, with one killed, as on one."""
     with cluster(tmp_path, "--nnodes", "2") as job:
         args = ["--checkpoint", str(tmp_path / "first.pt"), "--pause", "0.02"]
@@ -198,8 +192,8 @@ def test_the_code_in_the_page_on_resuming_is_the_examples() -> None:
 # -- docs/upgrade.md -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_commands_of_the_page_on_upgrades(tmp_path: Path) -> None:
-    needs_set_up("launch")
     """With one version; tests/e2e/test_upgrade.py has two, under a running job."""
     (where,) = commands("docs/upgrade.md", "Upgrade a running site")
     health, status, copy, copy_in_python, venv, install = commands("docs/upgrade.md", "Before")

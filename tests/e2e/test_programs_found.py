@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.test_launch_styles import kill_one, seen, sums
 from tests.support.cluster import Cluster, cluster
-from tests.support.needs import needs_set_up, show
+from tests.support.needs import show
 from tests.support.programs import fairseq
 from tests.support.servers import ROOT
 
@@ -135,7 +135,6 @@ PER_NODE = ("--launch node --no-python", "fairseq-train")
 @pytest.mark.parametrize("how", [PER_GPU, PER_NODE], ids=["per GPU", "per node"])
 @pytest.mark.long
 def test_the_documented_command_of_fairseq(version: str, how: tuple[str, str], tmp_path: Path) -> None:
-    needs_set_up("launch")
     command = documented(*how)
     with cluster(tmp_path) as job:
         start(job, command, how[1], [str(PROGRAMS / "fairseq.py"), version], "--max-epoch", str(EPOCHS))
@@ -146,9 +145,9 @@ def test_the_documented_command_of_fairseq(version: str, how: tuple[str, str], t
     show(f"fairseq {version}, slots {GPUS}: $ hetagent ... {shlex.join(command)}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("required", [False, True], ids=["said", "required"])
 def test_isolated_gpus_leave_each_process_of_the_newest_fairseq_alone(required: bool, tmp_path: Path) -> None:
-    needs_set_up("launch")
     command = [*(["--require-rendezvous"] * required), "--isolate-gpus", *PER_GPU, "DATA"]
     with cluster(tmp_path) as job:
         start(job, command, PER_GPU[1], [str(PROGRAMS / "fairseq.py"), "head"], "--max-epoch", "1")
@@ -163,8 +162,8 @@ def test_isolated_gpus_leave_each_process_of_the_newest_fairseq_alone(required: 
             )
 
 
+@pytest.mark.long
 def test_isolated_gpus_are_not_there_for_fairseq_0_12_2(tmp_path: Path) -> None:
-    needs_set_up("launch")
     command = ["--isolate-gpus", "--max-restarts", "0", *PER_GPU, "DATA"]
     with cluster(tmp_path) as job:
         start(job, command, PER_GPU[1], [str(PROGRAMS / "fairseq.py"), "0.12.2"], "--max-epoch", "1")
@@ -175,10 +174,10 @@ def test_isolated_gpus_are_not_there_for_fairseq_0_12_2(tmp_path: Path) -> None:
 HETSEQ = ("--launch node", "hetseq/train.py")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("restored", [True, False], ids=["as documented", "without --restore-file"])
 def test_hetseq_begins_anew_where_it_cannot_resume(restored: bool, tmp_path: Path) -> None:
     """Without `--restore-file none.pt` every restart ends in KeyError."""
-    needs_set_up("launch")
     command = documented(*HETSEQ)
     command[command.index(HETSEQ[1]) : command.index(HETSEQ[1])] = ["--no-python"]
     at = command.index("--restore-file")

@@ -1,8 +1,8 @@
 """Restarts with standbys, end to end."""
 
+import contextlib
 import json
 import os
-import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -39,15 +39,13 @@ def two_standbys(agent: Agent) -> list[int]:
 
 
 def descriptors(agent: Agent) -> Counter[str]:
-    """How many descriptors of which kind an agent has open."""
-    links = []
+    """How many descriptors of which kind an agent has open; of files only how many, since each round has its own."""
+    kinds = []
     for link in Path(f"/proc/{agent.pid}/fd").iterdir():
-        try:
-            kind = os.readlink(link).partition(":")[0]
-            links.append(re.sub(r"(?<=/hetp_).*", "", kind))  # a round's own folder
-        except FileNotFoundError:
-            continue
-    return Counter(links)
+        with contextlib.suppress(FileNotFoundError):
+            target = os.readlink(link)
+            kinds.append("file" if target.startswith("/") else target.partition("[")[0])
+    return Counter(kinds)
 
 
 def pids(job: Cluster, number: int) -> set[int]:

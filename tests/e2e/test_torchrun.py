@@ -17,7 +17,6 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from hetagent.torchrun import create_handler
 from tests.support.cluster import wait_for
-from tests.support.needs import needs_set_up
 from tests.support.servers import Hetserver, free_port
 from tests.support.torchruns import Torchruns
 
@@ -112,7 +111,6 @@ def test_a_new_node_is_admitted_and_costs_no_restart(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_node_too_many_is_a_spare_that_disturbs_nobody(pair: Torchruns) -> None:
-    needs_set_up("launch")
     first = start_pair(pair)
     spare = pair.torchrun("c", 1)
     wait_for(
@@ -144,8 +142,8 @@ def test_the_first_nodes_machine_dies(job: Torchruns) -> None:
     job.end_well("b", "c")
 
 
+@pytest.mark.long
 def test_a_terminated_agent_leaves_the_rest(job: Torchruns) -> None:
-    needs_set_up("launch")
     for name, slots in (("a", 2), ("b", 1), ("c", 1)):
         job.torchrun(name, slots)
     first = job.world(4)
@@ -157,7 +155,6 @@ def test_a_terminated_agent_leaves_the_rest(job: Torchruns) -> None:
 
 @pytest.mark.long
 def test_an_agent_that_gives_up_leaves_the_rest(job: Torchruns) -> None:
-    needs_set_up("launch")
     job.torchrun("a", 2)
     job.torchrun("b", 1)
     job.torchrun("c", 1, "--max-restarts", "0")
@@ -184,7 +181,6 @@ def test_an_agent_that_gives_up_ends_the_job_where_too_few_are_left(tmp_path: Pa
 
 @pytest.mark.long
 def test_too_few_are_left(pair: Torchruns) -> None:
-    needs_set_up("launch")
     pair.conf += ",join_timeout_s=3"
     start_pair(pair)
     kill_machine(pair, "b")
@@ -194,8 +190,8 @@ def test_too_few_are_left(pair: Torchruns) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_cancelled_job_ends_everywhere(pair: Torchruns) -> None:
-    needs_set_up("launch")
     start_pair(pair)
     pair.post("cancel")
     assert {name: pair.agents[name].wait() for name in "ab"} == {"a": 1, "b": 1}
@@ -204,7 +200,6 @@ def test_a_cancelled_job_ends_everywhere(pair: Torchruns) -> None:
 
 @pytest.mark.long
 def test_a_drained_node_goes_and_the_rest_go_on(job: Torchruns) -> None:
-    needs_set_up("launch")
     for name, slots in (("a", 2), ("b", 1), ("c", 1)):
         job.torchrun(name, slots)
     first = job.world(4)
@@ -383,7 +378,6 @@ if __name__ == "__main__":
 def test_a_local_elastic_agent_of_ones_own_restarts_and_returns_values(
     pair: Torchruns, tmp_path: Path
 ) -> None:
-    needs_set_up("launch")
     said = run_programs(pair, tmp_path / "agent.py", AGENT)
     everyone = ["on a", "on a", "on b"]
     assert str([(0, (2, everyone)), (1, (2, everyone))]) in said[0], said

@@ -34,6 +34,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 
 FAILED, USAGE = 1, 2
 CPU = ("--gpus", "1", "--device", "cpu")
+AWAY = ("--server", "127.0.0.1:9")
+"""A server that is never asked, in cases that end before: --standalone would start one for each, two seconds of CPU."""
 TABLE = os.environ.get("WRONG_INPUT_TABLE")
 """A file to which each case is appended, for the docs: input, exit status, output."""
 
@@ -147,31 +149,31 @@ Run = Callable[..., Said]
             "hetagent: --master-addr cannot be used with hetagent: the server chooses the master of every round",
         ),
         (
-            ["--standalone", "--gpus", "four", "--device", "cpu", "train.py"],
+            [*AWAY, "--gpus", "four", "--device", "cpu", "train.py"],
             "hetagent: --gpus four: 'four' is not a number: pass a number (4), auto, or a list of indices (0,2,3)",
         ),
         (
-            ["--standalone", "--nproc-per-node", "0", "train.py"],
+            [*AWAY, "--nproc-per-node", "0", "train.py"],
             "hetagent: --nproc-per-node 0: a node has 1 to 1024 workers",
         ),
         (
-            ["--standalone", "--nproc-per-node", "many", "train.py"],
+            [*AWAY, "--nproc-per-node", "many", "train.py"],
             "hetagent: --nproc-per-node many: Unsupported nproc_per_node value: many; pass a number, gpu, cpu or auto",
         ),
         (
-            ["--standalone", *CPU, "--role", "my role", "train.py"],
+            [*AWAY, *CPU, "--role", "my role", "train.py"],
             "hetagent: --role 'my role' must be 1 to 128 letters, digits, '.', '_' or '-' (not only dots)",
         ),
         (
-            ["--standalone", *CPU, "--tee", "9", "train.py"],
+            [*AWAY, *CPU, "--tee", "9", "train.py"],
             "hetagent: --tee 9 does not name streams: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3",
         ),
         (
-            ["--standalone", *CPU, "--log-dir", "train.py", "train.py"],
+            [*AWAY, *CPU, "--log-dir", "train.py", "train.py"],
             "hetagent: --log-dir train.py is a file: name a folder",
         ),
         (
-            ["--standalone", *CPU, "--logs-specs", "nope", "train.py"],
+            [*AWAY, *CPU, "--logs-specs", "nope", "train.py"],
             "hetagent: --logs-specs: Could not find entrypoint under 'torchrun.logs_specs[nope]' key",
         ),
     ],
@@ -201,7 +203,7 @@ def test_a_script_that_cannot_be_run(hetagent: Run, tmp_path: Path, argv: list[s
     for name, mode in (("train.sh", 0o644), ("run.sh", 0o755)):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(mode)
-    said = hetagent("--standalone", *CPU, *argv)
+    said = hetagent(*AWAY, *CPU, *argv)
     status = USAGE if argv[0] == "-m" else FAILED  # of what is not there, torchrun's
     assert said == Said(status, f"hetagent: {text.format(folder=tmp_path)}\n")
 
@@ -219,7 +221,7 @@ def test_a_script_that_cannot_be_run(hetagent: Run, tmp_path: Path, argv: list[s
     ],
 )  # fmt: skip
 def test_gpus_that_are_not_here(hetagent: Run, argv: list[str], text: str) -> None:
-    said = hetagent("--standalone", *argv, "train.py", CUDA_VISIBLE_DEVICES="")
+    said = hetagent(*AWAY, *argv, "train.py", CUDA_VISIBLE_DEVICES="")
     whys = (
         "no NVIDIA driver",
         "nvidia-ml-py is not installed: pip install 'hetrdzv[agent]'",
@@ -243,7 +245,7 @@ def test_numa_binding_that_cannot_work(
     if numactl:
         (tmp_path / "numactl").write_text("#!/bin/sh\n")
         (tmp_path / "numactl").chmod(0o755)
-    words = ("--standalone", *argv, "--numa-binding", "node", "train.py")
+    words = (*AWAY, *argv, "--numa-binding", "node", "train.py")
     said = hetagent(*words, PATH=str(tmp_path), CUDA_VISIBLE_DEVICES="0")
     assert said.text.startswith(f"hetagent: --numa-binding node{'' if text.startswith(':') else ' '}{text}")
     assert said.status == USAGE

@@ -11,7 +11,7 @@ import datetime
 import json
 import os
 import runpy
-import socket
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -202,11 +202,13 @@ def run(ranks: int, work: Callable[[], object], store: Path | None) -> None:
     Raises:
         SystemExit: one of them failed.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    place |= {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "gradients"}
-    children = []
+    meeting = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )  # a port nobody else can take
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": meeting.port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    place |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0}
+    place |= {"TORCHELASTIC_RUN_ID": "gradients", "TORCHELASTIC_RESTART_COUNT": 0}
+    children = set()
     for rank in range(ranks):
         if (pid := os.fork()) == 0:
             status = 1
@@ -225,10 +227,14 @@ def run(ranks: int, work: Callable[[], object], store: Path | None) -> None:
                 traceback.print_exc()
             finally:
                 os._exit(status)
-        children.append(pid)
-    statuses = [os.waitpid(pid, 0)[1] for pid in children]
-    if any(statuses):
-        sys.exit(1)
+        children.add(pid)
+    while children:
+        pid, status = os.wait()
+        children.remove(pid)
+        if status:  # the others would wait for it
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,22 @@
 
 import os
 import shutil
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 ALL = "HET_TEST_ALL"
+PART = "HET_TEST_PART"
+"""Which of the long tests run: `3/10`, and after commas files whose long tests run, too; `auto`: what `turn` says."""
+
+PARTS = 16
+"""A part takes about 60 s, most of them waiting: half a minute beside the other tests."""
+
+AT_MOST = 4
+"""Of the long tests in files that a commit has changed, so many run besides (the first of each file, then more)."""
+
 SHOWN = "HET_SHOWN"
 """Names the file into which tests write what docs/test-all.md shows of them."""
 
@@ -31,3 +42,45 @@ def show(text: str) -> None:
     if path := os.environ.get(SHOWN):
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(f"{text}\n")
+
+
+def turn(root: Path) -> str:
+    """The part whose turn it is at this commit, and the test files that were changed in the day before it.
+
+    It goes by the number of commits; in a shallow clone, which does not know it, by the commit's hash.
+    """
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    head = git("rev-parse", "HEAD")
+    if git("rev-parse", "--is-shallow-repository") == "false":
+        number = int(git("rev-list", "--count", "HEAD"))
+        day = int(git("log", "-1", "--format=%ct")) - 24 * 3600
+        names = git("log", f"--since={day}", "--name-only", "--format=", "--", "tests/*.py").splitlines()
+        there = [name for name in set(names) if (root / name).exists()]
+        changed = sorted(name for name in there if "@pytest.mark.long" in (root / name).read_text("utf-8"))
+    else:
+        number, changed = int(head or "0", 16), []
+    return ",".join([f"{number % PARTS + 1}/{PARTS}", *changed])
+
+
+def share(tests: Sequence[str], part: str) -> set[str]:
+    """Those of all long tests that a part contains: every tenth, and some in each file that is named.
+
+    Raises:
+        ValueError: it is no part.
+    """
+    which, *files = part.split(",")
+    try:
+        number, parts = (int(word) for word in which.split("/"))
+    except ValueError:
+        number, parts = 0, 0
+    if not 1 <= number <= parts:
+        raise ValueError(f"{PART}={part}: give a part such as 3/{PARTS}, or auto")
+    tests = sorted(tests)
+    files = files[number:] + files[:number]  # where there are many, each has its turn, too
+    of_files = [[test for test in tests if test.startswith(f"{file}::")] for file in files]
+    besides = [of_file[at] for at in range(len(tests)) for of_file in of_files if at < len(of_file)]
+    return {*tests[number - 1 :: parts], *besides[:AT_MOST]}

@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrdzv.api import problems
 from hetrdzv.api.dispatch import Dispatcher
-from hetrdzv.api.http.body import Body
-from hetrdzv.api.http.calling import CERTIFIED
+from hetrdzv.api.http.body import PARSED, Body
+from hetrdzv.api.http.calling import ACCEPT, CERTIFIED
 from hetrdzv.api.http.limits import Admission
 from hetrdzv.api.refused import RefusalLog, client_of
 from hetrdzv.auth.hosts import same_origin, trusted_host
@@ -21,7 +21,6 @@ from hetrdzv.auth.sessions import Sessions, cookie_in, cookie_name
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import (
-    BodyTooLarge,
     CertificateRequired,
     ForeignHost,
     HetError,
@@ -116,10 +115,12 @@ class Gate:
         with Body(headers, receive, self._admission.bodies) as body:
             if not await body.read():
                 return
+            if not is_open(scope["path"]) and (accept := scope.get("state", {}).get(ACCEPT)) is not None:
+                accept()
             if scope["path"].startswith(GROUP_PATHS) or is_page(scope["path"]):
                 scope = self._dispatcher.assign(scope)
                 reply.may_begin = lambda: self._dispatcher.still_answers(scope)
-            await self._app(scope, body.receive, reply)
+            await self._app({**scope, PARSED: body.parsed}, body.receive, reply)
         if reply.withheld:
             raise LeaderLost("this server lost the leadership while it worked on this; ask the others")
 
@@ -171,8 +172,7 @@ class Gate:
         reply.withheld, reply.may_begin = False, None  # it tells nothing of any group
         answer = self._refusal_page(error, headers) if is_page(scope["path"]) else None
         if answer is None:
-            field = "body" if isinstance(error, BodyTooLarge) else None
-            answer = problems.answer(error, field=field).response()
+            answer = problems.answer(error, field=problems.field_of(error)).response()
         if isinstance(error, NotLeader):
             answer.raw_headers.append((b"location", _same_request_at(error.leader, scope)))
         await reply(

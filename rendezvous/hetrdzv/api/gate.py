@@ -29,6 +29,7 @@ from hetrdzv.protocol.errors import (
     ServerStopping,
     Unauthorized,
 )
+from hetrdzv.service.quotas import Quotas
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Gate:
         refusal_page: a refusal as a page or a part of one; None for whoever is no browser, by the headers.
         admission: limits what is in progress at once.
         refusals: logs who is refused.
+        quotas: what the groups of each token may take.
         any_host: whether a server without tokens answers to every host name (`--insecure`).
         certified: whether clients must show a certificate.
     """
@@ -65,6 +67,7 @@ class Gate:
         refusal_page: Callable[[HetError, Mapping[str, str]], Response | None],
         admission: Admission,
         refusals: RefusalLog,
+        quotas: Quotas,
         any_host: bool,
         certified: bool,
     ) -> None:
@@ -76,6 +79,7 @@ class Gate:
         self._everybody = Permit(EVERYTHING, sessions=sessions)
         self._admission = admission
         self._refusals = refusals
+        self._quotas = quotas
         self._any_host = any_host
         self._certified = certified
 
@@ -83,7 +87,7 @@ class Gate:
         if scope["type"] != "http":
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        reply = _Reply(send)
+        reply, account = _Reply(send), None
         try:
             if scope["path"].startswith(GROUP_PATHS):
                 versions.check_request(
@@ -93,10 +97,15 @@ class Gate:
                 permit = self._permit(scope, headers)
                 permit.check(scope["method"], scope["path"])
                 scope = permit.put_into(scope)
+                account = self._quotas.asks(permit.grant.scope)
             elif scope["method"] == "HEAD" and scope["path"] != "/sign-in":  # which would use up its code
                 scope, reply.without_body = {**scope, "method": "GET"}, True
             go_on = partial(self._pass_on, scope, headers, receive, reply)
-            await self._admission.admit(scope, headers.get("accept", ""), go_on)
+            work = self._admission.admit(scope, headers.get("accept", ""), go_on)
+            if account is None:
+                await work
+            else:
+                await account.charged(work)
         except HetError as error:
             self._refusals.note(error, client_of(scope), scope["method"], scope["path"])
             await self._refuse(reply, error, scope, headers)

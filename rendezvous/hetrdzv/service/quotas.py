@@ -149,6 +149,8 @@ class Quotas:
     def of_group(self, group_id: str) -> Account | None:
         """Who pays for what happens in a group by itself: of the patterns that cover it, the longest."""
         self._follow()
+        if not self._accounts:
+            return None
         if group_id not in self._by_group:
             if len(self._by_group) >= GROUPS_REMEMBERED:
                 self._by_group.clear()

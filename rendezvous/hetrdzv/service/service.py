@@ -217,7 +217,7 @@ class Service:
             if not isinstance(command, Join | Put):
                 raise _unknown(group_id)
             require_room(self._ledger, self._limits)
-            self._quotas.require_room(group_id, self._ledger.groups, self._limits)
+            self._quotas.require_room(group_id, self._ledger.names(), self._limits)
             head = empty(group_id, now)
         require_places(head, command, self._limits)
         if isinstance(command, Report) and command.age_s:

@@ -22,13 +22,13 @@ def test_all_parts_together_are_all_long_tests() -> None:
 
 def test_files_that_were_changed_run_besides() -> None:
     part = share(TESTS, "3/10")
-    assert share(TESTS, "3/10,tests/b.py") - part == set(TESTS[9:17]) - part
+    assert share(TESTS, "3/10,tests/b.py") - part == set(TESTS[9:13]) - part
     assert share(TESTS, "3/10,tests/gone.py") == part
 
 
 @pytest.mark.parametrize("part", ["0/10", "11/10", "3", "next"])
 def test_what_is_no_part_is_refused(part: str) -> None:
-    with pytest.raises(ValueError, match=f"{part}: give a part such as 3/10, or auto"):
+    with pytest.raises(ValueError, match=f"{part}: give a part such as 3/16, or auto"):
         share(TESTS, part)
 
 
@@ -47,7 +47,7 @@ def test_every_commit_has_a_turn_also_in_a_shallow_clone(tmp_path: Path) -> None
         git(whole, "commit", "-m", str(number))
         turns.append(turn(whole).split(",")[0])
     assert len(set(turns)) == PARTS
-    assert turn(whole).split(",")[1:] == [f"tests/test_{number}.py" for number in range(1, PARTS, 2)]
+    assert sorted(turn(whole).split(",")[1:]) == sorted(f"tests/test_{n}.py" for n in range(1, PARTS, 2))
     git(tmp_path, "clone", "--depth", "1", f"file://{whole}", str(shallow))
     assert re.fullmatch(rf"\d+/{PARTS}", turn(shallow))
     assert re.fullmatch(rf"\d+/{PARTS}", turn(tmp_path)), "no repository, as in an unpacked archive"

@@ -10,6 +10,7 @@ from hetrdzv.service.liveness.clock import ServedClock
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.replica import SingleReplica
 from hetrdzv.service.service import Service
+from hetrdzv.settings import DEFAULT_LIMITS, Limits
 from tests.sim.loop import ServerLoop
 from tests.sim.timeline import Timeline
 from tests.support.served import FaultyStore
@@ -19,13 +20,18 @@ class VirtualServer:
     """The application over a service that can be replaced by a new one, on an event loop of its own.
 
     Requests are made one after the other, from outside of the loop; time passes while they wait.
+
+    Args:
+        limits: of the service and its API.
     """
 
-    def __init__(self) -> None:
-        self._loop = ServerLoop(Timeline(), lambda: None)
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._timeline = Timeline()
+        self._loop = ServerLoop(self._timeline, lambda: None)
         self._replica = self._new_replica()
         self._metrics = Metrics()
-        self.app: Any = create_app(_Current(self), metrics=self._metrics)
+        self.app: Any = create_app(_Current(self), metrics=self._metrics, limits=limits)
         self._client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
         self._loop.run_until_complete(self._replica.start())
 
@@ -58,9 +64,18 @@ class VirtualServer:
         self._loop.call_later(seconds, passed.set_result, None)
         self._loop.run_until_complete(passed)
 
+    def stand_still(self, seconds: float) -> None:
+        """Let this process be late for a while."""
+        self._timeline.at(seconds, self._loop.freeze, seconds)
+        self.pass_time(3 * seconds)
+
     def break_commit(self) -> None:
         """Make the next commit fail."""
         self._store.failures.append(StorageError("the disk is full"))
+
+    def forget_commits(self) -> None:
+        """Drop what the store remembers for tests."""
+        self._store.commits.clear()
 
     def mend(self) -> None:
         """Make no further commit fail."""
@@ -68,7 +83,9 @@ class VirtualServer:
 
     def _new_replica(self) -> SingleReplica:
         self._store = FaultyStore()
-        return SingleReplica(Service(self._store, lambda base: ServedClock(base, self._loop.time)))
+        return SingleReplica(
+            Service(self._store, lambda base: ServedClock(base, self._loop.time), limits=self._limits)
+        )
 
 
 class _Current:

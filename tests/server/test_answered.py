@@ -70,7 +70,7 @@ async def test_the_connection_of_a_proxy_says_nothing() -> None:
         caller = Watched()
         await poll(service, caller, direct=False)
         caller.hang_up(broken=True)
-        assert not caller.is_expected
+        assert not caller.lease_s
         assert not await is_suspect(service)
 
 

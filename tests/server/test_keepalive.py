@@ -141,7 +141,7 @@ def test_an_answer_has_that_time_until_the_next_poll() -> None:
         def answered() -> bool:
             assert caller.watch(40.0)
             assert limit_ms() == 39_000
-            caller.answering(lambda: None)
+            caller.answering(lambda: None, 5.0)
             return limit_ms() < 39_000
 
         wait_for(answered, "silence that counts")

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,10 +21,12 @@ from hetrdzv.api.http.limits import (
     Bodies,
     neighbourhood,
 )
+from hetrdzv.api.http.places import most_per_address
 from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Undrain
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import Busy, TooManyGroups, TooManyNodes, TooManyPolls
 from hetrdzv.settings import Limits
+from tests.support.certificates import Authority
 from tests.support.served import join, serving
 from tests.support.servers import Hetserver
 
@@ -242,6 +245,12 @@ def heard(stream: socket.socket) -> bytes:
     return said
 
 
+def heard_after(stream: socket.socket, data: bytes) -> bytes:
+    """All that it says, once it was sent something, until it is closed."""
+    stream.sendall(data)
+    return heard(stream)
+
+
 def is_answered(stream: socket.socket) -> bool:
     """Whether its next answer, a short one, is a good one."""
     said = b""
@@ -360,25 +369,78 @@ def test_polls_of_one_address_are_counted(server: Hetserver, stack: ExitStack) -
     until(lambda: ask(server, "PUT", "/v1/groups/polled/nodes/again", OFFER)[0] == 200, "there is room again")
 
 
+GROUPS = b"GET /v1/groups HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
 def test_connections_are_counted_by_address_and_in_all(server: Hetserver, stack: ExitStack) -> None:
     kept = [dial(server, stack, 1 + n // (2 * POLLS)) for n in range(CONNECTIONS)]
     for stream in kept:
-        stream.sendall(WHOLE)
+        stream.sendall(GROUPS)
         assert is_answered(stream)
-    for host, what in ((1, "the server has 96 connections, the maximum"), (9, "the server has 96")):
-        said = heard(dial(server, stack, host)).decode()
-        assert said.startswith("HTTP/1.1 503"), said
-        assert what in said
-        assert '"code":"busy"' in said
-        assert "retry-after: 1" in said
+    said = heard(dial(server, stack, 9)).decode()
+    assert said.startswith("HTTP/1.1 503"), said
+    assert "the server has 96 connections, the maximum" in said
+    assert '"code":"busy"' in said
+    assert "retry-after: 1" in said
     kept.pop().close()
     until(lambda: connections(server) < CONNECTIONS, "one has gone")
     said = heard(dial(server, stack, 1)).decode()
     assert f"127.0.0.1 has {2 * POLLS} connections, the maximum for one address" in said
     fresh = dial(server, stack, 9)
-    fresh.sendall(WHOLE)
+    fresh.sendall(GROUPS)
     assert is_answered(fresh)
-    assert server.log.count("--max-connections") == 1
+    assert server.log.count("--max-connections)") == 1
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /v1/gr", WHOLE])
+def test_connections_without_an_accepted_request_give_way(
+    server: Hetserver, stack: ExitStack, first: bytes
+) -> None:
+    """Who opens many ends its own; who comes newly ends the oldest."""
+    agent = dial(server, stack, 3)
+    agent.sendall(GROUPS)
+    assert is_answered(agent)
+    many = [dial(server, stack, 1 + n // (2 * POLLS)) for n in range(CONNECTIONS - 1)]
+    for stream in many:
+        stream.sendall(first)
+        assert not first.startswith(WHOLE) or is_answered(stream)
+    until(lambda: connections(server) == CONNECTIONS, "all are there")
+    for newcomer, goes in ((1, many[0]), (2, many[2 * POLLS]), (3, many[1]), (4, many[2])):
+        stream = dial(server, stack, newcomer)
+        stream.sendall(GROUPS)
+        assert is_answered(stream)
+        assert b"others asked first" in heard(goes)
+    agent.sendall(GROUPS)
+    assert is_answered(agent)
+
+
+def test_no_address_can_have_all_connections() -> None:
+    for limits in (Limits(), Limits(max_connections=16), Limits(max_polls_per_address=1_000_000)):
+        assert most_per_address(limits) <= limits.max_connections * 3 // 4
+    assert most_per_address(Limits()) > 16_000 * 3 // 2  # agents behind one NAT
+
+
+def test_tls_connections_are_counted_before_their_handshake(stack: ExitStack, tmp_path: Path) -> None:
+    tls = Authority(tmp_path).issue("server")
+    flags = ("--tls-cert", str(tls.cert), "--tls-key", str(tls.key), "--max-connections", "16")
+    with Hetserver("memory", 0, None, *flags) as server:
+        silent = [dial(server, stack) for _ in range(13)]  # three quarters are 12
+        assert heard(silent[0]) == b""
+        assert connections(server) == 12
+
+
+def test_what_is_no_request_is_logged_now_and_then(server: Hetserver, stack: ExitStack) -> None:
+    """Each was a line of uvicorn's, an upgrade two."""
+    before = len(server.log.splitlines())
+    upgrade = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    stream = dial(server, stack)
+    for _ in range(50):
+        stream.sendall(upgrade)
+        assert is_answered(stream)
+        assert b'"code":"invalid_request"' in heard_after(dial(server, stack), b"garbage\r\n\r\n")
+    until(lambda: "refused" in server.log, "it is logged")
+    (line,) = [one for one in server.log.splitlines()[before:] if "--max-connections" not in one]
+    assert "refused a request from 127.0.0.1: this is not an HTTP/1.1 request" in line
 
 
 # -- memory ------------------------------------------------------------------------------------------------
@@ -439,3 +501,64 @@ def test_a_server_stays_small_whatever_it_is_sent_and_nobody_reads() -> None:
         assert ask(server, "GET", "/v1/groups", host=4)[0] == 200
         assert server.stop() == 0
         assert "Traceback" not in server.log
+
+
+def send_ahead(streams: list[socket.socket], data: bytes) -> None:
+    """Send until nobody takes any more for a while."""
+    left = dict.fromkeys(streams, data)
+    quiet_since = time.monotonic()
+    for stream in streams:
+        stream.setblocking(False)
+    while time.monotonic() < quiet_since + 1.0:
+        for stream in streams:
+            with suppress(BlockingIOError):
+                sent = stream.send(left[stream])
+                left[stream] = left[stream][sent:]
+                quiet_since = time.monotonic() if sent else quiet_since
+        time.sleep(0.02)
+
+
+AHEAD = 200
+BIG = wire.MAX_BODY_BYTES - 1_000
+
+
+def poll_of(server: Hetserver, node: str, stack: ExitStack, padding: int = 0) -> socket.socket:
+    """A poll that waits, of a new node."""
+    reply = ask(
+        server, "PUT", f"/v1/groups/p/nodes/{node}", {**OFFER, "spec": {"min_nodes": 9_999, "lease_s": 600}}
+    )
+    body = json.dumps({"incarnation": "1", "after": reply[1]["version"], "wait_s": 60}) + " " * padding
+    stream = dial(server, stack)
+    stream.sendall(
+        f"POST /v1/groups/p/nodes/{node}/directive HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    )
+    return stream
+
+
+def open_polls(server: Hetserver) -> int:
+    (line,) = [one for one in ask(server, "GET", "/metrics")[1].decode().splitlines()
+               if one.startswith("hetrdzv_open_polls ")]  # fmt: skip
+    return int(float(line.split()[1]))
+
+
+def test_what_is_sent_ahead_of_an_answer_stays_outside(stack: ExitStack) -> None:
+    """126 KiB for each of these connections were kept once."""
+    with Hetserver("memory") as server:
+        polls = [poll_of(server, f"n{n}", stack) for n in range(AHEAD)]
+        until(lambda: open_polls(server) == AHEAD, "all wait")
+        before = psutil.Process(server.pid).memory_info().rss
+        send_ahead(polls, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 8_000)
+        each = grown(server, before) * 1024 / AHEAD
+        print(f"{each:.1f} KiB for each of {AHEAD} polls")
+        assert each < 20
+
+
+def test_large_polls_that_wait_take_no_room(stack: ExitStack) -> None:
+    """100 polls of 1 MB wait, where 64 MiB is the most of all large bodies."""
+    with Hetserver("memory") as server:
+        before, polls = psutil.Process(server.pid).memory_info().rss, list[socket.socket]()
+        for n in range(100):
+            polls.append(poll_of(server, f"n{n}", stack, BIG))
+            until(lambda: open_polls(server) == len(polls), "it waits")
+        assert grown(server, before) < 30

@@ -9,6 +9,7 @@ from hetrdzv.core.model import Group, Node, NodePhase
 from hetrdzv.service.liveness.leases import (
     MAX_BLIND_POLL_S,
     MAX_POLL_S,
+    SPARE_PLACES,
     Leases,
     longest_lease,
     pace,
@@ -156,6 +157,21 @@ def test_renewals_do_not_make_the_heap_grow() -> None:
     for second in range(1_000):
         heard(leases, "a", 100.0 + second / 1_000)
     assert len(leases._heap) == 1
+
+
+def test_connections_that_break_again_and_again_do_not_make_the_heap_grow() -> None:
+    """Each break moves the end of a lease to the front, and left its old place behind."""
+    leases = Leases()
+    for second in range(0, 3_000, 3):
+        heard(leases, "a", float(second), 3_600.0)
+        leases.suspect("g", "a", "a-1", second + 0.5)
+        heard(leases, "a", second + 1.0, 3_600.0)
+        leases.advance(second + 2.0)
+        assert len(leases._heap) <= SPARE_PLACES + 2
+    leases.advance(2_998.0 + 3_600.0)
+    assert leases.groups_overdue() == []
+    leases.advance(2_998.1 + 3_600.0)
+    assert leases.groups_overdue() == ["g"]
 
 
 @pytest.mark.parametrize(

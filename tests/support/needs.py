@@ -10,7 +10,7 @@ import pytest
 
 ALL = "HET_TEST_ALL"
 PART = "HET_TEST_PART"
-"""Which of the long tests run: `3/10`, and after commas files whose long tests run, too; `auto`: what `turn` says."""
+"""Which of the long tests run: `3/16`, and after commas files whose long tests run, too; `auto`: what `turn` says."""
 
 PARTS = 16
 """A part takes about 60 s, most of them waiting: half a minute beside the other tests."""
@@ -67,7 +67,7 @@ def turn(root: Path) -> str:
 
 
 def share(tests: Sequence[str], part: str) -> set[str]:
-    """Those of all long tests that a part contains: every tenth, and some in each file that is named.
+    """Those of all long tests that a part contains: every sixteenth, say, and some in each file that is named.
 
     Raises:
         ValueError: it is no part.

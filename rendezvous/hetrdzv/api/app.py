@@ -16,6 +16,7 @@ from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.dashboard import actions, pages, render, signing_in
 from hetrdzv.dashboard.live import Hub
 from hetrdzv.service.metrics import Metrics
+from hetrdzv.service.quotas import Quotas
 from hetrdzv.service.replica import Replica, SingleReplica
 from hetrdzv.service.service import Service
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
@@ -30,6 +31,7 @@ def create_app(
     certified: bool = False,
     limits: Limits = DEFAULT_LIMITS,
     metrics: Metrics | None = None,
+    quotas: Quotas | None = None,
 ) -> ASGIApp:
     """An ASGI application for a service or a replica; the caller starts and closes that.
 
@@ -40,6 +42,7 @@ def create_app(
         certified: whether clients must show a certificate.
         limits: bound its memory.
         metrics: shared by services that follow one another.
+        quotas: what the groups of each token may take; the same as the service's.
     """
     app = FastAPI(
         title="hetrdzv",
@@ -72,6 +75,7 @@ def create_app(
         refusal_page=render.refusal,
         admission=admission,
         refusals=refusals,
+        quotas=quotas or Quotas(),
         any_host=any_host,
         certified=certified,
     )

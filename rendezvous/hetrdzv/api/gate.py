@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrdzv.api import problems
 from hetrdzv.api.dispatch import Dispatcher
-from hetrdzv.api.http.body import Body
-from hetrdzv.api.http.calling import CERTIFIED
+from hetrdzv.api.http.body import PARSED, Body
+from hetrdzv.api.http.calling import ACCEPT, CERTIFIED
 from hetrdzv.api.http.limits import Admission
 from hetrdzv.api.refused import RefusalLog, client_of
 from hetrdzv.auth.hosts import same_origin, trusted_host
@@ -21,7 +21,6 @@ from hetrdzv.auth.sessions import Sessions, cookie_in, cookie_name
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import (
-    BodyTooLarge,
     CertificateRequired,
     ForeignHost,
     HetError,
@@ -30,6 +29,7 @@ from hetrdzv.protocol.errors import (
     ServerStopping,
     Unauthorized,
 )
+from hetrdzv.service.quotas import Quotas
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class Gate:
         refusal_page: a refusal as a page or a part of one; None for whoever is no browser, by the headers.
         admission: limits what is in progress at once.
         refusals: logs who is refused.
+        quotas: what the groups of each token may take.
         any_host: whether a server without tokens answers to every host name (`--insecure`).
         certified: whether clients must show a certificate.
     """
@@ -66,6 +67,7 @@ class Gate:
         refusal_page: Callable[[HetError, Mapping[str, str]], Response | None],
         admission: Admission,
         refusals: RefusalLog,
+        quotas: Quotas,
         any_host: bool,
         certified: bool,
     ) -> None:
@@ -77,6 +79,7 @@ class Gate:
         self._everybody = Permit(EVERYTHING, sessions=sessions)
         self._admission = admission
         self._refusals = refusals
+        self._quotas = quotas
         self._any_host = any_host
         self._certified = certified
 
@@ -84,7 +87,7 @@ class Gate:
         if scope["type"] != "http":
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        reply = _Reply(send)
+        reply, account = _Reply(send), None
         try:
             if scope["path"].startswith(GROUP_PATHS):
                 versions.check_request(
@@ -94,10 +97,15 @@ class Gate:
                 permit = self._permit(scope, headers)
                 permit.check(scope["method"], scope["path"])
                 scope = permit.put_into(scope)
+                account = self._quotas.asks(permit.grant.scope)
             elif scope["method"] == "HEAD" and scope["path"] != "/sign-in":  # which would use up its code
                 scope, reply.without_body = {**scope, "method": "GET"}, True
             go_on = partial(self._pass_on, scope, headers, receive, reply)
-            await self._admission.admit(scope, headers.get("accept", ""), go_on)
+            work = self._admission.admit(scope, headers.get("accept", ""), go_on)
+            if account is None:
+                await work
+            else:
+                await account.charged(work)
         except HetError as error:
             self._refusals.note(error, client_of(scope), scope["method"], scope["path"])
             await self._refuse(reply, error, scope, headers)
@@ -116,10 +124,12 @@ class Gate:
         with Body(headers, receive, self._admission.bodies) as body:
             if not await body.read():
                 return
+            if not is_open(scope["path"]) and (accept := scope.get("state", {}).get(ACCEPT)) is not None:
+                accept()
             if scope["path"].startswith(GROUP_PATHS) or is_page(scope["path"]):
                 scope = self._dispatcher.assign(scope)
                 reply.may_begin = lambda: self._dispatcher.still_answers(scope)
-            await self._app(scope, body.receive, reply)
+            await self._app({**scope, PARSED: body.parsed}, body.receive, reply)
         if reply.withheld:
             raise LeaderLost("this server lost the leadership while it worked on this; ask the others")
 
@@ -171,8 +181,7 @@ class Gate:
         reply.withheld, reply.may_begin = False, None  # it tells nothing of any group
         answer = self._refusal_page(error, headers) if is_page(scope["path"]) else None
         if answer is None:
-            field = "body" if isinstance(error, BodyTooLarge) else None
-            answer = problems.answer(error, field=field).response()
+            answer = problems.answer(error, field=problems.field_of(error)).response()
         if isinstance(error, NotLeader):
             answer.raw_headers.append((b"location", _same_request_at(error.leader, scope)))
         await reply(

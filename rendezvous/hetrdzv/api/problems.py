@@ -12,7 +12,14 @@ from starlette.exceptions import HTTPException
 from hetrdzv.api.lenient import ignored
 from hetrdzv.api.refused import client_of
 from hetrdzv.protocol import versions
-from hetrdzv.protocol.errors import HetError, InvalidRequest, InvalidSpec, SpecConflict, Unauthorized
+from hetrdzv.protocol.errors import (
+    BodyTooLarge,
+    HetError,
+    InvalidRequest,
+    InvalidSpec,
+    SpecConflict,
+    Unauthorized,
+)
 from hetrdzv.protocol.wire import ConflictReply, DirectiveReply, ProblemReply, SpecFields
 
 MEDIA_TYPE = "application/problem+json"
@@ -167,7 +174,7 @@ def install(app: FastAPI) -> None:
     async def refused(request: Request, error: HetError) -> Response:
         request.app.state.refusals.note(error, client_of(request.scope), request.method, request.url.path)
         directive = getattr(request.state, "directive", None)
-        return answer(error, field=_field_of(error), directive=directive).response()
+        return answer(error, field=field_of(error), directive=directive).response()
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -211,7 +218,10 @@ def _field_at(error: Any) -> str:
     return ".".join(str(name)[:80] for name in names if name != "[key]")
 
 
-def _field_of(error: HetError) -> str | None:
+def field_of(error: HetError) -> str | None:
+    """The part of a request that an error is about, if it is one."""
+    if isinstance(error, BodyTooLarge):
+        return "body"
     if isinstance(error, UnknownParameter | UnknownKind):
         return error.field
     if isinstance(error, InvalidSpec):  # its message begins with the field

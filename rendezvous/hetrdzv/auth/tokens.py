@@ -62,6 +62,14 @@ class Tokens:
 
     def __init__(self, granted: Mapping[str, Grant]) -> None:
         self._entries = entries(granted)
+        self._scopes: tuple[list[Entry], frozenset[str]] = ([], frozenset())
+
+    def scopes(self) -> frozenset[str]:
+        """The patterns of the tokens; the same object until they change."""
+        if self._scopes[0] is not self._entries:
+            found = frozenset(entry.grant.scope for entry in self._entries if entry.grant.scope is not None)
+            self._scopes = (self._entries, found)
+        return self._scopes[1]
 
     def entry(self, given: str) -> Entry | None:
         """A token with its grant, or None. Compares with every token in constant time."""

@@ -28,6 +28,7 @@ from hetrdzv.cli.sockets import CannotServe, inherited, listen
 from hetrdzv.protocol.addresses import is_loopback
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.service.metrics import Metrics
+from hetrdzv.service.quotas import Quotas
 from hetrdzv.service.replica import Replica, SingleReplica
 from hetrdzv.service.service import Service
 from hetrdzv.settings import Limits, Settings
@@ -66,13 +67,14 @@ def _serve_on_socket(settings: Settings) -> None:
         url = settings.store or f"sqlite:{state_home() / 'state.db'}"
         on_etcd = url.startswith("etcd:")
         metrics = Metrics()
-        make_service = partial(Service, metrics=metrics, limits=settings.limits)
         if on_etcd and settings.token_file is None and not settings.insecure and not _is_local(listener):
             raise CannotServe(
                 "servers on one etcd need the same token: make one (openssl rand -hex 32) "
                 "and give its file to each of them with --token-file"
             )
         tokens = _tokens(listener, settings)
+        quotas = Quotas(tokens.scopes) if tokens is not None else Quotas()
+        make_service = partial(Service, metrics=metrics, limits=settings.limits, quotas=quotas)
         if on_etcd:
             make_replica = _elected(make_service, url, _advertised(settings, listener), settings)
         elif given := [name for name in _FOR_ETCD if getattr(settings, name)]:
@@ -82,7 +84,7 @@ def _serve_on_socket(settings: Settings) -> None:
             make_replica = partial(SingleReplica, make_service(_store(url)))
         _allow_connections(settings.limits)
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_serve(make_replica, metrics, listener, tokens, tls, url, settings))
+            runner.run(_serve(make_replica, metrics, quotas, listener, tokens, tls, url, settings))
 
 
 def state_home() -> Path:
@@ -239,6 +241,7 @@ def _allow_connections(limits: Limits) -> None:
 async def _serve(
     make_replica: Callable[[], Replica],
     metrics: Metrics,
+    quotas: Quotas,
     listener: socket.socket,
     tokens: TokenFile | None,
     tls: ServerTls | None,
@@ -253,6 +256,7 @@ async def _serve(
         certified=tls is not None and tls.asks_clients,
         limits=settings.limits,
         metrics=metrics,
+        quotas=quotas,
     )
     host, port = listener.getsockname()[:2]
 

@@ -140,6 +140,10 @@ class Ledger:
         new = sum(head.group is not None and name not in self.groups for name, head in self._heads.items())
         return known + new < most
 
+    def names(self) -> set[str]:
+        """The groups that there are, or that were proposed."""
+        return {*self.groups, *self._heads}
+
     def is_settled(self, group_id: str) -> bool:
         """Whether no change of a group is waiting for a commit."""
         return group_id not in self._heads

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from time import thread_time
 from typing import Any
 
 from hetrdzv.core.commands import Command, Disconnect, Join, Put, Report, Tick
@@ -35,6 +36,7 @@ from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.plans import Plans
 from hetrdzv.service.polls.watchers import FOLLOWERS, Watchers
 from hetrdzv.service.progress.progress import Progress
+from hetrdzv.service.quotas import Quotas, metered
 from hetrdzv.service.retention import Retention, require_places, require_room
 from hetrdzv.service.timers import Timers
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
@@ -56,6 +58,7 @@ class Service:
         wall: wall-clock time for events, for people only.
         metrics: outlives this service.
         limits: how many groups of how many nodes are kept, and for how long.
+        quotas: what the groups of each token may take.
 
     Attributes:
         silence: when nodes were heard, and which leases they have.
@@ -71,7 +74,9 @@ class Service:
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
         metrics: Metrics | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        quotas: Quotas | None = None,
     ) -> None:
+        self._quotas = quotas or Quotas()
         self._clock = make_clock(0.0)
         self._unsettled: set[str] = set()  # groups to settle at the end of this turn
         self._unable: set[str] = set()  # groups whose tick has failed
@@ -212,6 +217,7 @@ class Service:
             if not isinstance(command, Join | Put):
                 raise _unknown(group_id)
             require_room(self._ledger, self._limits)
+            self._quotas.require_room(group_id, self._ledger.names(), self._limits)
             head = empty(group_id, now)
         require_places(head, command, self._limits)
         if isinstance(command, Report) and command.age_s:
@@ -297,12 +303,19 @@ class Service:
             await self._ledger.work()
             try:
                 for group_id in sorted(self._unsettled):
+                    began = thread_time()
                     if not self._settle(group_id):
                         self._unable.add(group_id)
+                    self._quotas.spent(group_id, thread_time() - began)
                 for group_id in sorted(self._unable):
                     self._isolate(group_id)
-                for change in await self._ledger.commit(self.now()):
+                steps: list[float] = []
+                changes: list[Change] = await metered(self._ledger.commit(self.now()), steps.append)
+                for change in changes:
+                    began = thread_time()
                     self._published(change)
+                    own_s = sum(steps) / len(changes) + thread_time() - began
+                    self._quotas.spent(change.group_id, own_s)
                 for group_id, proposals in self._ledger.take_unfit().items():
                     self._isolate(group_id, proposals)
             except NothingWritten as error:
@@ -354,7 +367,8 @@ class Service:
 
     def _published(self, change: Change) -> None:
         """Count a committed change, set the timer of its group, wake the polls that it affects."""
-        log_events(change)
+        if self._quotas.may_log(change.group_id, len(change.events)):
+            log_events(change)
         self._follow_up(change)
 
     def _follow_up(self, change: Change) -> None:

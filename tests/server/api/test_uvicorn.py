@@ -19,14 +19,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from hetrdzv.api.http import connections, server
-from hetrdzv.api.http.calling import CERTIFIED
+from hetrdzv.api.http.calling import CALLER, CERTIFIED
 from hetrdzv.api.http.connections import (
     TLS_BUFFER_BYTES,
     Connection,
-    Connections,
     TlsConnection,
     protocol_factory,
 )
+from hetrdzv.api.http.places import Connections
 from hetrdzv.settings import Limits
 
 OF_CONNECTION: dict[str, Callable[[Any], bool]] = {
@@ -43,8 +43,8 @@ OF_CONNECTION: dict[str, Callable[[Any], bool]] = {
     "on_response_complete": lambda found: not inspect.signature(found).parameters,
     "app_state": lambda found: found == {"a": 1},
     "timeout_keep_alive_task": lambda found: found is None,
-    "timeout_keep_alive_handler": lambda found: not inspect.signature(found).parameters,
-    "send_400_response": lambda found: [*inspect.signature(found).parameters] == ["msg"],
+    "timeout_keep_alive": lambda found: found == 5,
+    "client": lambda found: found is None,
 }
 """Attributes of `HttpToolsProtocol` that are not asyncio's, each with what it has to be on a new connection."""
 
@@ -82,7 +82,8 @@ def inherited(source: str, name: str) -> set[str]:
     )
     used = {node.attr for node in ast.walk(found) if isinstance(node, ast.Attribute) and is_self(node.value)}
     methods = {node.name for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    own = {name for name in used | methods if name.startswith("_")} | set(dir(asyncio.Protocol))
+    own = {name for name in used | methods if name.startswith("_")}
+    own |= set(dir(asyncio.Protocol)) | set(dir(asyncio.BufferedProtocol))
     return (used | methods) - own
 
 
@@ -108,8 +109,9 @@ def test_a_reply_says_how_far_it_is() -> None:
 
 def test_the_tables_above_name_all_that_is_used() -> None:
     own = {"stop_at_eof", "watch_stdin", "signals"}
+    own_of_connection = {"take_place", "leave_place"}
     for module, kind, there in (
-        (connections, "Connection", set(OF_CONNECTION)),
+        (connections, "Connection", set(OF_CONNECTION) | own_of_connection),
         (server, "HttpServer", set(OF_SERVER) | own),
     ):
         assert inherited(Path(module.__file__).read_text(), kind) == there
@@ -139,19 +141,28 @@ async def test_uvicorn_calls_whatever_makes_a_protocol() -> None:
     assert set(inspect.signature(HttpToolsProtocol.__init__).parameters) == {"self", *arguments()}
 
 
-@pytest.mark.parametrize("expected", [False, True])
-async def test_an_idle_connection_stays_open_if_it_tells_of_its_host(expected: bool) -> None:
-    made = Connection(**arguments(), connections=Connections(Limits()))
+@pytest.mark.parametrize(("lease_s", "stays_s"), [(0.0, 75.0), (5.0, 75.0), (600.0, 600.0)])
+async def test_an_idle_connection_stays_open_for_as_long_as_its_agent_may_be_silent(
+    lease_s: float, stays_s: float
+) -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        if lease_s:
+            scope["state"][CALLER].answering(lambda: None, lease_s)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    given = {**arguments(), "config": loaded(uvicorn.Config(answer))}
+    made = Connection(**given, connections=Connections(Limits()))
     loop = asyncio.get_running_loop()
     async with await loop.create_server(lambda: made, "127.0.0.1", 0) as server:
-        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        async with asyncio.timeout(10):
-            while made.transport is None:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0)
-        if expected:
-            made._caller.answering(lambda: None)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        began = loop.time()
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert await reader.readuntil(b"{}")
+        assert made.timeout_keep_alive_task is not None
+        assert began + stays_s <= made.timeout_keep_alive_task.when() <= loop.time() + stays_s
         made.timeout_keep_alive_handler()
-        assert made.transport.is_closing() is not expected
+        assert made.transport.is_closing()
         writer.close()
         await writer.wait_closed()
 
@@ -196,7 +207,8 @@ async def test_only_our_tls_connections_have_small_buffers() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     loop = asyncio.get_running_loop()
     for kind, size in ((TlsConnection, TLS_BUFFER_BYTES), (SSLProtocol, 256 << 10)):
-        made = kind(loop, asyncio.Protocol(), context, loop.create_future(), server_side=True)
+        connection = Connection(**arguments(), connections=Connections(Limits()))
+        made = kind(loop, connection, context, loop.create_future(), server_side=True)
         assert len(made.get_buffer(-1)) == size
         made.connection_lost(None)
 

@@ -9,6 +9,9 @@ from hetrdzv.api.http.limits import Bodies
 from hetrdzv.protocol.errors import BodyTooLarge
 from hetrdzv.protocol.wire import MAX_BODY_BYTES
 
+PARSED = "hetrdzv.parsed"
+"""In the scope of a request: to be called if its body is dropped long before its answer (`Body.parsed`)."""
+
 
 class Body:
     """The whole body of a request, which is small; nothing beyond the limit is ever held or parsed.
@@ -30,7 +33,13 @@ class Body:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._held.grow(self._size, 0)
+        self.parsed()
+
+    def parsed(self) -> None:
+        """The body is not needed any more: it counts for nothing from now on."""
+        self._first.clear()
+        size, self._size = self._size, 0
+        self._held.grow(size, 0)
 
     async def receive(self) -> Message:
         """The ASGI channel for the application: the whole body at once, then whatever follows."""

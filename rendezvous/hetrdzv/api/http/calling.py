@@ -15,6 +15,10 @@ CERTIFIED = "hetrdzv.certified"
 """In the `state` of a request's scope: whether its connection showed a trusted client certificate."""
 
 
+ACCEPT = "hetrdzv.accept"
+"""In the `state` of a request's scope: called once the request is whole and allowed (places.py)."""
+
+
 def calling(scope: Scope, receive: Receive) -> AbstractContextManager[Caller]:
     """The client of a request, for as long as it waits for the answer.
 

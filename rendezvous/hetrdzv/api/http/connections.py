@@ -5,20 +5,20 @@ tests/server/api/test_uvicorn.py.
 """
 
 import asyncio
-import logging
 from asyncio.sslproto import SSLProtocol
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from hetrdzv.api import problems
-from hetrdzv.api.http.calling import CALLER, CERTIFIED
+from hetrdzv.api.http.calling import ACCEPT, CALLER, CERTIFIED
 from hetrdzv.api.http.corked import Corked
 from hetrdzv.api.http.limits import neighbourhood
+from hetrdzv.api.http.places import READ_BODY_BYTES, Connections, Place
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import Busy, HetError, Malformed, RequestTooSlow
@@ -26,65 +26,21 @@ from hetrdzv.protocol.keepalive import count_silence, keep_alive
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.settings import Limits
 
-logger = logging.getLogger(__name__)
-
 GRACE_S = 1
 """How long open requests may take after a stop was requested (seconds); polls are answered at once."""
 
-PER_ADDRESS = 2
-"""Connections allowed per poll of an address: an agent may open another before the old one is closed."""
-
-MAX_HEADER_BYTES = 1 << 16
+MAX_HEADER_BYTES = 1 << 14
 """Bytes that a client may send in a row of which none belongs to a body: a request line and headers, the extensions of
 a chunk, trailers."""
+
+READ_BYTES = 1 << 12
+"""How much is read at a time, so that no more is kept of what a client sends ahead of an answer."""
 
 BODY_TIMEOUT_S = 10.0
 """How long a client may take to send a body (seconds)."""
 
-PIECE_BYTES = 1 << 14
-"""The parser gets at most so much at a time, so that no header is taken for whole that is too large."""
-
 TLS_BUFFER_BYTES = 1 << 14
 """Size of the read buffer of a TLS connection. asyncio's default is 256 KiB each, for requests of half a KiB."""
-
-
-class Connections:
-    """Counts connections, in all and by address.
-
-    Args:
-        limits: how many there may be, and how slow.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self._all = 0
-        self._by_address: Counter[str] = Counter()
-        self._warned = False
-
-    def refusal(self, address: str) -> str | None:
-        """Why an address may not have another connection; None if it may, which is then counted."""
-        limits = self.limits
-        if self._all >= limits.max_connections:
-            if not self._warned:
-                self._warned = True
-                logger.warning("%d connections are open; refusing more (--max-connections)", self._all)
-            return f"the server has {self._all} connections, the maximum: try again, or try another server"
-        if self._by_address[address] >= PER_ADDRESS * limits.max_polls_per_address:
-            return (
-                f"{address} has {self._by_address[address]} connections, the maximum for one address: "
-                f"close some, or start hetserver with a larger --max-polls-per-address"
-            )
-        self._all += 1
-        self._by_address[address] += 1
-        return None
-
-    def closed(self, address: str) -> None:
-        """A counted connection was closed."""
-        self._all -= 1
-        self._warned = self._warned and self._all > self.limits.max_connections * 9 // 10
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
 
 
 class TcpCaller(Caller):
@@ -106,17 +62,18 @@ class TcpCaller(Caller):
             self._within_s = within_s
         return True
 
-    def answering(self, on_break: Callable[[], None]) -> None:
-        super().answering(on_break)
+    def answering(self, on_break: Callable[[], None], lease_s: float) -> None:
+        super().answering(on_break, lease_s)
         if self._within_s is not None:
             count_silence(self.socket, self._within_s)
             self._within_s = None  # to be set again with the next poll
 
 
-class Connection(HttpToolsProtocol):
+class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     """A connection that takes one request at a time, and is closed if its client is slow or sends endless headers.
 
-    What a client sends ahead is parsed once the reply is out: the parser gets no byte beyond the end of a request.
+    What a client sends ahead is parsed once the reply is out: the parser gets no byte beyond the end of a request, and
+    nothing is read meanwhile but the few KiB that show that the client is still there.
 
     Args:
         connections: where it is counted.
@@ -125,7 +82,9 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, connections: Connections, **more: Any) -> None:
         super().__init__(*args, **more)
         self._connections = connections
-        self._address: str | None = None
+        self._limits = connections.limits
+        self._place: Place | None = None
+        self._below: asyncio.WriteTransport | None = None  # what reads the socket
         self._late_timer: asyncio.TimerHandle | None = None
         self._awaited = ""  # what has to come before it goes off: a header or a body
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -137,18 +96,34 @@ class Connection(HttpToolsProtocol):
         self._caller = TcpCaller()
         self._transport: Corked
 
+    def take_place(self, transport: asyncio.WriteTransport) -> None:
+        """Be counted; a TLS connection is before its handshake.
+
+        Raises:
+            Busy: there is no room.
+        """
+        peer = transport.get_extra_info("peername")
+        self._below = transport
+        self._place = self._connections.take(neighbourhood(peer[0]) if peer else "", self._give_way)
+
+    def leave_place(self) -> None:
+        """Be counted no more."""
+        if self._place is not None:
+            self._place.leave()
+            self._place = None
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._transport = Corked(transport, self._connections.limits.idle_timeout_s)
+        self._transport = Corked(transport, self._limits.idle_timeout_s)
         super().connection_made(self._transport)
         self._caller.socket = transport.get_extra_info("socket")
-        peer = transport.get_extra_info("peername")
-        address = neighbourhood(peer[0]) if peer else ""
-        refusal = self._connections.refusal(address)
-        if refusal is not None:
-            self._close_with(Busy(refusal))
+        try:
+            if self._place is None:
+                self.take_place(transport)
+        except Busy as error:
+            self._close_with(error)
             return
-        self._address = address
-        self.app_state = {**self.app_state, CALLER: self._caller}
+        assert self._place is not None
+        self.app_state = {**self.app_state, CALLER: self._caller, ACCEPT: self._place.accept}
         if transport.get_extra_info("peercert"):
             self.app_state[CERTIFIED] = True
         self._await("header")
@@ -157,19 +132,23 @@ class Connection(HttpToolsProtocol):
         for timer in (self._late_timer, self._stall_timer, self.timeout_keep_alive_task):
             if timer is not None:
                 timer.cancel()
-        if self._address is not None:
-            self._connections.closed(self._address)
-            self._address = None
+        self.leave_place()
+        self._below = None
         self._unparsed = b""
         super().connection_lost(exc)
         self._caller.hang_up(broken=exc is not None)
 
     # -- requests come, one at a time ------------------------------------------------------------------------
 
-    def data_received(self, data: bytes) -> None:
-        if self._transport.is_closing():
-            return
-        self._parse(self._unparsed + data)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the event loop puts what it reads next. Called by asyncio."""
+        return self._connections.buffer[: max(READ_BYTES, min(READ_BODY_BYTES, self._body_left))]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Something was read. Called by asyncio."""
+        data = bytes(self._connections.buffer[:nbytes])
+        if not self._transport.is_closing():
+            self._parse(self._unparsed + data)
 
     def _parse(self, data: bytes) -> None:
         """Parse the rest of a request, and those after it if they need not wait for its answer."""
@@ -178,9 +157,10 @@ class Connection(HttpToolsProtocol):
             end = self._end_of_piece(data, begin)
             self._since_body += end - begin
             if self._since_body > MAX_HEADER_BYTES and not self._body_left:
-                self.send_400_response("")
+                self._is_malformed()
                 return
-            super().data_received(data[begin:end])
+            if not self._feed(data[begin:end]):
+                return
             begin = end
         self._parsed, self._unparsed = data[max(0, begin - 3) : begin], data[begin:]
         if self._unparsed:
@@ -190,12 +170,26 @@ class Connection(HttpToolsProtocol):
             self._transport.release(resume=not self.flow.read_paused)
             self._await("body" if self._in_body else "" if self._is_answering() else "header")
 
+    def _feed(self, piece: bytes) -> bool:
+        """Parse a part of a request; whether it is one."""
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:  # the request is answered as if it did not ask for that
+            pass
+        except httptools.HttpParserError:
+            self._is_malformed()
+            return False
+        return True
+
     def _end_of_piece(self, data: bytes, begin: int) -> int:
         """Where the request that is being parsed may end: after its body, or an empty line."""
         if self._body_left:
             return min(len(data), begin + self._body_left)
-        found = data.find(b"\r\n\r\n", max(0, begin - 3), begin + PIECE_BYTES)
-        return found + 4 if found >= 0 else min(len(data), begin + PIECE_BYTES)
+        found = data.find(b"\r\n\r\n", max(0, begin - 3), begin + READ_BYTES)
+        return found + 4 if found >= 0 else min(len(data), begin + READ_BYTES)
 
     def _is_answering(self) -> bool:
         """Whether a request is whole and has no answer yet."""
@@ -238,6 +232,8 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Called by uvicorn."""
+        # one that tells of its agent's host stays as long as that may be silent
+        self.timeout_keep_alive = max(self._limits.idle_timeout_s, self._caller.lease_s)  # type: ignore[assignment]
         super().on_response_complete()
         if self._unparsed:
             self.loop.call_soon(self._parse_on)
@@ -246,15 +242,10 @@ class Connection(HttpToolsProtocol):
         if self._unparsed and not self._transport.is_closing():
             self._parse(self._unparsed)
 
-    def timeout_keep_alive_handler(self) -> None:
-        """A connection was idle for long; one that tells of its host is left to the kernel."""
-        if not self._caller.is_expected:
-            super().timeout_keep_alive_handler()
-
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._stall_timer is None:
-            self._stall_timer = _later(self._connections.limits.idle_timeout_s, self._abort)
+            self._stall_timer = _later(self._limits.idle_timeout_s, self._abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -277,7 +268,7 @@ class Connection(HttpToolsProtocol):
             self._late_timer.cancel()
             self._late_timer = None
         if what:
-            within_s = BODY_TIMEOUT_S if what == "body" else self._connections.limits.header_timeout_s
+            within_s = BODY_TIMEOUT_S if what == "body" else self._limits.header_timeout_s
             self._awaited = what
             self._late_timer = _later(within_s, partial(self._is_late, within_s))
 
@@ -293,13 +284,25 @@ class Connection(HttpToolsProtocol):
         else:
             self._transport.close()
 
-    def send_400_response(self, msg: str) -> None:
-        """What is not HTTP is answered like any other mistake; called by uvicorn."""
-        self._close_with(
-            Malformed(
-                "this is not an HTTP/1.1 request, its header is larger than 64 KiB, or it has a body and Upgrade"
-            )
+    def _is_malformed(self) -> None:
+        """Answer what is not HTTP like any other mistake."""
+        error = Malformed(
+            "this is not an HTTP/1.1 request, its header is larger than 16 KiB, or it has a body and Upgrade"
         )
+        self._connections.refusals.note(error, self.client[0] if self.client else "", "a", "request")
+        self._close_with(error)
+
+    def _give_way(self) -> None:
+        """End, since another connection needs the place of this one, which has brought no accepted request."""
+        self._place = None
+        flow: Any = self.flow
+        if flow is None or self._is_answering():  # it is in its handshake, or its request is at work
+            assert self._below is not None
+            self._below.abort()
+        else:
+            self._close_with(
+                Busy("the server has its maximum of connections, and others asked first: try again")
+            )
 
     def _close_with(self, error: HetError, field: str | None = None) -> None:
         """Send an error, unless another reply has begun, and close the connection.
@@ -307,7 +310,8 @@ class Connection(HttpToolsProtocol):
         Args:
             field: the part of the request that is wrong.
         """
-        if not self._in_body or not self.cycle.response_started:
+        reply: Any = self.cycle
+        if reply is None or not reply.response_started or (reply.response_complete and not self._in_body):
             answer = problems.answer(error, field=field)
             headers = {**answer.headers, **versions.HEADERS, "connection": "close"}
             lines = [f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}"]
@@ -317,9 +321,34 @@ class Connection(HttpToolsProtocol):
 
 
 class TlsConnection(SSLProtocol):
-    """asyncio's TLS, with a smaller read buffer for each connection."""
+    """asyncio's TLS, with smaller buffers; counted from its first byte, not from the end of its handshake.
+
+    Args:
+        connection: what is inside.
+    """
 
     max_size = TLS_BUFFER_BYTES
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, connection: Connection, *args: Any, **more: Any
+    ) -> None:
+        super().__init__(loop, connection, *args, **more)
+        self._connection = connection
+        own: Any = self
+        own._set_read_buffer_limits(TLS_BUFFER_BYTES)  # of what is not decrypted while nobody reads
+
+    def connection_made(self, transport: Any) -> None:
+        try:
+            self._connection.take_place(transport)
+        except Busy:  # telling it so would take a handshake
+            transport.abort()
+        else:
+            super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._connection.leave_place()
+        del self._connection  # which refers to this through its transport
+        super().connection_lost(exc)
 
 
 def protocol_factory(limits: Limits, tls: ServerTls | None) -> Callable[..., asyncio.BaseProtocol]:

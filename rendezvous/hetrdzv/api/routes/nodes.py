@@ -9,6 +9,7 @@ from hetrdzv.api import problems, views
 from hetrdzv.api.commands import daemon_command, join_command, report_command, said, stacks
 from hetrdzv.api.dispatch import polls_of, service_of
 from hetrdzv.api.http.calling import calling
+from hetrdzv.api.http.limits import SMALL_BODY_BYTES
 from hetrdzv.api.lenient import LenientRoute, ignored
 from hetrdzv.api.routes.groups import NodesShown
 from hetrdzv.api.shares import shares_reply
@@ -19,6 +20,7 @@ from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.versions import is_newer
 from hetrdzv.service.polls.directives import tell
+from hetrdzv.service.progress.progress import Said
 from hetrdzv.service.shares import decided
 
 router = APIRouter(
@@ -29,17 +31,30 @@ router = APIRouter(
     responses=problems.RESPONSES,
 )
 
+LARGE_WAIT_S = 1.0
+"""How long a poll with a large body may wait (seconds)."""
+
 WaitSeconds = Annotated[float, Query(ge=0, le=3600, description="Seconds; at most half the lease.")]
 
 
 async def _answer_poll(
-    request: Request, group_id: str, command: Join | Renew, after: str | None, wait_s: float
+    request: Request,
+    group_id: str,
+    command: Join | Renew,
+    after: str | None,
+    wait_s: float,
+    words: Said | None = None,
 ) -> Response:
+    polls = polls_of(request)
+    if len(await request.body()) > SMALL_BODY_BYTES:  # which is kept until the answer
+        wait_s = min(wait_s, LARGE_WAIT_S)
     with calling(request.scope, request.receive) as caller:
-        found = await polls_of(request).answer(caller, group_id, command, after, wait_s)
+        found = await polls.answer(caller, group_id, command, after, wait_s, said=words)
     if found is None:
         return Response(status_code=204)  # nobody reads it
-    return views.directive_response(*found)
+    if words is None:
+        return views.directive_response(*found)
+    return Response(views.asking_json(polls.service, command.node_id, found), media_type="application/json")
 
 
 @router.put("", response_model=wire.DirectiveReply)
@@ -74,15 +89,8 @@ async def poll(request: Request, group_id: wire.Id, node_id: wire.Id, body: wire
 
     Ordinary polls never get here: short.py answers them.
     """
-    command = Renew(node_id, body.incarnation)
-    with calling(request.scope, request.receive) as caller:
-        found = await polls_of(request).answer(
-            caller, group_id, command, body.after, body.wait_s, said=said(body)
-        )
-    if found is None:
-        return Response(status_code=204)  # nobody reads it
-    return Response(
-        views.asking_json(polls_of(request).service, node_id, found), media_type="application/json"
+    return await _answer_poll(
+        request, group_id, Renew(node_id, body.incarnation), body.after, body.wait_s, said(body)
     )
 
 

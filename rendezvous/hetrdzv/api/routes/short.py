@@ -1,13 +1,13 @@
 """What agents send all the time, without the cost of a framework: polls, joins and reports.
 
-Answers the ordinary ones; all others, and those that are refused, go the long way to nodes.py, which allows the same
+Answers the ordinary ones; all others, and reports that are refused, go the long way to nodes.py, which allows the same
 and explains mistakes. The API's document describes those routes.
 """
 
 import json
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,8 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hetrdzv.api import views
 from hetrdzv.api.commands import join_command, report_command, said
 from hetrdzv.api.dispatch import polls_in
+from hetrdzv.api.http.body import PARSED
 from hetrdzv.api.http.calling import calling
-from hetrdzv.core.commands import Renew
+from hetrdzv.core.commands import Join, Renew
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group
 from hetrdzv.protocol import wire
@@ -24,6 +25,7 @@ from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.ids import MAX_ID_LENGTH
 from hetrdzv.protocol.keepalive import SOCKET_HEADER, name_of
 from hetrdzv.service.polls.directives import Told, tell
+from hetrdzv.service.progress.progress import Said
 
 _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
 _PATH = re.compile(rf"/v1/groups/({_ID})/nodes/({_ID})(/directive|/report)?")
@@ -52,25 +54,46 @@ class ShortRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         place = _PATH.fullmatch(scope["path"])
-        if place is not None and max(map(len, place.groups(""))) <= MAX_ID_LENGTH:
-            match scope["method"], place[3]:
-                case "GET", "/directive":
-                    if (poll := _plain_poll(place, scope)) is not None:
-                        await _answer_poll(scope, receive, send, *poll)
-                        return
-                case ("PUT", None) | ("POST", "/report") | ("POST", "/directive") if _has_json(scope):
-                    message = await receive()
-                    if await _ANSWERS[place[3]](scope, receive, send, place, message.get("body", b"")):
-                        return
-                    await self._app(scope, _again(message, receive), send)
+        if place is None or max(map(len, place.groups(""))) > MAX_ID_LENGTH:
+            await self._app(scope, receive, send)
+            return
+        match scope["method"], place[3]:
+            case "GET", "/directive":
+                if (poll := _plain_poll(place, scope)) is not None:
+                    await _answer(scope, receive, send, poll)
                     return
+            case ("PUT", None) | ("POST", "/directive") if _has_json(scope):
+                message = await receive()
+                parse = _join if place[3] is None else _poll
+                if (poll := parse(scope, place, message.get("body", b""))) is not None:
+                    del message  # a poll may wait for long, and its body be large
+                    scope.get(PARSED, _nothing)()
+                    await _answer(scope, receive, send, poll)
+                    return
+                receive = _again(message, receive)
+            case "POST", "/report" if _has_json(scope):
+                message = await receive()
+                if await _report(scope, receive, send, place, message.get("body", b"")):
+                    return
+                receive = _again(message, receive)
         await self._app(scope, receive, send)
 
 
-# -- polls --------------------------------------------------------------------------------------------------------
+# -- polls and joins ----------------------------------------------------------------------------------------------
 
 
-def _plain_poll(place: re.Match[str], scope: Scope) -> tuple[str, Renew, str | None, float] | None:
+class _Poll(NamedTuple):
+    """What a request asks; see `Polls.answer`."""
+
+    group_id: str
+    command: Join | Renew
+    after: str | None
+    wait_s: float
+    direct: bool = False
+    said: Said | None = None
+
+
+def _plain_poll(place: re.Match[str], scope: Scope) -> _Poll | None:
     """What a request asks, if it is an ordinary poll."""
     given = _query(scope["query_string"])
     if given is None or "incarnation" not in given:
@@ -80,24 +103,44 @@ def _plain_poll(place: re.Match[str], scope: Scope) -> tuple[str, Renew, str | N
         return None
     if after is not None and len(after) > MAX_VERSION_LENGTH:
         return None
-    return place[1], Renew(place[2], incarnation), after, wait_s
+    return _Poll(place[1], Renew(place[2], incarnation), after, wait_s, _is_direct(scope))
 
 
-async def _answer_poll(
-    scope: Scope,
-    receive: Receive,
-    send: Send,
-    group_id: str,
-    command: Renew,
-    after: str | None,
-    wait_s: float,
-) -> None:
+def _join(scope: Scope, place: re.Match[str], data: bytes) -> _Poll | None:
+    given = _query(scope["query_string"]) if scope["query_string"] else {}
+    wait_s = _wait_s(given) if given is not None and given.keys() <= {"wait"} else None
+    body = _parsed(wire.JoinRequest, data)
+    if wait_s is None or body is None or "command" in body.spec.model_fields_set:
+        return None
+    return _Poll(place[1], join_command(place[2], body), None, wait_s)
+
+
+def _poll(scope: Scope, place: re.Match[str], data: bytes) -> _Poll | None:
+    body = _parsed(wire.PollRequest, data)
+    if scope["query_string"] or body is None:
+        return None
+    command = Renew(place[2], body.incarnation)
+    return _Poll(place[1], command, body.after, body.wait_s, _is_direct(scope), said(body))
+
+
+async def _answer(scope: Scope, receive: Receive, send: Send, poll: _Poll) -> None:
+    polls, node_id = polls_in(scope), poll.command.node_id
     with calling(scope, receive) as caller:
-        found = await polls_in(scope).answer(
-            caller, group_id, command, after, wait_s, direct=_is_direct(scope)
+        if caller.gone:  # it has asked again meanwhile, or will
+            return
+        told = await polls.answer(
+            caller,
+            poll.group_id,
+            poll.command,
+            poll.after,
+            poll.wait_s,
+            direct=poll.direct,
+            said=poll.said,
         )
-    if found is not None:
-        await _send(send, _reply(found))
+    if told is None:
+        return
+    asked = poll.said is not None and polls.service.progress.question(poll.group_id, node_id) is not None
+    await _send(send, views.asking_json(polls.service, node_id, told) if asked else _reply(told))
 
 
 def _is_direct(scope: Scope) -> bool:
@@ -106,26 +149,7 @@ def _is_direct(scope: Scope) -> bool:
     return own is not None and own.decode("latin-1") == name_of(scope.get("client"))
 
 
-# -- joins and reports: whether they were answered ----------------------------------------------------------------
-
-
-async def _join(scope: Scope, receive: Receive, send: Send, place: re.Match[str], data: bytes) -> bool:
-    given = _query(scope["query_string"]) if scope["query_string"] else {}
-    wait_s = _wait_s(given) if given is not None and given.keys() <= {"wait"} else None
-    body = _parsed(wire.JoinRequest, data)
-    if wait_s is None or body is None or "command" in body.spec.model_fields_set:
-        return False
-    try:
-        with calling(scope, receive) as caller:
-            if caller.gone:  # it has asked again meanwhile, or will
-                return True
-            polls = polls_in(scope)
-            found = await polls.answer(caller, place[1], join_command(place[2], body), None, wait_s)
-    except Refused:  # it changed nothing
-        return False
-    if found is not None:
-        await _send(send, _reply(found))
-    return True
+# -- reports: whether they were answered ---------------------------------------------------------------------------
 
 
 async def _report(scope: Scope, receive: Receive, send: Send, place: re.Match[str], data: bytes) -> bool:
@@ -145,34 +169,7 @@ async def _report(scope: Scope, receive: Receive, send: Send, place: re.Match[st
     return True
 
 
-async def _poll(scope: Scope, receive: Receive, send: Send, place: re.Match[str], data: bytes) -> bool:
-    body = _parsed(wire.PollRequest, data)
-    if scope["query_string"] or body is None:
-        return False
-    polls = polls_in(scope)
-    try:
-        with calling(scope, receive) as caller:
-            if caller.gone:
-                return True
-            found = await polls.answer(
-                caller,
-                place[1],
-                Renew(place[2], body.incarnation),
-                body.after,
-                body.wait_s,
-                direct=_is_direct(scope),
-                said=said(body),
-            )
-    except Refused:
-        return False
-    if found is not None:
-        asked = polls.service.progress.question(place[1], place[2]) is not None
-        await _send(send, views.asking_json(polls.service, place[2], found) if asked else _reply(found))
-    return True
-
-
-_ANSWERS = {None: _join, "/report": _report, "/directive": _poll}
-"""What answers a request with a body, by the end of its path."""
+# -- all of them --------------------------------------------------------------------------------------------------
 
 
 def _parsed(model: type[Body], data: bytes) -> Body | None:
@@ -195,9 +192,6 @@ def _again(first: Message, receive: Receive) -> Receive:
         return messages.pop() if messages else await receive()
 
     return again
-
-
-# -- both ---------------------------------------------------------------------------------------------------------
 
 
 def _header(scope: Scope, wanted: bytes) -> bytes | None:
@@ -250,3 +244,7 @@ def _reply(told: Told) -> bytes:
 @kept
 def _replies(group: Group) -> dict[tuple[object, ...], bytes]:
     return {}
+
+
+def _nothing() -> None:
+    """Where nobody counts bodies."""

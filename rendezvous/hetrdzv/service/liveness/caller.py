@@ -9,10 +9,12 @@ class Caller:
 
     Attributes:
         gone: whether its connection is lost.
+        lease_s: how long it may be silent after the last answer that it was watched for (seconds); 0: there was none.
     """
 
     def __init__(self) -> None:
         self.gone = False
+        self.lease_s = 0.0
         self._call: Callable[[], None] | None = None
         self._on_break: Callable[[], None] | None = None
 
@@ -30,18 +32,15 @@ class Caller:
         """Set what to call once the client is gone, in place of any earlier callback; None: nothing."""
         self._call = call
 
-    def answering(self, on_break: Callable[[], None]) -> None:
-        """A watched client is about to be answered, and will ask again.
+    def answering(self, on_break: Callable[[], None], lease_s: float) -> None:
+        """A watched client is about to be answered, and will ask again: its connection tells of its host until then.
 
         Args:
             on_break: called, from now on, if the connection breaks, instead of being closed by either end.
+            lease_s: without a heartbeat for this long it is lost (seconds).
         """
         self._on_break = on_break
-
-    @property
-    def is_expected(self) -> bool:
-        """Whether a watched client was answered, so that its connection tells of its host between requests too."""
-        return self._on_break is not None
+        self.lease_s = lease_s
 
     def hang_up(self, *, broken: bool = False) -> None:
         """The client is gone: its connection was closed, or broke."""

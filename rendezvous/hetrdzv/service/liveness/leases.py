@@ -26,6 +26,10 @@ MAX_BLIND_POLL_S = 30.0
 """No poll of such a node waits longer (seconds)."""
 
 
+SPARE_PLACES = 64
+"""How many places of the heap may be out of date, beside as many as there are nodes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
     """How a node keeps in touch.
@@ -155,6 +159,14 @@ class Leases:
         if entry.due is None or until < entry.due:
             entry.due = until
             heapq.heappush(self._heap, (until, group_id, node_id))
+            if len(self._heap) > 2 * self._count + SPARE_PLACES:  # most are places that nodes have left
+                self._heap = [
+                    (one.due, group, node)
+                    for group, entries in self._groups.items()
+                    for node, one in entries.items()
+                    if one.due is not None
+                ]
+                heapq.heapify(self._heap)
 
     def _until(self, entry: _Entry) -> float:
         until = max(entry.began, self._floor) + entry.lease_s

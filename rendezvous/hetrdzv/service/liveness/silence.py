@@ -196,6 +196,7 @@ class Delays:
 
     def late(self, seconds: float, now: float) -> None:
         """The event loop was late by so many seconds."""
+        self._forget(now)
         self._late.append((now, seconds))
 
     def excuse_cuts(self, now: float, late_s: float) -> bool:
@@ -206,7 +207,10 @@ class Delays:
         Args:
             late_s: how late the event loop is right now (seconds).
         """
-        while self._late and now >= self._late[0][0] + STALE_CUTS_S:
-            self._late.popleft()
+        self._forget(now)
         late_s += sum(seconds for _, seconds in self._late)
         return now < self._stalled_at + STALE_CUTS_S or late_s > HARMLESS_S
+
+    def _forget(self, now: float) -> None:
+        while self._late and now >= self._late[0][0] + STALE_CUTS_S:
+            self._late.popleft()

@@ -78,7 +78,7 @@ class Polls:
             else:
                 told = tell(self.service, *speaker, direct=direct)
             if direct:  # the answer may be on its way to a host that is gone
-                caller.answering(partial(self._broken, speaker, self.service.now()))
+                caller.answering(partial(self._broken, speaker, self.service.now()), told[2].lease_s)
             return told
 
     def _broken(self, speaker: Speaker, answered_at: float) -> None:

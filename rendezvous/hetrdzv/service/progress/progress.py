@@ -79,7 +79,9 @@ class Progress:
         self._table = Table()
         self._questions = Questions(wake)
         self._turn = asyncio.Lock()
-        self._capable: dict[tuple[str, str], str] = {}  # incarnations of nodes whose agents say anything
+        self._capable: dict[
+            str, dict[str, str]
+        ] = {}  # incarnations of nodes whose agents say anything, by group
         self._due: dict[str, asyncio.TimerHandle] = {}  # groups that will be judged
         self._pause_s: dict[str, float] = {}  # how long each is left alone at least
         self._worked: dict[
@@ -90,7 +92,7 @@ class Progress:
 
     def note(self, group_id: str, node_id: str, incarnation: str, said: Said) -> None:
         """The accepted agent of a node has said how far its workers have come."""
-        self._capable[group_id, node_id] = incarnation
+        self._is_told(group_id, node_id, incarnation)
         active = self._active(group_id)
         member = active.member(node_id) if active is not None else None
         if active is None or member is None or said.round != active.number or not said.samples:
@@ -182,8 +184,7 @@ class Progress:
             self._table.forget(group_id)
             self._pause_s.pop(group_id, None)
             self._worked.pop(group_id, None)
-            for place in [place for place in self._capable if place[0] == group_id]:
-                del self._capable[place]
+            self._capable.pop(group_id, None)
 
     def clear(self) -> None:
         """The groups were loaded again."""
@@ -200,7 +201,14 @@ class Progress:
 
     def _is_capable(self, group: Group, node_id: str) -> bool:
         node = group.nodes.get(node_id)
-        return node is not None and self._capable.get((group.group_id, node_id)) == node.incarnation
+        known = self._capable.get(group.group_id, {})
+        return node is not None and known.get(node_id) == node.incarnation
+
+    def _is_told(self, group_id: str, node_id: str, incarnation: str) -> None:
+        known, group = self._capable.setdefault(group_id, {}), self._groups().get(group_id)
+        known[node_id] = incarnation
+        if group is not None and len(known) > 2 * len(group.nodes):  # most of them are gone for good
+            self._capable[group_id] = {name: known[name] for name in known if name in group.nodes}
 
     def _judge_soon(self, group_id: str, after_s: float) -> None:
         loop = asyncio.get_running_loop()

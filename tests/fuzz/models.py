@@ -50,7 +50,7 @@ def _values(kind: Any, about: list[Any]) -> Strategy:
         parts = [_values(each, []) for each in get_args(kind) if each is not ...]
         if origin is tuple and len(parts) > 1:
             return st.tuples(*parts)
-        limits = _about(about)
+        limits = limits_of(about)
         size = min(3, limits.get("max_length", 3))
         return (
             st.lists(*parts, min_size=limits.get("min_length", 0), max_size=size)
@@ -65,7 +65,7 @@ def _values(kind: Any, about: list[Any]) -> Strategy:
         return models(kind)
     if issubclass(kind, Enum):
         return st.sampled_from(kind)
-    return _plain(kind, _about(about))
+    return _plain(kind, limits_of(about))
 
 
 def _plain(kind: type, limits: dict[str, Any]) -> Strategy:
@@ -84,13 +84,13 @@ def _plain(kind: type, limits: dict[str, Any]) -> Strategy:
     return st.text(min_size=limits.get("min_length", 0), max_size=min(20, limits.get("max_length", 20)))
 
 
-def _about(about: list[Any]) -> dict[str, Any]:
+def limits_of(about: list[Any]) -> dict[str, Any]:
     """What annotations say of a value, by name; the strictest where there are several."""
     limits: dict[str, Any] = {}
     for each in about:
         match each:
             case FieldInfo():
-                limits |= _about(each.metadata)
+                limits |= limits_of(each.metadata)
             case StringConstraints():
                 limits |= {
                     name: limit

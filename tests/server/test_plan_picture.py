@@ -125,7 +125,7 @@ def test_many_nodes_and_long_names_fit(plan: Callable[..., str], columns: int) -
         (["--nodes", "a=-1"], "'a=-1' must be SLOTS"),
         (["--nodes", "=8"], "'' must be 1 to 128 letters"),
         (["--nodes", "a b=8"], "'a b' must be 1 to 128 letters"),
-        (["--nodes", "a=8@0"], "weight '0' must be a number above 0, up to 1e+06, for example 0.5"),
+        (["--nodes", "a=8@0"], "weight '0' must be a number from 1e-06 to 1e+06, for example 0.5"),
         (["--nodes", "a=8:rack"], "label 'rack' must be LABEL=VALUE, for example rack=r1"),
         (["--nodes", "a=8,a=4"], "'a' is named twice"),
         (["--nodes", "a=8", "--without", "b"], "--without names 'b', which is not among --nodes"),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from hetagent.node.network import parse_port_range
 from hetagent.options.model import Std, Streams
 from hetagent.options.slurm import UNHANDLED
-from hetrdzv.protocol.wire import MAX_WEIGHT, Setting
+from hetrdzv.protocol.wire import MAX_WEIGHT, MIN_WEIGHT, Setting
 
 
 def seconds(text: str) -> float:
@@ -81,7 +81,7 @@ def label(text: str) -> tuple[str, str]:
 
 
 def weight(text: str) -> float:
-    """A number above 0 that says how fast a node is.
+    """A number that says how fast a node is.
 
     Raises:
         ArgumentTypeError: it is none.
@@ -90,8 +90,8 @@ def weight(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value <= MAX_WEIGHT:
-        raise ArgumentTypeError(f"{text!r} is not a number above 0, up to {MAX_WEIGHT:g}")
+    if not MIN_WEIGHT <= value <= MAX_WEIGHT:
+        raise ArgumentTypeError(f"{text!r} is not a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
     return value
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hetrdzv.protocol.wire import JoinRequest, SpecFields
+from hetrdzv.protocol.wire import MAX_NOT_READY, JoinRequest, SpecFields
 
 NEWER = frozenset({"takes_notice", "ready_within_s", "not_ready", "weight", "speeds"})
 """Fields of a join that a server of 0.1 refuses; they are sent only where they say something."""
@@ -53,7 +53,7 @@ class Offer:
         news: dict[str, Any] = {
             "takes_notice": self.takes_notice,
             "ready_within_s": self.ready_within_s,
-            "not_ready": not_ready,
+            "not_ready": not_ready[:MAX_NOT_READY],
             "weight": self.weight,
             "speeds": list(self.speeds),
         }

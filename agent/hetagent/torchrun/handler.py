@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+from hetagent.job.failures import MAX_CHARACTERS
 from hetagent.job.workers.store import STORE_TIMEOUT, HetRendezvousHandler
 from hetagent.node import names, network
 from hetagent.protocol.line import Line
@@ -301,7 +302,7 @@ class TorchrunHandler(HetRendezvousHandler):
         except (RuntimeError, TimeoutError) as error:
             what = f"the agents of round {directive.round} did not meet in its store: {error}"
             self._tell(what)
-            failure = FailureFields(local_rank=-1, rank=-1, message=what)
+            failure = FailureFields(local_rank=-1, rank=-1, message=what[:MAX_CHARACTERS])
             directives.line.failed(directive.round, failure, time.monotonic())
             return None
         self._environment.add({"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id})

@@ -123,6 +123,12 @@ DAY_S = 86_400
 MAX_SLOTS = 1024
 """How many workers a node may offer at most."""
 
+MAX_NODES = 100_000
+"""How many nodes a round may have at most."""
+
+MAX_WORLD_SIZE = MAX_NODES * MAX_SLOTS
+"""How many workers a round may have at most."""
+
 UNLIMITED_RESTARTS = 1_000_000
 """A `max_restarts` that no job reaches, for agents that count restarts themselves (torch's). Texts leave it out."""
 
@@ -135,10 +141,10 @@ class GroupSpec:
         InvalidSpec: a value is out of range, or bounds contradict each other.
     """
 
-    min_nodes: int = _setting(int, 1, 1, 100_000)
-    max_nodes: int | None = _setting(int, None, 1, 100_000, optional=True)
-    min_world_size: int | None = _setting(int, None, 1, 100_000 * MAX_SLOTS, optional=True)
-    max_world_size: int | None = _setting(int, None, 1, 100_000 * MAX_SLOTS, optional=True)
+    min_nodes: int = _setting(int, 1, 1, MAX_NODES)
+    max_nodes: int | None = _setting(int, None, 1, MAX_NODES, optional=True)
+    min_world_size: int | None = _setting(int, None, 1, MAX_WORLD_SIZE, optional=True)
+    max_world_size: int | None = _setting(int, None, 1, MAX_WORLD_SIZE, optional=True)
     world_size_multiple: int = _setting(
         int, 1, 1, 100_000, help="The world size is a multiple of this; nodes that do not fit are spares."
     )

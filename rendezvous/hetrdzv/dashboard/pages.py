@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Header, HTTPException, Request
+from fastapi import APIRouter, Header, HTTPException, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from hetrdzv.api.dispatch import service_of
@@ -20,7 +20,7 @@ from hetrdzv.service.polls.watchers import FOLLOWERS
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-Accept = Annotated[str, Header(include_in_schema=False)]
+Accept = Annotated[str, Header(include_in_schema=False, max_length=4_096)]
 
 _FOLDER = Path(__file__).parent / "static"
 _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
@@ -33,7 +33,7 @@ FILES = {
 
 
 @router.get("/static/{name}")
-async def static(name: str) -> Response:
+async def static(name: wire.ShortText) -> Response:
     """A script, a style sheet, a picture: the same for everybody."""
     found = FILES.get(name)
     if found is None:
@@ -53,7 +53,9 @@ async def groups(request: Request, accept: Accept = "") -> Response:
 
 
 @router.get("/groups/{group_id}")
-async def group(request: Request, group_id: wire.Id, accept: Accept = "", rows: str = "") -> Response:
+async def group(
+    request: Request, group_id: wire.Id, accept: Accept = "", rows: Annotated[str, Query(max_length=8)] = ""
+) -> Response:
     """Everything about a group; `rows=all`: all its nodes in rows, however many."""
     service, permit = service_of(request), permit_of(request)
     acts = permit.grant.role >= Role.ADMIN

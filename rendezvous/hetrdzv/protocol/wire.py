@@ -3,16 +3,21 @@
 Names are those of the core. Times are in seconds; names of durations end in `_s`.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
     Strict,
     StringConstraints,
+    ValidationError,
     ValidationInfo,
+    WrapValidator,
     create_model,
     field_validator,
 )
@@ -24,6 +29,7 @@ from hetrdzv.core.directive import DirectiveKind as DirectiveKind
 from hetrdzv.core.model import GroupState
 from hetrdzv.core.spec import DEFAULTS as DEFAULTS
 from hetrdzv.core.spec import MAX_SLOTS as MAX_SLOTS
+from hetrdzv.core.spec import MAX_WORLD_SIZE as MAX_WORLD_SIZE
 from hetrdzv.core.spec import SETTINGS as SETTINGS
 from hetrdzv.core.spec import UNLIMITED_RESTARTS as UNLIMITED_RESTARTS
 from hetrdzv.core.spec import Setting as Setting
@@ -33,21 +39,70 @@ from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH
 MAX_BODY_BYTES = 1 << 20
 """The largest body of a request."""
 
-MAX_WEIGHT = 1_000_000.0
-"""The largest weight of a node."""
+MAX_VALUES = 32_768
+"""How many JSON values the body of a request may have, about; a node with 1,024 workers sends half as many."""
+
+MAX_ERRORS = 64
+"""A body with more mistakes than this is refused without a list of them: making that takes longer than all else."""
+
+MAX_NUMBER = 2**53
+"""The largest integer that every reader of JSON understands as the same number."""
+
+MAX_SECONDS = 1e9
+"""The longest duration (seconds): about thirty years. Sums of such and of clocks keep their milliseconds."""
+
+MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
+"""Bounds of a node's weight: ratios and sums of weights stay far from what a float cannot hold."""
+
+MAX_NOT_READY = 2_000
+"""How long the reason may be why a node is not ready (characters)."""
+
+MAX_LABELS = 64
+"""How many labels, or facts of its device, a node has at most."""
+
+MAX_LANES = 32
+"""How many process groups of one worker a sample may tell of."""
+
+MAX_ALL_LANES = 1024
+"""How many process groups of all workers of a node together."""
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN, max_length=MAX_ID_LENGTH)]
 Text = Annotated[str, StringConstraints(max_length=16_384)]
 Word = Annotated[str, StringConstraints(max_length=MAX_CHARACTERS)]
 ShortText = Annotated[str, StringConstraints(max_length=256)]
-Whole = Annotated[int, Strict(), Field(ge=-(2**53), le=2**53)]
-"""A JSON integer that every reader understands as the same number; not a string or a boolean."""
-Seconds = Annotated[float, Strict(), Field(allow_inf_nan=False)]
-Weight = Annotated[float, Strict(), Field(gt=0, le=MAX_WEIGHT)]
+Whole = Annotated[int, Strict(), Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+"""A JSON integer; not a string or a boolean."""
+Count = Annotated[Whole, Field(ge=0)]
+Positive = Annotated[Whole, Field(ge=1)]
+Slots = Annotated[Whole, Field(ge=1, le=MAX_SLOTS)]
+Workers = Annotated[Whole, Field(ge=0, le=MAX_WORLD_SIZE)]
+"""How many workers."""
+Rank = Annotated[Whole, Field(ge=0, lt=MAX_WORLD_SIZE)]
+ExitCode = Annotated[Whole, Field(ge=-(2**31), lt=2**32)]
+"""Unix has 0 to 255, Windows 32 bits."""
+Seconds = Annotated[float, Strict(), Field(ge=-MAX_SECONDS, le=MAX_SECONDS)]
+Duration = Annotated[float, Strict(), Field(ge=0, le=MAX_SECONDS)]
+Fraction = Annotated[float, Strict(), Field(ge=0, le=1)]
+Weight = Annotated[float, Strict(), Field(ge=MIN_WEIGHT, le=MAX_WEIGHT)]
 Speed = Annotated[float, Strict(), Field(ge=1e-12, le=1e24)]
 """In any unit, since only the ratios of speeds matter."""
 Flag = Annotated[bool, Strict()]
 Port = Annotated[Whole, Field(ge=1, le=65_535)]
+
+
+def _no_longer(value: object) -> object:
+    """What is to be a dict, before its items are looked at: pydantic counts them only after all are."""
+    if isinstance(value, dict) and len(value) > MAX_LABELS:
+        text = "Dictionary should have at most {most} items, not {given}"
+        raise PydanticCustomError("too_long", text, {"most": MAX_LABELS, "given": len(value)})
+    return value
+
+
+Labels = Annotated[
+    dict[ShortText, ShortText],
+    Field(max_length=MAX_LABELS),
+    BeforeValidator(_no_longer, json_schema_input_type=dict[ShortText, ShortText]),
+]
 
 _T = TypeVar("_T")
 
@@ -55,16 +110,39 @@ Shown = Annotated[_T | SkipJsonSchema[str], Field(union_mode="left_to_right")]
 """A value that clients only show. One that this version does not know, from a newer server, stays a string."""
 
 
+def _few_errors(value: object, validate: Callable[[object], Any]) -> Any:
+    try:
+        return validate(value)
+    except ValidationError as error:
+        if (wrong := error.error_count()) <= MAX_ERRORS:
+            raise
+    text = "{wrong} of its fields are unknown, malformed or out of range"
+    raise PydanticCustomError("too_many_errors", text, {"wrong": wrong})
+
+
+Checked = Annotated[_T, WrapValidator(_few_errors)]
+"""The body of a request, as a route takes it: what is wrong with it is only listed if it is not too much."""
+
+
+MAX_KIND = 64
+
+
 def _report_kind(value: object) -> ReportKind | str:
-    if not isinstance(value, str):
-        raise PydanticCustomError("string_type", "Input should be a valid string")
+    if not isinstance(value, str) or len(value) > MAX_KIND:
+        raise PydanticCustomError(
+            "string_type", f"Input should be a valid string of at most {MAX_KIND} characters"
+        )
     try:
         return ReportKind(value)
     except ValueError:
         return value
 
 
-AnyReportKind = Annotated[ReportKind | str, PlainValidator(_report_kind, json_schema_input_type=ReportKind)]
+AnyReportKind = Annotated[
+    ReportKind | str,
+    Field(max_length=MAX_KIND),
+    PlainValidator(_report_kind, json_schema_input_type=ReportKind),
+]
 """A kind that this version does not know stays a string; the route decides what to do with it."""
 
 
@@ -92,13 +170,24 @@ def _with_ranges(schema: dict[str, Any]) -> None:
     fields["command"]["anyOf"][0]["minItems"] = 1
 
 
+MAX_COMMAND = 131_072
+"""How many characters a group's command may have in all; one word of a program's arguments may have so many bytes."""
+
+
+def _no_long_command(words: list[str]) -> list[str]:
+    if sum(map(len, words)) > MAX_COMMAND:
+        text = "A command should have at most {most} characters in all"
+        raise PydanticCustomError("too_long", text, {"most": MAX_COMMAND})
+    return words
+
+
 _JSON_TYPES: dict[type, Any] = {
     int: Whole,
     float: Seconds,
     str: Text,
-    tuple: Annotated[list[Text], Field(max_length=1024)],
+    tuple: Annotated[list[Text], Field(max_length=1024, fail_fast=True), AfterValidator(_no_long_command)],
 }
-_NUMBERS: Any = Annotated[tuple[Whole, ...], Field(max_length=1024)]
+_NUMBERS: Any = Annotated[tuple[Whole, ...], Field(max_length=255, fail_fast=True)]
 
 
 def _json_type(setting: Setting) -> Any:
@@ -136,22 +225,22 @@ class JoinRequest(Wire):
     """
 
     incarnation: Id
-    slots: Annotated[Whole, Field(ge=1, le=MAX_SLOTS)]
+    slots: Slots
     address: Annotated[str, StringConstraints(min_length=1, max_length=253)]
     port: Port
     script_port: Annotated[Whole, Field(ge=0, le=65_535)] = 0
-    after_round: Annotated[Whole, Field(ge=0)] = 0
+    after_round: Count = 0
     role: Id = "default"
     weight: Weight = 1.0
-    speeds: Annotated[list[Speed], Field(max_length=MAX_SLOTS)] | None = None
-    labels: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
-    device: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
+    speeds: Annotated[list[Speed], Field(max_length=MAX_SLOTS, fail_fast=True)] | None = None
+    labels: Labels = {}
+    device: Labels = {}
     wants_command: Flag = False
     wants_members: Flag = False
     wants_daemon: Flag = False
     takes_notice: Flag = False
-    ready_within_s: Annotated[Seconds, Field(ge=0, le=86_400)] = 0.0
-    not_ready: Annotated[str, StringConstraints(max_length=2_000)] = ""
+    ready_within_s: Annotated[Duration, Field(le=86_400)] = 0.0
+    not_ready: Annotated[str, StringConstraints(max_length=MAX_NOT_READY)] = ""
     spec: SpecFields = SpecFields()
 
     @field_validator("speeds")
@@ -168,13 +257,13 @@ class FailureFields(Wire):
     """How a worker failed; see core/model.py, Failure."""
 
     local_rank: Annotated[Whole, Field(ge=-1, lt=MAX_SLOTS)]
-    rank: Annotated[Whole, Field(ge=-1)]
-    exit_code: Whole | None = None
+    rank: Annotated[Whole, Field(ge=-1, lt=MAX_WORLD_SIZE)]
+    exit_code: ExitCode | None = None
     signal: ShortText | None = None
     message: Text = ""
     final: Flag = False
     permanent: Flag = False
-    collectives: Annotated[Whole, Field(ge=0)] | None = None
+    collectives: Count | None = None
     step: Whole | None = None
 
 
@@ -182,11 +271,11 @@ class ReportRequest(Wire):
     """`POST /v1/groups/{g}/nodes/{n}/report`; `age_s` is how long ago the agent saw what it reports (seconds)."""
 
     incarnation: Id
-    round: Annotated[Whole, Field(ge=0)]
+    round: Count
     kind: AnyReportKind
-    age_s: Annotated[Seconds, Field(ge=0, le=1e9)] = 0.0
+    age_s: Duration = 0.0
     failure: FailureFields | None = None
-    met: Annotated[Whole, Field(ge=0)] | None = None
+    met: Workers | None = None
     must_meet: Flag = False
     message: Text = ""
 
@@ -203,10 +292,10 @@ class CollectivesFields(Wire):
     """
 
     name: ShortText
-    size: Annotated[Whole, Field(ge=0)]
-    enqueued: Annotated[Whole, Field(ge=0)] = 0
-    started: Annotated[Whole, Field(ge=0)] = 0
-    completed: Annotated[Whole, Field(ge=0)] = 0
+    size: Workers
+    enqueued: Count = 0
+    started: Count = 0
+    completed: Count = 0
     op: ShortText = ""
 
 
@@ -230,16 +319,16 @@ class WorkerFields(Wire):
         collectives: by process group.
     """
 
-    rank: Annotated[Whole, Field(ge=0)]
+    rank: Rank
     state: ShortText = "runs"
-    idle_s: Annotated[Seconds, Field(ge=0)] = 0.0
+    idle_s: Duration = 0.0
     still: Flag = False
-    waiting: Annotated[Seconds, Field(ge=0, le=1)] | None = None
-    busy: Annotated[Seconds, Field(ge=0, le=1)] | None = None
-    looks: Annotated[Whole, Field(ge=0)] = 0
-    long_s: Annotated[Seconds, Field(ge=0)] = 0.0
+    waiting: Fraction | None = None
+    busy: Fraction | None = None
+    looks: Count = 0
+    long_s: Duration = 0.0
     step: Whole | None = None
-    collectives: Annotated[list[CollectivesFields], Field(max_length=32)] = []
+    collectives: Annotated[list[CollectivesFields], Field(max_length=MAX_LANES, fail_fast=True)] = []
 
 
 class ProgressFields(Wire):
@@ -249,10 +338,18 @@ class ProgressFields(Wire):
         decision: the newest decision on shares that they know: since then `busy` and `looks` count.
     """
 
-    round: Annotated[Whole, Field(ge=1)]
-    decision: Annotated[Whole, Field(ge=0)] = 0
-    age_s: Annotated[Seconds, Field(ge=0)] = 0.0
-    workers: Annotated[list[WorkerFields], Field(max_length=MAX_SLOTS)]
+    round: Positive
+    decision: Count = 0
+    age_s: Duration = 0.0
+    workers: Annotated[list[WorkerFields], Field(max_length=MAX_SLOTS, fail_fast=True)]
+
+    @field_validator("workers")
+    @classmethod
+    def _few_lanes(cls, workers: list[WorkerFields]) -> list[WorkerFields]:
+        if (given := sum(len(one.collectives) for one in workers)) > MAX_ALL_LANES:
+            text = "its workers should have at most {most} process groups in all, not {given}"
+            raise PydanticCustomError("too_long", text, {"most": MAX_ALL_LANES, "given": given})
+        return workers
 
 
 class PollRequest(Wire):
@@ -264,14 +361,14 @@ class PollRequest(Wire):
 
     incarnation: Id
     after: ShortText | None = None
-    wait_s: Annotated[Seconds, Field(ge=0, le=3600)] = 0.0
+    wait_s: Annotated[Duration, Field(le=3600)] = 0.0
     progress: ProgressFields | None = None
 
 
 class StackFields(Wire):
     """The Python stack of a worker's threads; without `text`, `why` there is none."""
 
-    rank: Annotated[Whole, Field(ge=0)]
+    rank: Rank
     text: Text = ""
     why: ShortText = ""
 
@@ -281,7 +378,7 @@ class StacksRequest(Wire):
 
     incarnation: Id
     number: Whole
-    stacks: Annotated[list[StackFields], Field(max_length=MAX_SLOTS)]
+    stacks: Annotated[list[StackFields], Field(max_length=MAX_SLOTS, fail_fast=True)]
 
 
 class SharesRequest(Wire):
@@ -292,8 +389,8 @@ class SharesRequest(Wire):
     """
 
     incarnation: Id
-    round: Annotated[Whole, Field(ge=1)]
-    number: Annotated[Whole, Field(ge=1)]
+    round: Positive
+    number: Positive
 
 
 class DaemonRequest(Wire):
@@ -306,16 +403,16 @@ class DaemonRequest(Wire):
 
     master: Id
     incarnation: Id
-    round: Annotated[Whole, Field(ge=0)]
-    words: Annotated[list[Word], Field(min_length=1, max_length=MAX_WORDS)]
+    round: Count
+    words: Annotated[list[Word], Field(min_length=1, max_length=MAX_WORDS, fail_fast=True)]
 
 
 class NewNodeFields(Wire):
     """A node that a plan adds; see core/plan.py, NewNode."""
 
-    slots: Annotated[Whole, Field(ge=1, le=MAX_SLOTS)]
+    slots: Slots
     node_id: Id | None = None
-    labels: Annotated[dict[ShortText, ShortText], Field(max_length=64)] = {}
+    labels: Labels = {}
     weight: Weight | None = None
 
 
@@ -326,9 +423,9 @@ MAX_PLANNED = 10_000
 class PlanRequest(Wire):
     """`POST /v1/groups/{g}/plan`: what a plan supposes, all at once; see core/plan.py, Changes."""
 
-    remove: Annotated[list[Id], Field(max_length=MAX_PLANNED)] = []
-    drain: Annotated[list[Id], Field(max_length=MAX_PLANNED)] = []
-    add: Annotated[list[NewNodeFields], Field(max_length=MAX_PLANNED)] = []
+    remove: Annotated[list[Id], Field(max_length=MAX_PLANNED, fail_fast=True)] = []
+    drain: Annotated[list[Id], Field(max_length=MAX_PLANNED, fail_fast=True)] = []
+    add: Annotated[list[NewNodeFields], Field(max_length=MAX_PLANNED, fail_fast=True)] = []
     restart: Flag = False
 
 

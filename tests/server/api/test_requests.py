@@ -59,7 +59,7 @@ def nested(depth: int) -> str:
         ({"labels": {"path": "x" * 257}}, "labels.path", "at most 256"),
         ({"labels": {str(n): "" for n in range(65)}}, "labels", "at most 64"),
         ({"labels": {"a": 1}}, "labels.a", "valid string"),
-        ({"weight": 0}, "weight", "greater than 0"),
+        ({"weight": 0}, "weight", "greater than or equal to 0.000001"),
         ({"weight": 1e7}, "weight", "less than or equal to 1000000"),
         ({"weight": "1"}, "weight", "valid number"),
         ({"address": None}, "address", "valid string"),

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
-from hetrdzv.protocol.wire import CollectivesFields, ProgressFields, WorkerFields
+from hetrdzv.protocol.wire import (
+    MAX_ALL_LANES,
+    MAX_LANES,
+    MAX_SECONDS,
+    CollectivesFields,
+    ProgressFields,
+    WorkerFields,
+)
 
 STILL_MIN_S = 2.0
 """A worker that moves at least this often is never `still` (seconds)."""
@@ -31,12 +38,6 @@ step, of slow ones): in their first steps scripts import, compile and tune, each
 
 FEW_LOOKS = 60
 """With fewer looks at a worker (about a minute's) than this, and the same shares as before, it goes on counting."""
-
-MAX_GROUPS = 32
-"""Of how many process groups of a worker the server is told."""
-
-MAX_GROUPS_HERE = 1024
-"""Of how many process groups of all workers of a node it is told, but of one of each: its requests have a limit."""
 
 
 class State(StrEnum):
@@ -220,7 +221,7 @@ class Track:
         """Another moment if it has gone on, and stands again."""
         return self.changed_at if self._still else None
 
-    def fields(self, rank: int, at: float, *, knows_groups: bool, most: int = MAX_GROUPS) -> WorkerFields:
+    def fields(self, rank: int, at: float, *, knows_groups: bool, most: int = MAX_LANES) -> WorkerFields:
         """What the server is told.
 
         Args:
@@ -239,7 +240,7 @@ class Track:
             waiting=None if (share := self.waiting()) is None else round(share, 3),
             busy=None if busy is None else round(busy, 4),
             looks=looks,
-            long_s=round(max(0.0, self.said.until - at), 3),
+            long_s=round(min(max(0.0, self.said.until - at), MAX_SECONDS), 3),
             step=self.said.step,
             # first those in which it waits
             collectives=sorted(self.groups, key=lambda one: not _waits(one))[:most],
@@ -291,7 +292,7 @@ class Tracks:
     def fields(self, at: float) -> ProgressFields:
         """What the server is told."""
         looked_at = max(track.looked_at for track in self.workers.values())
-        most = max(1, min(MAX_GROUPS, MAX_GROUPS_HERE // len(self.workers)))
+        most = max(1, min(MAX_LANES, MAX_ALL_LANES // len(self.workers)))
         return ProgressFields(
             round=self.number,
             decision=self.decision,

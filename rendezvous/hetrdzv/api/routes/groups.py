@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
+from pydantic import Field
 
 from hetrdzv.api import problems, views
 from hetrdzv.api.dispatch import service_of
@@ -76,7 +77,7 @@ async def get_group(
 
 @router.put("/{group_id}", response_model=wire.GroupReply)
 async def put_group(
-    request: Request, group_id: wire.Id, spec: wire.SpecFields, nodes: NodesShown = "all"
+    request: Request, group_id: wire.Id, spec: wire.Checked[wire.SpecFields], nodes: NodesShown = "all"
 ) -> Response:
     """Create a group with a spec. The same spec again changes nothing, another one gets 409."""
     service = service_of(request)
@@ -117,7 +118,9 @@ async def cancel_group(request: Request, group_id: wire.Id, nodes: NodesShown = 
 
 
 @router.post("/{group_id}/plan", response_model=wire.PlanReply)
-async def plan_group(request: Request, group_id: wire.Id, body: wire.PlanRequest = NO_CHANGES) -> Response:
+async def plan_group(
+    request: Request, group_id: wire.Id, body: wire.Checked[wire.PlanRequest] = NO_CHANGES
+) -> Response:
     """What would happen if nodes came or went: ranks, master, spares, who restarts. Changes nothing."""
     service = service_of(request)
     supposed = changes(body)
@@ -126,8 +129,10 @@ async def plan_group(request: Request, group_id: wire.Id, body: wire.PlanRequest
     return await views.made(nodes, lambda: wire.PlanReply.model_validate(found))
 
 
+AskedRank = Annotated[int, Field(ge=0, lt=wire.MAX_WORLD_SIZE)]
 RanksAsked = Annotated[
-    list[int] | None, Query(description="Whose (global rank), may be repeated; default: all.")
+    list[AskedRank] | None,
+    Query(max_length=10_000, description="Whose (global rank), may be repeated; default: all."),
 ]
 
 
@@ -182,9 +187,9 @@ async def _asked(
 async def get_events(
     request: Request,
     group_id: wire.Id,
-    after: Annotated[int, Query(ge=0)] = 0,
-    accept: Annotated[str, Header(include_in_schema=False)] = "",
-    last_event_id: Annotated[str | None, Header(pattern=PLACE_PATTERN)] = None,
+    after: Annotated[int, Query(ge=0, le=wire.MAX_NUMBER)] = 0,
+    accept: Annotated[str, Header(include_in_schema=False, max_length=4_096)] = "",
+    last_event_id: Annotated[str | None, Header(pattern=PLACE_PATTERN, max_length=64)] = None,
 ) -> Response:
     """The numbered history; with `Accept: text/event-stream` it follows (to resume: `Last-Event-ID`)."""
     service = service_of(request)

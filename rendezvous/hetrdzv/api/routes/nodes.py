@@ -59,7 +59,11 @@ async def _answer_poll(
 
 @router.put("", response_model=wire.DirectiveReply)
 async def join(
-    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.JoinRequest, wait: WaitSeconds = 0.0
+    request: Request,
+    group_id: wire.Id,
+    node_id: wire.Id,
+    body: wire.Checked[wire.JoinRequest],
+    wait: WaitSeconds = 0.0,
 ) -> Response:
     """Join, or ready for the next round. Replies with the directive; with `wait` it may wait for one."""
     if "command" in body.spec.model_fields_set:
@@ -84,7 +88,9 @@ async def get_directive(
 
 
 @router.post("/directive", response_model=wire.DirectiveReply)
-async def poll(request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.PollRequest) -> Response:
+async def poll(
+    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.Checked[wire.PollRequest]
+) -> Response:
     """The same poll, which also says how far the node's workers have come. May be answered with a question.
 
     Ordinary polls never get here: short.py answers them.
@@ -96,7 +102,7 @@ async def poll(request: Request, group_id: wire.Id, node_id: wire.Id, body: wire
 
 @router.post("/stacks", status_code=204)
 async def send_stacks(
-    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.StacksRequest
+    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.Checked[wire.StacksRequest]
 ) -> Response:
     """The agent's answer to the question for stacks in the reply to one of its polls."""
     service = service_of(request)
@@ -107,7 +113,7 @@ async def send_stacks(
 
 @router.post("/shares", response_model=wire.SharesReply)
 async def refresh_shares(
-    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.SharesRequest
+    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.Checked[wire.SharesRequest]
 ) -> Response:
     """A decision on the shares of the running round, the same for all its nodes; the first who asks brings it about."""
     service = service_of(request)
@@ -116,7 +122,9 @@ async def refresh_shares(
 
 
 @router.post("/report", response_model=wire.DirectiveReply)
-async def report(request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.ReportRequest) -> Response:
+async def report(
+    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.Checked[wire.ReportRequest]
+) -> Response:
     """Report on a member's workers. A report on an older round gets 409 and the current directive."""
     command = report_command(node_id, body)
     if command is None:
@@ -128,7 +136,7 @@ async def report(request: Request, group_id: wire.Id, node_id: wire.Id, body: wi
 
 @router.post("/daemon", response_model=wire.DirectiveReply)
 async def start_daemon(
-    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.DaemonRequest
+    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.Checked[wire.DaemonRequest]
 ) -> Response:
     """Have this node run the daemon of the master's launcher; replies with the directive of the master."""
     return await _answer_member(

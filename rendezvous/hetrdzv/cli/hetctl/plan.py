@@ -14,7 +14,15 @@ from hetrdzv.core.plan import first_round
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.ids import checked_id
 from hetrdzv.protocol.plans import changes, new_nodes
-from hetrdzv.protocol.wire import MAX_SLOTS, MAX_WEIGHT, NewNodeFields, PlanReply, PlanRequest, SpecFields
+from hetrdzv.protocol.wire import (
+    MAX_SLOTS,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    NewNodeFields,
+    PlanReply,
+    PlanRequest,
+    SpecFields,
+)
 
 NO_GROUP = "example"
 """What a group is called that is on no server."""
@@ -74,8 +82,13 @@ class _NewNodes(_Items):
 
 
 def _weight(text: str) -> float:
-    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) is None or not 0 < float(text) <= MAX_WEIGHT:
-        raise ValueError(f"weight {text!r} must be a number above 0, up to {MAX_WEIGHT:g}, for example 0.5")
+    if (
+        re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) is None
+        or not MIN_WEIGHT <= float(text) <= MAX_WEIGHT
+    ):
+        raise ValueError(
+            f"weight {text!r} must be a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, for example 0.5"
+        )
     return float(text)
 
 

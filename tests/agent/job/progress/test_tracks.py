@@ -1,8 +1,8 @@
 """What follows from looks at workers: who stands still, and what the server has to know at once."""
 
 from hetagent.job.progress.trace import NAME_LENGTH, OP_LENGTH
-from hetagent.job.progress.tracks import FEW_LOOKS, FIRST_LOOKS, MAX_GROUPS, Said, State, Track, Tracks
-from hetrdzv.protocol.wire import MAX_BODY_BYTES, MAX_SLOTS, CollectivesFields, PollRequest
+from hetagent.job.progress.tracks import FEW_LOOKS, FIRST_LOOKS, Said, State, Track, Tracks
+from hetrdzv.protocol.wire import MAX_BODY_BYTES, MAX_LANES, MAX_SLOTS, CollectivesFields, PollRequest
 
 GROUP = CollectivesFields(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
 
@@ -288,7 +288,7 @@ def test_of_many_groups_those_are_told_in_which_it_waits() -> None:
     track = Track(0.0)
     track.asked_for({"0": (1, 0, 1)}, groups, 1.0, waits=False)
     told = track.fields(0, 1.0, knows_groups=True).collectives
-    assert len(told) == MAX_GROUPS
+    assert len(told) == MAX_LANES
     assert told[0].name == "39"
 
 

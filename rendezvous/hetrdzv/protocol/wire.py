@@ -60,6 +60,9 @@ MAX_NOT_READY = 2_000
 MAX_LABELS = 64
 """How many labels, or facts of its device, a node has at most."""
 
+MAX_LABEL_CHARACTERS = 4_096
+"""How many characters its labels have in all, and the facts of its device: a reply may show those of all nodes."""
+
 MAX_LANES = 32
 """How many process groups of one worker a sample may tell of."""
 
@@ -98,9 +101,17 @@ def _no_longer(value: object) -> object:
     return value
 
 
+def _not_much(labels: dict[str, str]) -> dict[str, str]:
+    if (given := sum(len(name) + len(value) for name, value in labels.items())) > MAX_LABEL_CHARACTERS:
+        text = "It should have at most {most} characters in all, not {given}"
+        raise PydanticCustomError("too_long", text, {"most": MAX_LABEL_CHARACTERS, "given": given})
+    return labels
+
+
 Labels = Annotated[
     dict[ShortText, ShortText],
     Field(max_length=MAX_LABELS),
+    AfterValidator(_not_much),
     BeforeValidator(_no_longer, json_schema_input_type=dict[ShortText, ShortText]),
 ]
 

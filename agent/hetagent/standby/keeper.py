@@ -95,7 +95,12 @@ class Standbys:
                     self._tell(
                         f"cannot use the standby of local rank {local_rank} ({error}): starting without it"
                     )
-            quiet_s = WARM_QUIET_S if process is not None else COLD_QUIET_S
+                if standby.anew:
+                    self._tell(
+                        f"the standby of local rank {local_rank} is of no use ({standby.anew}): starting anew"
+                    )
+            warm = process is not None and standby is not None and not standby.anew
+            quiet_s = WARM_QUIET_S if warm else COLD_QUIET_S
             self._not_before = max(self._not_before, time.monotonic() + quiet_s)
         self._look()
         return process

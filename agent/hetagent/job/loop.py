@@ -25,7 +25,7 @@ from hetagent.node.network import NetworkError
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes import signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
-from hetagent.protocol.line import Line
+from hetagent.protocol.line import LEAVE_S, UNHEARD_LEAVE_S, Line
 from hetrdzv.protocol.wire import (
     DEFAULTS,
     UNLIMITED_RESTARTS,
@@ -38,9 +38,6 @@ from hetrdzv.protocol.wire import (
 
 EXIT_FAILED = 1
 """What the server has an agent exit with for a failure that is not a worker's own (docs/design.md, Agent)."""
-
-LEAVE_S = 4.0
-"""How long the goodbye to the server may take (seconds)."""
 
 
 class AgentError(RuntimeError):
@@ -140,6 +137,7 @@ class Agent:
         self._ready_after_stop = False  # join again once the workers are gone
         self._leftovers = Leftovers(identity.incarnation, tell, starter.kept)
         self._leave_by: float | None = None  # when a signal's grace is over (monotonic seconds)
+        self._hurried = False  # a second signal has come
         self._leaves_because = ""  # why this node leaves by itself
         self._account = Account(time.monotonic())
 
@@ -241,7 +239,9 @@ class Agent:
         else:
             self._leftovers.kill_spared()
         self._launch.end()
-        self.hangs = not self._line.leave(self._goodbye(), LEAVE_S) or self.hangs
+        leave_s = UNHEARD_LEAVE_S if self._hurried else LEAVE_S
+        left = self._line.leave(self._goodbye(), leave_s, lambda: bool(self._got_signals))
+        self.hangs = self.hangs or not left
         self._ports.close()
         self._selector.close()
         self._line.close()
@@ -305,6 +305,7 @@ class Agent:
             signum = self._got_signals.pop(0)
             name = signal.Signals(signum).name
             if self.signum is not None:
+                self._hurried = True
                 self._leave_by = time.monotonic()
                 self._tell(f"got {name} again: killing the workers")
                 self._stop(signal.SIGKILL, 0.0)

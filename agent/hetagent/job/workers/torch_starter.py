@@ -94,9 +94,8 @@ class TorchStarter(torch_compat.ElasticAgent):
         spec.rdzv_handler.accept(start)
         self._assignment, self._environs = assignment, environs
         spec.entrypoint, spec.args, spec.max_restarts = command.entrypoint, command.args, start.max_restarts
-        for process in self._begun:
-            process.poll()  # it was killed, and nobody else reaps it
-        self._sources, self._begun = {}, []
+        self._reap()
+        self._sources = {}
         # A worker inherits this process's environment as well.
         removed = {name for environ in environs for name, value in environ.items() if value is None}
         with _without(removed):
@@ -155,8 +154,15 @@ class TorchStarter(torch_compat.ElasticAgent):
 
     def rest(self) -> None:
         """See `Starter`."""
+        self._reap()
         if self._standbys is not None:
             self._standbys.close()
+
+    def _reap(self) -> None:
+        """Reap the processes of a start that failed: they were killed, and torch has forgotten them."""
+        for process in self._begun:
+            process.poll()
+        self._begun = []
 
     def finish(self, failed: Sequence[Exit], *, succeeded: bool, error: str | None) -> None:
         """See `Starter`."""

@@ -142,6 +142,51 @@ def test_what_the_script_imports_is_imported_ahead_if_it_is_installed(job: Clust
     assert leftovers("a") == []
 
 
+RELEASED = """
+import os, sys, time
+here = ["decimal" in sys.modules]
+import own
+path = f"{sys.argv[1]}/{os.environ['HET_ROUND']}.{os.environ['RANK']}"
+with open(f"{path}~", "w") as file:
+    print(os.getpid(), "RELEASE", own.RELEASE, *here, file=file)
+os.rename(f"{path}~", path)
+time.sleep(300)
+"""
+
+
+def test_after_a_new_release_all_ranks_run_it(job: Cluster, tmp_path: Path) -> None:
+    """Both standbys waited in the old one's folder; afterwards there are standbys again."""
+    for release in "12":
+        (tmp_path / release).mkdir()
+        (tmp_path / release / "script.py").write_text(RELEASED.replace("RELEASE", release, 1))
+        (tmp_path / release / "own.py").write_text(f"RELEASE = {release}")
+    (tmp_path / "current").symlink_to("1")
+    script = str(tmp_path / "current" / "script.py")
+    agent = job.agent("a", 2, "--preload", MODULE, script=script, args=[str(tmp_path)])
+
+    def said(number: int) -> dict[int, str]:
+        found = [one.read_text().split(maxsplit=1) for one in tmp_path.glob(f"{number}.[01]")]
+        return {int(pid): text for pid, text in found} if len(found) == 2 else {}
+
+    def next_round(number: int, standbys: set[int]) -> set[str]:
+        """What workers say in the next round, which are made of these standbys."""
+        os.kill(min(said(number - 1)), 9)
+        found = job.wait_for(lambda: said(number), f"round {number}")
+        assert found.keys() == standbys
+        return set(found.values())
+
+    job.wait_for(lambda: said(1), "the first round")
+    ready = set(two_standbys(agent))
+    (tmp_path / "next").symlink_to("2")
+    (tmp_path / "next").rename(tmp_path / "current")
+    assert next_round(2, ready) == {"2 2 False\n"}, "none has what was imported before"
+    assert agent.stderr.count("script.py has changed since it started): starting anew") == 2
+    assert next_round(3, set(two_standbys(agent))) == {"2 2 True\n"}
+    agent.send(signal.SIGTERM)
+    agent.wait()
+    assert leftovers("a") == []
+
+
 def test_without_standbys(job: Cluster) -> None:
     agent = job.agent("a", 2, "--preload", "none")
     number = kill_one(job, job.world(2))

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from hetagent.protocol.line import LEAVE_S
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.requests import Answer, Request
 from hetagent.protocol.session.session import Session
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
     from tests.sim.machine import Machine
     from tests.sim.world import World
 
-LEAVE_S = 4.0
 PREFLIGHT_S = 3.0
-"""Those of loop.py and preflight.py."""
+"""That of preflight.py."""
 
 FORGOTTEN_S = 5.0
 """That of job/notice.py."""

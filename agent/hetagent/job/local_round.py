@@ -180,7 +180,7 @@ class LocalRound:
             local_rank: path for local_rank, one in enumerate(environs) if (path := one.get(NOTICE_FILE))
         }
         started = self._starter.start(self.assignment, command, environs)
-        self._workers = Workers(started, self._incarnation)
+        self._workers = Workers(started, self._incarnation, self._starter.kept)
         if self._watching is not None:
             offset = self.assignment.start.rank_offset
             self._watching.begin(started.pids, offset, started.error_files, self._workers.stderr_tail)

@@ -25,7 +25,7 @@ from hetagent.node.network import NetworkError
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes import signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
-from hetagent.protocol.line import Line
+from hetagent.protocol.line import LEAVE_S, UNHEARD_LEAVE_S, Line
 from hetrdzv.protocol.wire import (
     DEFAULTS,
     UNLIMITED_RESTARTS,
@@ -38,9 +38,6 @@ from hetrdzv.protocol.wire import (
 
 EXIT_FAILED = 1
 """What the server has an agent exit with for a failure that is not a worker's own (docs/design.md, Agent)."""
-
-LEAVE_S = 4.0
-"""How long the goodbye to the server may take (seconds)."""
 
 
 class AgentError(RuntimeError):
@@ -138,8 +135,9 @@ class Agent:
         self._round = 0  # the newest round that was started here, or over before it was
         self._local: LocalRound | None = None  # this node's part of it
         self._ready_after_stop = False  # join again once the workers are gone
-        self._leftovers = Leftovers(identity.incarnation, tell)
+        self._leftovers = Leftovers(identity.incarnation, tell, starter.kept)
         self._leave_by: float | None = None  # when a signal's grace is over (monotonic seconds)
+        self._hurried = False  # a second signal has come
         self._leaves_because = ""  # why this node leaves by itself
         self._account = Account(time.monotonic())
 
@@ -241,12 +239,15 @@ class Agent:
         else:
             self._leftovers.kill_spared()
         self._launch.end()
-        self.hangs = not self._line.leave(self._goodbye(), LEAVE_S) or self.hangs
-        if not self._line.broken:  # otherwise the guardian notices our end, and says goodbye for us
-            self._guardian.dismiss()
+        leave_s = UNHEARD_LEAVE_S if self._hurried else LEAVE_S
+        left = self._line.leave(self._goodbye(), leave_s, lambda: bool(self._got_signals))
+        self.hangs = self.hangs or not left
         self._ports.close()
         self._selector.close()
         self._line.close()
+        # The last thing: if anything above fails, it ends what is left. If the line broke, it says goodbye for us.
+        if not self._line.broken:
+            self._guardian.dismiss()
 
     def _goodbye(self) -> str:
         if self.signum is not None:
@@ -304,6 +305,7 @@ class Agent:
             signum = self._got_signals.pop(0)
             name = signal.Signals(signum).name
             if self.signum is not None:
+                self._hurried = True
                 self._leave_by = time.monotonic()
                 self._tell(f"got {name} again: killing the workers")
                 self._stop(signal.SIGKILL, 0.0)
@@ -585,8 +587,12 @@ class Agent:
     def _start_workers(self, local: LocalRound, network: Iterable[str] = ()) -> None:
         try:
             begun = local.start(self._environ())
-        except Exception as error:  # whatever it is, it fails the round, not the agent
-            self._start_failed(error)
+        except BaseException as error:
+            # Nobody else knows what was started or taken before it.
+            self._leftovers.kill_all(self._starter.unfinished())
+            if not isinstance(error, Exception):  # Ctrl-C, where --signals-to-handle leaves SIGINT out
+                raise
+            self._start_failed(error)  # it fails the round, not the agent
             return
         finally:
             self._ports.script = local.assignment.script_port
@@ -612,7 +618,7 @@ class Agent:
         }
 
     def _start_failed(self, error: Exception) -> None:
-        """Report it, and kill what was started before it: nobody else knows these processes."""
+        """Report it."""
         if self._local is not None:
             self._local.end_shares()
         if self._watching is not None:
@@ -624,4 +630,3 @@ class Agent:
         if isinstance(error, NotFound | Misfit):
             failure = failure.model_copy(update={"permanent": True})
         self._line.failed(self._round, failure, time.monotonic())
-        self._leftovers.kill_all()

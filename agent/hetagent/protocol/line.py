@@ -13,7 +13,7 @@ from datetime import datetime
 from hetagent.protocol.delivery import Delivery
 from hetagent.protocol.mailbox import Mailbox
 from hetagent.protocol.requests import Answer, Request
-from hetagent.protocol.session.session import Session
+from hetagent.protocol.session.session import LEAVE_PATIENCE_S, Session
 from hetagent.protocol.session.sharing import Answered
 from hetagent.protocol.waiting import TICK_S, Waiting, never_live
 from hetrdzv.client.client import Client
@@ -29,8 +29,17 @@ from hetrdzv.protocol.wire import (
     StacksAsked,
 )
 
+LEAVE_S = LEAVE_PATIENCE_S + 1.0
+"""How long a goodbye may take (seconds)."""
+
 UNHEARD_LEAVE_S = 0.5
-"""How long a goodbye to a server that has never answered may take at most (seconds)."""
+"""How long a goodbye to a server that has never answered may take, or where somebody is in a hurry (seconds)."""
+
+LEAVE_NEWS_S = 1.0
+"""After how long a goodbye says that it goes on (seconds)."""
+
+LEAVE_LOOK_S = 0.05
+"""How often to look whether somebody is in a hurry (seconds)."""
 
 
 class Line:
@@ -187,8 +196,14 @@ class Line:
         """This node is about to leave; its workers may still be running."""
         self._say(lambda now: self._session.leaving(why, now))
 
-    def leave(self, why: str, timeout_s: float) -> bool:
+    def leave(
+        self, why: str, timeout_s: float = LEAVE_S, is_hurried: Callable[[], bool] = lambda: False
+    ) -> bool:
         """This node has left; returns when the server knows, or has not answered in time.
+
+        Args:
+            timeout_s: how long that may take (seconds).
+            is_hurried: asked meanwhile: whether to wait no longer.
 
         Returns:
             whether the thread has ended; if not, it hangs in a look-up of the server's name.
@@ -196,7 +211,16 @@ class Line:
         if not self._thread.is_alive():
             return True
         self._say(lambda now: self._session.leave(why, now), last=True)
-        self._thread.join(timeout_s if self._answered else min(timeout_s, UNHEARD_LEAVE_S))
+        began_at = time.monotonic()
+        until = began_at + (timeout_s if self._answered else min(timeout_s, UNHEARD_LEAVE_S))
+        news_at: float | None = began_at + LEAVE_NEWS_S
+        while self._thread.is_alive() and (left_s := until - time.monotonic()) > 0 and not is_hurried():
+            self._thread.join(min(LEAVE_LOOK_S, left_s))
+            if news_at is not None and time.monotonic() >= news_at:
+                self._tell(
+                    f"telling the server that this node leaves, for {timeout_s:g} s at most; press again to end"
+                )
+                news_at = None
         return not self._thread.is_alive()
 
     def close(self) -> None:

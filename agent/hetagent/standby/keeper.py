@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
 from hetagent.standby.imports import Imports
 from hetagent.standby.policy import AUTO, memory_shortage
-from hetagent.standby.process import NotTaken, Plan, Standby
+from hetagent.standby.process import END_TIMEOUT_S, NotTaken, Plan, Standby
 
 WARM_QUIET_S, COLD_QUIET_S = 1.0, 5.0
 """How long after the start of a round no standby is made: its workers come first (seconds).
@@ -95,7 +96,12 @@ class Standbys:
                     self._tell(
                         f"cannot use the standby of local rank {local_rank} ({error}): starting without it"
                     )
-            quiet_s = WARM_QUIET_S if process is not None else COLD_QUIET_S
+                if standby.anew:
+                    self._tell(
+                        f"the standby of local rank {local_rank} is of no use ({standby.anew}): starting anew"
+                    )
+            warm = process is not None and standby is not None and not standby.anew
+            quiet_s = WARM_QUIET_S if warm else COLD_QUIET_S
             self._not_before = max(self._not_before, time.monotonic() + quiet_s)
         self._look()
         return process
@@ -105,6 +111,9 @@ class Standbys:
         with self._lock:
             self._preload.clear()
             self._plans.clear()
+            pids = [standby.process.pid for standby in self._standbys.values()]
+            if pids:  # also what their imports have detached
+                processes.kill_tree(tuple, pids, END_TIMEOUT_S)
             for standby in self._standbys.values():
                 standby.end()
             self._standbys.clear()
@@ -112,6 +121,11 @@ class Standbys:
         self._thread.join()
         if self._imports is not None:
             self._imports.close()
+
+    def kept(self) -> Sequence[int]:
+        """The pids of all that were not taken."""
+        with self._lock:
+            return [standby.process.pid for standby in self._standbys.values()]
 
     def pids(self) -> Mapping[int, int]:
         """The pids of those that are ready, by local rank."""

@@ -63,6 +63,7 @@ class Standby:
         process: the process.
         ready: it has imported everything.
         left_out: a module that it did not import, or should not have, and why; it is not to be taken then.
+        anew: why it has dropped what it had imported when it was taken, and started like any worker; empty: it has not.
 
     Raises:
         OSError: it cannot be started.
@@ -73,6 +74,7 @@ class Standby:
         self.seen = list(seen)
         self.ready = False
         self.left_out: tuple[str, str] | None = None
+        self.anew = ""
         self._channel, theirs = socket.socketpair()
         self._printed = [os.memfd_create("stdout", os.MFD_CLOEXEC), os.memfd_create("stderr", os.MFD_CLOEXEC)]
         marks = {name: plan.environ[name] for name in KEPT if name in plan.environ}
@@ -114,7 +116,7 @@ class Standby:
         """Make it the worker of a round.
 
         One that still imports begins when it has finished; that is never later than a process started now would. If it
-        then turns out that it should not have imported something, it begins anew by itself.
+        should not have imported something, or would not import the same now, it begins anew by itself.
 
         Args:
             plan: of the round; this standby fits it.
@@ -125,8 +127,10 @@ class Standby:
         """
         try:
             self._send({"environ": dict(plan.environ)}, (stdout, stderr))
-            if self.ready and not self._receive().get("taken"):
+            answer = self._receive() if self.ready else {"taken": True}
+            if not answer.get("taken"):
                 raise NotTaken("it answered something else")
+            self.anew = str(answer.get("anew", ""))
         except (OSError, ValueError) as error:
             self.end()
             raise NotTaken(

@@ -37,9 +37,6 @@ from hetagent.torchrun.store import PAUSE_S, RoundOverError, RoundStore, look_fo
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.wire import DirectiveReply, FailureFields
 
-LEAVE_S = 4.0
-"""How long saying goodbye to the server may take (seconds)."""
-
 OUTCOME_S = 15.0
 """How long an agent that is through torch's exit barrier waits for the group's outcome (seconds)."""
 
@@ -173,7 +170,7 @@ class TorchrunHandler(HetRendezvousHandler):
             else:
                 self._report_failure(directives, final=True)
                 why = "its agent gave up"
-            directives.line.leave(why, LEAVE_S)
+            directives.line.leave(why)
             directives.line.close()
             self._leaver.detach()
         self._environment.remove()

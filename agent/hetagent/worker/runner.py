@@ -28,6 +28,7 @@ CANNOT_OPEN = 2
 
 def main() -> None:
     """Remove all traces of this file, then run the script."""
+    started_as = list(sys.orig_argv)
     sys.orig_argv.remove(sys.argv[0])
     del sys.argv[0]
     if not _safe_path():
@@ -38,7 +39,7 @@ def main() -> None:
         faulthandler.enable(all_threads=True)
     run = _prepared()
     if "HET_STANDBY_FD" in os.environ:
-        _beside("standby").wait()
+        _beside("standby").wait(started_as)
     if "HET_IMPORTS_FILE" in os.environ:
         _beside("standby").note_imports(os.environ.pop("HET_IMPORTS_FILE"))
     if "HET_PROGRESS_SOCKET" in os.environ:

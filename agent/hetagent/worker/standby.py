@@ -10,7 +10,7 @@ Messages are JSON, each after its length in four bytes (big-endian):
     agent -> standby    {"preload": [MODULE, ...], "seen": [MODULE, ...], "paced": BOOL}
     standby -> agent    {"ready": true}, or {"left_out": MODULE, "why": TEXT} if it must not be taken
     agent -> standby    {"environ": {NAME: VALUE}}, with two descriptors: the worker's stdout and stderr
-    standby -> agent    {"taken": true}
+    standby -> agent    {"taken": true}, with {"anew": TEXT} if what it has imported is of no use, and why
 
 The standby ends when the agent closes its end. Standard library only, imported in a bare interpreter.
 """
@@ -22,11 +22,12 @@ import os
 import select
 import signal
 import socket
+import stat
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from types import FrameType
     from typing import Any, NoReturn, TextIO
 
@@ -69,6 +70,12 @@ ROUND_NAMES = frozenset(
 )
 ROUND_PREFIXES = ("TORCHELASTIC_", "HET_")
 
+SITES = ("/site-packages", "/dist-packages")
+"""How the names of folders end into which packages are installed."""
+
+INSTALLED = (".dist-info", ".egg-info", ".egg-link", ".pth")
+"""How the names end by which such a folder says what is installed."""
+
 GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
@@ -77,8 +84,12 @@ def belongs_to_round(name: str) -> bool:
     return name in ROUND_NAMES or name.startswith(ROUND_PREFIXES)
 
 
-def wait() -> None:
-    """Import what the agent says, and return once this process is a worker of a round."""
+def wait(started_as: "list[str]") -> None:
+    """Import what the agent says, and return once this process is a worker of a round.
+
+    Args:
+        started_as: the command line of this process, with which it can begin anew.
+    """
     channel = socket.socket(fileno=int(os.environ.pop(CHANNEL)))
     os.set_inheritable(channel.fileno(), False)
     # The marks are for /proc; a module that copies the environment asks for none of them.
@@ -87,24 +98,29 @@ def wait() -> None:
     own_name = _renamed(None)
     first, _ = _receive(channel)
     before = dict(os.environ)
+    script, path = os.path.abspath(sys.argv[0]), list(sys.path)
+    code, files = _code(script, path), dict[str, object]()
     with _Pace(channel, first["paced"]):
-        problem = _import_all(first["preload"], first["seen"])
+        problem = _import_all(first["preload"], first["seen"], files)
     if problem is not None:
         _send(channel, problem)
         # This ends the process, unless the agent has just taken it for a round.
         order, streams = _receive(channel)
         _take_streams(streams)
-        _begin_anew(order["environ"])
+        _begin_anew(started_as, order["environ"])
     imported = _changes(before, os.environ)
     _renamed(NAME)
     _send(channel, {"ready": True})
     order, streams = _receive(channel)
     _take_streams(streams)
+    anew = _changed({**code, **files}, {**_code(script, path), **_versions(files)})
     try:
         _mark_as_worker()
-    except (OSError, ValueError):  # a module has overwritten it, as programs do that rename themselves
-        _send(channel, {"taken": True})
-        _begin_anew(order["environ"])
+    except (OSError, ValueError):  # as programs do that rename themselves
+        anew = "a module has overwritten its environment"
+    if anew:
+        _send(channel, {"taken": True, "anew": anew})
+        _begin_anew(started_as, order["environ"])
     os.environ.clear()
     os.environ.update(order["environ"])
     for name, value in imported.items():
@@ -115,6 +131,67 @@ def wait() -> None:
     _renamed(own_name)
     _send(channel, {"taken": True})
     channel.close()
+
+
+# -- whether a plain start would import the same ------------------------------------------------------------------
+
+
+def _code(script: str, path: "list[str]") -> "dict[str, object]":
+    """What a plain start goes by, and which version of it is there: Python, the script, `sys.path`, packages.
+
+    Not whether a folder's content has changed: scripts write checkpoints and logs beside them.
+
+    Args:
+        script: the file or folder that is run; with `-m` there is no such file.
+        path: `sys.path` as it was before anything was imported.
+    """
+    real = os.path.realpath(script)
+    code: dict[str, object] = {script: (real, _version(real)), **_versions([sys.executable, *path])}
+    for place in path:
+        if place.endswith(SITES):
+            with contextlib.suppress(OSError), os.scandir(place) as entries:
+                found = [entry for entry in entries if entry.name.endswith(INSTALLED)]
+                code[f"what is installed in {place}"] = sorted(
+                    (one.name, one.stat().st_mtime_ns) for one in found
+                )
+    return code
+
+
+def _note_files(files: "dict[str, object]") -> None:
+    """Add the files of loaded modules that are part neither of Python nor of what is installed, and their versions."""
+    sites = [place for place in sys.path if place.endswith(SITES)]
+    homes = tuple(f"{home}/" for home in (os.path.dirname(os.__file__), *sites))
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__dict__", {}).get(
+            "__file__"
+        )  # an attribute may be made when it is asked for
+        if (
+            isinstance(file, str)
+            and file.startswith("/")
+            and not file.startswith(homes)
+            and file not in files
+        ):
+            files[file] = _version(file)
+
+
+def _versions(paths: "Iterable[str]") -> "dict[str, object]":
+    return {path: _version(path) for path in paths}
+
+
+def _version(path: str) -> "tuple[int, ...] | None":
+    """Which file or folder it is, and of a file, of when and how large; None: there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    which = (found.st_dev, found.st_ino)
+    return which if stat.S_ISDIR(found.st_mode) else (*which, found.st_mtime_ns, found.st_size)
+
+
+def _changed(before: "dict[str, object]", now: "dict[str, object]") -> str:
+    """What is another one now, for a person; empty if nothing is."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return f"{names[0]} has changed since it started" if names else ""
 
 
 # -- importing ----------------------------------------------------------------------------------------------------
@@ -157,15 +234,19 @@ def _is_installed(module: str) -> bool:
     return any(place.startswith(tuple(home + "/" for home in homes)) for place in places)
 
 
-def _import_all(preload: "list[str]", seen: "list[str]") -> "dict[str, str] | None":
+def _import_all(
+    preload: "list[str]", seen: "list[str]", files: "dict[str, object]"
+) -> "dict[str, str] | None":
     """Import modules until one should not be in a standby; what to tell the agent of that one, or None.
 
     Args:
         preload: to be imported.
         seen: those that are installed are to be imported; a failure is none of ours, since the script has seen it too.
+        files: see `_note_files`.
     """
     for module in preload:
         _, why = _import(module)
+        _note_files(files)
         if why is not None:
             return {"left_out": module, "why": why}
     for module in seen:
@@ -173,6 +254,7 @@ def _import_all(preload: "list[str]", seen: "list[str]") -> "dict[str, str] | No
             failed, why = _import(module)
             if why is not None and not failed:
                 return {"left_out": module, "why": why}
+    _note_files(files)
     return None
 
 
@@ -260,9 +342,9 @@ def _take_streams(streams: "list[int]") -> None:
             printed = printed[os.write(target, printed) :]
 
 
-def _begin_anew(environ: "dict[str, str]") -> "NoReturn":
+def _begin_anew(started_as: "list[str]", environ: "dict[str, str]") -> "NoReturn":
     """Become the worker by a plain start in this very process: it must not run with what it has imported."""
-    os.execvpe(sys.orig_argv[0], sys.orig_argv, environ)  # /proc/self/cmdline may be overwritten as well
+    os.execvpe(started_as[0], started_as, environ)  # /proc/self/cmdline may be overwritten
 
 
 def _mark_as_worker() -> None:

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from hetagent.node.processes.guardian import Guardian
 from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
+from hetagent.standby.keeper import Standbys
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.wire import SpecFields
 
@@ -50,6 +51,8 @@ class Rig:
         report_stacks: whether the workers are watched, and the server shown their stacks; None: not watched.
         check: the site's check of the node, in the folder of the test; asked again and again without much of a pause.
         prefix, collapses: see `TorchStarter`.
+        launch: says what each worker runs, instead of `command`.
+        preload: what standbys import; empty: there are none.
         spec: of the group.
     """
 
@@ -71,6 +74,8 @@ class Rig:
         notice_signal: signal.Signals | None = None,
         prefix: str | None = None,
         collapses: bool = False,
+        launch: Launch | None = None,
+        preload: Sequence[str] = (),
         **spec: Any,
     ) -> None:
         self.folder = folder
@@ -104,10 +109,12 @@ class Rig:
             self.spec,
             RoundLogsSpecs(str(folder / "logs"), tee=tee),
             prefix,
+            Standbys(preload, self.said.append) if preload else None,
             copier=Copier() if report_stderr else None,
             collapses=collapses,
         )
-        launch = Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python))
+        if launch is None:
+            launch = Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python))
         watching = None
         if report_stacks is not None:
             watching = Watching(

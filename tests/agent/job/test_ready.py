@@ -1,10 +1,10 @@
 """Before a node says that it is ready: its GPUs' memory is free, and the site's own check passes."""
 
 import contextlib
-import os
 import signal
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,9 @@ pytestmark = [pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 GIB = 1 << 30
 OURS = {7, 8}
 NEVER = threading.Event()
+
+MINE = f"ready-{uuid.uuid4().hex}"
+"""The incarnation of the checks, since another run of the tests may be under way."""
 
 
 def usage(used: float, *holders: tuple[int, float], gpu: str = "GPU 0") -> Usage:
@@ -192,7 +195,7 @@ def test_a_driver_that_does_not_answer_or_has_given_a_gpu_up_takes_the_node_out(
 
 
 def check(command: str, **more: Any) -> Verdict:
-    return NodeCheck(command, "none", **more).ask(NEVER)
+    return NodeCheck(command, MINE, **more).ask(NEVER)
 
 
 @pytest.mark.parametrize(
@@ -228,9 +231,16 @@ def test_at_its_limit_it_is_killed(command: str) -> None:
     assert processes.marked("hready-test-limit", processes.CHECK_FOR) == []
 
 
-def test_what_it_leaves_in_the_background_does_not_hold_it_up(tmp_path: Path) -> None:
-    assert check(f"sleep 300 & echo $! > {tmp_path}/pid; exit 0", timeout_s=60.0) == READY
-    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+@pytest.mark.parametrize("status", [0, 1])
+@pytest.mark.parametrize("how", ["", "setsid", "nohup", "exec setsid nohup"])
+def test_what_it_leaves_in_the_background_ends_with_it(tmp_path: Path, how: str, status: int) -> None:
+    """However it was detached, whatever the check says, and though it holds the check's output open."""
+    found = check(
+        f"({how} sleep 300) & echo $! > {tmp_path}/pid; {how} sleep 300 & exit {status}", timeout_s=60.0
+    )
+    assert (found == READY) == (status == 0)
+    assert processes.marked(MINE, processes.CHECK_FOR) == []
+    assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
 def unwanted(mine: NodeCheck, once: Callable[[], object]) -> Verdict:
@@ -248,7 +258,7 @@ def unwanted(mine: NodeCheck, once: Callable[[], object]) -> Verdict:
 def test_one_that_is_no_longer_wanted_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
     command = f"cd {tmp_path}; setsid sleep 300 & echo $! > far; sleep 300 & echo $! > near; wait"
     files = [tmp_path / "far", tmp_path / "near"]
-    unwanted(NodeCheck(command, "none"), lambda: all(one.exists() and one.read_text() for one in files))
+    unwanted(NodeCheck(command, MINE), lambda: all(one.exists() and one.read_text() for one in files))
     assert not any(is_alive(int(one.read_text())) for one in files)
 
 
@@ -257,7 +267,7 @@ def test_while_one_hangs_in_the_kernel_no_other_is_started(
 ) -> None:
     kill_all = processes.kill_all
     monkeypatch.setattr(processes, "kill_all", lambda find, timeout_s=0.2: kill_all(find, 0.2))
-    mine = NodeCheck(f"[ -e {tmp_path}/ok ] || exec stat {tmp_path}/dead/file", "none")
+    mine = NodeCheck(f"[ -e {tmp_path}/ok ] || exec stat {tmp_path}/dead/file", MINE)
     where = "(state D: hangs in the kernel, in request_wait_answer)"
     with DeadFiles(tmp_path / "dead") as files:
         found = unwanted(mine, files.asked.is_set)
@@ -299,7 +309,7 @@ def verdicts(readiness: Readiness, count: int) -> list[Verdict]:
 def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.write_text("exit 3")
-    mine = NodeCheck(f". {state}", "none")
+    mine = NodeCheck(f". {state}", MINE)
     with contextlib.closing(Readiness(None, mine, again_s=0.01, retry_s=0.01)) as readiness:
         readiness.ask(())
         assert verdicts(readiness, 1) == [Verdict("node check failed (exit status 3)")]
@@ -318,7 +328,7 @@ def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
 def test_gpus_come_first_and_what_they_say_is_not_lost() -> None:
     looks = Looks([usage(0.5)], [usage(9.5)])
     gpus = GpusFree((), "none", look=looks, wait_s=0.01)
-    with contextlib.closing(Readiness(gpus, NodeCheck("exit 3", "none"))) as readiness:
+    with contextlib.closing(Readiness(gpus, NodeCheck("exit 3", MINE))) as readiness:
         readiness.ask(())
         assert verdicts(readiness, 1)[0].warnings == ()
         readiness.ask(())
@@ -331,7 +341,7 @@ def test_a_mistake_of_ours_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ValueError("oh")
 
     monkeypatch.setattr(NodeCheck, "ask", fails)
-    with contextlib.closing(Readiness(None, NodeCheck("true", "none"))) as readiness:
+    with contextlib.closing(Readiness(None, NodeCheck("true", MINE))) as readiness:
         readiness.ask(())
         [found] = verdicts(readiness, 1)
     assert found.fatal

@@ -152,24 +152,24 @@ tell(int(subprocess.check_output([sys.executable, "-c", middle])))
 """
 
 
-def test_kill_tree_of_finds_sessions_and_descendants(family: Family) -> None:
+def test_kill_all_of_finds_sessions_and_descendants(family: Family) -> None:
     family.start(TREE, {"HET_INCARNATION": MARK})
     assert len(alive(family.pids)) == 6
-    assert processes.kill_tree_of(MARK) == []
+    assert processes.kill_all_of(MARK) == []
     assert alive(family.pids) == []
 
 
-def test_kill_tree_of_finds_the_sessions_it_is_told(family: Family) -> None:
+def test_kill_all_of_finds_the_sessions_it_is_told(family: Family) -> None:
     child = family.start(
         "start = subprocess.Popen(SLEEP); tell(start.pid)"
     )  # as if its mark were overwritten
     child.kill()
     child.wait()
-    assert processes.kill_tree_of("none", [child.pid, os.getsid(0)]) == []
+    assert processes.kill_all_of("none", [child.pid, os.getsid(0)]) == []
     assert alive(family.pids) == []
 
 
-def test_kill_tree_of_spares_the_callers_session_and_others_in_a_session_that_a_worker_does_not_lead(
+def test_kill_all_of_spares_the_callers_session_and_others_in_a_session_that_a_worker_does_not_lead(
     family: Family,
 ) -> None:
     here = family.start("", {"HET_INCARNATION": MARK}, session=False)
@@ -177,7 +177,7 @@ def test_kill_tree_of_spares_the_callers_session_and_others_in_a_session_that_a_
     marked = f"tell(subprocess.Popen(SLEEP, env=os.environ | {{'HET_INCARNATION': '{MARK}'}}).pid)"
     shell = family.start(marked)
     worker = family.pids[-1]
-    assert processes.kill_tree_of(MARK) == []
+    assert processes.kill_all_of(MARK) == []
     assert alive(family.pids) == [beside.pid, shell.pid]
     assert not alive([here.pid, worker])
 

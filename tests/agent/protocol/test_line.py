@@ -310,6 +310,17 @@ def test_nor_one_that_is_silent_from_the_first(talk: Talk) -> None:
     assert UNHEARD_LEAVE_S <= time.monotonic() - before < 5.0
 
 
+def test_whoever_is_in_a_hurry_does_not_wait_for_one_that_is_away(talk: Talk) -> None:
+    """A failover may be under way, so it is waited for long, and said; a second Ctrl-C ends that."""
+    talk.begin()
+    talk.next()
+    talk.client.hangs = True
+    waits = lambda: any("telling the server that this node leaves" in text for text in talk.told)  # noqa: E731
+    assert not talk.line.leave("its agent got SIGINT", 60.0, waits)
+    assert talk.told[-1].endswith("for 60 s at most; press again to end")
+    talk.client.hangs = False
+
+
 def test_one_that_is_away_is_given_time(talk: Talk) -> None:
     talk.begin()
     talk.next()

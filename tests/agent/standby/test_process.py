@@ -1,10 +1,12 @@
 """One standby: it becomes a worker, or ends and says why, and leaves nothing behind."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -191,6 +193,103 @@ def test_one_that_was_taken_before_such_a_module_begins_anew(plan: Plan, tmp_pat
     assert standbys.ended(worker) == 7
     assert worker.pid == pid
     assert (tmp_path / "stdout").read_text() == "rank 1 False\nFalse\n"
+
+
+def test_one_that_begins_anew_is_a_worker_like_any_other(plan: Plan, tmp_path: Path) -> None:
+    """Its end is recorded, and the agent can see it: runner.py has taken what is meant for itself."""
+    (tmp_path / "fails.py").write_text("1 / 0")
+    (tmp_path / "s.py").write_text(
+        "import os, sys\nprint(sys.orig_argv[-1], 'HET_PROGRESS_SOCKET' in os.environ)\nraise ValueError('its own')"
+    )
+    standby = Standby(plan, ["slow", "fails"], paced=True)
+    order = standbys.in_round(
+        plan, TORCHELASTIC_ERROR_FILE=str(tmp_path / "error"), HET_PROGRESS_SOCKET=str(tmp_path / "socket")
+    )
+    with standbys.outputs(tmp_path) as streams:
+        worker = standby.take(order, *streams)
+    (tmp_path / "go").touch()
+    assert standbys.ended(worker) == 1
+    assert (tmp_path / "stdout").read_text() == f"{tmp_path / 's.py'} False\n"
+    assert json.loads((tmp_path / "error").read_text())["message"]["message"] == "ValueError: its own"
+
+
+RELEASED = """
+import sys, own
+print("script of release 1", own.RELEASE, "imported" in sys.modules)
+"""
+
+
+def released(folder: Path) -> Plan:
+    """Of a script in a folder that a link leads to, with a module beside it and one that is installed."""
+    for release in "12":
+        (folder / release).mkdir()
+        (folder / release / "s.py").write_text(RELEASED.replace("1", release))
+        (folder / release / "own.py").write_text(f"RELEASE = {release}")
+    (folder / "current").symlink_to("1")
+    (folder / "site-packages" / "imported-1.dist-info").mkdir(parents=True)
+    (folder / "site-packages" / "imported.py").touch()
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "local.py").write_text("import own")
+    places = (folder / "site-packages", folder / "elsewhere")
+    return standbys.plan(
+        str(folder / "current" / "s.py"), PYTHONPATH=":".join(map(str, places)), GO=str(folder / "go")
+    )
+
+
+def link_to_2(folder: Path) -> None:
+    """What `ln -sfn 2 current` does."""
+    (folder / "next").symlink_to("2")
+    (folder / "next").rename(folder / "current")
+
+
+def replace_the_folder(folder: Path) -> None:
+    (folder / "1").rename(folder / "0")
+    (folder / "2").rename(folder / "1")
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "link": link_to_2,
+    "folder": replace_the_folder,
+    "script": lambda folder: (folder / "1" / "s.py").write_text(RELEASED.replace("of release", "at release")),
+    "installed": lambda folder: (folder / "site-packages" / "other-1.dist-info").mkdir(),
+    "upgraded": lambda folder: (folder / "site-packages" / "imported-1.dist-info" / "RECORD").touch(),
+    "module": lambda folder: (folder / "elsewhere" / "local.py").write_text("import own, own"),
+}
+
+
+@pytest.mark.parametrize("when", ["importing", "ready"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_one_that_would_not_import_the_same_now_begins_anew(tmp_path: Path, change: str, when: str) -> None:
+    """Otherwise the script of a new release would run with the modules of the old one."""
+    plan = released(tmp_path)
+    waits = tmp_path / "waits"
+    (tmp_path / "site-packages" / "slow.py").write_text(f"open({str(waits)!r}, 'w'){SLOW}")
+    preload = ["imported", "local"]
+    standby = (
+        standbys.ready(plan, preload) if when == "ready" else Standby(plan, [*preload, "slow"], paced=False)
+    )
+    if when == "importing":
+        wait_for(waits.exists, "its last import")
+    time.sleep(0.02)  # longer than a tick of the file system's clock
+    CHANGES[change](tmp_path)
+    with standbys.outputs(tmp_path) as streams:
+        worker = standby.take(standbys.in_round(plan), *streams)
+    (tmp_path / "go").touch()
+    assert standbys.ended(worker) == 0
+    is_new = "2" if change in ("link", "folder") else "1"
+    how = "at" if change == "script" else "of"
+    assert (tmp_path / "stdout").read_text() == f"script {how} release {is_new} {is_new} False\n"
+    assert standby.anew.endswith("has changed since it started") == (when == "ready")
+
+
+def test_what_scripts_write_beside_themselves_is_no_change(tmp_path: Path) -> None:
+    plan = released(tmp_path)
+    standby = standbys.ready(plan, ["imported", "local"])
+    for place in (tmp_path / "1", tmp_path / "site-packages", tmp_path / "elsewhere"):
+        (place / "checkpoint.pt").touch()
+        (place / "__pycache__").mkdir(exist_ok=True)
+    assert run(standby, plan, tmp_path) == (0, "script of release 1 1 True\n")
+    assert standby.anew == ""
 
 
 OVERWRITES = """

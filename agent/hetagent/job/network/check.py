@@ -23,7 +23,8 @@ LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 class NetworkCheck:
     """The checks of one agent, one at a time.
 
-    Readable (`fileno`) when a check is over. Nothing here blocks the caller for longer than `rest` needs to stop one.
+    Readable (`fileno`) when a check is over. Nothing here blocks the caller: a check that is to stop waits for
+    nothing, not even for a look-up (`member.py`).
 
     Args:
         group, node_id: who this agent is.

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +94,7 @@ async def converse(
 ) -> Result:
     """The same for a node that accepts connections elsewhere, and gets there what it received: `served`."""
     async with asyncio.timeout(CONNECT_S):
-        reader, writer = await asyncio.open_connection(*master, limit=MOST_BYTES)
+        reader, writer = await asyncio.open_connection(sock=await _connected(master), limit=MOST_BYTES)
     tasks: list[asyncio.Task[None]] = []
 
     async def pass_on() -> None:
@@ -153,7 +154,7 @@ async def _dial(order: Message) -> Message:
     try:
         for to_other in (True, False):
             async with asyncio.timeout(CONNECT_S):
-                sock = await _connected(place, {"hetrdzv": "data", "key": order["key"], "to_you": to_other})
+                sock = await _opened(place, {"hetrdzv": "data", "key": order["key"], "to_you": to_other})
             if to_other:
                 await send(sock)
             else:
@@ -163,20 +164,66 @@ async def _dial(order: Message) -> Message:
     raise AssertionError("the second direction ends with a rate or an error")
 
 
-async def _connected(place: tuple[str, int], first: Message) -> socket.socket:
+async def _opened(place: tuple[str, int], first: Message) -> socket.socket:
     loop = asyncio.get_running_loop()
-    [*found] = await loop.getaddrinfo(*place, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, where = found[0]
-    sock = socket.socket(family, kind, protocol)
+    sock = await _connected(place)
     try:
-        sock.setblocking(False)
-        await loop.sock_connect(sock, where)
         await loop.sock_sendall(sock, _line(first))
         await loop.sock_recv(sock, 1)  # it has read that, so what follows is data
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+async def _connected(place: tuple[str, int]) -> socket.socket:
+    """Connect to the first address of a name that answers."""
+    loop = asyncio.get_running_loop()
+    failure: OSError | None = None
+    for family, kind, protocol, _, where in await _looked_up(*place):
+        sock = socket.socket(family, kind, protocol)
+        sock.setblocking(False)
+        try:
+            await loop.sock_connect(sock, where)
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, OSError):
+                raise
+            failure = error
+        else:
+            return sock
+    assert failure is not None, "a name that can be looked up has an address"
+    raise failure
+
+
+async def _looked_up(host: str, port: int) -> list[Any]:
+    """What `getaddrinfo` finds, in a thread that nobody waits for: a dead resolver may hold it up for minutes.
+
+    asyncio would run it in a thread that is waited for when the loop is closed, and again when the process ends.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[list[Any]] = loop.create_future()
+
+    def settle(found: list[Any], error: Exception | None) -> None:
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(found)
+
+    def look_up() -> None:
+        found: list[Any] = []
+        problem: Exception | None = None
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            problem = error
+        with contextlib.suppress(RuntimeError):  # the check was over long ago
+            loop.call_soon_threadsafe(settle, found, problem)
+
+    threading.Thread(target=look_up, name="hetagent-look-up", daemon=True).start()
+    return await answer
 
 
 async def accept(
@@ -242,9 +289,12 @@ async def _answer(sock: socket.socket, served: Callable[[Message], None], on_hel
 
 
 async def hang_up(writer: asyncio.StreamWriter) -> None:
-    """Close a connection once everything that was said on it is sent, or cannot be."""
+    """Close a connection once everything that was said on it is sent, or cannot be; at once where it is cancelled."""
     writer.close()
+    task = asyncio.current_task()
     try:
+        if task is not None and task.cancelling():
+            return
         with contextlib.suppress(OSError):
             async with asyncio.timeout(HANG_UP_S):
                 await writer.wait_closed()

@@ -82,15 +82,16 @@ class NodeCheck:
         assert process.stdout is not None
         with process.stdout as output:
             said = self._follow(process, output.fileno(), cancelled)
-            status = process.poll()  # before its output is closed, which would end it
-            if status is None:
-                self._kill(process)
-        end = self._end(said)
-        if status is None:
+            ended = _has_ended(process)  # before its output is closed, which would end it
+            self._kill(process)  # also what it has left in the background, whatever it says of the node
+        status, end = process.returncode, self._end(said)
+        if not ended or status is None:
             late = f"node check did not end within {self._timeout_s:g} s"
             if self._stuck:
                 late += f" and does not die: {self._describe_stuck()}"
             return Verdict(f"{late}{f': {end}' if end else ''}")
+        if self._stuck:
+            return Verdict(f"node check has left processes that do not die: {self._describe_stuck()}")
         if status == 0:
             return READY
         how = f"exit status {status}" if status > 0 else f"killed by {signal_name(-status)}"
@@ -104,7 +105,7 @@ class NodeCheck:
         os.set_blocking(fd, False)
         deadline, said, is_open = time.monotonic() + self._timeout_s, b"", True
         while True:
-            ended = process.poll() is not None
+            ended = _has_ended(process)
             with contextlib.suppress(BlockingIOError):
                 while is_open and (chunk := os.read(fd, 65_536)):
                     said = (said + chunk)[-KEPT_BYTES:]
@@ -136,3 +137,8 @@ class NodeCheck:
         end = "; ".join([line.strip() for line in lines if line.strip()][-MOST_LINES:])
         end = sendable(end)
         return end if len(end) <= MOST_CHARACTERS else f"…{end[1 - MOST_CHARACTERS :]}"
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has; it stays a zombie, so that nothing else can get its pid, which is that of its session."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -1,6 +1,6 @@
 """Processes that outlive their round: those that do not die, and those that may keep running for now."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
 from hetagent.node.processes import finding as processes
@@ -12,10 +12,17 @@ class Leftovers:
     Args:
         incarnation: the `HET_INCARNATION` of its workers.
         tell: shows one line to the person at the terminal.
+        kept: the sessions of what is kept for later rounds.
     """
 
-    def __init__(self, incarnation: str, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        incarnation: str,
+        tell: Callable[[str], None],
+        kept: Callable[[], Collection[int]] = tuple,
+    ) -> None:
         self._incarnation = incarnation
+        self._kept = kept
         self._tell = tell
         self._stuck: dict[processes.Process, str] = {}  # and since when, by the clock
         self._spared = False
@@ -54,6 +61,10 @@ class Leftovers:
             self._spared = False
             self.kill_all()
 
-    def kill_all(self) -> None:
-        """Kill everything that this agent's workers are or have started."""
-        self.note_stuck(processes.kill_tree_of(self._incarnation))
+    def kill_all(self, sessions: Collection[int] = ()) -> None:
+        """Kill everything that this agent's workers are or have started.
+
+        Args:
+            sessions: ids of sessions known to be theirs.
+        """
+        self.note_stuck(processes.kill_all_of(self._incarnation, sessions, self._kept))

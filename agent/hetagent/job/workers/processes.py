@@ -8,7 +8,7 @@ when to look (`hetagent.node.processes.signals.noted`).
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetagent.job.failures import tail
@@ -38,9 +38,13 @@ class Workers:
     Args:
         started: the processes; each leads a session of its own.
         incarnation: the `HET_INCARNATION` in their environment.
+        kept: the sessions of what is kept for later rounds.
     """
 
-    def __init__(self, started: Started, incarnation: str) -> None:
+    def __init__(
+        self, started: Started, incarnation: str, kept: Callable[[], Collection[int]] = tuple
+    ) -> None:
+        self._kept = kept
         self._started = started
         self._incarnation = incarnation
         self._sids = frozenset(started.pids.values())
@@ -139,6 +143,6 @@ class Workers:
         if spare_detached:
             stuck = processes.kill_all(lambda: processes.session_members(self._sids))
         else:
-            stuck = processes.kill_tree_of(self._incarnation, self._sids)
+            stuck = processes.kill_all_of(self._incarnation, self._sids, self._kept)
         self.collect()
         return Cleared(stuck, self._started.close(until))

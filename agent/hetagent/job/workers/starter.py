@@ -4,7 +4,7 @@ The loop knows what a round's workers are to run and who they are; it does not k
 cold, or from standbys that have imported torch already (`torch_starter.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -96,8 +96,14 @@ class Starter(Protocol):
             environs: for each local rank, changes to torchrun's environment; None removes a variable.
 
         Raises:
-            Exception: they could not be started. Some may be running; they bear the marks of `environs`.
+            Exception: they could not be started. Some may be running: see `unfinished`.
         """
+
+    def unfinished(self) -> Collection[int]:
+        """Pids of the processes of a start that failed, known beside their marks; each leads a session of its own."""
+
+    def kept(self) -> Collection[int]:
+        """Pids of the processes that are kept for later rounds; each leads a session of its own."""
 
     def rest(self) -> None:
         """End whatever is kept for later rounds: there will be none."""

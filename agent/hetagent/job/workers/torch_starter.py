@@ -12,7 +12,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TextIO
 
@@ -63,6 +63,7 @@ class TorchStarter(torch_compat.ElasticAgent):
         self._copier = copier
         self._collapses = collapses
         self._sources: dict[int, Source] = {}  # of the newest round, by local rank
+        self._begun: list[subprocess.Popen[bytes]] = []  # by a start that is not over, or has failed
 
     # -- the starter -----------------------------------------------------------------------------------------
 
@@ -93,12 +94,13 @@ class TorchStarter(torch_compat.ElasticAgent):
         spec.rdzv_handler.accept(start)
         self._assignment, self._environs = assignment, environs
         spec.entrypoint, spec.args, spec.max_restarts = command.entrypoint, command.args, start.max_restarts
+        self._reap()
         self._sources = {}
         # A worker inherits this process's environment as well.
         removed = {name for environ in environs for name, value in environ.items() if value is None}
         with _without(removed):
             started = self.launch(start.restart_count, self._take, self._merge if self._collapses else None)
-        self._error_files = started.error_files
+        self._error_files, self._begun = started.error_files, []
         return Started(
             pids=started.pids,
             error_files=started.error_files,
@@ -123,6 +125,8 @@ class TorchStarter(torch_compat.ElasticAgent):
                 taken = self._standbys.take(local_rank, Plan(args, env), stdout, stderr)
             if taken is None and source is not None:
                 taken = subprocess.Popen(args, env=env, stdout=stdout, stderr=stderr, start_new_session=True)
+            if taken is not None:
+                self._begun.append(taken)
             return taken
         finally:
             if source is not None:
@@ -140,10 +144,25 @@ class TorchStarter(torch_compat.ElasticAgent):
     def _catch_up(self, sources: Sequence[Source], until: float | None = None) -> bool:
         return self._copier is None or self._copier.catch_up(sources, until)
 
+    def unfinished(self) -> Collection[int]:
+        """See `Starter`."""
+        return [process.pid for process in self._begun]
+
+    def kept(self) -> Collection[int]:
+        """See `Starter`."""
+        return self._standbys.kept() if self._standbys is not None else ()
+
     def rest(self) -> None:
         """See `Starter`."""
+        self._reap()
         if self._standbys is not None:
             self._standbys.close()
+
+    def _reap(self) -> None:
+        """Reap the processes of a start that failed: they were killed, and torch has forgotten them."""
+        for process in self._begun:
+            process.poll()
+        self._begun = []
 
     def finish(self, failed: Sequence[Exit], *, succeeded: bool, error: str | None) -> None:
         """See `Starter`."""

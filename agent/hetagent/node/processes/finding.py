@@ -24,6 +24,9 @@ GROUP = "TORCHELASTIC_RUN_ID"
 CHECK_FOR = "HET_CHECK_FOR"
 """Marks the processes of a node check; the incarnation of its agent."""
 
+MARKS = (INCARNATION, STANDBY_FOR, CHECK_FOR)
+"""What marks the processes that an agent has started, directly or not."""
+
 KILL_TIMEOUT_S = 10.0
 """How long `kill_all` tries by default (seconds); what is still there after that hangs in the kernel."""
 
@@ -51,14 +54,19 @@ def session_members(sids: Collection[int]) -> list[int]:
     return sorted(process.pid for process in living().values() if process.session in sids)
 
 
-def marked(incarnation: str, mark: str = INCARNATION) -> list[int]:
+def marked(incarnation: str, *marks: str) -> list[int]:
     """Pids of the living processes started with `HET_INCARNATION=incarnation`, never the caller's.
 
     Args:
-        mark: another variable to look for instead.
+        marks: other variables to look for instead; any of them will do.
     """
-    wanted = b"\0" + os.fsencode(f"{mark}={incarnation}") + b"\0"
-    return sorted(pid for pid in _others() if wanted in b"\0" + _environ(pid))
+    wanted = [b"\0" + os.fsencode(f"{mark}={incarnation}") + b"\0" for mark in marks or (INCARNATION,)]
+    found = []
+    for pid in _others():
+        environ = b"\0" + _environ(pid)
+        if any(one in environ for one in wanted):
+            found.append(pid)
+    return sorted(found)
 
 
 def orphans(node_id: str, group: str) -> list[int]:
@@ -179,7 +187,10 @@ def _kill(pids: Collection[int]) -> None:
 
 
 def kill_tree(
-    find: Callable[[], Iterable[int]], sessions: Collection[int] = (), timeout_s: float = KILL_TIMEOUT_S
+    find: Callable[[], Iterable[int]],
+    sessions: Collection[int] = (),
+    timeout_s: float = KILL_TIMEOUT_S,
+    kept: Callable[[], Collection[int]] = tuple,
 ) -> list[int]:
     """`kill_all` for the processes that `find` returns, the sessions they lead, and their descendants.
 
@@ -189,30 +200,33 @@ def kill_tree(
         find: looks for the first processes.
         sessions: ids of sessions known to be the workers'.
         timeout_s: seconds after which to give up.
+        kept: sessions to leave alone, with all that they have started; asked whenever `find` has been.
     """
     own = os.getsid(0)
     ours = set(sessions) - {own}
 
     def scan() -> set[int]:
-        found = set(find())
+        found, spared, alive = set(find()), set(kept()), living()
+        if spared:
+            found -= _closure(set(), spared, alive)
         # A session has its leader's pid as its id, and stays ours when the leader has died and others live on.
         ours.update(found - {own})
-        return _closure(found, ours, living())
+        return _closure(found, ours, alive)
 
     return kill_all(scan, timeout_s)
 
 
-def kill_tree_of(
-    incarnation: str, sessions: Collection[int] = (), timeout_s: float = KILL_TIMEOUT_S
+def kill_all_of(
+    incarnation: str, sessions: Collection[int] = (), kept: Callable[[], Collection[int]] = tuple
 ) -> list[int]:
-    """`kill_tree` for the workers of this incarnation's agent; returns the pids that would not die."""
-    return kill_tree(lambda: marked(incarnation), sessions, timeout_s)
+    """`kill_tree` for all that this incarnation's agent has started, but for what it keeps for later rounds.
 
+    A standby shows the mark of a worker only once it has noticed that it was taken, so all marks count alike.
 
-def kill_all_of(incarnation: str, sessions: Collection[int] = ()) -> list[int]:
-    """`kill_tree` for all that this incarnation's agent has started; returns the pids that would not die."""
-    marks = (INCARNATION, STANDBY_FOR, CHECK_FOR)
-    return kill_tree(lambda: [pid for mark in marks for pid in marked(incarnation, mark)], sessions)
+    Returns:
+        the pids that would not die.
+    """
+    return kill_tree(lambda: marked(incarnation, *MARKS), sessions, kept=kept)
 
 
 def kill_orphans(node_id: str, group: str, timeout_s: float = KILL_TIMEOUT_S) -> list[int]:

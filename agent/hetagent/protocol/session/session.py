@@ -78,8 +78,9 @@ CONTRADICTED_S = 5.0
 """How long after a join another is sent if the server does not know whether this node is ready (seconds): a message
 was late, or the server is older and does not care."""
 
-LEAVE_PATIENCE_S = 3.0
-"""How long a goodbye is attempted (seconds)."""
+LEAVE_PATIENCE_S = 8.0
+"""How long a goodbye is attempted (seconds): longer than a failover takes (4 s) with the longest pause between attempts
+(2 s), on a busy machine. A node that leaves without one is lost. Slurm and Kubernetes kill after 30 s."""
 
 
 class Session:

@@ -3,9 +3,13 @@
 import asyncio
 import contextlib
 import json
+import os
 import select
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -27,7 +31,7 @@ class Node:
         self.listener = hold_port("127.0.0.1", None)
         self.port: int = self.listener.getsockname()[1]
 
-    def begin(self, rank: int, nodes: "Sequence[Node]", number: int = 1) -> None:
+    def begin(self, rank: int, nodes: "Sequence[Node]", number: int = 1, address: str = "127.0.0.1") -> None:
         first = nodes[0]
         start = StartReply(
             group_rank=rank,
@@ -39,7 +43,7 @@ class Node:
             nnodes=len(nodes),
             restart_count=0,
             max_restarts=3,
-            master=MasterReply(node_id=first.name, address="127.0.0.1", port=1, script_port=first.port),
+            master=MasterReply(node_id=first.name, address=address, port=1, script_port=first.port),
         )
         self.check.begin(number, start, self.listener)
 
@@ -132,6 +136,52 @@ def test_a_round_that_is_over_ends_its_check(nodes: list[Node]) -> None:
     for rank, node in enumerate(nodes[:2]):
         node.begin(rank, nodes[:2], number=2)
     assert "between the two nodes" in nodes[0].result().line
+
+
+LOOKS_UP = """
+import socket, subprocess, sys, threading
+from tests.agent.job.network.test_check import Node
+
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+for file in ("resolv.conf", "nsswitch.conf"):
+    subprocess.run(["mount", "--bind", f"{sys.argv[1]}/{file}", f"/etc/{file}"], check=True)
+resolver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+resolver.bind(("127.0.0.1", 53))
+
+def looking():
+    return sum(thread.name == "hetagent-look-up" for thread in threading.enumerate())
+
+master, node = Node("a"), Node("b")
+node.begin(1, [master, node], address="master.test")
+resolver.recv(512)
+node.check.rest()
+print("rested", node.check.runs, node.listener.getblocking(), looking())
+node.begin(1, [master, node], number=2, address="master.test")
+print(node.result().warnings[0].partition(": ")[2].partition(";")[0])
+node.begin(1, [master, node], number=3, address="master.test")
+node.close()
+print("closed", looking())
+"""
+
+
+@pytest.mark.netns
+def test_a_resolver_that_does_not_answer_holds_nothing_up(tmp_path: Path) -> None:
+    """Neither the round's end, nor its start, nor the agent's exit; the look-ups go on for longer than this test."""
+    (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:30 attempts:5\n")
+    (tmp_path / "nsswitch.conf").write_text("hosts: files dns\n")
+    done = subprocess.run(
+        ["unshare", "--net", "--mount", sys.executable, "-c", LOOKS_UP, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+    assert done.stdout.splitlines() == [
+        "rested False True 1",
+        "no answer in time",
+        "closed 3",
+    ], done.stderr
 
 
 @pytest.mark.parametrize(

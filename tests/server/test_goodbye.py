@@ -1,0 +1,41 @@
+"""An agent that leaves while its servers fail over has left, and is not lost."""
+
+import threading
+import uuid
+from random import Random
+
+import pytest
+
+from hetagent.protocol.line import Line
+from hetagent.protocol.offer import Offer
+from hetagent.protocol.session.session import Session
+from hetrdzv.client.client import Client
+from hetrdzv.protocol.wire import SpecFields
+from tests.support.cluster import wait_for
+from tests.support.etcd import EtcdCluster, sturdy
+from tests.support.failover import get, serving
+
+pytestmark = pytest.mark.etcd
+
+
+def test_a_node_that_leaves_in_a_failover_has_left() -> None:
+    with EtcdCluster(sturdy(), 1) as etcd, serving(etcd, "goodbye", 2) as servers:
+        group = f"g{uuid.uuid4().hex}"
+        offer = Offer(slots=1, address="127.0.0.1", spec=SpecFields(min_nodes=2, max_nodes=2))
+        line = Line(
+            Session(group, "a", "1", offer, Random()), lambda: Client(servers.urls), lambda text: None
+        )
+        leader = servers.leader()
+        line.start()
+        line.ready(0, 4000, 4001)
+        wait_for(lambda: get(leader, f"/v1/groups/{group}")[0] == 200, "the join")
+        leader.kill()
+        line.leaving("SIGTERM")
+        assert line.leave("its agent got SIGTERM")
+        line.close()
+        assert not [thread for thread in threading.enumerate() if thread.name == "hetagent-line"]
+        successor, _ = servers.await_leader(leader)
+        [node] = get(successor, f"/v1/groups/{group}")[2]["nodes"]
+        events = get(successor, f"/v1/groups/{group}/events")[2]["events"]
+        assert "node_left" in [event["kind"] for event in events]
+        assert node["state"] == "left", node

@@ -57,7 +57,7 @@ _looks = [
 ]  # when to look for a notice again (CLOCK_MONOTONIC, seconds), and what the last look found
 _maps: list[mmap.mmap | bytearray] = []  # one, once it is opened
 _pauses: dict[object, float] = {}  # until when (CLOCK_MONOTONIC, seconds), by the block that announced it
-_lock = threading.RLock()  # a signal's handler may announce a pause while its thread does
+_locks = [threading.RLock()]  # one; a signal's handler may announce a pause while its thread does
 
 
 def progress(step: int) -> None:
@@ -94,7 +94,7 @@ def long(seconds: float) -> Iterator[None]:
 
 def _announce(block: object, until: float | None) -> None:
     """Begin a block's pause, or end it (None)."""
-    with _lock:
+    with _locks[0]:
         if until is None:
             _pauses.pop(block, None)
         else:
@@ -104,8 +104,7 @@ def _announce(block: object, until: float | None) -> None:
 
 def _forget_pauses() -> None:
     """Begin anew in a child that was forked: it has no thread that would end these blocks or give back the lock."""
-    global _lock
-    _lock = threading.RLock()
+    _locks[:] = [threading.RLock()]
     _pauses.clear()
 
 

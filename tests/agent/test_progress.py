@@ -70,7 +70,7 @@ def test_a_pause_ends_with_the_last_block_of_all_threads(file: str) -> None:
 
 
 def test_a_child_that_was_forked_knows_its_own_pauses_only(file: str) -> None:
-    with progress.long(6000), progress._lock:
+    with progress.long(6000), progress._locks[0]:
         if (pid := os.fork()) == 0:
             signal.alarm(30)
             thread = threading.Thread(target=lambda: progress.long(600).__enter__(), daemon=True)

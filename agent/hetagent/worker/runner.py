@@ -112,7 +112,7 @@ class _Awaiting:
         spec = sys.modules["_frozen_importlib"]._find_spec(name, path, target)
         loader = getattr(spec, "loader", None)
         if os.getpid() == self._pid and hasattr(loader, "create_module") and hasattr(loader, "exec_module"):
-            try:
+            try:  # noqa: SIM105 - as above
                 spec.loader = _Loading(spec, loader, self._then)
             except Exception:
                 pass  # a spec of the script's own make: the agent sees no progress
@@ -134,7 +134,7 @@ class _Loading:
     def exec_module(self, module: "Any") -> None:
         """As the module's own loader, and then what is to be done."""
         self._spec.loader = self._loader
-        try:
+        try:  # noqa: SIM105 - as above
             module.__loader__ = self._loader
         except AttributeError:
             pass  # what the loader has created takes none; the interpreter does without it as well

@@ -23,6 +23,8 @@ import json
 import mmap
 import os
 import struct
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -54,6 +56,8 @@ _looks = [
     False,
 ]  # when to look for a notice again (CLOCK_MONOTONIC, seconds), and what the last look found
 _maps: list[mmap.mmap | bytearray] = []  # one, once it is opened
+_pauses: dict[object, float] = {}  # until when (CLOCK_MONOTONIC, seconds), by the block that announced it
+_locks = [threading.RLock()]  # one; a signal's handler may announce a pause while its thread does
 
 
 def progress(step: int) -> None:
@@ -73,18 +77,38 @@ def progress(step: int) -> None:
 def long(seconds: float) -> Iterator[None]:
     """Say that nothing need change for some time, so that the wait for it is no hang; ends with the block.
 
+    Of several blocks, nested or in several threads, the one that may take longest counts.
+
     Args:
         seconds: how long it may take at most, from now on.
     """
-    before = 0.0
-    with contextlib.suppress(Exception):
-        (before,) = _UNTIL.unpack_from(_opened(), _UNTIL_AT)
-        _UNTIL.pack_into(_opened(), _UNTIL_AT, max(before, time.monotonic() + seconds))
+    block = object()
     try:
+        with contextlib.suppress(Exception):
+            _announce(block, time.monotonic() + seconds)
         yield
     finally:
         with contextlib.suppress(Exception):
-            _UNTIL.pack_into(_opened(), _UNTIL_AT, before)
+            _announce(block, None)
+
+
+def _announce(block: object, until: float | None) -> None:
+    """Begin a block's pause, or end it (None)."""
+    with _locks[0]:
+        if until is None:
+            _pauses.pop(block, None)
+        else:
+            _pauses[block] = until
+        _UNTIL.pack_into(_opened(), _UNTIL_AT, max([0.0, *_pauses.values()]))
+
+
+def _forget_pauses() -> None:
+    """Begin anew in a child that was forked: it has no thread that would end these blocks or give back the lock."""
+    _locks[:] = [threading.RLock()]
+    _pauses.clear()
+
+
+os.register_at_fork(after_in_child=_forget_pauses)
 
 
 class Notice(NamedTuple):
@@ -147,12 +171,25 @@ def _opened() -> mmap.mmap | bytearray:
     if not _maps:
         opened: mmap.mmap | bytearray = bytearray(LAYOUT.size)
         if path := os.environ.get(FILE):
-            with contextlib.suppress(OSError, ValueError):
+            try:
                 descriptor = os.open(path + SUFFIX, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
-                    os.truncate(descriptor, LAYOUT.size)
+                    # A write to a map without a block on the disk is SIGBUS when the disk is full.
+                    os.posix_fallocate(descriptor, 0, LAYOUT.size)
                     opened = mmap.mmap(descriptor, LAYOUT.size)
                 finally:
                     os.close(descriptor)
+            except (OSError, ValueError) as error:
+                _say_unseen(path + SUFFIX, error)
         _maps.append(opened)
     return _maps[0]
+
+
+def _say_unseen(path: str, error: Exception) -> None:
+    with contextlib.suppress(Exception):
+        print(
+            f"hetagent.progress: the agent does not see how far this process is: "
+            f"{getattr(error, 'strerror', None) or error}: {path}; the agent's TMPDIR has to be writable and have room",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -155,7 +155,9 @@ def refresh(
     return found
 
 
-def batch_sizes(global_batch: int, weights: Sequence[float], memory: Memory = None) -> list[int]:
+def batch_sizes(
+    global_batch: int, weights: Sequence[float], memory: Memory = None, *, least: int = 1
+) -> list[int]:
     """How many samples of a batch each rank takes: in proportion to its weight, none zero, and as many as add up.
 
     What is left after rounding down goes to the largest remainders (of equal ones, to lower ranks). It is computed in
@@ -165,6 +167,7 @@ def batch_sizes(global_batch: int, weights: Sequence[float], memory: Memory = No
         global_batch: samples over all ranks.
         weights: of all ranks, above 0.
         memory: how many samples a rank can take at most. What one cannot take goes to the others.
+        least: how many each gets at least, where the batch has as many and its memory holds them.
 
     Raises:
         ValueError: a weight that is not a number above 0, fewer samples than ranks, or more than memory allows.
@@ -185,27 +188,29 @@ def batch_sizes(global_batch: int, weights: Sequence[float], memory: Memory = No
     ratios = [weight.as_integer_ratio() for weight in weights]
     unit = max(denominator for _, denominator in ratios)  # all are powers of two
     exact = [numerator * (unit // denominator) for numerator, denominator in ratios]
-    return _shared(global_batch, exact, most)
+    if global_batch < sum(min(least, bound) for bound in most):
+        least = 1
+    return _shared(global_batch, exact, [min(least, bound) for bound in most], most)
 
 
-def _shared(left: int, exact: Sequence[int], most: Sequence[int]) -> list[int]:
-    """Share a number in proportion to integers, at least 1 and at most so many for each, by the largest remainder.
+def _shared(left: int, exact: Sequence[int], least: Sequence[int], most: Sequence[int]) -> list[int]:
+    """Share a number in proportion to integers, at least and at most so many for each, by the largest remainder.
 
-    Whatever would get less than 1 or more than its most is fixed there and the rest is shared anew; first on the side
-    on which more is missing, since fixing there can only relieve the other.
+    Whatever would get less than its least or more than its most is fixed there and the rest is shared anew; first on
+    the side on which more is missing, since fixing there can only relieve the other.
     """
     sizes = [0] * len(exact)
     free = list(range(len(exact)))
     while free:
         total = sum(exact[i] for i in free)
-        below = [i for i in free if left * exact[i] < total]
+        below = [i for i in free if left * exact[i] < least[i] * total]
         above = [i for i in free if left * exact[i] > most[i] * total]
         if not below and not above:
             break
-        missing = sum(total - left * exact[i] for i in below)
+        missing = sum(least[i] * total - left * exact[i] for i in below)
         excess = sum(left * exact[i] - most[i] * total for i in above)
         for i in below if missing >= excess else ():
-            sizes[i] = 1
+            sizes[i] = least[i]
         for i in above if excess >= missing else ():
             sizes[i] = most[i]
         left -= sum(sizes[i] for i in free)

@@ -15,7 +15,8 @@
                 optimizer.zero_grad()
 
 A step is one change of the model. All ranks together take `global_batch` samples for it, in one part or, where memory
-is short, in several; a rank may get nothing in a part of a small batch. See docs/uneven.md.
+is short, in several; a rank may get nothing in a part of a small batch. Where the batch allows it, no rank computes on
+a single sample, which BatchNorm refuses. See docs/uneven.md.
 """
 
 import contextlib
@@ -31,8 +32,14 @@ from torch.utils.data import Sampler
 
 from hetagent.shares import Memory, Shares, batch_sizes, bounds, current
 
-VERSION = 1
+VERSION = 2
 """Changes when the same arguments give other batches: ranks of different versions must not train together."""
+
+LEAST = 2
+"""Samples that a batch of a rank has at least where possible: BatchNorm cannot be trained on a single value."""
+
+_NEEDS_MORE = "more than 1 value per channel"
+"""torch's words for that."""
 
 Batch = TypeVar("Batch")
 
@@ -44,7 +51,7 @@ class Part:
     Attributes:
         number: of this part in its step, from 0 on.
         parts: how many parts the step has, on all ranks.
-        count: samples of this rank in this part; 0: its batch is one sample of another rank, which counts for nothing.
+        count: samples of this rank in this part; 0: its batch is of other ranks' samples, and counts for nothing.
         total: samples of all ranks in the whole step.
         world_size: how many ranks share the step.
         consumed: samples of the epoch that the ranks have trained on after this step.
@@ -79,18 +86,27 @@ class _Plan:
     Attributes:
         shares: how fast they are.
         memory: how many samples each takes at once at most; None: any number.
+        least: how many each batch has, where the step has so many.
     """
 
     shares: Shares
     memory: tuple[int | None, ...]
+    least: int
 
     def sizes(self, total: int) -> list[int]:
-        """Samples of each rank. With fewer samples than ranks, the fastest get one each."""
+        """Samples of each rank. A step that has not enough for all is shared by the fastest."""
         weights = self.shares.weights
-        if total >= len(weights):
-            return batch_sizes(total, weights)
-        fastest = set(sorted(range(len(weights)), key=lambda rank: (-weights[rank], rank))[:total])
-        return [int(rank in fastest) for rank in range(len(weights))]
+        enough = max(1, min(len(weights), total // self.least))
+        fastest = sorted(sorted(range(len(weights)), key=lambda rank: (-weights[rank], rank))[:enough])
+        theirs = batch_sizes(total, [weights[rank] for rank in fastest], least=self.least)
+        sizes = dict(zip(fastest, theirs, strict=True))
+        return [sizes.get(rank, 0) for rank in range(len(weights))]
+
+    def split(self, size: int, parts: int) -> list[int]:
+        """Where this rank's part of a step begins and ends in each of its parts, some of which may be empty."""
+        bound = self.memory[self.shares.rank] or size
+        used = max(1, min(parts, size // self.least), -(-size // bound) if size else 0)
+        return [size * (number * used // parts) // used for number in range(parts + 1)]
 
     def parts(self, sizes: list[int]) -> int:
         """In how many parts everybody's share fits into memory."""
@@ -101,9 +117,9 @@ class _Plan:
 class UnevenBatchSampler(Sampler[list[int]]):
     """Gives this rank its part of every global batch, in proportion to its weight; for `DataLoader(batch_sampler=)`.
 
-    Every sample of an epoch is trained on exactly once, by one rank. The samples of a global batch follow from the seed
-    and the epoch alone, so training is the same with any number of ranks and any shares. All ranks have the same number
-    of batches.
+    Every sample of an epoch is trained on exactly once, by one rank, but for those that `drop_last` leaves out. The
+    samples of a global batch follow from the seed and the epoch alone, so training is the same with any number of ranks
+    and any shares. All ranks have the same number of batches.
 
     Args:
         samples: how many there are, `len(dataset)`.
@@ -113,10 +129,11 @@ class UnevenBatchSampler(Sampler[list[int]]):
             that does not fit is split into parts, whose gradients add up.
         shuffle: another order in each epoch; else samples come in their own.
         seed: of that order, the same on all ranks.
+        drop_last: leave out the last step of an epoch, on all ranks, if it is smaller than the others.
         group: the ranks that share the batches [all].
 
     Raises:
-        ValueError: a number that makes no sense, or fewer samples in a step than ranks.
+        ValueError: a number that makes no sense, or fewer samples in a step than ranks, or none left by `drop_last`.
     """
 
     def __init__(
@@ -128,6 +145,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
         memory: Memory = None,
         shuffle: bool = True,
         seed: int = 0,
+        drop_last: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         if type(samples) is not int or samples < 1:
@@ -136,11 +154,16 @@ class UnevenBatchSampler(Sampler[list[int]]):
         self._global_batch = global_batch
         self._shuffle = shuffle
         self._seed = seed
+        self._drop_last = drop_last
         self._group = group
         self._epoch = 0
         self._consumed = 0
         self._memory: Memory = None
         self.set_shares(current() if shares is None else shares, memory)
+        if drop_last and samples < global_batch:
+            raise ValueError(
+                f"drop_last leaves no batch: there are {samples} samples, fewer than a global batch of {global_batch}"
+            )
 
     def set_shares(self, shares: Shares, memory: Memory = None) -> None:
         """Share the batches otherwise from the next `parts` on, as after `shares.refresh()`.
@@ -154,7 +177,9 @@ class UnevenBatchSampler(Sampler[list[int]]):
         """
         memory = self._memory if memory is None else memory
         batch_sizes(self._global_batch, shares.weights)  # says what is wrong with them
-        self._plan = _Plan(shares, tuple(bounds(memory, shares.world_size)))
+        most = tuple(bounds(memory, shares.world_size))
+        allowed = [self._global_batch // shares.world_size, *(bound for bound in most if bound is not None)]
+        self._plan = _Plan(shares, most, min(LEAST, *allowed))
         self._memory = memory
 
     @property
@@ -165,12 +190,17 @@ class UnevenBatchSampler(Sampler[list[int]]):
     @property
     def epoch(self) -> int:
         """The epoch of the next batch, from 0 on; after the last batch of one, the next."""
-        return self._epoch + (self._consumed >= self._samples)
+        return self._epoch + (self._next_step(self._consumed) == 0)
 
     @property
     def consumed(self) -> int:
         """How many samples of `epoch` all ranks have trained on."""
-        return self._consumed % self._samples
+        return self._consumed if self._next_step(self._consumed) else 0
+
+    def _next_step(self, consumed: int) -> int:
+        """Samples of the step that begins at a position of the epoch; 0: the epoch is over."""
+        left = min(self._global_batch, self._samples - consumed)
+        return 0 if self._drop_last and left < self._global_batch else left
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch, or go on with it, if it is the one that `load_state_dict` is in the middle of.
@@ -224,7 +254,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         """How many batches this rank has left in the epoch, the same for all ranks."""
         full, rest = divmod(self._samples - self.consumed, self._global_batch)
-        left = self._plan.parts(self._plan.sizes(rest)) if rest else 0
+        left = self._plan.parts(self._plan.sizes(rest)) if rest and not self._drop_last else 0
         return full * self._plan.parts(self._plan.sizes(self._global_batch)) + left
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -270,18 +300,20 @@ class UnevenBatchSampler(Sampler[list[int]]):
             order: the samples of the epoch; None: only the parts are wanted.
         """
         rank, ranks = plan.shares.rank, plan.shares.world_size
-        total, sizes, parts = 0, [0], 1
-        while consumed < self._samples:
-            if total != (total := min(self._global_batch, self._samples - consumed)):
+        before, offset, split = 0, 0, [0]
+        while total := self._next_step(consumed):
+            if total != before:
                 sizes = plan.sizes(total)
-                parts = plan.parts(sizes)
-            first, mine = consumed + sum(sizes[:rank]), sizes[rank]
-            for number in range(parts):
-                begin, end = first + mine * number // parts, first + mine * (number + 1) // parts
+                offset, split = sum(sizes[:rank]), plan.split(sizes[rank], plan.parts(sizes))
+                before = total
+            parts = len(split) - 1
+            for number, (begin, end) in enumerate(itertools.pairwise(split)):
                 part = Part(number, parts, end - begin, total, ranks, consumed + total)
-                if begin == end:
-                    begin, end = consumed, consumed + 1
-                yield [] if order is None else order[begin:end].tolist(), part
+                first, last = consumed + offset + begin, consumed + offset + end
+                if not part.count:
+                    first = max(0, min(consumed, self._samples - plan.least))
+                    last = first + plan.least
+                yield [] if order is None else order[first:last].tolist(), part
             consumed += total
 
     def _compare_ranks(self) -> None:
@@ -308,6 +340,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
             "number of samples": self._samples,
             "shuffle": self._shuffle,
             "seed": self._seed,
+            "drop_last": self._drop_last,
             "epoch": self.epoch,
             "position in the epoch": self.consumed,
         }
@@ -329,7 +362,8 @@ def accumulate(model: torch.nn.Module, part: Part) -> Iterator[None]:
         model: in DDP, after `fully_shard`, or neither.
 
     Raises:
-        ValueError: DDP was told that the graph is static, and the step has several parts.
+        ValueError: DDP was told that the graph is static, and the step has several parts; or BatchNorm gets a single
+            sample, with a note that says how to avoid it.
     """
     if part.parts > 1 and getattr(model, "static_graph", False):
         raise ValueError(
@@ -341,7 +375,12 @@ def accumulate(model: torch.nn.Module, part: Part) -> Iterator[None]:
     if of_fsdp is not None:
         of_fsdp(part.last)
     with of_ddp() if of_ddp is not None and not part.last else contextlib.nullcontext():
-        yield
+        try:
+            yield
+        except ValueError as error:
+            if part.count < LEAST and _NEEDS_MORE in str(error):
+                error.add_note(_single_sample(part))
+            raise
 
 
 def gathered(value: int, group: dist.ProcessGroup | None = None) -> list[int]:
@@ -358,6 +397,17 @@ def _all_gather(values: list[int], group: dist.ProcessGroup | None) -> list[list
     rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(rows, mine, group=group)
     return [row.tolist() for row in rows]
+
+
+def _single_sample(part: Part) -> str:
+    """Why a batch is too small for BatchNorm, and what to do."""
+    if part.total == 1:
+        return "the last step of the epoch has one sample over all ranks: give the sampler drop_last=True"
+    return (
+        f"a step of {part.total} samples over {part.world_size} ranks, in {part.parts} parts, leaves a single one for "
+        f"this rank: give the sampler a global batch of at least {LEAST * part.world_size}, and memory of more than "
+        f"{LEAST} where a rank has a bound"
+    )
 
 
 def _other_batches(given: int, expected: int) -> RuntimeError:

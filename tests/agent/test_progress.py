@@ -1,11 +1,15 @@
 """What scripts say with hetagent.progress, or in the file that HET_PROGRESS_FILE names, and what the agent reads."""
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from tests.support.disks import fill, small_disk
 
 from hetagent import progress
 from hetagent.job.progress.said import read
@@ -42,6 +46,38 @@ def test_a_long_pause_lasts_as_long_as_the_block_and_the_longer_of_two_counts(fi
     with pytest.raises(KeyError), progress.long(600):
         raise KeyError
     assert read(file) == Said()
+
+
+def test_a_pause_ends_with_the_last_block_of_all_threads(file: str) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with progress.long(6000):
+            begun.set()
+            ended.wait(30)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert begun.wait(30)
+    with progress.long(600):
+        longest = read(file).until
+        ended.set()
+        thread.join(30)
+        assert time.monotonic() < read(file).until < longest - 5000, (
+            "the other one has ended, this one has not"
+        )
+    assert read(file) == Said()
+
+
+def test_a_child_that_was_forked_knows_its_own_pauses_only(file: str) -> None:
+    with progress.long(6000), progress._locks[0]:
+        if (pid := os.fork()) == 0:
+            signal.alarm(30)
+            thread = threading.Thread(target=lambda: progress.long(600).__enter__(), daemon=True)
+            thread.start()  # the lock is held by a thread of the parent
+            thread.join()
+            os._exit(0 if read(file).until < time.monotonic() + 601 else 1)
+        assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_a_pause_may_be_announced_for_ever(file: str) -> None:
@@ -87,3 +123,33 @@ def test_the_module_needs_nothing_but_python(file: str) -> None:
     folder = Path(progress.__file__).parent
     subprocess.run([sys.executable, "-S", "-c", code], cwd=folder, check=True, timeout=30)
     assert read(file) == Said(4)
+
+
+FULL_DISK = """
+import os, sys
+from hetagent import progress
+progress.progress(4)
+with progress.long(600):
+    progress.progress(5)
+print("trained")
+"""
+
+
+def test_on_a_full_disk_the_script_goes_on_and_says_that_it_is_not_seen(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", kib=64) as disk:
+        fill(disk)
+        file = str(disk / "0")
+        done = subprocess.run(
+            [sys.executable, "-c", FULL_DISK],
+            env=os.environ | {progress.FILE: file},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, "trained\n"), "a full map is SIGBUS"
+        assert done.stderr == (
+            f"hetagent.progress: the agent does not see how far this process is: No space left on device: "
+            f"{file}.map; the agent's TMPDIR has to be writable and have room\n"
+        )
+        assert read(file) == Said()

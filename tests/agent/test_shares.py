@@ -292,3 +292,18 @@ def test_it_needs_the_standard_library_only() -> None:
         check=True,
     )
     assert done.stdout.strip() == "['__main__', 'hetagent']"
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "memory", "least", "sizes"),
+    [
+        (100, None, 2, [96, 2, 2]),
+        (100, [None, 1, None], 2, [97, 1, 2]),
+        (6, None, 2, [2, 2, 2]),
+        (5, None, 2, [3, 1, 1]),  # not enough for all
+    ],
+)
+def test_each_rank_gets_at_least_so_many_where_there_are_enough(
+    global_batch: int, memory: shares.Memory, least: int, sizes: list[int]
+) -> None:
+    assert batch_sizes(global_batch, [1000, 1, 1], memory, least=least) == sizes

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.support.needs import ALL, show
 from tests.support.uneven import ROOT, check_example, run
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from hetagent.shares import Memory, Shares
 from hetagent.uneven import Part, UnevenBatchSampler, accumulate
@@ -35,13 +35,30 @@ class World:
     """All ranks of one, without processes: each has a sampler of its own."""
 
     def __init__(
-        self, samples: int, global_batch: int, weights: list[float], memory: Memory, seed: int
+        self,
+        samples: int,
+        global_batch: int,
+        weights: list[float],
+        memory: Memory,
+        seed: int = 0,
+        *,
+        drop_last: bool = False,
     ) -> None:
         self.samplers = [
-            UnevenBatchSampler(samples, global_batch, Shares(tuple(weights), rank), memory=memory, seed=seed)
+            UnevenBatchSampler(
+                samples,
+                global_batch,
+                Shares(tuple(weights), rank),
+                memory=memory,
+                seed=seed,
+                drop_last=drop_last,
+            )
             for rank in range(len(weights))
         ]
         self.memory = memory if isinstance(memory, list) else [memory] * len(weights)
+        enough = all(bound is None or bound > 2 for bound in self.memory)
+        self.least = 2 if enough and global_batch >= 2 * len(weights) else 1
+        self.samples = samples
 
     def load(self, state: dict[str, Any]) -> None:
         for one in self.samplers:
@@ -64,7 +81,8 @@ class World:
             batches += 1
             assert len({(part.number, part.parts, part.total, part.consumed) for _, part in ranks}) == 1
             for (indices, part), bound in zip(ranks, self.memory, strict=True):
-                assert len(indices) == max(part.count, 1)
+                assert len(indices) >= min(self.least, part.total), "BatchNorm cannot be trained on one"
+                assert len(indices) == part.count if part.count else 1 <= len(indices) <= min(2, self.samples)
                 assert bound is None or len(indices) <= bound
                 step += indices[: part.count]
                 scales += part.loss_scale
@@ -91,8 +109,9 @@ def drawn(random_: random.Random, global_batch: int) -> tuple[list[float], Memor
     return weights, memory
 
 
+@pytest.mark.parametrize("drops", [False, True], ids=["all", "drop_last"])
 @pytest.mark.parametrize("seed", range(CASES))
-def test_every_sample_comes_once_per_epoch_over_restarts(seed: int) -> None:
+def test_every_sample_comes_once_per_epoch_over_restarts(seed: int, drops: bool) -> None:
     """Two epochs; worlds of other sizes, shares, memory and batches take over at any step of them."""
     random_ = random.Random(seed)
     samples = random_.randint(1, 300)
@@ -103,19 +122,22 @@ def test_every_sample_comes_once_per_epoch_over_restarts(seed: int) -> None:
     while state is None or state["epoch"] < 2:
         worlds += 1
         global_batch = random_.randint(1, 50)
-        world = World(samples, global_batch, *drawn(random_, global_batch), seed=7)
+        drop_last = drops and global_batch <= samples
+        world = World(samples, global_batch, *drawn(random_, global_batch), seed=7, drop_last=drop_last)
         if state is not None:
             world.load(state)
         stop_after = random_.choice([0, 1, random_.randint(1, 2 * samples), 10**6])
         epoch = world.samplers[0].epoch
         for number, step in enumerate(world.steps(), start=1):
+            assert len(step) == global_batch or not drop_last
             seen[epoch].update(step)
             if number == stop_after:
                 break
         state = world.state()
-    assert [set(one) for one in seen] == whole
-    assert {count for one in seen for count in one.values()} == {1}
-    if seed == 0:
+    assert [set(one) for one in seen] == whole or drops
+    assert all(len(one) > samples - 50 for one in seen)
+    assert {count for one in seen for count in one.values()} <= {1}
+    if seed == 0 and not drops:
         show(f"{samples} samples, each once in each of two epochs, in {worlds} worlds")
 
 
@@ -192,7 +214,7 @@ def test_a_loader_that_fetches_ahead_does_not_move_the_position(
 # -- parts ---------------------------------------------------------------------------------------------------
 
 
-def test_a_rank_that_gets_nothing_has_one_sample_that_counts_for_nothing() -> None:
+def test_a_rank_that_gets_nothing_has_a_sample_that_counts_for_nothing() -> None:
     last = [list(one.parts(one))[-1] for one in World(6, 4, [1.0, 4.0, 2.0], None, 0).samplers]
     counts = [part.count for _, part in last]
     assert counts == [0, 1, 1], "the fastest get what there is"
@@ -200,9 +222,91 @@ def test_a_rank_that_gets_nothing_has_one_sample_that_counts_for_nothing() -> No
     assert last[0][0] == last[1][0], "another rank's sample"
 
 
+class Normed(torch.nn.Sequential):
+    """Cannot be trained on a batch of one sample."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(1, 2), torch.nn.BatchNorm1d(2))
+
+
+@pytest.mark.parametrize(
+    ("samples", "global_batch", "weights", "memory"),
+    [
+        (102, 100, [1000.0, 1.0, 1.0], None),  # full steps of a slow rank, and a last one of two samples
+        (7, 4, [1.0, 1.0], None),  # a last one of three
+        (20, 20, [10.0, 1.0, 1.0], [3, None, None]),  # parts of a slow rank that has two samples
+        (23, 10, [1.0], 3),
+        (3, 2, [1.0], None),
+    ],
+)
+def test_batch_norm_gets_two_samples_where_the_batch_allows_it(
+    samples: int, global_batch: int, weights: list[float], memory: Memory
+) -> None:
+    model = Normed()
+    drops = samples % global_batch == 1
+    for one in World(samples, global_batch, weights, memory, drop_last=drops).samplers:
+        for indices, part in one.parts(one):
+            with accumulate(model, part):
+                model(torch.rand(len(indices), 1)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("samples", "global_batch", "weights", "memory", "note"),
+    [
+        (
+            9,
+            4,
+            [1.0],
+            None,
+            "the last step of the epoch has one sample over all ranks: give the sampler drop_last=True",
+        ),
+        (
+            6,
+            3,
+            [1.0, 1.0],
+            None,
+            "a step of 3 samples over 2 ranks, in 1 parts, leaves a single one for this rank",
+        ),
+        (6, 6, [1.0, 1.0], 1, "a step of 6 samples over 2 ranks, in 3 parts, .* memory of more than 2"),
+    ],
+)
+def test_where_it_does_not_the_error_says_what_to_do(
+    samples: int, global_batch: int, weights: list[float], memory: Memory, note: str
+) -> None:
+    model = Normed()
+    one = sampler(samples, global_batch, *weights, memory=memory, rank=len(weights) - 1)
+
+    def train() -> None:
+        for indices, part in one.parts(one):
+            with accumulate(model, part):
+                model(torch.rand(len(indices), 1)).sum().backward()
+
+    with pytest.raises(ValueError, match="more than 1 value per channel") as error:
+        train()
+    [said] = error.value.__notes__
+    assert re.match(note, said)
+
+
+def test_drop_last_leaves_out_what_is_no_whole_step() -> None:
+    """As torch's own BatchSampler, over all ranks."""
+    one = sampler(11, 4, drop_last=True, shuffle=False)
+    assert list(one) == list(BatchSampler(range(11), 4, drop_last=True))
+    assert len(one) == 2
+    assert [(part.total, one.epoch, one.consumed) for _, part in one.parts(one)] == [(4, 0, 4), (4, 1, 0)]
+    assert len(one) == 2, "the next epoch"
+    other = sampler(11, 4, shuffle=False)
+    steps = other.parts(other)
+    next(steps)
+    next(steps)
+    assert (other.epoch, other.consumed) == (0, 8)
+    one.load_state_dict(other.state_dict())  # of a sampler that would go on with three samples
+    assert (one.epoch, one.consumed, len(one)) == (1, 0, 2)
+    assert len(sampler(12, 4, drop_last=True)) == 3
+
+
 def test_a_step_is_split_for_all_ranks_where_one_lacks_memory() -> None:
     ranks = World(12, 12, [4.0, 1.0, 1.0], [3, None, None], 0).samplers
-    assert [[part.count for _, part in one.parts(one)] for one in ranks] == [[2, 3, 3], [0, 1, 1], [0, 1, 1]]
+    assert [[part.count for _, part in one.parts(one)] for one in ranks] == [[2, 3, 3], [0, 0, 2], [0, 0, 2]]
     assert len(sampler(12, 12, 4.0, 1.0, 1.0, memory=8)) == 1, "it fits"
 
 
@@ -253,6 +357,7 @@ def test_gradients_are_averaged_with_the_last_part_of_a_step(name: str, said: li
         ({"samples": [1, 2]}, "samples is [1, 2]: give their number, as in len(dataset)"),
         ({"global_batch": 2}, "a global batch of 2 is too small for 3 ranks"),
         ({"global_batch": 8.5}, "the global batch is 8.5"),
+        ({"global_batch": 13, "drop_last": True}, "drop_last leaves no batch: there are 12 samples"),
         ({"memory": 0}, "the memory of rank 0 is 0"),
         ({"memory": [8]}, "memory has 1 bounds for 3 ranks"),
     ],
@@ -272,7 +377,7 @@ def test_a_wrong_epoch_is_refused(epoch: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"version": 2}, "this is no state of an UnevenBatchSampler of version 1 (version: 2)"),
+        ({"version": 1}, "this is no state of an UnevenBatchSampler of version 2 (version: 1)"),
         ({"version": None}, "this is no state"),
         ({"samples": 13}, "the checkpoint is of a sampler with samples 13, this one has 12"),
         ({"seed": 1}, "the checkpoint is of a sampler with seed 1, this one has 0"),
@@ -311,7 +416,7 @@ def test_gradients_are_those_of_one_process_with_the_whole_batch(tmp_path: Path)
     """DDP and FSDP2; four ranks, and three that go on from their checkpoint; and ranks that differ are refused."""
     output = run(tmp_path, "ddp", "fsdp", "differing")
     lines = re.findall(r"^(\w+): (\[.*\]) samples, difference (\S+)$", output, re.MULTILINE)
-    counts = ["[24, 6, 6, 12]", "[7, 23, 4]"]
+    counts = ["[24, 6, 6, 12]", "[8, 22, 4]"]
     assert [(kind, samples) for kind, samples, _ in lines] == [
         (kind, one) for kind in ("ddp", "fsdp") for one in counts
     ]

@@ -182,7 +182,6 @@ def test_a_link_on_another_site_signs_in(chromium: Browser, server: Hetserver) -
     seen.context.close()
 
 
-@pytest.mark.long
 def test_another_site_can_do_nothing_with_the_cookie(chromium: Browser, server: Hetserver) -> None:
     running(server, "kept")
     seen = Watched(chromium, server)

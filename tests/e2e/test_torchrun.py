@@ -97,7 +97,6 @@ def test_a_killed_worker_brings_all_back(pair: Torchruns, name: str) -> None:
     pair.end_well("a", "b")
 
 
-@pytest.mark.long
 def test_a_new_node_is_admitted_and_costs_no_restart(tmp_path: Path) -> None:
     with Torchruns(tmp_path, "--nnodes", "1:2", conf="last_call_s=0.5") as job:  # without --max-restarts
         job.light = True
@@ -245,12 +244,11 @@ if os.environ["HET_ROUND"] == "1":
 """
 
 
-@pytest.mark.long
 def test_every_round_has_a_fresh_store_and_no_token(pair: Torchruns, tmp_path: Path) -> None:
     script = tmp_path / "stores.py"
     script.write_text(STORES)
-    for name, slots in (("a", 2), ("b", 1)):
-        pair.torchrun(name, slots, script=script, env={"HET_TOKEN": "secret"})
+    for name in "ab":
+        pair.torchrun(name, 1, script=script, env={"HET_TOKEN": "secret"})
     assert {name: pair.agents[name].wait() for name in "ab"} == {"a": 0, "b": 0}, pair.report()
     first, second = map(json.loads, (pair.log.folder / "stores.jsonl").read_text().splitlines())
     assert first["port"] != second["port"]
@@ -385,7 +383,6 @@ def test_a_local_elastic_agent_of_ones_own_restarts_and_returns_values(
     wait_for(lambda: pair.group()["state"] == "succeeded", "success of the group", 5)
 
 
-@pytest.mark.long
 def test_a_handler_that_is_dropped_leaves(pair: Torchruns) -> None:
     """After a signal torch does not call shutdown(), and a program may go on."""
     before = dict(os.environ)

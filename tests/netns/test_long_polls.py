@@ -103,15 +103,20 @@ def restart(job: Job) -> None:
     job.post("restart")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("names", "after_s", "then"),
     [
-        (("c",), LEASE_S, nothing),
-        (("b", "c"), PACE.poll_s - 1.0, nothing),
-        (("c",), LEASE_S, restart),
+        pytest.param(("c",), 1.0, nothing, id="at the beginning of a poll"),
+        pytest.param(("c",), LEASE_S, nothing, id="during a poll", marks=pytest.mark.long),
+        pytest.param(
+            ("b", "c"),
+            PACE.poll_s - 1.0,
+            nothing,
+            id="two of them, before their polls are answered",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(("c",), LEASE_S, restart, id="before there is news for it", marks=pytest.mark.long),
     ],
-    ids=["during a poll", "two of them, before their polls are answered", "before there is news for it"],
 )
 def test_a_host_that_is_cut_off_is_lost_within_its_lease(
     job: Job,

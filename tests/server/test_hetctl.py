@@ -795,8 +795,13 @@ def process(*argv: str, stdout: int = subprocess.PIPE) -> Iterator[subprocess.Po
 
 
 def ended(running: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = running.communicate(timeout=20)
-    return running.returncode, out, err
+    assert running.stderr is not None
+    out = running.stdout.read() if running.stdout is not None else ""
+    return (
+        running.wait(20),
+        out,
+        running.stderr.read(),
+    )  # communicate() would miss what readline() has read ahead
 
 
 def test_follow_ends_with_the_group(job: Job) -> None:

@@ -106,24 +106,25 @@ class _Awaiting:
         self._pid = os.getpid()
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        """Find what the others find."""
+        """Find what the others find, by the interpreter's own rules: finders of scripts may be of any kind."""
         if name != self._module:
             return None
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target)
-            if spec is not None:
-                if spec.loader is not None and os.getpid() == self._pid:
-                    spec.loader = _Loading(spec.loader, self._then)  # type: ignore[assignment]
-                return spec
-        return None
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+        spec = sys.modules["_frozen_importlib"]._find_spec(name, path, target)
+        loader = getattr(spec, "loader", None)
+        if os.getpid() == self._pid and hasattr(loader, "create_module") and hasattr(loader, "exec_module"):
+            try:  # noqa: SIM105 - as above
+                spec.loader = _Loading(spec, loader, self._then)
+            except Exception:
+                pass  # a spec of the script's own make: the agent sees no progress
+        return spec
 
 
 class _Loading:
     """Loads a module as its own loader does, which is all that the module ever sees, and then does something."""
 
-    def __init__(self, loader: "Any", then: "Callable[[], None]") -> None:
+    def __init__(self, spec: "Any", loader: "Any", then: "Callable[[], None]") -> None:
+        self._spec = spec
         self._loader = loader
         self._then = then
 
@@ -133,9 +134,22 @@ class _Loading:
 
     def exec_module(self, module: "Any") -> None:
         """As the module's own loader, and then what is to be done."""
-        module.__loader__ = module.__spec__.loader = self._loader
+        self._spec.loader = self._loader
+        try:  # noqa: SIM105 - as above
+            module.__loader__ = self._loader
+        except AttributeError:
+            pass  # what the loader has created takes none; the interpreter does without it as well
         self._loader.exec_module(module)
         self._then()
+
+
+def _as_importlib(function: "Any") -> None:
+    """Have a function's frames left out of tracebacks wherever the interpreter leaves out its own of an import."""
+    function.__code__ = function.__code__.replace(co_filename="<frozen importlib._bootstrap>")
+
+
+_as_importlib(_Awaiting.find_spec)
+_as_importlib(_Loading.exec_module)
 
 
 def _fresh_main() -> dict[str, object]:

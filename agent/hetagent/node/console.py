@@ -24,6 +24,10 @@ class _Writer:
     """
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with nothing to write and without a thread."""
         self._jobs: queue.SimpleQueue[tuple[TextIO | None, str, str, threading.Event]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -67,6 +71,8 @@ class _Writer:
 
 
 _writer = _Writer()
+
+os.register_at_fork(after_in_child=_writer.begin)  # the thread stays behind, with what it has yet to write
 
 
 def say(text: str) -> None:

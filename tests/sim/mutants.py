@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant("the session gives up on reports", f"{AGENT}/session/session.py", "        if self._contact.is_old(request):\n            return\n", "        self._reports.drop('')\n        if self._contact.is_old(request):\n            return\n"),
     Mutant("nobody stops without a server", f"{AGENT}/session/contact.py", "        return None if self._heard_at is None else self._heard_at + max_disconnect_s\n", "        return None\n"),
     Mutant("a late answer proves that a server is there", f"{AGENT}/session/contact.py", "heard_at = min(now, sent_at + max_disconnect_s / 2)", "heard_at = now"),
-    Mutant("any world size is a multiple", f"{CORE}/selection/worlds.py", "range(top - top % self.multiple, self.smallest - 1, -self.multiple)", "range(top, 0, -1)"),
+    Mutant("any world size is a multiple", f"{CORE}/selection/worlds.py", "range(top - (top - rest) % stride, self.smallest - 1, -stride)", "range(top, 0, -1)"),
     Mutant("bounds in nodes are forgotten", f"{CORE}/selection/subset.py", "if found is None or search.is_allowed(found):", "if True:"),
     Mutant("who is not ready is taken", f"{CORE}/selection/ready.py", "        and not node.not_ready\n", ""),
     Mutant("nobody corrects who is ready", f"{AGENT}/session/session.py", 'return is_news and (directive.reason', 'return False and (directive.reason'),

@@ -101,7 +101,7 @@ def _no_longer(value: object) -> object:
 Labels = Annotated[
     dict[ShortText, ShortText],
     Field(max_length=MAX_LABELS),
-    BeforeValidator(_no_longer, json_schema_input_type=dict[ShortText, ShortText]),
+    BeforeValidator(_no_longer),
 ]
 
 _T = TypeVar("_T")

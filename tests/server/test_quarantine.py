@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -198,7 +199,9 @@ DAMAGE = {
 async def test_a_group_that_cannot_be_read_is_set_aside_alone_byte_for_byte(damage: str) -> None:
     stored = await stored_groups("g", "h", "i")
     key, value = DAMAGE[damage]
-    stored[key] = value if value is not None else stored[key].replace(b'"restarts":0', b'"restarts":77')
+    if value is None:  # as a fault of hetserver would leave it, with a checksum that fits or none
+        value = re.sub(rb'"crc":"[^"]*",', b"", stored[key]).replace(b'"restarts":0', b'"restarts":77')
+    stored[key] = value
     before = {name: record for name, record in stored.items() if name.startswith("groups/g/")}
     async with serving(FaultyStore(Snapshot(stored, 5.0))) as (service, store):
         assert [group.group_id for group in service.groups()] == ["h", "i"]

@@ -112,7 +112,7 @@ Labels = Annotated[
     dict[ShortText, ShortText],
     Field(max_length=MAX_LABELS),
     AfterValidator(_not_much),
-    BeforeValidator(_no_longer, json_schema_input_type=dict[ShortText, ShortText]),
+    BeforeValidator(_no_longer),
 ]
 
 _T = TypeVar("_T")

@@ -1,0 +1,370 @@
+"""What whoever holds an agent's or a reader's token can do to a server and to the job of another token.
+
+    python -m benchmarks.hostile [--requests 100000] [--seed 1] [--each 100] [--measure 200] [--nodes 1000]
+
+Sends random requests (benchmarks/hostile_requests.py) over several connections, beside a real job of another token.
+After every hundredth the server is killed (SIGKILL) and started again on the same store. Then each kind of request is
+sent by itself, in groups with so many nodes, and what it takes of the server is measured: CPU of the event loop's
+thread, and memory. Exits with 1 if a store did not load, an answer was 5xx and none that says `busy`, or the other job
+was disturbed.
+
+What went wrong is kept below .cache/hostile: the store, the server's log, and the requests of the last two turns.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import shutil
+import tempfile
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from tests.support.cluster import Cluster
+from tests.support.programs.start import servers as fork_servers
+from tests.support.servers import Hetserver
+
+from benchmarks.connection import Caller, call, request
+from benchmarks.hostile_requests import Node, Request, Requests
+from benchmarks.tables import Table
+
+TOKENS = {
+    "evil": "agent group=evil*",
+    "reads": "read group=evil*",
+    "good": "agent group=job",
+    "sees": "admin",
+}
+LEASE_S = 5.0
+LATE_S = 0.8 * LEASE_S
+"""A node of the other job that was not heard for so long is late: agents poll at least twice per lease (seconds)."""
+
+CALM_S = 0.5
+ANSWER_S = 60.0
+CONNECTIONS = 8
+KEPT = Path(__file__).parents[1] / ".cache" / "hostile"
+
+
+@dataclass
+class Kind:
+    """Requests of one kind.
+
+    Attributes:
+        answers: how many by class of status; `cut`: the server was killed meanwhile.
+        cpu_s, bytes: what the worst took of the server's loop and of its memory, measured by themselves.
+        worst: these requests.
+    """
+
+    sent: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+    cpu_s: float = 0.0
+    bytes: int = 0
+    worst: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Wrong:
+    """What must not happen, each in a line."""
+
+    stores: list[str] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+    other_job: list[str] = field(default_factory=list)
+    logged: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.stores or self.answers or self.other_job or self.logged)
+
+
+class Hostile:
+    """One campaign.
+
+    Args:
+        folder: for state and logs.
+        job: whether another token's job runs beside it.
+        kept: where to keep what explains a fault.
+    """
+
+    def __init__(self, folder: Path, seed: int, *, job: bool, kept: Path = KEPT) -> None:
+        self.kinds: dict[str, Kind] = defaultdict(Kind)
+        self.wrong = Wrong()
+        self.restarts = 0
+        self._rng = random.Random(seed)
+        self._seed = seed
+        self._folder = folder
+        self._kept = kept
+        self._journal: deque[str] = deque(maxlen=400)
+        self._store = folder / "state.db"
+        tokens = folder / "tokens"
+        self._tokens = {name: f"{name:-<32}" for name in TOKENS}
+        tokens.write_text("".join(f"{self._tokens[name]} {grant}\n" for name, grant in TOKENS.items()))
+        own = folder / "token"
+        own.write_text(self._tokens["good"])
+        self.server = Hetserver(f"sqlite:{self._store}", 0, tokens, "--log-level", "warning")
+        flags = (
+            "--token-file",
+            str(own),
+            "--nnodes",
+            "2",
+            "--last-call-s",
+            "0.5",
+            "--lease-s",
+            f"{LEASE_S:g}",
+        )
+        self._cluster = Cluster(folder, *flags, server=self.server)
+        self._cluster.light = True
+        self._job = job
+        self._seen = 0
+        self._logged = 0
+
+    def __enter__(self) -> Self:
+        self._cluster.__enter__()
+        self._cluster._http.headers["Authorization"] = f"Bearer {self._tokens['sees']}"
+        if self._job:
+            self._cluster.start({"a": 2, "b": 1})
+            self._seen = max(event["number"] for event in self._cluster.events())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cluster.__exit__(*_)
+
+    # -- the campaign --------------------------------------------------------------------------------------------
+
+    async def run(self, requests: int, each: int) -> None:
+        """Send so many requests, and kill the server after each so many."""
+        document = json.loads((await call(self.server.port, request("GET", "/openapi.json")))[1])
+        makes = Requests(document, self._rng, "evil")
+        for first in range(0, requests, each):
+            lanes = [self._lane(makes, count) for count in _parts(min(each, requests - first), CONNECTIONS)]
+            await asyncio.gather(*lanes)
+            self._look()
+            await self._restart()
+        self._look()
+
+    async def _lane(self, makes: Requests, count: int) -> None:
+        """Send requests one after another; the last is not waited for."""
+        caller = None
+        for left in range(count, 0, -1):
+            made = makes.next()
+            try:
+                caller = caller if caller is not None and caller.transport is not None else await self._open()
+                reply = caller.call(self._bytes(made))
+                status, body = await asyncio.wait_for(reply, 0.001 if left == 1 else ANSWER_S)
+            except TimeoutError:
+                if left > 1:
+                    self.wrong.answers.append(f"no answer in {ANSWER_S:g} s: {made.text()[:300]}")
+                    caller = None
+                self._note(made, 0, b"")
+            except ConnectionError:
+                caller = None
+                self._note(made, 0, b"")
+            else:
+                self._note(made, status, body)
+                makes.learn(made, status, body)
+
+    async def _open(self) -> Caller:
+        return await Caller.open(self.server.port)
+
+    def _bytes(self, made: Request) -> bytes:
+        reads = (
+            made.kind.startswith(("GET /v1/groups", "POST /v1/groups/{group_id}/plan"))
+            and "nodes/" not in made.kind
+        )
+        token = self._tokens["reads" if reads else "evil"]
+        return request(made.method, made.target, made.body, f"Authorization: Bearer {token}\r\n")
+
+    def _note(self, made: Request, status: int, body: bytes) -> None:
+        self._journal.append(f"{status} {made.text()}")
+        kind = self.kinds[made.kind]
+        kind.sent += 1
+        kind.answers[f"{status // 100}xx" if status else "cut"] += 1
+        text = body.decode(errors="replace")[:300]
+        if status >= 500 and '"code":"busy"' not in text:
+            self.wrong.answers.append(f"{status} {text} to {made.text()[:300]}")
+            self._keep(f"{status}-{len(self.wrong.answers)}")
+
+    async def _restart(self) -> None:
+        self.server.kill()
+        self.restarts += 1
+        try:
+            self.server.start()
+        except AssertionError as error:
+            self.wrong.stores.append(str(error).strip()[-600:])
+            self._keep(f"store-{len(self.wrong.stores)}")
+            for path in self._folder.glob("state.db*"):
+                path.unlink()
+            self.server.start()
+
+    def _keep(self, name: str) -> None:
+        """Keep what explains a fault."""
+        if len(list(self._kept.glob("*/"))) >= 40:
+            return
+        place = self._kept / f"{self._seed}-{name}"
+        place.mkdir(parents=True, exist_ok=True)
+        for path in self._folder.glob("state.db*"):
+            shutil.copy(path, place)
+        (place / "log").write_text(self.server.log)
+        (place / "requests").write_text("\n".join(self._journal))
+
+    def _look(self) -> None:
+        """See what has happened to the other job, and what the server has logged."""
+        log = self.server.log
+        for line in log[self._logged :].splitlines():
+            if re.search(r"Traceback|request failed|\bERROR\b|\bCRITICAL\b", line):
+                self.wrong.logged.append(line[:300])
+                self._keep(f"log-{len(self.wrong.logged)}")
+        self._logged = len(log)
+        if not self._job:
+            return
+        events = self._cluster.events(self._seen)
+        self._seen = max([self._seen, *(event["number"] for event in events)])
+        self.wrong.other_job += [f"{event['kind']}: {event['text']}" for event in events]
+        late = [node for node in self._cluster.group()["nodes"] if (node["heard_s_ago"] or 0.0) >= LATE_S]
+        self.wrong.other_job += [
+            f"{node['node_id']} was not heard for {node['heard_s_ago']} s" for node in late
+        ]
+
+    # -- what each takes -----------------------------------------------------------------------------------------
+
+    async def measure(self, nodes: int, each: int) -> float:
+        """Send each kind of request so many times by itself; returns what nothing takes (CPU seconds of the loop)."""
+        document = json.loads((await call(self.server.port, request("GET", "/openapi.json")))[1])
+        makes = Requests(document, self._rng, "evil-big", (0, 60))
+        makes.groups = [
+            await self._filled(makes, f"evil-big-{name}", nodes, spec) for name, spec in _BIG.items()
+        ]
+        caller = await self._open()
+        look = request("GET", "/healthz")
+        idle = max([(await self._taken(caller, look, look))[0] for _ in range(50)])
+        for kind in makes.kinds:
+            for number in range(each):
+                node = self._rng.choice(self._rng.choice(makes.groups))
+                made = makes.random(kind, node)
+                if number % 2 and (own := _until(partial(makes.honest, node), kind)) is not None:
+                    made = makes._mutated(own)
+                if caller.transport is None:
+                    caller = await self._open()
+                cpu_s, grown, status, body = await self._taken(caller, self._bytes(made), look)
+                self._note(made, status, body)
+                makes.learn(made, status, body)
+                worst = self.kinds[kind]
+                if cpu_s > worst.cpu_s:
+                    worst.cpu_s, worst.worst["cpu"] = cpu_s, made.text()
+                if grown > worst.bytes:
+                    worst.bytes, worst.worst["memory"] = grown, made.text()
+        return idle
+
+    async def _filled(self, makes: Requests, group: str, number: int, spec: dict[str, Any]) -> list[Node]:
+        """The nodes of a group, which have joined; and those that are told to start have started."""
+        nodes = makes.nodes(group, number, spec | {"lease_s": 3600, "min_nodes": number})
+        caller = await self._open()
+        for node in nodes:
+            node.slots = 8
+        for _ in range(2):
+            for node in nodes:
+                made = makes.honest(node)
+                makes.learn(made, *await caller.call(self._bytes(made)))
+        caller.close()
+        return nodes
+
+    async def _taken(self, caller: Caller, data: bytes, look: bytes) -> tuple[float, int, int, bytes]:
+        """CPU (seconds) and memory (bytes) that a request takes until the loop is free again; its answer."""
+        process = Path(f"/proc/{self.server.pid}")
+        (process / "clear_refs").write_text("5")
+        memory, cpu = _memory(process)["VmRSS"], _loop_ns(process)
+        status, body = 0, b""
+        try:
+            status, body = await asyncio.wait_for(caller.call(data), ANSWER_S)
+            await caller.call(look) if caller.transport is not None else None
+        except (TimeoutError, ConnectionError):
+            caller.close()
+        taken = (_loop_ns(process) - cpu) / 1e9
+        return taken, max(0, _memory(process)["VmHWM"] - memory), status, body
+
+
+_BIG: dict[str, dict[str, Any]] = {
+    "runs": {"hang_timeout_s": 600},
+    "waits": {"min_world_size": 1_000_000, "unit": "rack", "master": "rack=r1"},
+    "sized": {
+        "max_world_size": 77,
+        "min_nodes": 1,
+        "unit": "rack",
+        "master": "rack=r1",
+        "join_timeout_s": 86_400,
+    },
+}
+"""Groups in which each request costs most."""
+
+
+def _until(draw: Callable[[], Request], kind: str) -> Request | None:
+    """A request of a kind, of a few that are drawn."""
+    return next((made for made in (draw() for _ in range(20)) if made.kind == kind), None)
+
+
+def _parts(number: int, parts: int) -> list[int]:
+    return [number // parts + (part < number % parts) for part in range(parts)]
+
+
+def _loop_ns(process: Path) -> int:
+    return int((process / "task" / process.name / "schedstat").read_text().split()[0])
+
+
+def _memory(process: Path) -> dict[str, int]:
+    """Figures of a process's memory (bytes)."""
+    lines = (process / "status").read_text().splitlines()
+    return {line[:5]: int(line.split()[1]) << 10 for line in lines if line.startswith(("VmRSS", "VmHWM"))}
+
+
+def show(hostile: Hostile, title: str, idle_s: float) -> None:
+    """Print what came of it."""
+    table = Table(title, "request", "sent", "2xx", "4xx", "5xx", "cut", "worst CPU", "worst memory")
+    for name, kind in sorted(hostile.kinds.items()):
+        answers = [kind.answers[one] for one in ("2xx", "4xx", "5xx", "cut")]
+        table.row(name, kind.sent, *answers, f"{kind.cpu_s * 1e3:.1f} ms", f"{kind.bytes / 2**20:.1f} MiB")
+        for what, text in kind.worst.items():
+            place = KEPT / "worst"
+            place.mkdir(parents=True, exist_ok=True)
+            (place / f"{re.sub(r'[^a-zA-Z]+', '-', name)}-{what}").write_text(text)
+    table.note(f"Nothing takes up to {idle_s * 1e3:.1f} ms. The worst of each kind are in {KEPT / 'worst'}.")
+    wrong = hostile.wrong
+    for what, lines in (
+        (f"stores that did not load, of {hostile.restarts}", wrong.stores),
+        ("5xx answers other than `busy`, and none", wrong.answers),
+        ("events and late heartbeats of the other job", wrong.other_job),
+        ("errors in the server's log", wrong.logged),
+    ):
+        table.note(f"{what}: {len(lines)}")
+        for line, number in Counter(re.sub(r"[0-9]+", "0", line) for line in lines).most_common(12):
+            table.note(f"  {number} x {line}")
+    table.show()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--each", type=int, default=100, help="how many requests come between two kills")
+    parser.add_argument("--measure", type=int, default=200, help="how many of each kind are measured")
+    parser.add_argument("--nodes", type=int, default=1000, help="of each group in which they are measured")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    options = parser.parse_args()
+    fork_servers.warm()
+    try:
+        with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
+            with Hostile(Path(folder), options.seed, job=True) as hostile:
+                asyncio.run(hostile.run(options.requests, options.each))
+                idle_s = (
+                    asyncio.run(hostile.measure(options.nodes, options.measure)) if options.measure else 0.0
+                )
+            title = f"Hostile requests: {options.requests} with seed {options.seed}, measured at {options.nodes} nodes"
+            show(hostile, title, idle_s)
+    finally:
+        fork_servers.close()
+    raise SystemExit(bool(hostile.wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -8,14 +8,19 @@ import threading
 import time
 from collections import Counter
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from hetrdzv.protocol.errors import TooManyGroups
+from hetrdzv.core.commands import Cancel
+from hetrdzv.core.health.waits import Collectives
+from hetrdzv.protocol.errors import TooManyGroups, TooMuchStored
 from hetrdzv.service import quotas
+from hetrdzv.service.progress.progress import Said
+from hetrdzv.service.progress.table import Sample
 from hetrdzv.service.quotas import (
     CPU_AHEAD_S,
     CPU_OWED_S,
@@ -27,6 +32,7 @@ from hetrdzv.service.quotas import (
     metered,
 )
 from hetrdzv.settings import Limits
+from tests.support.served import FaultyStore, join, serving, two_nodes
 from tests.support.servers import Hetserver
 
 OFFER = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 4000}
@@ -204,3 +210,47 @@ def test_an_evil_token_at_full_speed_beside_another_tokens_polls(tmp_path: Path)
         assert "not logged" in server.log
         assert server.stop() == 0
         assert "Traceback" not in server.log
+
+
+async def test_groups_that_hold_their_share_of_the_memory_do_not_grow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quotas, "MOST_HELD", 3_000)
+    known = frozenset({"evil*", "good*"})
+    async with serving(quotas=Quotas(lambda: known)) as (service, store):
+        joined = 0
+        while service._quotas.may_grow("evil"):
+            await service.execute("evil", join(f"n{joined}", min_nodes=200))
+            joined += 1
+        with pytest.raises(TooMuchStored, match=r"the groups of evil\* hold 0 MiB of this server's memory"):
+            await service.execute("evil", join("more"))
+        held = service._ledger.sizes.of("evil")
+        assert 3_000 < held == sum(map(len, store.content.records.values()))
+        with pytest.raises(TooMuchStored):
+            await service.execute("evil-2", join("n0"))
+        assert len((await service.execute("evil", join("n0", min_nodes=200))).nodes) == joined  # it is there
+        assert (await service.execute("good", join("n0"))).nodes.keys() == {"n0"}
+    async with serving(FaultyStore(store.content), quotas=Quotas(lambda: known)) as (service, _):
+        with pytest.raises(TooMuchStored):
+            await service.execute("evil", join("new"))
+        await service.execute("evil", Cancel())
+        await service.delete("evil")
+        assert (await service.execute("evil", join("new"))).nodes.keys() == {"new"}
+
+
+async def test_samples_count_and_are_not_kept_beyond_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = frozenset({"g*"})
+    async with serving(quotas=Quotas(lambda: known)) as (service, _):
+        await two_nodes(service)
+        stored = service._ledger.sizes.of("g")
+        monkeypatch.setattr(quotas, "MOST_HELD", stored + 100)
+        lanes = (Collectives("default", 2, 1, 1, 0, "all_reduce"),) * 3
+        samples = (Sample(rank=0, collectives=lanes),)
+        service.progress.note("g", "a", "1", Said(1, samples))
+        assert service.progress.workers(service.group("g")).keys() == {0}
+        service.progress.note("g", "b", "1", Said(1, (replace(samples[0], rank=1),)))
+        assert service.progress.workers(service.group("g")).keys() == {0}  # unknown, not idle
+        await service.execute("g", Cancel())
+        account = service._quotas.of_group("g")
+        assert account is not None
+        assert account.held == service._ledger.sizes.of("g")

@@ -158,6 +158,12 @@ class PlanTooLarge(Refused):
     code = "plan_too_large"
 
 
+class TooMuchStored(Refused):
+    """The groups of one token pattern hold as much of the server's memory as they may."""
+
+    code = "too_much_stored"
+
+
 # -- requests that the server refuses before any group sees them --------------------------------------------
 
 

@@ -29,6 +29,7 @@ from hetrdzv.core.phrasing import count
 from hetrdzv.protocol.errors import GroupQuarantined, StorageError
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.polls.wakes import Wakes
+from hetrdzv.service.sizes import Sizes
 from hetrdzv.storage import records
 from hetrdzv.storage.base import Batch, Snapshot, StateStore
 from hetrdzv.storage.records import Quarantined, Restored, StoredEvent
@@ -104,6 +105,7 @@ class Ledger:
         quarantined: groups that are in the store but cannot be served, by id.
         is_loaded: whether `groups` is what the store holds.
         is_failing: whether the last commit failed.
+        sizes: how many bytes are stored of each group.
     """
 
     def __init__(self, store: StateStore, wall: Callable[[], datetime], metrics: Metrics) -> None:
@@ -124,6 +126,7 @@ class Ledger:
         self.quarantined: dict[str, Quarantined] = {}
         self.is_loaded = False
         self.is_failing = False
+        self.sizes = Sizes()
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -261,6 +264,7 @@ class Ledger:
             self._clock_stored = now  # if this fails, the next attempt can wait as long
             await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))
             self._metrics.committed(time.perf_counter() - began)
+            self.sizes.changed(puts, deletes)
             self.is_failing = False
         loud = {p.group_id for p in proposals if not p.quiet}
         published = [
@@ -389,6 +393,8 @@ class Ledger:
         large = len(snapshot.records) > LARGE
         found = await asyncio.to_thread(parse) if large else parse()
         self._clock_stored = snapshot.clock
+        self.sizes.clear()
+        self.sizes.changed(snapshot.records, ())
         self.groups = {group_id: restored.group for group_id, restored in found.groups.items()}
         self._events = {
             group_id: deque(restored.events, maxlen=EVENTS_KEPT)

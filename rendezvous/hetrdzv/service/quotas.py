@@ -1,4 +1,4 @@
-"""What the groups of one token pattern may take of a server that others use as well: CPU, groups, log lines.
+"""What the groups of one token pattern may take of a server that others use as well: CPU, memory, groups, log lines.
 
 CPU is measured, not estimated: each step of a request in the thread of the event loop, and each commit. Who has used
 more than its share waits; so others wait for one request of its at most. Tokens without a pattern have no share.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Coroutine, Generator
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from hetrdzv.protocol.errors import Busy, TooManyGroups
+from hetrdzv.protocol.errors import Busy, TooManyGroups, TooMuchStored
 from hetrdzv.settings import Limits
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,9 @@ LINES_PER_S = 10.0
 LINES_AHEAD = 200.0
 """How many log lines a second the events of its groups may take, and how many at once after a pause."""
 
+MOST_HELD = 64 << 20
+"""How many bytes of records and samples its groups may hold before they may not grow: 100,000 ordinary nodes."""
+
 GROUPS_REMEMBERED = 16_384
 """Of how many groups it is remembered whose they are."""
 
@@ -53,10 +56,14 @@ class Account:
     Args:
         scope: the pattern.
         is_alone: whether nobody else has asked lately.
+
+    Attributes:
+        held: how many bytes its groups hold.
     """
 
     def __init__(self, scope: str, is_alone: Callable[[], bool], monotonic: Callable[[], float]) -> None:
         self.scope = scope
+        self.held = 0
         self._is_alone = is_alone
         self._monotonic = monotonic
         self._cpu_s, self._lines = CPU_AHEAD_S, LINES_AHEAD
@@ -139,6 +146,7 @@ class Quotas:
         self._accounts: dict[str, Account] = {}
         self._by_group: dict[str, Account | None] = {}
         self._asked_at: dict[str | None, float] = {}
+        self._held: dict[tuple[str, str], int] = {}  # bytes, by group and kind
 
     def asks(self, scope: str | None) -> Account | None:
         """Note that somebody asks; the account of its pattern, if its token has one."""
@@ -184,6 +192,33 @@ class Quotas:
                 f"(hetctl delete GROUP), or start hetserver with a larger --max-groups or a shorter --keep-finished"
             )
 
+    def holds(self, group_id: str, kind: str, size: int) -> None:
+        """A group holds so many bytes of one kind now."""
+        account, before = self.of_group(group_id), self._held.pop((group_id, kind), 0)
+        if account is not None:
+            account.held += size - before
+            if size:
+                self._held[group_id, kind] = size
+
+    def may_grow(self, group_id: str) -> bool:
+        """Whether the groups of a pattern may hold more than they do."""
+        account = self.of_group(group_id)
+        return account is None or account.held <= MOST_HELD
+
+    def require_memory(self, group_id: str) -> None:
+        """Check that the groups of a pattern may hold more than they do.
+
+        Raises:
+            TooMuchStored: they may not.
+        """
+        if not self.may_grow(group_id):
+            account = self._by_group[group_id]
+            whose = account.scope if account is not None else group_id
+            raise TooMuchStored(
+                f"the groups of {whose} hold {MOST_HELD >> 20} MiB of this server's memory, as much as those of one "
+                f"token may: delete some (hetctl delete GROUP)"
+            )
+
     def _follow(self) -> None:
         """Keep to the patterns that the tokens have now."""
         scopes = self._scopes()
@@ -196,6 +231,11 @@ class Quotas:
             }
             self._asked_at = {None: self._asked_at.get(None, -OTHERS_S)}
             self._by_group.clear()
+            held, self._held = self._held, {}
+            for account in self._accounts.values():
+                account.held = 0
+            for (group_id, kind), size in held.items():
+                self.holds(group_id, kind, size)
 
     def _is_alone(self, scope: str) -> Callable[[], bool]:
         def is_alone() -> bool:

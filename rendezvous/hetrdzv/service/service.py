@@ -87,7 +87,12 @@ class Service:
         self._timers = Timers(self._judge)
         self.silence = Silence(self._clock, lambda: self._ledger.groups, self._spawn, self._judge)
         self.progress = Progress(
-            lambda: self._ledger.groups, self.now, self.execute, self._watchers.wake, self._spawn
+            lambda: self._ledger.groups,
+            self.now,
+            self.execute,
+            self._watchers.wake,
+            self._spawn,
+            self._quotas,
         )
         self.plans = Plans(limits)
         self._retention = Retention(limits)
@@ -220,6 +225,8 @@ class Service:
             self._quotas.require_room(group_id, self._ledger.names(), self._limits)
             head = empty(group_id, now)
         require_places(head, command, self._limits)
+        if isinstance(command, Join | Put) and not _is_known(head, command):
+            self._quotas.require_memory(group_id)
         if isinstance(command, Report) and command.age_s:
             command = replace(command, age_s=self._clock.age(command.age_s))
         if isinstance(command, Report):
@@ -358,8 +365,9 @@ class Service:
         """
         self._unsettled.discard(group_id)
         self._unable.discard(group_id)
-        base = self._ledger.groups.get(group_id)
+        base, began = self._ledger.groups.get(group_id), thread_time()
         apply_apart(self._ledger, group_id, proposals, self.now(), self.silence.leases)
+        self._quotas.spent(group_id, thread_time() - began)
         if base is not None and group_id in self._ledger.quarantined:
             self._follow_up(Change(group_id, base, None))
         elif base is not None:
@@ -374,6 +382,7 @@ class Service:
     def _follow_up(self, change: Change) -> None:
         now = self.now()
         self._metrics.published(change.group_id, change.old, change.new, change.events, now)
+        self._quotas.holds(change.group_id, "records", self._ledger.sizes.of(change.group_id))
         if change.new is None:
             self._timers.set(change.group_id, None)
             self.silence.leases.forget(change.group_id)
@@ -409,6 +418,7 @@ class Service:
         self._metrics.forget()
         for group in self._ledger.groups.values():
             self._set_timer(group, ticks_after_s)
+            self._quotas.holds(group.group_id, "records", self._ledger.sizes.of(group.group_id))
         self._watchers.wake_all()
 
     # -- time ------------------------------------------------------------------------------------------------
@@ -475,6 +485,12 @@ class Service:
     def waiting(self) -> int:
         """How many polls and followers wait."""
         return self._watchers.count()
+
+
+def _is_known(group: Group, command: Join | Put) -> bool:
+    """Whether a command comes from an agent that the group has."""
+    node = group.nodes.get(command.node_id) if isinstance(command, Join) else None
+    return node is not None and isinstance(command, Join) and node.incarnation == command.incarnation
 
 
 def _unknown(group_id: str) -> UnknownGroup:

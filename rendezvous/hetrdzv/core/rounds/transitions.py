@@ -33,6 +33,10 @@ LOSSES = frozenset({EndKind.LOST, EndKind.LEFT, EndKind.DRAINED})
 """Ends that explain what failed elsewhere at the same time (rule 5)."""
 
 
+LONGEST_EVENT = 2_000
+"""How long the text of an event may be (characters): agents may send more than anybody reads in a history."""
+
+
 class Work:
     """A step in progress: the group so far and the events so far. Lives no longer than one `step`."""
 
@@ -68,6 +72,7 @@ class Work:
         """
         number = self.group.round.number if self.group.round is not None else None
         after_s = None if since is None else round(max(0.0, self.now - since), 3)
+        text = text if len(text) <= LONGEST_EVENT else f"{text[: LONGEST_EVENT - 1]}…"
         self.events.append(
             Event(kind, text, node_id, number, None if cause is None else cause.value, after_s)
         )

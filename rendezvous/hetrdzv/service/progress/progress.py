@@ -20,6 +20,7 @@ from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.service.progress.questions import About, Question, Questions, Stack
 from hetrdzv.service.progress.table import Furthest, Sample, Seen, Table, worked_of
+from hetrdzv.service.quotas import Quotas
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Progress:
         execute: applies a command to a group.
         wake: wakes the open polls of some nodes of a group.
         spawn: runs a task for as long as the server does.
+        quotas: how much memory the groups of each token may take: samples beyond that are not kept.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class Progress:
         execute: Callable[[str, Command], Coroutine[Any, Any, Group]],
         wake: Callable[[str, Iterable[str]], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
+        quotas: Quotas,
     ) -> None:
+        self._quotas = quotas
         self._groups = groups
         self._now = now
         self._execute = execute
@@ -97,9 +101,12 @@ class Progress:
         member = active.member(node_id) if active is not None else None
         if active is None or member is None or said.round != active.number or not said.samples:
             return
+        if not self._quotas.may_grow(group_id):
+            return
         last = member.rank_offset + member.slots
         samples = [one for one in said.samples if member.rank_offset <= one.rank < last]
         self._table.note(group_id, active.number, node_id, samples, self._now() - said.age_s)
+        self._quotas.holds(group_id, "samples", self._table.size(group_id))
         if active.stall is not None or any(one.still for one in samples):
             self._judge_soon(group_id, LOOK_S)
 
@@ -182,13 +189,15 @@ class Progress:
         """A change of a group was committed; None: it was deleted."""
         if new is None or new.state.terminal:
             self._table.forget(group_id)
+            self._quotas.holds(group_id, "samples", 0)
             self._pause_s.pop(group_id, None)
             self._worked.pop(group_id, None)
             self._capable.pop(group_id, None)
 
     def clear(self) -> None:
         """The groups were loaded again."""
-        self._table.clear()
+        for group_id in self._table.clear():
+            self._quotas.holds(group_id, "samples", 0)
         self._capable.clear()
         self._pause_s.clear()
         self._worked.clear()

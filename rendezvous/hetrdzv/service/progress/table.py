@@ -112,11 +112,16 @@ class Furthest:
     step: int | None
 
 
+SAMPLE_BYTES, LANE_BYTES = 600, 250
+"""About how much memory a sample takes, and each process group in it."""
+
+
 class Table:
     """The newest samples of all workers of the newest round of each group."""
 
     def __init__(self) -> None:
         self._rounds: dict[str, tuple[int, dict[int, Seen]]] = {}
+        self._sizes: dict[str, int] = {}
 
     def note(
         self, group_id: str, round_number: int, node_id: str, samples: Sequence[Sample], seen_at: float
@@ -126,10 +131,12 @@ class Table:
         if number != round_number:
             workers = {}
             self._rounds[group_id] = (round_number, workers)
+            self._sizes[group_id] = 0
         for sample in samples:
             before = workers.get(sample.rank)
             if before is not None and before.seen_at > seen_at:
                 continue
+            self._sizes[group_id] += _size(sample) - (_size(before.sample) if before is not None else 0)
             workers[sample.rank] = Seen(
                 node_id,
                 sample,
@@ -152,10 +159,22 @@ class Table:
         steps = [sample.step for sample in samples if sample.step is not None]
         return Furthest(max(counts, default=None), max(steps, default=None))
 
+    def size(self, group_id: str) -> int:
+        """About how much memory the samples of a group take (bytes)."""
+        return self._sizes.get(group_id, 0)
+
     def forget(self, group_id: str) -> None:
         """A group was deleted."""
         self._rounds.pop(group_id, None)
+        self._sizes.pop(group_id, None)
 
-    def clear(self) -> None:
-        """The groups were loaded again."""
+    def clear(self) -> list[str]:
+        """The groups were loaded again; returns those of which something was known."""
+        known = list(self._rounds)
         self._rounds.clear()
+        self._sizes.clear()
+        return known
+
+
+def _size(sample: Sample) -> int:
+    return SAMPLE_BYTES + LANE_BYTES * len(sample.collectives)

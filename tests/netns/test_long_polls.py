@@ -106,8 +106,7 @@ def restart(job: Job) -> None:
 @pytest.mark.parametrize(
     ("names", "after_s", "then"),
     [
-        pytest.param(("c",), 1.0, nothing, id="at the beginning of a poll"),
-        pytest.param(("c",), LEASE_S, nothing, id="during a poll", marks=pytest.mark.long),
+        pytest.param(("c",), LEASE_S, nothing, id="during a poll"),
         pytest.param(
             ("b", "c"),
             PACE.poll_s - 1.0,

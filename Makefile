@@ -139,6 +139,7 @@ bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery 
 	$(BIN)/python -m benchmarks.storm
 	$(BIN)/python -m benchmarks.hold
 	$(BIN)/python -m benchmarks.selecting
+	$(BIN)/python -m benchmarks.hostile
 	$(BIN)/python -m benchmarks.checking
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.restarts

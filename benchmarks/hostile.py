@@ -31,7 +31,7 @@ from tests.support.programs.start import servers as fork_servers
 from tests.support.servers import Hetserver
 
 from benchmarks.connection import Caller, call, request
-from benchmarks.hostile_requests import Node, Request, Requests
+from benchmarks.hostile_requests import SOON, Node, Request, Requests
 from benchmarks.tables import Table
 
 TOKENS = {
@@ -93,6 +93,7 @@ class Hostile:
         self.kinds: dict[str, Kind] = defaultdict(Kind)
         self.wrong = Wrong()
         self.restarts = 0
+        self.told: Counter[str] = Counter()
         self._rng = random.Random(seed)
         self._seed = seed
         self._folder = folder
@@ -144,6 +145,7 @@ class Hostile:
             self._look()
             await self._restart()
         self._look()
+        self.told = makes.told
 
     async def _lane(self, makes: Requests, count: int) -> None:
         """Send requests one after another; the last is not waited for."""
@@ -260,11 +262,11 @@ class Hostile:
 
     async def _filled(self, makes: Requests, group: str, number: int, spec: dict[str, Any]) -> list[Node]:
         """The nodes of a group, which have joined; and those that are told to start have started."""
-        nodes = makes.nodes(group, number, spec | {"lease_s": 3600, "min_nodes": number})
+        nodes = makes.nodes(group, number, SOON | {"lease_s": 3600, "min_nodes": number} | spec)
         caller = await self._open()
         for node in nodes:
-            node.slots = 8
-        for _ in range(2):
+            node.slots = self._rng.choice((1, 2, 3, 5, 8))
+        for _ in range(3):
             for node in nodes:
                 made = makes.honest(node)
                 makes.learn(made, *await caller.call(self._bytes(made)))
@@ -330,6 +332,7 @@ def show(hostile: Hostile, title: str, idle_s: float) -> None:
             place.mkdir(parents=True, exist_ok=True)
             (place / f"{re.sub(r'[^a-zA-Z]+', '-', name)}-{what}").write_text(text)
     table.note(f"Nothing takes up to {idle_s * 1e3:.1f} ms. The worst of each kind are in {KEPT / 'worst'}.")
+    table.note(f"Nodes were told: {', '.join(f'{what} {n}' for what, n in hostile.told.most_common())}.")
     wrong = hostile.wrong
     for what, lines in (
         (f"stores that did not load, of {hostile.restarts}", wrong.stores),

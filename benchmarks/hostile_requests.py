@@ -7,7 +7,7 @@ random fields take what the document allows, most of all its extremes, or what t
 import json
 import random
 import re
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import nextafter
@@ -48,15 +48,13 @@ SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "max_world_size": (None, 8, 64),
     "world_size_multiple": (1, 2, 3),
     "max_restarts": (0, 3, 1_000_000),
-    "join_timeout_s": (0.1, 5, 600),
-    "last_call_s": (0, 0, 0.2),
+    "join_timeout_s": (1, 5, 600, 600),
     "replace_wait_s": (0, 1),
     "stop_timeout_s": (0, 1),
     "notice_s": (0, 1, 30),
     "lease_s": (0.5, 1, 5),
     "crash_loop": (0, 3),
     "no_restart_on": ([], [2]),
-    "restart_wait_s": (0, 1),
     "strikes": (0, 1, 3),
     "hang_timeout_s": (None, 1, 1, 30),
     "growth_pause_s": (0, 1),
@@ -66,6 +64,9 @@ SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "unit": (None, "rack"),
 }
 """Values with which groups come into many states within seconds."""
+
+SOON = {"last_call_s": 0, "restart_wait_s": 0}
+"""What every group is given, so that it does not only wait."""
 
 SLOTS = (1, 1, 2, 8, 1024)
 LABELS = ({}, {"rack": "r1"}, {"rack": "r2"}, {"rack": "r3", "zone": "z"})
@@ -114,7 +115,7 @@ class Request:
     method: str
     target: str
     body: Any
-    node: Node | None
+    node: Node
 
     def text(self) -> str:
         """All of it, for people and for a replay."""
@@ -128,10 +129,13 @@ class Requests:
         document: the API's.
         prefix: what names of groups begin with.
         share: how many of a hundred requests are honest, and how many honest with other fields.
+
+    Attributes:
+        told: how often nodes were told what, and why.
     """
 
     def __init__(
-        self, document: dict[str, Any], rng: random.Random, prefix: str, share: tuple[int, int] = (45, 30)
+        self, document: dict[str, Any], rng: random.Random, prefix: str, share: tuple[int, int] = (60, 25)
     ) -> None:
         self._schemas = document["components"]["schemas"]
         self._operations = {
@@ -145,6 +149,8 @@ class Requests:
         self._share = share
         self._made = 0
         self._left = 0
+        self._names = 0
+        self.told: Counter[str] = Counter()
         self.known: dict[str, deque[Any]] = defaultdict(lambda: deque(maxlen=32))
         self.groups = [self._group() for _ in range(ALIVE)]
 
@@ -156,9 +162,10 @@ class Requests:
     def _group(self) -> list[Node]:
         rng = self._rng
         self._made += 1
-        spec = {name: rng.choice(values) for name, values in SETTINGS.items() if rng.random() < 0.4}
+        often = rng.choice((0.05, 0.15, 0.3))
+        spec = {name: rng.choice(values) for name, values in SETTINGS.items() if rng.random() < often}
         name = f"{self._prefix}{self._made}"
-        return self.nodes(name, rng.choice((2, 2, 3, 5, 12)), spec)
+        return self.nodes(name, rng.choice((2, 2, 3, 5, 12)), SOON | spec)
 
     def nodes(self, group: str, number: int, spec: dict[str, Any]) -> list[Node]:
         """Nodes of a new group."""
@@ -176,6 +183,9 @@ class Requests:
         if rng.random() < 1 / AGE * ALIVE / 2:
             self.groups[rng.randrange(ALIVE)] = self._group()
         node = rng.choice(rng.choice(self.groups))
+        if node.told.get("kind") != "start" and rng.random() < 0.6:
+            at_work = [one for group in self.groups for one in group if one.told.get("kind") == "start"]
+            node = rng.choice(at_work or [node])
         drawn = rng.randrange(100)
         if drawn < self._share[0]:
             return self.honest(node)
@@ -266,7 +276,7 @@ class Requests:
             return self._own(node, "POST", "/shares", body)
         if what < 0.30:
             master = node.told.get("start", {}).get("master", {}).get("node_id", node.name)
-            body = {"master": master, "incarnation": f"i{master[1:]}", "round": node.told["round"]}
+            body = {"master": master, "incarnation": self._speaks(node, master), "round": node.told["round"]}
             return self._own(node, "POST", "/daemon", body | {"words": ["orted", "-mca", "plm", "rsh"]})
         if what < 0.34 and self.known["asked"]:
             ranks = [{"rank": rank, "text": "Thread 1\n  File x"} for rank in range(min(node.slots, 8))]
@@ -306,6 +316,11 @@ class Requests:
         progress = {"round": node.told["round"], "decision": rng.choice((0, 0, 1, 2)), "workers": workers}
         body = {"incarnation": node.incarnation, "after": node.told["version"], "progress": progress}
         return self._own(node, "POST", "/directive", body)
+
+    def _speaks(self, node: Node, name: str) -> str:
+        """The agent of another node of the same group."""
+        peers = (one for group in self.groups for one in group if (one.group, one.name) == (node.group, name))
+        return next((one.incarnation for one in peers), node.incarnation)
 
     def _first(self, node: Node) -> int:
         return int(node.told.get("start", {}).get("rank_offset", 0))
@@ -449,10 +464,12 @@ class Requests:
     def learn(self, request: Request, status: int, body: bytes) -> None:
         """Go by the answer to a request."""
         node = request.node
-        if node is None:
-            return
         if status == 404:
             node.told = {}
+        if status == 200 and request.method == "PUT" and request.target.partition("?")[0] == node.path:
+            node.incarnation, node.slots, node.labels = (
+                request.body.get(name, {}) for name in ("incarnation", "slots", "labels")
+            )
         if status not in (200, 409) or not body.startswith(b"{"):
             return
         said = json.loads(body)
@@ -462,9 +479,16 @@ class Requests:
                 node.done = request.body["round"]
             if request.target.startswith(node.path) and not request.kind.endswith("/daemon"):
                 node.told = told
+                self.told[f"{told['kind']}: {told['reason']}"] += 1
             for name, value in _facts(told):
                 self.known[name].append(value)
-        elif said.get("code") in ("incarnation_replaced", "node_id_in_use"):
+        elif said.get("code") == "node_id_in_use":
+            self._names += 1
+            node.told, node.name = {}, f"n{self._names % 20}"
+        elif said.get("code") == "spec_conflict":
+            for one in said["conflict"]["differences"]:
+                node.spec.pop(one["name"], None)
+        elif said.get("code") == "stale_incarnation":
             node.told = {"kind": "exit"}
 
 

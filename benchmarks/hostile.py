@@ -44,7 +44,9 @@ LEASE_S = 5.0
 LATE_S = 0.8 * LEASE_S
 """A node of the other job that was not heard for so long is late: agents poll at least twice per lease (seconds)."""
 
-CALM_S = 0.5
+SLOW, SLOW_S = 0.3, 2.5
+"""How many of the turns last so long (seconds): in others no lease, hang or pause ends before the next kill."""
+
 ANSWER_S = 60.0
 CONNECTIONS = 8
 KEPT = Path(__file__).parents[1] / ".cache" / "hostile"
@@ -140,17 +142,22 @@ class Hostile:
         document = json.loads((await call(self.server.port, request("GET", "/openapi.json")))[1])
         makes = Requests(document, self._rng, "evil")
         for first in range(0, requests, each):
-            lanes = [self._lane(makes, count) for count in _parts(min(each, requests - first), CONNECTIONS)]
+            slow = self._rng.random() < SLOW
+            lanes = [
+                self._lane(makes, count, SLOW_S if slow else 0.0)
+                for count in _parts(min(each, requests - first), CONNECTIONS)
+            ]
             await asyncio.gather(*lanes)
             self._look()
             await self._restart()
         self._look()
         self.told = makes.told
 
-    async def _lane(self, makes: Requests, count: int) -> None:
-        """Send requests one after another; the last is not waited for."""
+    async def _lane(self, makes: Requests, count: int, within_s: float) -> None:
+        """Send requests one after another, in some time at least; the last is not waited for."""
         caller = None
         for left in range(count, 0, -1):
+            await asyncio.sleep(2 * within_s / count * self._rng.random())
             made = makes.next()
             try:
                 caller = caller if caller is not None and caller.transport is not None else await self._open()
@@ -222,9 +229,11 @@ class Hostile:
         self._logged = len(log)
         if not self._job:
             return
-        events = self._cluster.events(self._seen)
+        events = self._cluster.events(self._seen)  # workers without torch never meet in the round's store
         self._seen = max([self._seen, *(event["number"] for event in events)])
-        self.wrong.other_job += [f"{event['kind']}: {event['text']}" for event in events]
+        self.wrong.other_job += [
+            f"{event['kind']}: {event['text']}" for event in events if event["kind"] != "never_met"
+        ]
         late = [node for node in self._cluster.group()["nodes"] if (node["heard_s_ago"] or 0.0) >= LATE_S]
         self.wrong.other_job += [
             f"{node['node_id']} was not heard for {node['heard_s_ago']} s" for node in late

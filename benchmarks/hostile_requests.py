@@ -20,7 +20,7 @@ from hetrdzv.auth.tokens import Role
 MOST_VALUES = 30_000
 """How many JSON values a body gets at most; a server refuses more."""
 
-FAR = 2.0**64
+FAR = 1.7e308
 """Stands for a bound that the document does not have."""
 
 TEXTS = (
@@ -70,6 +70,15 @@ SOON = {"last_call_s": 0, "restart_wait_s": 0}
 
 SLOTS = (1, 1, 2, 8, 1024)
 LABELS = ({}, {"rack": "r1"}, {"rack": "r2"}, {"rack": "r3", "zone": "z"})
+SHARP: tuple[dict[str, Any], ...] = (
+    {"unit": "rack", "max_nodes": 2, "master": "rack=r1"},
+    {"unit": "rack", "max_world_size": 8, "min_nodes": 2},
+    {"hang_timeout_s": 1, "max_restarts": 1_000_000, "crash_loop": 0},
+    {"hang_timeout_s": 1, "notice_s": 30, "lease_s": 60},
+    {"max_nodes": 2, "on_join": "spare", "rank_order": "speed", "lease_s": 60},
+)
+"""Settings that mean something together."""
+
 ALIVE, AGE = 5, 500
 """How many groups there are at a time, and how many requests are about one until another takes its place."""
 
@@ -82,6 +91,7 @@ class Node:
         told: its newest directive.
         over: the newest round whose workers are gone.
         done: the newest round about which it has reported `started`.
+        weighed: whether it joins with a weight.
     """
 
     group: str
@@ -94,6 +104,13 @@ class Node:
     over: int = 0
     done: int = 0
     step: int = 0
+    weighed: bool = False
+
+    @property
+    def due(self) -> bool:
+        """Whether the others wait for it."""
+        kind = self.told.get("kind")
+        return kind in (None, "stop") or (kind == "start" and self.done != self.told["round"])
 
     @property
     def path(self) -> str:
@@ -162,16 +179,19 @@ class Requests:
     def _group(self) -> list[Node]:
         rng = self._rng
         self._made += 1
-        often = rng.choice((0.05, 0.15, 0.3))
+        number, often = rng.choice((2, 2, 3, 5, 12)), rng.choice((0.05, 0.1, 0.3))
         spec = {name: rng.choice(values) for name, values in SETTINGS.items() if rng.random() < often}
+        spec |= rng.choice(({}, *SHARP)) if number > 2 else {}
+        spec["min_nodes"] = min(number, spec.get("min_nodes", 2))
         name = f"{self._prefix}{self._made}"
-        return self.nodes(name, rng.choice((2, 2, 3, 5, 12)), SOON | spec)
+        return self.nodes(name, number, SOON | spec)
 
     def nodes(self, group: str, number: int, spec: dict[str, Any]) -> list[Node]:
         """Nodes of a new group."""
         rng = self._rng
+        weighed, labels = rng.random() < 0.3, rng.choice((LABELS, LABELS[1:3]))
         return [
-            Node(group, f"n{one}", spec, rng.choice(SLOTS), rng.choice(LABELS), f"i{one}")
+            Node(group, f"n{one}", spec, rng.choice(SLOTS), rng.choice(labels), f"i{one}", weighed=weighed)
             for one in range(number)
         ]
 
@@ -180,8 +200,10 @@ class Requests:
     def next(self) -> Request:
         """The next request."""
         rng = self._rng
-        if rng.random() < 1 / AGE * ALIVE / 2:
+        if rng.random() < ALIVE / AGE:
             self.groups[rng.randrange(ALIVE)] = self._group()
+        if rng.random() < 0.4 and (due := [one for group in self.groups for one in group if one.due]):
+            return self.honest(rng.choice(due))
         node = rng.choice(rng.choice(self.groups))
         if node.told.get("kind") != "start" and rng.random() < 0.6:
             at_work = [one for group in self.groups for one in group if one.told.get("kind") == "start"]
@@ -234,8 +256,8 @@ class Requests:
             body["speeds"] = (body["speeds"] * body["slots"])[: body["slots"]] or None
         if isinstance(body.get("spec"), dict):
             body["spec"].pop("command", None)  # for admins
-        if isinstance(body.get("words"), list):
-            body["words"][0] = "orted"
+        if isinstance(words := body.get("words"), list) and words:
+            words[0] = "orted"
         if "wait_s" in body:
             body["wait_s"] = 0
 
@@ -275,30 +297,36 @@ class Requests:
             }
             return self._own(node, "POST", "/shares", body)
         if what < 0.30:
-            master = node.told.get("start", {}).get("master", {}).get("node_id", node.name)
-            body = {"master": master, "incarnation": self._speaks(node, master), "round": node.told["round"]}
-            return self._own(node, "POST", "/daemon", body | {"words": ["orted", "-mca", "plm", "rsh"]})
-        if what < 0.34 and self.known["asked"]:
+            master = self._peer(node, node.told.get("start", {}).get("master", {}).get("node_id", ""))
+            body = {"master": master.name, "incarnation": master.incarnation, "round": node.told["round"]}
+            peer = rng.choice(next((group for group in self.groups if node in group), [node]))
+            return self._own(peer, "POST", "/daemon", body | {"words": ["orted", "-mca", "plm", "rsh"]})
+        if what < 0.33:
+            node.over = node.told["round"]
+            return self._join(node)
+        if what < 0.36 and self.known["asked"]:
             ranks = [{"rank": rank, "text": "Thread 1\n  File x"} for rank in range(min(node.slots, 8))]
             body = {"incarnation": node.incarnation, "number": self.known["asked"][-1], "stacks": ranks}
             return self._own(node, "POST", "/stacks", body)
         return self._progress(node)
 
     def _progress(self, node: Node) -> Request:
-        rng = self._rng
+        rng, age_s = self._rng, 0.0
         node.step += rng.choice((0, 1, 1, 5))
         size = int(node.told.get("start", {}).get("world_size", 1))
-        idle_s = rng.choice((0.0, 0.5, 2.0, 40.0))
+        if hangs := node.spec.get("hang_timeout_s") is not None and rng.random() < 0.8:
+            node.step = 3 + (node.name != "n0")  # the others wait for this one
+        idle_s = rng.choice((0.5, 40.0, 40.0, self._extreme("WorkerFields", "idle_s")))
         lanes = [
             {
                 "name": name,
                 "size": size,
-                "enqueued": node.step + rng.choice((0, 1)),
+                "enqueued": node.step + (0 if hangs else rng.choice((0, 1))),
                 "started": node.step,
-                "completed": node.step,
-                "op": rng.choice(("all_reduce [[10]]", "broadcast [[10]]")),
+                "completed": min(node.step, 3) if hangs else node.step,
+                "op": "all_reduce [[10]]" if rng.random() < 0.9 else "broadcast [[10]]",
             }
-            for name in rng.choice((("0",), ("0", "1"), ()))
+            for name in rng.choice((("0",), ("0",), ("0", "1"), ()))
         ]
         workers = [
             {
@@ -313,14 +341,25 @@ class Requests:
             }
             for slot in range(min(node.slots, 64))
         ]
-        progress = {"round": node.told["round"], "decision": rng.choice((0, 0, 1, 2)), "workers": workers}
+        if rng.random() < 0.2:
+            age_s = self._extreme("ProgressFields", "age_s")
+        progress = {
+            "round": node.told["round"],
+            "decision": rng.choice((0, 0, 1, 2)),
+            "workers": workers,
+            "age_s": age_s,
+        }
         body = {"incarnation": node.incarnation, "after": node.told["version"], "progress": progress}
         return self._own(node, "POST", "/directive", body)
 
-    def _speaks(self, node: Node, name: str) -> str:
-        """The agent of another node of the same group."""
+    def _peer(self, node: Node, name: str) -> Node:
+        """Another node of the same group."""
         peers = (one for group in self.groups for one in group if (one.group, one.name) == (node.group, name))
-        return next((one.incarnation for one in peers), node.incarnation)
+        return next(peers, node)
+
+    def _extreme(self, model: str, name: str) -> Any:
+        """A value of a field, as often as not one that it can just have."""
+        return self._value(self._schemas[model]["properties"][name], name)
 
     def _first(self, node: Node) -> int:
         return int(node.told.get("start", {}).get("rank_offset", 0))
@@ -338,6 +377,8 @@ class Requests:
             "wants_members": self._rng.random() < 0.2,
             "spec": node.spec,
         }
+        if node.weighed:
+            body["weight"] = self._extreme("JoinRequest", "weight")
         return self._own(node, "PUT", "", body)
 
     def _report(self, node: Node, kind: str, **more: Any) -> Request:
@@ -430,7 +471,7 @@ class Requests:
         most = schema.get("maximum", FAR)
         most = min(most, schema.get("exclusiveMaximum", most + 1) - 1) if whole else most
         if whole:
-            least, most = int(least), int(most)
+            least, most = max(int(least), -(2**64)), min(int(most), 2**64)
             near = [
                 least,
                 most,

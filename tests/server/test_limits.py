@@ -453,12 +453,12 @@ def grown(server: Hetserver, before: int) -> float:
 
 def test_a_server_stays_small_whatever_it_is_sent_and_nobody_reads() -> None:
     """Replies that nobody reads would take 500 MiB, bodies that never end 130 MiB, were there no limits."""
-    labels = {f"{n:0256d}": "x" * 256 for n in range(64)}
+    labels = {f"{n:0128d}": "x" * 128 for n in range(16)}
     flags = ("--header-timeout", "1", "--idle-timeout", "3")
     with Hetserver("memory", 0, None, *flags) as server, ExitStack() as stack:
         spec = {"min_nodes": 9_999, "lease_s": 3_600}
-        for n in range(240):
-            offer = {**OFFER, "labels": labels, "spec": spec}
+        for n in range(960):
+            offer = {**OFFER, "labels": labels, "device": labels, "spec": spec}
             assert ask(server, "PUT", f"/v1/groups/g/nodes/n{n}", offer)[0] == 200
         assert len(json.dumps(ask(server, "GET", "/v1/groups/g")[1])) > 7 << 20
         before, most = psutil.Process(server.pid).memory_info().rss, 0.0

@@ -132,7 +132,7 @@ async def plan_group(
 AskedRank = Annotated[int, Field(ge=0, lt=wire.MAX_WORLD_SIZE)]
 RanksAsked = Annotated[
     list[AskedRank] | None,
-    Query(max_length=10_000, description="Whose (global rank), may be repeated; default: all."),
+    Query(max_length=128, description="Whose (global rank), may be repeated; default: all."),
 ]
 
 

@@ -90,7 +90,7 @@ class Faults:
             ranks=(member.rank_offset,),
             node_id=member.node_id,
             text=f"others wait for rank {member.rank_offset}",
-            since=server.served_s - self._later(0, 3),
+            since=server.last_read_s - self._later(0, 3),
         )
         self._world.timeline.at(self._later(1, 30), server.command, NoteStall(active.number, None))
         return server.command(NoteStall(active.number, stall))

@@ -291,6 +291,12 @@ class ServerProcess:
         return self._service.now()
 
     @property
+    def last_read_s(self) -> float:
+        """That clock as the server last read it. To read it from outside would hide that the process stands still."""
+        assert self._service is not None
+        return self._service._clock._now
+
+    @property
     def group(self) -> Group | None:
         """The group as the running server has it, committed."""
         if self._service is None or not self.listening:

@@ -1,6 +1,7 @@
 """The head of a reply and its body are one write."""
 
 import asyncio
+import socket
 from typing import Any
 
 from hetrdzv.api.http.corked import Corked
@@ -93,3 +94,23 @@ async def test_what_is_held_is_not_read_whoever_resumes() -> None:
     corked.hold()
     corked.release(resume=True)
     assert written.reads
+
+
+async def test_a_client_that_reads_the_rest_after_the_end_is_not_given_up_again() -> None:
+    """asyncio cannot abort a transport that has sent everything and is gone."""
+    loop, told = asyncio.get_running_loop(), list[object]()
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    transport, _ = await loop.connect_accepted_socket(asyncio.Protocol, ours)
+    corked = Corked(transport, 0.05)
+    corked.write(bytes(4 << 20))
+    assert transport.get_write_buffer_size()
+    corked.close()
+    given_up = loop.time() + 0.05
+    while await loop.sock_recv(theirs, 1 << 20):
+        pass
+    while loop.time() <= given_up + 0.01:  # noqa: ASYNC110 - only time makes it give up
+        await asyncio.sleep(0.01)
+    theirs.close()
+    assert told == []

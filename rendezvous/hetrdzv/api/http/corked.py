@@ -41,8 +41,13 @@ class Corked(asyncio.Transport):
     def close(self) -> None:
         self._flush()
         if not self._transport.is_closing() and self._transport.get_write_buffer_size():
-            asyncio.get_running_loop().call_later(self._unread_s, self._transport.abort)
+            asyncio.get_running_loop().call_later(self._unread_s, self._give_up)
         self._transport.close()
+
+    def _give_up(self) -> None:
+        """Drop what the client has not read; a transport that has sent all of it is gone, and cannot be aborted."""
+        if self._transport.get_write_buffer_size():
+            self._transport.abort()
 
     def hold(self) -> None:
         """Read nothing until `release`, whatever `resume_reading` is called for."""

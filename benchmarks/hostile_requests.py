@@ -91,6 +91,7 @@ class Node:
         told: its newest directive.
         over: the newest round whose workers are gone.
         done: the newest round about which it has reported `started`.
+        ended: the newest round whose workers have succeeded.
         weighed: whether it joins with a weight.
     """
 
@@ -103,6 +104,7 @@ class Node:
     told: dict[str, Any] = field(default_factory=dict)
     over: int = 0
     done: int = 0
+    ended: int = 0
     step: int = 0
     weighed: bool = False
 
@@ -279,8 +281,12 @@ class Requests:
             return self._own(node, "GET", "/directive", query=query)
         if node.done != node.told["round"] and rng.random() < 0.9:
             return self._report(node, "started")
+        if node.ended == node.told["round"] and rng.random() < 0.5:
+            node.over = node.ended
+            return self._join(node)
         what = rng.random()
         if what < 0.06:
+            node.ended = node.told["round"]
             return self._report(node, "succeeded")
         if what < 0.10:
             failure = {"local_rank": 0, "rank": self._first(node), "exit_code": rng.choice((1, 2))}
@@ -316,7 +322,7 @@ class Requests:
         size = int(node.told.get("start", {}).get("world_size", 1))
         if hangs := node.spec.get("hang_timeout_s") is not None and rng.random() < 0.8:
             node.step = 3 + (node.name != "n0")  # the others wait for this one
-        idle_s = rng.choice((0.5, 40.0, 40.0, self._extreme("WorkerFields", "idle_s")))
+        idle_s = rng.choice((0.5, 40.0, self._extreme("WorkerFields", "idle_s")))
         lanes = [
             {
                 "name": name,
@@ -341,7 +347,7 @@ class Requests:
             }
             for slot in range(min(node.slots, 64))
         ]
-        if rng.random() < 0.2:
+        if rng.random() < 0.3:
             age_s = self._extreme("ProgressFields", "age_s")
         progress = {
             "round": node.told["round"],

@@ -216,6 +216,16 @@ async def test_a_group_that_cannot_be_read_is_set_aside_alone_byte_for_byte(dama
         assert (await service.execute("g", join("a"))).nodes.keys() == {"a"}
 
 
+async def test_a_start_at_which_no_group_can_be_served_does_not_say_that_there_is_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    stored = {**await stored_groups("g"), "groups/g/nodes/a": b"\xff"}
+    caplog.clear()
+    async with serving(FaultyStore(Snapshot(stored, 5.0))):
+        assert "loaded no groups: all are quarantined" in caplog.text
+
+
 async def test_a_store_of_a_newer_server_is_refused_as_a_whole() -> None:
     stored = await stored_groups("g", "h")
     stored["groups/g/group"] = stored["groups/g/group"].replace(b'"v":1', b'"v":99')

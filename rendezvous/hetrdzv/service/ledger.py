@@ -158,7 +158,7 @@ class Ledger:
     def summary(self) -> str:
         """How much was loaded and how old it is, for a person who knows how much it should be."""
         if not self.groups:
-            return "loaded no groups: the state is empty"
+            return f"loaded no groups: {'all are quarantined' if self.quarantined else 'the state is empty'}"
         nodes = sum(len(group.nodes) for group in self.groups.values())
         newest = max((kept[-1].at for kept in self._events.values() if kept), default="unknown")
         how_much = f"{count(len(self.groups), 'group')} with {count(nodes, 'node')}"

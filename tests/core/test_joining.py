@@ -254,6 +254,18 @@ def test_sigterm_first_leaving_then_left() -> None:
     assert (told.kind, told.reason) == ("exit", "left")
 
 
+def test_a_lost_node_that_leaves_is_not_taken_for_a_join_that_it_sent_before() -> None:
+    story = Story(min_nodes=2)
+    story.join("a")
+    story.lose("a")
+    story.leaving("a")
+    story.join("a")  # on its way since before
+    story.join("b")
+    story.wait(20)
+    assert story.said("node_returned") == ["a is back"]
+    assert story.group.round is None
+
+
 def test_leaving_spare_is_not_taken() -> None:
     story = Story(min_nodes=2)
     story.join("a")

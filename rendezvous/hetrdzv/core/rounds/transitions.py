@@ -181,6 +181,8 @@ def _note_departure(work: Work, node: Node) -> None:
 def set_leaving(work: Work, node: Node, why: str, kind: EndKind) -> None:
     """Record that a node is about to leave; ends its round unless its part in it is done."""
     if node.gone:
+        if node.phase is NodePhase.LOST and node.leaving is None and kind is EndKind.LEFT:
+            work.change_node(node, leaving=why)  # a join that it sent before may yet bring it back
         return
     if node.leaving is not None:
         notice = work.group.round.notice if work.group.round is not None else None

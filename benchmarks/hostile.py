@@ -3,16 +3,18 @@
     python -m benchmarks.hostile [--requests 100000] [--seed 1] [--each 100] [--measure 200] [--nodes 1000]
 
 Sends random requests (benchmarks/hostile_requests.py) over several connections, beside a real job of another token.
-After every hundredth the server is killed (SIGKILL) and started again on the same store. Then each kind of request is
-sent by itself, in groups with so many nodes, and what it takes of the server is measured: CPU of the event loop's
-thread, and memory. Exits with 1 if a store did not load, an answer was 5xx and none that says `busy`, or the other job
-was disturbed.
+After every hundredth the server is killed (SIGKILL) and started again on the same store. Turns between two kills that
+are long are followed by one as long without any hostile request, as a control: in both, how long nothing was heard of
+the other job's nodes, and how long it takes to look at that job. Then each kind of request is sent by itself, in groups
+with so many nodes, and what it takes of the server is measured: CPU of the event loop's thread, and memory. Exits with
+1 if a store did not load, an answer was 5xx and none that says `busy`, or the other job was disturbed.
 
 What went wrong is kept below .cache/hostile: the store, the server's log, and the requests of the last two turns.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import re
@@ -20,7 +22,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,7 +33,7 @@ from tests.support.programs.start import servers as fork_servers
 from tests.support.servers import Hetserver
 
 from benchmarks.connection import Caller, call, request
-from benchmarks.hostile_requests import SOON, Node, Request, Requests
+from benchmarks.hostile_requests import DOES, SOON, Node, Request, Requests
 from benchmarks.tables import Table
 
 TOKENS = {
@@ -40,12 +42,19 @@ TOKENS = {
     "good": "agent group=job",
     "sees": "admin",
 }
-LEASE_S = 5.0
+LEASE_S = 3.0
 LATE_S = 0.8 * LEASE_S
-"""A node of the other job that was not heard for so long, while the server was up, is late (seconds)."""
+"""A node of the other job that was not heard for so long, while the server was up, is late (seconds); agents poll twice
+in a lease."""
 
-TURNS_S, SHARES = (0.0, 2.5, 10.0), (70, 29, 1)
-"""How long turns last at least (seconds), and how many of a hundred: in short ones no lease, hang or pause ends."""
+TURNS_S, SHARES = (0.0, 0.7, 3.0, 6.0), (74, 16, 8, 2)
+"""How long turns last about (seconds), and how many of a hundred: in short ones no lease, hang or pause ends."""
+
+LONG_S = 2.5
+"""From here on turns are compared with control turns: in shorter ones no node can be late (seconds)."""
+
+LOOK_S = 0.1
+"""How often the other job is looked at (seconds)."""
 
 ANSWER_S = 60.0
 CONNECTIONS = 8
@@ -67,6 +76,21 @@ class Kind:
     cpu_s: float = 0.0
     bytes: int = 0
     worst: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What was seen of the other job in a turn (seconds).
+
+    Attributes:
+        lasted_s: from the start of the server until it was killed.
+        silent_s: how long nothing was heard of a node, at the worst moment.
+        look_s: the longest that a look at the job took.
+    """
+
+    lasted_s: float
+    silent_s: float
+    look_s: float
 
 
 @dataclass
@@ -96,6 +120,8 @@ class Hostile:
         self.wrong = Wrong()
         self.restarts = 0
         self.told: Counter[str] = Counter()
+        self.turns: list[Turn] = []
+        self.control: list[Turn] = []
         self._rng = random.Random(seed)
         self._seed = seed
         self._folder = folder
@@ -123,11 +149,10 @@ class Hostile:
         self._job = job
         self._seen = 0
         self._logged = 0
-        self._up_since = 0.0
+        self._worst = (0.0, 0.0)
 
     def __enter__(self) -> Self:
         self._cluster.__enter__()
-        self._up_since = time.monotonic()
         self._cluster._http.headers["Authorization"] = f"Bearer {self._tokens['sees']}"
         if self._job:
             self._cluster.start({"a": 2, "b": 1})
@@ -144,16 +169,66 @@ class Hostile:
         document = json.loads((await call(self.server.port, request("GET", "/openapi.json")))[1])
         makes = Requests(document, self._rng, "evil")
         for first in range(0, requests, each):
-            (least_s,) = self._rng.choices(TURNS_S, SHARES)
-            lanes = [
-                self._lane(makes, count, least_s)
-                for count in _parts(min(each, requests - first), CONNECTIONS)
-            ]
-            await asyncio.gather(*lanes)
-            self._look()
-            await self._restart()
-        self._look()
+            (about_s,) = self._rng.choices(TURNS_S, SHARES)
+            parts = _parts(min(each, requests - first), CONNECTIONS)
+            turn = await self._watched(self._lane(makes, count, about_s) for count in parts)
+            if turn.lasted_s >= LONG_S and self._job:
+                self.turns.append(turn)
+                self.control.append(
+                    await self._watched([asyncio.sleep(turn.lasted_s)], "without hostile requests, ")
+                )
+        self._judge_silence()
         self.told = makes.told
+
+    async def _watched(self, doing: Iterable[Coroutine[Any, Any, None]], where: str = "") -> Turn:
+        """Do something while the other job is looked at, then kill the server; returns what was seen.
+
+        Args:
+            where: what is said of events of the other job.
+        """
+        began = time.monotonic()
+        looks = asyncio.create_task(self._looks())
+        await asyncio.gather(*doing)
+        lasted_s = time.monotonic() - began
+        looks.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await looks
+        silent_s, look_s = self._worst
+        self._look(where)
+        await self._restart()
+        return Turn(lasted_s, silent_s, look_s)
+
+    async def _looks(self) -> None:
+        """Look at the other job again and again."""
+        self._worst = 0.0, 0.0
+        if not self._job:
+            return
+        data = request("GET", "/v1/groups/job", None, f"Authorization: Bearer {self._tokens['sees']}\r\n")
+        while True:
+            began = time.monotonic()
+            status, body = 0, b""
+            try:
+                status, body = await call(self.server.port, data)
+            except ConnectionError as error:
+                body = str(error).encode()
+            finally:  # also where the turn ends meanwhile
+                silent_s, look_s = self._worst
+                self._worst = silent_s, max(look_s, time.monotonic() - began)
+            if status == 200:
+                silent = [node["heard_s_ago"] or 0.0 for node in json.loads(body)["nodes"]]
+                self._worst = max(self._worst[0], *silent), self._worst[1]
+            else:
+                self.wrong.answers.append(f"{status} to a look at the other job: {body[:300]!r}")
+            await asyncio.sleep(LOOK_S)
+
+    def _judge_silence(self) -> None:
+        """A node that was late counts where none was as late in any turn without hostile requests."""
+        usual_s = max([LATE_S, *(turn.silent_s for turn in self.control)])
+        self.wrong.other_job += [
+            f"not heard for {turn.silent_s:.1f} s, in control turns for {usual_s:.1f} s at most"
+            for turn in self.turns
+            if turn.silent_s > usual_s
+        ]
 
     async def _lane(self, makes: Requests, count: int, within_s: float) -> None:
         """Send requests one after another, in some time at least; the last is not waited for."""
@@ -209,7 +284,6 @@ class Hostile:
             for path in self._folder.glob("state.db*"):
                 path.unlink()
             self.server.start()
-        self._up_since = time.monotonic()
 
     def _keep(self, name: str) -> None:
         """Keep what explains a fault."""
@@ -222,7 +296,7 @@ class Hostile:
         (place / "log").write_text(self.server.log)
         (place / "requests").write_text("\n".join(self._journal))
 
-    def _look(self) -> None:
+    def _look(self, where: str) -> None:
         """See what has happened to the other job, and what the server has logged."""
         log = self.server.log
         for line in log[self._logged :].splitlines():
@@ -232,19 +306,14 @@ class Hostile:
         self._logged = len(log)
         if not self._job:
             return
+        known = len(self.wrong.other_job)
         events = self._cluster.events(self._seen)  # workers without torch never meet in the round's store
         self._seen = max([self._seen, *(event["number"] for event in events)])
         self.wrong.other_job += [
-            f"{event['kind']}: {event['text']}" for event in events if event["kind"] != "never_met"
+            f"{where}{event['kind']}: {event['text']}" for event in events if event["kind"] != "never_met"
         ]
-        if (
-            time.monotonic() - self._up_since < LATE_S
-        ):  # agents pause after each kill, and may miss a short turn
-            return
-        late = [node for node in self._cluster.group()["nodes"] if (node["heard_s_ago"] or 0.0) >= LATE_S]
-        self.wrong.other_job += [
-            f"{node['node_id']} was not heard for {node['heard_s_ago']} s" for node in late
-        ]
+        if len(self.wrong.other_job) > known:
+            self._keep(f"job-{len(self.wrong.other_job)}")
 
     # -- what each takes -----------------------------------------------------------------------------------------
 
@@ -282,6 +351,7 @@ class Hostile:
         caller = await self._open()
         for node in nodes:
             node.slots = self._rng.choice((1, 2, 3, 5, 8))
+            node.manner.does = DOES
         for _ in range(3):
             for node in nodes:
                 made = makes.honest(node)
@@ -353,12 +423,37 @@ def show(hostile: Hostile, title: str, idle_s: float) -> None:
     for what, lines in (
         (f"stores that did not load, of {hostile.restarts}", wrong.stores),
         ("5xx answers other than `busy`, and none", wrong.answers),
-        ("events and late heartbeats of the other job", wrong.other_job),
+        ("events of the other job, and turns in which it was late as in no control turn", wrong.other_job),
         ("errors in the server's log", wrong.logged),
     ):
         table.note(f"{what}: {len(lines)}")
         for line, number in Counter(re.sub(r"[0-9]+", "0", line) for line in lines).most_common(12):
             table.note(f"  {number} x {line}")
+    table.show()
+
+
+def show_turns(hostile: Hostile) -> None:
+    """Print how long nothing was heard of the other job, with and without hostile requests."""
+    figures = [f"{what} {which}" for what in ("silence", "look") for which in ("median", "99th", "worst")]
+    table = Table(
+        f"The other job in turns of {LONG_S:g} s and more", "turns", "number", "mean length", *figures, "late"
+    )
+    for name, turns in (("hostile requests and kills", hostile.turns), ("kills only", hostile.control)):
+        if not turns:
+            continue
+        cells = []
+        for each in ([turn.silent_s for turn in turns], [turn.look_s for turn in turns]):
+            ordered = sorted(each)
+            cells += [
+                f"{ordered[int(share * (len(ordered) - 1) + 0.5)] * 1e3:.0f} ms" for share in (0.5, 0.99, 1)
+            ]
+        length_s = sum(turn.lasted_s for turn in turns) / len(turns)
+        late = sum(turn.silent_s >= LATE_S for turn in turns)
+        table.row(name, len(turns), f"{length_s:.1f} s", *cells, late)
+    table.note(
+        f"silence: the longest since anything was heard of a node, of a lease of {LEASE_S:g} s; late: {LATE_S:g} s."
+    )
+    table.note("look: the longest that a person's look at the job took.")
     table.show()
 
 
@@ -379,6 +474,7 @@ def main() -> None:
                     asyncio.run(hostile.measure(options.nodes, options.measure)) if options.measure else 0.0
                 )
             title = f"Hostile requests: {options.requests} with seed {options.seed}, measured at {options.nodes} nodes"
+            show_turns(hostile)
             show(hostile, title, idle_s)
     finally:
         fork_servers.close()

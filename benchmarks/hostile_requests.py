@@ -2,17 +2,21 @@
 
 A request is what an honest agent would send next, the same with a few fields replaced, or all random. Replaced and
 random fields take what the document allows, most of all its extremes, or what the server has just said itself.
+
+So that groups come into deep states, the nodes of a group have a manner in common (`Manner`): what they do often, and
+on which side of their bounds its numbers lie. A fault that takes the same extreme from every node is rare by chance.
 """
 
 import json
 import random
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import nextafter
+from enum import StrEnum
+from math import inf, nextafter
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from hetrdzv.auth.policy import ROLES
 from hetrdzv.auth.tokens import Role
@@ -68,7 +72,7 @@ SETTINGS: Mapping[str, tuple[Any, ...]] = {
 SOON = {"last_call_s": 0, "restart_wait_s": 0}
 """What every group is given, so that it does not only wait."""
 
-SLOTS = (1, 1, 2, 8, 1024)
+SLOTS = ((1, 2), (1, 2), (1, 1, 2, 8), (1, 8, 1024))
 LABELS = ({}, {"rack": "r1"}, {"rack": "r2"}, {"rack": "r3", "zone": "z"})
 SHARP: tuple[dict[str, Any], ...] = (
     {"unit": "rack", "max_nodes": 2, "master": "rack=r1"},
@@ -79,11 +83,77 @@ SHARP: tuple[dict[str, Any], ...] = (
 )
 """Settings that mean something together."""
 
-ALIVE, AGE = 5, 500
-"""How many groups there are at a time, and how many requests are about one until another takes its place."""
+ALIVE, AGE = 5, 600
+"""How many groups there are at a time, and how many requests are sent until others have taken the place of all."""
+
+STUCK = 0.1
+"""How likely a group of which all nodes only wait, or have ended, is replaced instead of asked again."""
+
+FOCUS = 60
+"""After about so many requests another group is the one that every second request is about: what workers said is
+forgotten when the server is killed, so all nodes of a group have to speak between two kills."""
+
+DOES = {
+    "succeeded": 2,
+    "failed": 0.5,
+    "says": 0.5,
+    "shares": 4,
+    "daemon": 3,
+    "rejoins": 0.5,
+    "stacks": 1,
+    "progress": 20,
+}
+"""What a node at work may do, and how often beside the others."""
+
+
+class Side(StrEnum):
+    """Where the numbers of a group lie within their bounds."""
+
+    LEAST = "least"
+    MOST = "most"
+    ANY = "any"
 
 
 @dataclass(slots=True)
+class Manner:
+    """What the nodes of a group have in common.
+
+    Attributes:
+        does: how often they do what; some of it never.
+        side: where their numbers lie.
+        odd: the share of a field's numbers that lie there, by its name; the others are usual.
+        weighed: whether they join with weights.
+        behind: the node for which all others wait; None: their workers go on.
+        lanes: the process groups of their workers.
+        launches: how likely a node runs daemons for the master.
+        news: how often one of them was told something new, which ends the polls of the others.
+    """
+
+    does: Mapping[str, float]
+    side: Side
+    odd: Mapping[str, float]
+    weighed: bool
+    behind: str | None
+    lanes: tuple[str, ...]
+    launches: float
+    news: int = 0
+
+    @staticmethod
+    def drawn(rng: random.Random, names: Sequence[str]) -> "Manner":
+        """Any manner of some nodes."""
+        does = {what: often * rng.choice((0, 0.3, 1, 3)) for what, often in DOES.items()}
+        return Manner(
+            does=does | {"progress": max(5.0, does["progress"])},
+            side=rng.choice(list(Side)),
+            odd={name: rng.choice((0.0, 0.5, 1.0, 1.0)) for name in ("idle_s", "age_s", "busy", "weight")},
+            weighed=rng.random() < 0.4,
+            behind=rng.choice((None, names[0], rng.choice(names))),
+            lanes=rng.choice((("0",), ("0",), ("0", "1"), ())),
+            launches=rng.choice((0.5, 1.0)),
+        )
+
+
+@dataclass(slots=True, eq=False)
 class Node:
     """A node of a group as its agent knows it.
 
@@ -92,7 +162,8 @@ class Node:
         over: the newest round whose workers are gone.
         done: the newest round about which it has reported `started`.
         ended: the newest round whose workers have succeeded.
-        weighed: whether it joins with a weight.
+        decided: the newest decision on shares that it knows, of round `done`.
+        news: how much of its group's news it may know.
     """
 
     group: str
@@ -101,18 +172,31 @@ class Node:
     slots: int
     labels: dict[str, str]
     incarnation: str
+    manner: Manner
     told: dict[str, Any] = field(default_factory=dict)
     over: int = 0
     done: int = 0
     ended: int = 0
     step: int = 0
-    weighed: bool = False
+    decided: int = 0
+    news: int = 0
 
     @property
     def due(self) -> bool:
         """Whether the others wait for it."""
-        kind = self.told.get("kind")
-        return kind in (None, "stop") or (kind == "start" and self.done != self.told["round"])
+        match self.told.get("kind"):
+            case "exit":
+                return False
+            case "start" if self.done != self.told["round"]:
+                return True
+            case None | "stop":
+                return True
+        return self.woken
+
+    @property
+    def woken(self) -> bool:
+        """Whether a poll of it might just have ended."""
+        return self.news < self.manner.news
 
     @property
     def path(self) -> str:
@@ -172,6 +256,7 @@ class Requests:
         self.told: Counter[str] = Counter()
         self.known: dict[str, deque[Any]] = defaultdict(lambda: deque(maxlen=32))
         self.groups = [self._group() for _ in range(ALIVE)]
+        self._focus = 0
 
     @property
     def kinds(self) -> list[str]:
@@ -181,20 +266,23 @@ class Requests:
     def _group(self) -> list[Node]:
         rng = self._rng
         self._made += 1
-        number, often = rng.choice((2, 2, 3, 5, 12)), rng.choice((0.05, 0.1, 0.3))
+        number, often = rng.choice((2, 2, 3, 3, 5, 12)), rng.choice((0.05, 0.1, 0.3))
         spec = {name: rng.choice(values) for name, values in SETTINGS.items() if rng.random() < often}
-        spec |= rng.choice(({}, *SHARP)) if number > 2 else {}
-        spec["min_nodes"] = min(number, spec.get("min_nodes", 2))
+        spec |= rng.choice(({}, *SHARP))
+        least = spec.get("min_nodes", 2) if rng.random() < 0.3 else number
+        spec["min_nodes"] = min(number, least, spec.get("max_nodes") or number)
         name = f"{self._prefix}{self._made}"
         return self.nodes(name, number, SOON | spec)
 
     def nodes(self, group: str, number: int, spec: dict[str, Any]) -> list[Node]:
         """Nodes of a new group."""
         rng = self._rng
-        weighed, labels = rng.random() < 0.3, rng.choice((LABELS, LABELS[1:3]))
+        labels, slots = rng.choice((LABELS, LABELS[1:3])), rng.choice(SLOTS)
+        names = [f"n{place}" for place in range(number)]
+        manner = Manner.drawn(rng, names)
         return [
-            Node(group, f"n{one}", spec, rng.choice(SLOTS), rng.choice(labels), f"i{one}", weighed=weighed)
-            for one in range(number)
+            Node(group, name, spec, rng.choice(slots), rng.choice(labels), f"i{name}", manner)
+            for name in names
         ]
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -204,12 +292,17 @@ class Requests:
         rng = self._rng
         if rng.random() < ALIVE / AGE:
             self.groups[rng.randrange(ALIVE)] = self._group()
-        if rng.random() < 0.4 and (due := [one for group in self.groups for one in group if one.due]):
+        if rng.random() < 1 / FOCUS:
+            self._focus = rng.randrange(ALIVE)
+        which = self._focus if rng.random() < 0.5 else rng.randrange(ALIVE)
+        group = self.groups[which]
+        due = [node for node in group if node.due]
+        if due and rng.random() < 0.6:
             return self.honest(rng.choice(due))
-        node = rng.choice(rng.choice(self.groups))
-        if node.told.get("kind") != "start" and rng.random() < 0.6:
-            at_work = [one for group in self.groups for one in group if one.told.get("kind") == "start"]
-            node = rng.choice(at_work or [node])
+        at_work = [node for node in group if node.told.get("kind") == "start"]
+        if not due and not at_work and rng.random() < STUCK:
+            self.groups[which] = group = self._group()
+        node = rng.choice(at_work if at_work and rng.random() < 0.85 else group)
         drawn = rng.randrange(100)
         if drawn < self._share[0]:
             return self.honest(node)
@@ -271,101 +364,118 @@ class Requests:
                 node.incarnation = f"{node.name}.{rng.randrange(1 << 30)}"
                 node.over = node.done = 0
             return self._join(node)
-        if kind == "stop" or (kind == "wait" and rng.random() < 0.3):
+        if node.woken:
+            return self._polls(node)
+        if kind == "stop" or (kind == "wait" and rng.random() < 0.1):
             node.over = max(node.over, int(node.told.get("round", 0))) if kind == "stop" else node.over
             return self._join(node)
         if rng.random() < 0.01:
             return self._own(node, "DELETE", "", query={"incarnation": node.incarnation, "reason": "SIGTERM"})
         if kind != "start":
-            query = {"incarnation": node.incarnation, "after": node.told["version"]}
-            return self._own(node, "GET", "/directive", query=query)
+            return self._polls(node)
         if node.done != node.told["round"] and rng.random() < 0.9:
             return self._report(node, "started")
         if node.ended == node.told["round"] and rng.random() < 0.5:
             node.over = node.ended
             return self._join(node)
-        what = rng.random()
-        if what < 0.06:
-            node.ended = node.told["round"]
-            return self._report(node, "succeeded")
-        if what < 0.10:
-            failure = {"local_rank": 0, "rank": self._first(node), "exit_code": rng.choice((1, 2))}
-            return self._report(node, "failed", failure=failure)
-        if what < 0.14:
-            return self._report(
-                node, rng.choice(("ready_to_stop", "leaving", "master_unreachable", "started"))
-            )
-        if what < 0.24:
-            body = {
-                "incarnation": node.incarnation,
-                "round": node.told["round"],
-                "number": rng.choice((1, 2, 3)),
-            }
-            return self._own(node, "POST", "/shares", body)
-        if what < 0.30:
-            master = self._peer(node, node.told.get("start", {}).get("master", {}).get("node_id", ""))
-            body = {"master": master.name, "incarnation": master.incarnation, "round": node.told["round"]}
-            peer = rng.choice(next((group for group in self.groups if node in group), [node]))
-            return self._own(peer, "POST", "/daemon", body | {"words": ["orted", "-mca", "plm", "rsh"]})
-        if what < 0.33:
-            node.over = node.told["round"]
-            return self._join(node)
-        if what < 0.36 and self.known["asked"]:
-            ranks = [{"rank": rank, "text": "Thread 1\n  File x"} for rank in range(min(node.slots, 8))]
-            body = {"incarnation": node.incarnation, "number": self.known["asked"][-1], "stacks": ranks}
-            return self._own(node, "POST", "/stacks", body)
+        return self._at_work(node)
+
+    def _polls(self, node: Node) -> Request:
+        node.news = node.manner.news
+        query = {"incarnation": node.incarnation, "after": node.told["version"]}
+        return self._own(node, "GET", "/directive", query=query)
+
+    def _peers(self, node: Node) -> list[Node]:
+        """All nodes of its group, as far as that is still asked about."""
+        return next((group for group in self.groups if node in group), [node])
+
+    def _at_work(self, node: Node) -> Request:
+        """What the agent of a node at work sends next, in the manner of its group."""
+        rng, does, group = self._rng, node.manner.does, self._peers(node)
+        match rng.choices(list(does), list(does.values()))[0]:
+            case "succeeded":
+                node.ended = node.told["round"]
+                return self._report(node, "succeeded")
+            case "failed":
+                failure = {"local_rank": 0, "rank": self._first(node), "exit_code": rng.choice((1, 2))}
+                return self._report(node, "failed", failure=failure)
+            case "says":
+                kinds = ("ready_to_stop", "leaving", "master_unreachable", "started")
+                return self._report(node, rng.choice(kinds))
+            case "shares":
+                number = node.decided + rng.choice((1, 1, 1, 0, 2))
+                body = {"incarnation": node.incarnation, "round": node.told["round"], "number": number}
+                return self._own(node, "POST", "/shares", body)
+            case "daemon":
+                name = node.told.get("start", {}).get("master", {}).get("node_id", "")
+                master = next((peer for peer in group if peer.name == name), node)
+                body = {"master": name, "incarnation": master.incarnation, "round": node.told["round"]}
+                words = {"words": ["orted", "-mca", "plm", "rsh"]}
+                others = [peer for peer in group if peer is not master] or group
+                return self._own(rng.choice(others), "POST", "/daemon", body | words)
+            case "rejoins":
+                node.over = node.told["round"]
+                return self._join(node)
+            case "stacks" if self.known["asked"]:
+                ranks = [{"rank": rank, "text": "Thread 1\n  File x"} for rank in range(min(node.slots, 8))]
+                body = {"incarnation": node.incarnation, "number": self.known["asked"][-1], "stacks": ranks}
+                return self._own(node, "POST", "/stacks", body)
         return self._progress(node)
 
     def _progress(self, node: Node) -> Request:
-        rng, age_s = self._rng, 0.0
-        node.step += rng.choice((0, 1, 1, 5))
+        rng, manner = self._rng, node.manner
+        waits = manner.behind is not None and rng.random() < 0.9
+        node.step = 3 + (node.name != manner.behind) if waits else node.step + rng.choice((0, 1, 1, 5))
         size = int(node.told.get("start", {}).get("world_size", 1))
-        if hangs := node.spec.get("hang_timeout_s") is not None and rng.random() < 0.8:
-            node.step = 3 + (node.name != "n0")  # the others wait for this one
-        idle_s = rng.choice((0.5, 40.0, self._extreme("WorkerFields", "idle_s")))
+        idle_s = self._leaning(manner, "WorkerFields", "idle_s", 40.0 if waits else rng.choice((0.5, 40.0)))
         lanes = [
             {
                 "name": name,
                 "size": size,
-                "enqueued": node.step + (0 if hangs else rng.choice((0, 1))),
+                "enqueued": node.step + (0 if waits else rng.choice((0, 1))),
                 "started": node.step,
-                "completed": min(node.step, 3) if hangs else node.step,
-                "op": "all_reduce [[10]]" if rng.random() < 0.9 else "broadcast [[10]]",
+                "completed": min(node.step, 3) if waits else node.step,
+                "op": "all_reduce [[10]]" if rng.random() < 0.95 else "broadcast [[10]]",
             }
-            for name in rng.choice((("0",), ("0",), ("0", "1"), ()))
+            for name in manner.lanes
         ]
+        states = ("silent", "blocked", "ended") if rng.random() < 0.1 else ("runs",)
         workers = [
             {
                 "rank": self._first(node) + slot,
-                "state": rng.choice(("runs", "runs", "runs", "runs", "silent", "blocked", "ended")),
+                "state": rng.choice(states),
                 "idle_s": idle_s,
-                "still": idle_s > 1,
-                "busy": 0.5,
+                "still": waits or idle_s > 1,
+                "busy": self._leaning(manner, "WorkerFields", "busy", rng.random()),
                 "looks": 60 + node.step,
                 "step": node.step,
                 "collectives": lanes,
             }
-            for slot in range(min(node.slots, 64))
+            for slot in range(node.slots)
         ]
-        if rng.random() < 0.3:
-            age_s = self._extreme("ProgressFields", "age_s")
         progress = {
             "round": node.told["round"],
-            "decision": rng.choice((0, 0, 1, 2)),
+            "decision": node.decided,
             "workers": workers,
-            "age_s": age_s,
+            "age_s": self._leaning(manner, "ProgressFields", "age_s", 0.0),
         }
         body = {"incarnation": node.incarnation, "after": node.told["version"], "progress": progress}
         return self._own(node, "POST", "/directive", body)
 
-    def _peer(self, node: Node, name: str) -> Node:
-        """Another node of the same group."""
-        peers = (one for group in self.groups for one in group if (one.group, one.name) == (node.group, name))
-        return next(peers, node)
-
-    def _extreme(self, model: str, name: str) -> Any:
-        """A value of a field, as often as not one that it can just have."""
-        return self._value(self._schemas[model]["properties"][name], name)
+    def _leaning(self, manner: Manner, model: str, name: str, usual: float) -> float:
+        """A number of a field in the manner of a group."""
+        rng = self._rng
+        if rng.random() >= manner.odd[name]:
+            return usual
+        schemas = self._schemas[model]["properties"][name]
+        schema = next(of for of in schemas.get("anyOf", [schemas]) if of.get("type") == "number")
+        near = self._near(schema)
+        match manner.side:
+            case Side.LEAST:
+                return rng.choice(near[:3])
+            case Side.MOST:
+                return rng.choice(near[3:5])
+        return rng.choice(near)
 
     def _first(self, node: Node) -> int:
         return int(node.told.get("start", {}).get("rank_offset", 0))
@@ -379,12 +489,12 @@ class Requests:
             "after_round": node.over,
             "labels": node.labels,
             "takes_notice": self._rng.random() < 0.5,
-            "wants_daemon": self._rng.random() < 0.5,
+            "wants_daemon": self._rng.random() < node.manner.launches,
             "wants_members": self._rng.random() < 0.2,
             "spec": node.spec,
         }
-        if node.weighed:
-            body["weight"] = self._extreme("JoinRequest", "weight")
+        if node.manner.weighed:
+            body["weight"] = self._leaning(node.manner, "JoinRequest", "weight", 1.0)
         return self._own(node, "PUT", "", body)
 
     def _report(self, node: Node, kind: str, **more: Any) -> Request:
@@ -472,27 +582,25 @@ class Requests:
         return self._value(schema, name)
 
     def _number(self, schema: dict[str, Any], *, whole: bool) -> float:
-        rng = self._rng
-        least = schema.get("minimum", schema.get("exclusiveMinimum", -FAR))
-        most = schema.get("maximum", FAR)
-        most = min(most, schema.get("exclusiveMaximum", most + 1) - 1) if whole else most
-        if whole:
-            least, most = max(int(least), -(2**64)), min(int(most), 2**64)
-            near = [
-                least,
-                most,
-                least + 1,
-                most - 1,
-                0,
-                1,
-                2,
-                3,
-                int(least + (most - least) * rng.random() ** 8),
-            ]
-        else:
-            near = [least, most, nextafter(least, most), nextafter(most, least), 0.0, 5e-324, 1.0, 0.1]
-            near.append(least + (most - least) * rng.random() ** 8)
-        return rng.choice([number for number in near if least <= number <= most])
+        if not whole:
+            return self._rng.choice(self._near(schema))
+        least = max(int(schema.get("minimum", schema.get("exclusiveMinimum", -FAR - 1) + 1)), -(2**64))
+        most = min(int(schema.get("maximum", schema.get("exclusiveMaximum", FAR) - 1)), 2**64)
+        near = [least, most, least + 1, most - 1, 0, 1, 2, 3]
+        near.append(int(least + (most - least) * self._rng.random() ** 8))
+        return self._rng.choice([number for number in near if least <= number <= most])
+
+    def _near(self, schema: dict[str, Any]) -> list[float]:
+        """Numbers that a schema allows: three at its lower bound, two at its upper one, others."""
+        least, most = schema.get("minimum", -FAR), schema.get("maximum", FAR)
+        if (above := schema.get("exclusiveMinimum")) is not None:
+            least = nextafter(above, inf)
+        if (below := schema.get("exclusiveMaximum")) is not None:
+            most = nextafter(below, -inf)
+        after = nextafter(least, inf)
+        others = [0.0, 5e-324, 1.0, 0.1, least + (most - least) * self._rng.random() ** 8]
+        near = [least, after, nextafter(after, inf), most, nextafter(most, -inf)]
+        return near + [number for number in others if least <= number <= most]
 
     def _text(self, schema: dict[str, Any]) -> str:
         rng = self._rng
@@ -510,33 +618,51 @@ class Requests:
 
     def learn(self, request: Request, status: int, body: bytes) -> None:
         """Go by the answer to a request."""
-        node = request.node
-        if status == 404:
+        node, own = request.node, _is_own(request)
+        if status == 404 and own:
             node.told = {}
         if status == 200 and request.method == "PUT" and request.target.partition("?")[0] == node.path:
             node.incarnation, node.slots, node.labels = (
                 request.body.get(name, {}) for name in ("incarnation", "slots", "labels")
             )
-        if status not in (200, 409) or not body.startswith(b"{"):
+        if status not in (200, 409, 422) or not body.startswith(b"{"):
             return
         said = json.loads(body)
+        if request.kind.endswith("/shares") and status == 200:
+            node.decided = max(node.decided, request.body["number"])
         told = said.get("directive", said)
         if isinstance(told.get("version"), str) and told.get("kind"):
             if request.kind.endswith("/report") and request.body["kind"] == "started" and status == 200:
-                node.done = request.body["round"]
+                node.done, node.decided = request.body["round"], 0
             if request.target.startswith(node.path) and not request.kind.endswith("/daemon"):
+                if [told["kind"], told["round"]] != [node.told.get("kind"), node.told.get("round")]:
+                    node.news = node.manner.news = node.manner.news + 1
                 node.told = told
                 self.told[f"{told['kind']}: {told['reason']}"] += 1
             for name, value in _facts(told):
                 self.known[name].append(value)
+        elif said.get("code") == "stale_round":
+            node.news = -1
+        elif not own:  # another agent's, or about another node
+            return
         elif said.get("code") == "node_id_in_use":
             self._names += 1
             node.told, node.name = {}, f"n{self._names % 20}"
         elif said.get("code") == "spec_conflict":
             for one in said["conflict"]["differences"]:
                 node.spec.pop(one["name"], None)
-        elif said.get("code") == "stale_incarnation":
+        elif said.get("code") == "invalid_spec" and node.spec:
+            node.spec.pop(self._rng.choice(list(node.spec)))
+        elif said.get("code") in ("stale_incarnation", "group_finishing"):
             node.told = {"kind": "exit"}
+
+
+def _is_own(request: Request) -> bool:
+    """Whether the agent of its node could have sent a request, as far as names go."""
+    node, (path, _, query) = request.node, request.target.partition("?")
+    said = request.body or dict(parse_qsl(query))
+    own = path.removeprefix(node.path)[:1] in ("", "/") and path.startswith(node.path)
+    return own and not path.endswith("/daemon") and said.get("incarnation") == node.incarnation
 
 
 def _facts(told: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -164,8 +164,8 @@ def test_the_order_of_gpus_stays_as_it_was_asked_for() -> None:
 
 SLICED = [
     *FOUR,
-    *(Gpu(f"MIG-{letter}{number}", "H200 MIG", 18 * GIB, FOUR[at].uuid) for at, letter in ((1, "b"), (2, "c")) for number in "12"),
-]  # fmt: skip
+    *(Gpu(f"MIG-{at}", "H200 MIG", 18 * GIB, f"GPU-{at[0] * 8}-1") for at in ("b1", "b2", "c1", "c2")),
+]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,8 @@ def test_more_workers_than_slices_that_cuda_shows() -> None:
 class FakeNvml:
     """The part of pynvml that we use, on a machine with one GPU in MIG mode and one that shares its memory.
 
-    Between the two there is a GPU that this process may not use, as in a Slurm step; the second of three slices is gone.
+    Between the two there is a GPU that this process may not use, as in a Slurm step; the second of three slices is
+    gone.
     """
 
     class NVMLError(Exception):

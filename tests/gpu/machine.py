@@ -32,7 +32,7 @@ try:
         found = torch.cuda.get_device_properties(index)
         about["gpus"] += [[str(found.uuid), found.name, found.total_memory]]
 except Exception as error:
-    about["problem"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    about["problem"] = f"{type(error).__name__}: {str(error).splitlines()[0].partition(". ")[0]}"
 print(json.dumps(about))
 """
 
@@ -183,9 +183,9 @@ def _missing(about: dict[str, Any], listed: Sequence[Card]) -> str:
     if about.get("cuda") is None and about.get("hip") is None:
         return f"torch {about.get('torch')} is a build for CPUs: make test-gpu {index}/cu126"
     if not listed and about.get("cuda") and about.get("problem"):
-        return f"no NVIDIA driver here (nvidia-smi lists no GPU; torch: {about['problem']}): install it, or docker run --gpus all"
+        return f"no NVIDIA driver here (torch: {about['problem']}): install one, or docker run --gpus all"
     if about.get("problem"):
-        return f"torch cannot use the GPU ({about['problem']}); if the driver is too old for it: make test-gpu {index}/cu126"
+        return f"torch cannot use the GPU ({about['problem']}); with an older driver: make test-gpu {index}/cu126"
     if closed := [
         one.compute_mode for one in listed if one.compute_mode in ("Exclusive_Process", "Prohibited")
     ]:

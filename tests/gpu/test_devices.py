@@ -81,7 +81,7 @@ def test_as_torch_sees_them(machine: Machine, seen: Seen) -> None:
         theirs = (
             [] if value == "" else torch_sees({VISIBLE: value, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})["gpus"]
         )
-        if not ours == [name for _, name, _ in theirs] or narrowed != theirs:
+        if ours != [name for _, name, _ in theirs] or narrowed != theirs:
             wrong[value] = (ours, theirs, narrowed)
     assert not wrong, wrong
     seen(f"{len(values)} values")
@@ -104,7 +104,7 @@ def test_seen_by_workers(machine: Machine, tmp_path: Path, seen: Seen, flag: str
     script.write_text(SEES)
     done = hetagent("--standalone", *all_gpus(machine), *filter(None, [flag]), str(script))
     lines = [json.loads(line) for line in re.findall(r"\{.*\}", done.stdout)]
-    assert done.returncode == 0 and lines, done.stderr
+    assert (done.returncode, bool(lines)) == (0, True), done.stderr
     gpus = [one for one, _, _ in machine.about["gpus"]]
     own = [[one] for one in gpus] if flag else [gpus] * len(gpus)
     ranks = (
@@ -185,7 +185,8 @@ def test_speeds(machine: Machine, tmp_path: Path, seen: Seen) -> None:
     words = ["--standalone", *all_gpus(machine), "--measure", "again", str(script)]
     done = hetagent(*words, XDG_CACHE_HOME=str(tmp_path))
     speeds = re.search(r"speed of .*TFLOP/s.*", done.stderr)
-    assert done.returncode == 0 and speeds, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert speeds, done.stderr
     seen(speeds[0])
 
 

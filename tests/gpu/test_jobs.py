@@ -1,6 +1,7 @@
 """Jobs on GPUs: what a restart costs and frees, what standbys hold, and who is named when a worker fails or hangs."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -108,7 +109,7 @@ class Job:
             max(one["at"] for one in self.notes(what, number).values()) for what in SPAN.values() if what
         ]
         return [
-            *(later - sooner for sooner, later in zip(moments, moments[1:], strict=False)),
+            *(later - sooner for sooner, later in itertools.pairwise(moments)),
             moments[-1] - at,
         ]
 
@@ -195,7 +196,8 @@ def test_memory(machine: Machine, tmp_path: Path, seen: Seen) -> None:
             after = job.world(number)
         since = job.moments()["round_formed", after]
         late = [pids & old for at, pids in looks if at >= since]
-        assert late and not any(late), late
+        assert late, looks
+        assert not any(late), late
         if machine.device == "cuda":
             seen(
                 f"{len(late)} looks"

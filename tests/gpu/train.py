@@ -1,7 +1,7 @@
 """A worker of the GPU checks: FOLDER BACKEND cuda|cpu [shared].
 
-DDP and AdamW until FOLDER/finish is there. It notes in FOLDER/notes when it got how far. FOLDER/do has a rank of a round
-do something else: `{"round": 1, "rank": 2, "what": "sleep"}`.
+DDP and AdamW until FOLDER/finish is there. It notes in FOLDER/notes when it got how far. FOLDER/do has a rank of a
+round do something else: `{"round": 1, "rank": 2, "what": "sleep"}`.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON chooses the interpreter: make PYTHON=python3.12 test
 
 PYTHON ?= python3
-export TORCHES
+export TORCHES HARNESS
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -27,7 +27,7 @@ unpacked = @PATH=/usr/local/bin:/usr/bin command -v $(1) >/dev/null || test -x $
 	echo '$(2) could not be unpacked: $(3) are skipped' >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dist demo tools test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-long test-torch test-all fuzz compose-test lint session bench clean distclean
+.PHONY: help venv dist demo tools test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-long test-torch test-gpu test-all fuzz compose-test lint session bench clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -109,6 +109,21 @@ test-long: $(STAMP) tools  ## run the tests of networks, faults, guides and torc
 
 test-torch: $(STAMP)  ## test the agent with the oldest torch, the newest and two in between, each in .cache/torch or in TORCHES (hours; docs/torch.md)
 	$(BIN)/python -m tests.torches
+
+TORCH ?= $(patsubst torch==%,%,$(filter torch==%,$(shell cat constraints.txt)))
+GPU := .cache/gpu/$(TORCH)$(if $(PIP_INDEX_URL),-$(notdir $(PIP_INDEX_URL)))
+TORCHS := torch|triton|sympy|mpmath|networkx|jinja2|fsspec|filelock|typing_extensions
+
+$(GPU)/.installed: pyproject.toml constraints.txt
+	@echo 'installing torch $(TORCH) into $(GPU): some minutes, 5 to 7 GB with CUDA'
+	@test -x $(GPU)/bin/pip || $(PYTHON) -m venv $(GPU)
+	@$(GPU)/bin/python -m pip install -q --disable-pip-version-check torch==$(TORCH) numpy
+	@grep -viE '^($(TORCHS))==' constraints.txt > $(GPU)/constraints.txt  # what torch has brought stays
+	@PIP_INDEX_URL= $(GPU)/bin/python -m pip install -q --disable-pip-version-check -c $(GPU)/constraints.txt -e '.[agent]' pytest pytest-asyncio pytest-timeout
+	@touch $@
+
+test-gpu: $(GPU)/.installed  ## check on a node with GPUs all that is said about them, and print a table (ten minutes; TORCH=2.15.0 for another release)
+	HET_TEST_ALL=1 $(GPU)/bin/python -m pytest tests/gpu
 
 test-all: $(STAMP) tools  ## run .ci/run and all tests that take minutes to set up, and write docs/test-all.md (half an hour)
 	$(BIN)/python -m tests.everything

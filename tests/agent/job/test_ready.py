@@ -96,9 +96,7 @@ class FakeNvml:
         return uuid
 
     def nvmlDeviceGetIndex(self, handle: str) -> int:
-        if handle.startswith("MIG"):
-            raise self.NVMLError(3)
-        return 4
+        return 4  # of a slice: its number within its GPU
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> object:
         if handle == "GPU-shared":
@@ -115,7 +113,7 @@ def test_what_nvml_says(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     uuids = ["GPU-a", "MIG-1234-5678-90ab", "GPU-shared", "GPU-gone"]
-    there = [usage(5, (7, 1), (7, 0), gpu="GPU 4"), usage(5, gpu="GPU MIG-1234-567")]
+    there = [usage(5, (7, 1), (7, 0), gpu="GPU 4"), usage(5, gpu="MIG slice 1234-5678-90ab")]
     assert memory.look(uuids) == [replace(one, total_bytes=80 * GIB) for one in there]
     nvml.broken = 15
     with pytest.raises(GpuBroken, match="GPU gone: error 15"):

@@ -65,7 +65,8 @@ def test_which_gpus(gpus: str | None, indices: tuple[int, ...]) -> None:
 def test_cuda_visible_devices_is_honoured_and_narrowed(visible: str | None, gpus: str, narrowed: str) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     chosen = on_four(gpus, visible=visible)
-    assert narrow(chosen, environ) == {"CUDA_VISIBLE_DEVICES": narrowed}
+    by_bus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert narrow(chosen, environ) == {"CUDA_VISIBLE_DEVICES": narrowed, **by_bus}
     assert mig_slices(narrowed) == (2 if narrowed.startswith("MIG-") else 0)
 
 
@@ -155,14 +156,58 @@ def test_facts_are_short() -> None:
     assert on_four("3", "cpu").facts == {"kind": "cpu"}
 
 
+def test_the_order_of_gpus_stays_as_it_was_asked_for() -> None:
+    """Else it is NVML's, by which the names are found: CUDA's own begins with the fastest model."""
+    environ = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    assert narrow(choose("2", "auto", environ, lambda: FOUR), environ) == {"CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+SLICED = [
+    *FOUR,
+    *(Gpu(f"MIG-{at}", "H200 MIG", 18 * GIB, f"GPU-{at[0] * 8}-1") for at in ("b1", "b2", "c1", "c2")),
+]
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "narrowed"),
+    [
+        (None, 1, "MIG-b1"),
+        ("0,2", 1, "MIG-c1"),
+        ("GPU-c", 1, "MIG-c1"),
+        ("0,3", 2, "0,3"),
+        ("MIG-c2,MIG-b1", 2, "MIG-c2,MIG-b1"),
+    ],
+)
+def test_where_gpus_have_slices_cuda_shows_one_unless_they_are_listed(
+    visible: str | None, count: int, narrowed: str
+) -> None:
+    """https://docs.nvidia.com/datacenter/tesla/mig-user-guide/, "CUDA Device Enumeration"."""
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    chosen = choose("auto", "auto", environ, lambda: SLICED)
+    assert (chosen.slots, narrow(chosen, environ)["CUDA_VISIBLE_DEVICES"]) == (count, narrowed)
+    assert (chosen.names[0] == "H200 MIG") == ("MIG" in narrowed)
+
+
+def test_more_workers_than_slices_that_cuda_shows() -> None:
+    with pytest.raises(DeviceError) as refused:
+        choose("2", "auto", {}, lambda: SLICED)
+    because = "MIG shows a process one slice: list several in CUDA_VISIBLE_DEVICES"
+    assert str(refused.value) == f"2 GPUs requested, 1 here: 0 ({because})"
+
+
 class FakeNvml:
-    """The part of pynvml that we use, on a machine with one GPU in MIG mode and one that shares its memory."""
+    """The part of pynvml that we use, on a machine with one GPU in MIG mode and one that shares its memory.
+
+    Between the two there is a GPU that this process may not use, as in a Slurm step; the second of three slices is
+    gone.
+    """
 
     class NVMLError(Exception):
         value = 0
 
     NVML_ERROR_LIBRARY_NOT_FOUND = 12
     NVML_ERROR_DRIVER_NOT_LOADED = 9
+    NVML_ERROR_NO_PERMISSION = 4
 
     def __init__(self, failure: int | None = None) -> None:
         self.failure = failure
@@ -179,9 +224,13 @@ class FakeNvml:
         self.open -= 1
 
     def nvmlDeviceGetCount(self) -> int:
-        return 2
+        return 3
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        if index == 1:
+            error = self.NVMLError("Insufficient Permissions")
+            error.value = self.NVML_ERROR_NO_PERMISSION
+            raise error
         return f"GPU-{index}"
 
     def nvmlDeviceGetUUID(self, handle: str) -> bytes:
@@ -191,7 +240,7 @@ class FakeNvml:
         return f"name of {handle}"
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> object:
-        if handle == "GPU-1":
+        if handle == "GPU-2":
             raise self.NVMLError
         return type("Memory", (), {"total": 5})
 
@@ -199,7 +248,7 @@ class FakeNvml:
         return 7 if handle == "GPU-0" else 0
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:
-        if index == 2:
+        if index not in (0, 2):
             raise self.NVMLError
         return f"MIG-{index}"
 
@@ -208,8 +257,9 @@ def test_discovery(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     found = discovery.discover()
-    assert [gpu.uuid for gpu in found] == ["GPU-0", "GPU-1", "MIG-0", "MIG-1"]
+    assert [gpu.uuid for gpu in found] == ["GPU-0", "GPU-2", "MIG-0", "MIG-2"]
     assert [gpu.memory_bytes for gpu in found] == [5, 0, 5, 5]
+    assert [gpu.parent for gpu in found] == ["", "", "GPU-0", "GPU-0"]
     assert nvml.open == 0
 
 

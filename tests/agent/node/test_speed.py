@@ -169,9 +169,16 @@ def test_a_damaged_cache_counts_as_none(tmp_path: Path, damage: bytes) -> None:
 CHILDREN = """
 import json, os, sys, time
 from hetagent.node.speed import benchmark
-def fails(): raise RuntimeError("no\\nkernel image")
-tasks = [lambda: {"matmul": 1.0}, fails, lambda: os._exit(3), lambda: time.sleep(600)]
-print(json.dumps(benchmark.in_children(tasks, time.monotonic() + float(sys.argv[1]))))
+def fails(begin): raise RuntimeError("no\\nkernel image")
+def slow_to_start(begin):
+    time.sleep(1.5)  # longer than the measurement may take
+    return {"began": begin()}
+def hangs(begin):
+    begin()
+    time.sleep(600)
+tasks = [lambda begin: {"began": begin()}, fails, lambda begin: os._exit(3), slow_to_start, hangs]
+print(json.dumps(benchmark.in_children(tasks, limit_s=float(sys.argv[1]))))
+print(json.dumps(benchmark.in_children([lambda begin: time.sleep(600)], ready_s=0.1, limit_s=0.1)))
 """
 
 
@@ -181,17 +188,18 @@ def test_every_slot_has_a_process_and_none_keeps_the_others_waiting() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CHILDREN, "1"], capture_output=True, text=True, timeout=60, check=True
     )
-    assert json.loads(done.stdout) == [
-        {"matmul": 1.0},
-        {"error": "RuntimeError: no"},
-        {"error": "its process died"},
+    (first, *ended, slow, hung), [never] = map(json.loads, done.stdout.splitlines())
+    assert ended == [{"error": "RuntimeError: no"}, {"error": "its process died"}]
+    assert first["began"] == pytest.approx(slow["began"], abs=0.5), "they are measured at the same time"
+    assert (hung, never) == (
         {"error": "not done within 2 s"},
-    ]
+        {"error": "its device was not ready within 30 s"},
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_slot_is_measured(dtype: str) -> None:
-    found = benchmark.measure(torch, "cpu", dtype, time.monotonic() - 60)
+    found = benchmark.measure(torch, "cpu", dtype, lambda: time.monotonic() - 60)
     assert found["matmul"] > 1e6
     assert found["bandwidth"] > 1e6
     assert isinstance(judged.speeds([found]), list)

@@ -14,6 +14,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 HIP_VISIBLE = "HIP_VISIBLE_DEVICES"
 """AMD's name for it. HIP looks at `VISIBLE` only where this one is unset or empty."""
 
+ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+"""How CUDA numbers GPUs: as NVML and nvidia-smi do, or, by default, the fastest model first."""
+
 
 class DeviceError(ValueError):
     """What was asked for is malformed or not there."""
@@ -51,6 +54,7 @@ class Devices:
         names: the name of each chosen GPU.
         memory_bytes: the memory of each of them; 0 where the driver does not say.
         listed_in: the variable that lists the visible GPUs.
+        mig_slice: the MIG slice that stands for all GPUs, since none is listed; empty if there is no such slice.
     """
 
     kind: Literal["cuda", "cpu"]
@@ -59,6 +63,7 @@ class Devices:
     names: tuple[str, ...] = ()
     memory_bytes: tuple[int, ...] = ()
     listed_in: str = VISIBLE
+    mig_slice: str = ""
 
     @property
     def facts(self) -> dict[str, str]:
@@ -105,6 +110,7 @@ def choose(
         names=tuple(gpu.name for gpu in chosen),
         memory_bytes=tuple(gpu.memory_bytes for gpu in chosen),
         listed_in=listed_in,
+        mig_slice=chosen[0].uuid if chosen[0].parent and not mig_slices(environ.get(VISIBLE)) else "",
     )
 
 
@@ -112,7 +118,8 @@ def narrow(devices: Devices, environ: Mapping[str, str]) -> Mapping[str, str | N
     """Changes to the environment that leave exactly the chosen GPUs visible, and none to CPU workers.
 
     Under ROCm only CUDA_VISIBLE_DEVICES is left to list GPUs, so that whatever narrows it further (`--isolate-gpus`,
-    torch's `--virtual-local-rank`) has an effect.
+    torch's `--virtual-local-rank`) has an effect. Numbers mean to CUDA what they meant here, in NVML's order, unless
+    the environment says otherwise.
 
     Args:
         environ: the one that the devices were chosen with; its names for the GPUs are kept.
@@ -127,8 +134,10 @@ def narrow(devices: Devices, environ: Mapping[str, str]) -> Mapping[str, str | N
     if (listed := environ.get(devices.listed_in)) is not None:
         entries = [entry.strip() for entry in listed.split(",")]
         names = [entries[index] for index in devices.indices]
-    narrowed: dict[str, str | None] = {VISIBLE: ",".join(names)}
-    return narrowed | ({HIP_VISIBLE: None} if devices.listed_in == HIP_VISIBLE else {})
+    narrowed: dict[str, str | None] = {VISIBLE: devices.mig_slice or ",".join(names)}
+    if is_rocm():
+        return narrowed | ({HIP_VISIBLE: None} if devices.listed_in == HIP_VISIBLE else {})
+    return narrowed | ({} if ORDER in environ else {ORDER: BY_BUS})
 
 
 def is_cpu_job(chosen: Devices | None) -> bool:
@@ -237,6 +246,8 @@ def _look(environ: Mapping[str, str], discovery: Discovery) -> tuple[list[Gpu], 
         except NoGpus as failure:
             return [], listed_in, str(failure)
     listed = environ.get(listed_in)
+    if any(gpu.parent for gpu in visible) and not mig_slices(listed):
+        return visible, listed_in, f"MIG shows a process one slice: list several in {VISIBLE}"
     if listed is None:
         return visible, listed_in, "" if visible else none
     return visible, listed_in, f"{listed_in}={listed}" if listed else f"{listed_in} is empty"
@@ -247,9 +258,16 @@ def _visible(found: Sequence[Gpu], value: str | None) -> list[Gpu]:
 
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars: an invalid entry ends the list,
     a repeated one empties it; entries are indices or beginnings of UUIDs, and the first entry decides which.
-    Indices are in the driver's order, which is CUDA's only with CUDA_DEVICE_ORDER=PCI_BUS_ID: on a node with
-    different models the names may be swapped, but the count is right.
+    Indices are in the driver's order, which is CUDA's only with `ORDER` as `narrow` sets it. Unless slices are listed,
+    CUDA shows one slice, and nothing else, if any GPU that it would show has slices (see `mig_slices`).
     """
+    first = {gpu.parent: gpu for gpu in reversed(found) if gpu.parent}
+    listed = _listed(found, value)
+    return next(([first[gpu.uuid]] for gpu in listed if gpu.uuid in first), listed)
+
+
+def _listed(found: Sequence[Gpu], value: str | None) -> list[Gpu]:
+    """The GPUs and slices that a value of CUDA_VISIBLE_DEVICES names."""
     whole = [gpu for gpu in found if not gpu.uuid.startswith("MIG-")]
     if value is None:
         return whole

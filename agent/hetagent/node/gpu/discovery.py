@@ -7,6 +7,7 @@ with nvidia-ml-py, and AMD's in a child process.
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 ASK_TIMEOUT_S = 60.0
@@ -29,15 +30,20 @@ class NoAnswer(Exception):
 
 
 class Gpu(NamedTuple):
-    """A GPU, or a slice of one (MIG), as the driver describes it; without a UUID where torch was asked."""
+    """A GPU, or a slice of one (MIG), as the driver describes it; without a UUID where torch was asked.
+
+    Attributes:
+        parent: the UUID of the GPU that this is a slice of; empty for a GPU.
+    """
 
     uuid: str
     name: str
     memory_bytes: int
+    parent: str = ""
 
 
 def discover() -> list[Gpu]:
-    """Every GPU that the NVIDIA driver has, in its order (PCI bus), then the MIG slices.
+    """Every GPU that the NVIDIA driver lets this process use, in its order (PCI bus), then the MIG slices.
 
     Raises:
         NoGpus: there is no driver, or no way to ask it.
@@ -52,9 +58,12 @@ def discover() -> list[Gpu]:
         missing = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         raise NoGpus("no NVIDIA driver" if error.value in missing else f"NVIDIA driver: {error}") from None
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [_describe(handle) for handle in handles] + [
-            _describe(instance) for handle in handles for instance in _instances(handle)
+        handles = _permitted()
+        gpus = [_describe(handle) for handle in handles]
+        return gpus + [
+            _describe(instance)._replace(parent=gpu.uuid)
+            for gpu, handle in zip(gpus, handles, strict=True)
+            for instance in _instances(handle)
         ]
     except pynvml.NVMLError as error:
         raise NoGpus(f"NVIDIA driver: {error}") from None
@@ -119,16 +128,32 @@ def _describe(handle: object) -> Gpu:
     return Gpu(_text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle)), memory)
 
 
+def _permitted() -> list[object]:
+    """The GPUs that this process may use; the driver counts the others of the machine as well.
+
+    https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html, nvmlDeviceGetCount_v2
+    """
+    import pynvml
+
+    handles: list[object] = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            handles.append(pynvml.nvmlDeviceGetHandleByIndex(index))
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_NO_PERMISSION:
+                raise
+    return handles
+
+
 def _instances(handle: object) -> list[object]:
-    """The MIG slices of a GPU; most GPUs have none."""
+    """The MIG slices of a GPU; most GPUs have none. Those that were destroyed leave gaps in the numbers."""
     import pynvml
 
     instances: list[object] = []
-    try:
+    with suppress(pynvml.NVMLError):  # it knows nothing of MIG
         for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            instances += [pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)]
-    except pynvml.NVMLError:  # there is none, or none with this index
-        pass
+            with suppress(pynvml.NVMLError):
+                instances.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
     return instances
 
 

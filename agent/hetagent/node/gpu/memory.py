@@ -105,11 +105,13 @@ def look(uuids: Sequence[str]) -> list[Usage]:
 
 
 def _usage(pynvml: Any, uuid: str) -> Usage | None:
-    gpu = f"GPU {uuid.removeprefix('GPU-')[:12]}"
+    is_slice = uuid.startswith("MIG-")
+    gpu = f"MIG slice {uuid[4:]}" if is_slice else f"GPU {uuid.removeprefix('GPU-')[:12]}"
     try:
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        with suppress(pynvml.NVMLError):  # a MIG slice has none
-            gpu = f"GPU {pynvml.nvmlDeviceGetIndex(handle)}"
+        if not is_slice:  # whose index is its number within its GPU
+            with suppress(pynvml.NVMLError):
+                gpu = f"GPU {pynvml.nvmlDeviceGetIndex(handle)}"
         info = pynvml.nvmlDeviceGetMemoryInfo(handle)
         used, total = int(info.used), int(info.total)
     except pynvml.NVMLError as error:

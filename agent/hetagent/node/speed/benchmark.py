@@ -19,15 +19,19 @@ from typing import Any
 
 from hetagent.node.gpu.devices import VISIBLE
 
+READY_S = 30.0
+"""How long the devices may take to be ready once torch is imported (seconds). Without persistence mode the driver takes
+one to three for each GPU (https://docs.nvidia.com/deploy/driver-persistence/), and it makes contexts one by one."""
+
 LIMIT_S = 2.0
-"""How long all of it may take once torch is imported (seconds); a slot that needs longer is not measured."""
+"""How long all of it may take once they are ready (seconds); a slot that needs longer is not measured."""
 
 WARM_UNTIL_S, MATMUL_UNTIL_S, MEMORY_UNTIL_S = 0.4, 1.2, 1.6
-"""When each part is over (seconds after the first fork). All slots keep to the same times: each is measured while the
+"""When each part is over (seconds after all were ready). All slots keep to the same times: each is measured while the
 others work, as in a job."""
 
 LATE_S = 0.15
-"""How long a part lasts in a slot that is late, since its device took long to initialise (seconds)."""
+"""How long a part lasts in a slot that is late (seconds)."""
 
 REPETITION_S = 0.005
 """How long one multiplication should take at least (seconds): so long that starting it costs nothing beside it."""
@@ -38,6 +42,9 @@ SMALLEST, LARGEST = 128, {"cuda": 8192, "cpu": 1024}
 COPIED_BYTES = {"cuda": 1 << 28, "cpu": 1 << 25}
 """How much is copied at once (bytes): more than a cache holds."""
 
+Begin = Callable[[], float]
+"""Says that a device is ready; returns when all are, with the time (monotonic seconds)."""
+
 
 def main() -> None:
     """Measure what the first argument asks for, and print the results."""
@@ -45,30 +52,41 @@ def main() -> None:
     visible: Sequence[str] | None = asked.get("visible")
     import torch
 
-    begun = time.monotonic()
-    tasks: list[Callable[[], Mapping[str, float]]]
-    if visible is None:
-        tasks = [lambda: measure(torch, "cpu", asked["dtype"], begun)] * asked["slots"]
-    else:
-        tasks = [lambda entry=entry: _on_gpu(torch, entry, asked["dtype"], begun) for entry in visible]  # type: ignore[misc]
-    print(json.dumps(in_children(tasks, begun + LIMIT_S)), flush=True)
+    def on(entry: str | None) -> Callable[[Begin], Mapping[str, float]]:
+        return lambda begin: _on(torch, entry, asked["dtype"], begin)
+
+    slots: Sequence[str | None] = [None] * asked["slots"] if visible is None else visible
+    print(json.dumps(in_children([on(entry) for entry in slots])), flush=True)
 
 
-def in_children(tasks: Sequence[Callable[[], Mapping[str, Any]]], deadline: float) -> list[Mapping[str, Any]]:
-    """Run each task in a forked child; a child that is not done by then is killed.
+def in_children(
+    tasks: Sequence[Callable[[Begin], Mapping[str, Any]]], ready_s: float = READY_S, limit_s: float = LIMIT_S
+) -> list[Mapping[str, Any]]:
+    """Run each task in a forked child. A child that is not done `limit_s` after all were ready is killed.
 
     Args:
-        deadline: monotonic seconds.
+        ready_s: after that time they begin without those that are not ready (seconds).
     """
-    children = [_fork(task) for task in tasks]
+    gate, closed = os.pipe()
+    children = [_fork(task, gate, closed) for task in tasks]
+    os.close(gate)
     said = dict.fromkeys((pipe for _, pipe in children), b"")
     open_pipes = set(said)
-    while open_pipes and (left_s := deadline - time.monotonic()) > 0:
-        for pipe in select.select(list(open_pipes), [], [], left_s)[0]:
-            chunk = os.read(pipe, 65_536)
-            said[pipe] += chunk
-            if not chunk:
-                open_pipes.discard(pipe)
+
+    def listen(deadline: float, *, ready: bool) -> None:
+        """Hear the children until they have ended, or are ready, or it is too late."""
+        while open_pipes and (left_s := deadline - time.monotonic()) > 0:
+            if ready and all(said[pipe] for pipe in open_pipes):
+                return
+            for pipe in select.select(list(open_pipes), [], [], left_s)[0]:
+                chunk = os.read(pipe, 65_536)
+                said[pipe] += chunk
+                if not chunk:
+                    open_pipes.discard(pipe)
+
+    listen(time.monotonic() + ready_s, ready=True)
+    os.close(closed)  # which opens the gate
+    listen(time.monotonic() + limit_s, ready=False)
     results: list[Mapping[str, Any]] = []
     for pid, pipe in children:
         if pipe in open_pipes:
@@ -77,15 +95,26 @@ def in_children(tasks: Sequence[Callable[[], Mapping[str, Any]]], deadline: floa
     return results
 
 
-def _fork(task: Callable[[], Mapping[str, Any]]) -> tuple[int, int]:
-    """Start a child; returns its pid and the pipe that it writes its result to."""
+def _fork(task: Callable[[Begin], Mapping[str, Any]], gate: int, closed: int) -> tuple[int, int]:
+    """Start a child; returns its pid and the pipe that it writes to: a line when it is ready, then its result.
+
+    Args:
+        gate, closed: the ends of a pipe. The child begins when nobody has `closed` any more.
+    """
     ours, theirs = os.pipe()
     if pid := os.fork():
         os.close(theirs)
         return pid, ours
+
+    def begin() -> float:
+        os.write(theirs, b"\n")
+        os.read(gate, 1)
+        return time.monotonic()
+
     try:
+        os.close(closed)
         try:
-            result = task()
+            result = task(begin)
         except BaseException as error:  # whatever a driver raises; the others go on
             text = str(error).strip().partition("\n")[0]
             result = {"error": f"{type(error).__name__}: {text}"[:500]}
@@ -95,31 +124,38 @@ def _fork(task: Callable[[], Mapping[str, Any]]) -> tuple[int, int]:
 
 
 def _result(said: bytes, *, is_late: bool) -> Mapping[str, Any]:
+    if is_late and not said:
+        return {"error": f"its device was not ready within {READY_S:g} s"}
     if is_late:
         return {"error": f"not done within {LIMIT_S:g} s"}
-    if not said:
+    if not said.strip():
         return {"error": "its process died"}
     result: Mapping[str, Any] = json.loads(said)
     return result
 
 
-def _on_gpu(torch: Any, entry: str, dtype: str, begun: float) -> Mapping[str, float]:
-    os.environ[VISIBLE] = entry
-    return measure(torch, "cuda", dtype, begun)
+def _on(torch: Any, entry: str | None, dtype: str, begin: Begin) -> Mapping[str, float]:
+    """Measure a GPU by its entry in CUDA_VISIBLE_DEVICES, or a CPU slot."""
+    if entry is not None:
+        os.environ[VISIBLE] = entry
+    return measure(torch, "cpu" if entry is None else "cuda", dtype, begin)
 
 
-def measure(torch: Any, device: str, dtype: str, begun: float) -> Mapping[str, float]:
+def measure(torch: Any, device: str, dtype: str, begin: Begin) -> Mapping[str, float]:
     """How fast this process multiplies matrices (FLOP/s), and moves memory (bytes/s, read and written).
 
     Args:
         device: `cuda`, which is the first visible GPU, or `cpu`.
         dtype: `float32`, `tf32`, `float16` or `bfloat16`.
-        begun: see `WARM_UNTIL_S` (monotonic seconds).
+        begin: called once the device and its libraries are loaded.
     """
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     kind = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     with torch.inference_mode():
+        _multiplied(torch, SMALLEST, device, kind)()
+        wait()
+        begun = begin()
         side, multiply = _sized(torch, device, kind, wait)
         while time.monotonic() < begun + WARM_UNTIL_S:
             multiply()
@@ -165,12 +201,7 @@ def _sized(
     """Square matrices that take long enough to multiply: their side, and what multiplies them once."""
     side = SMALLEST
     while True:
-        one, other = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
-        result = torch.empty_like(one)
-
-        def multiply(one: Any = one, other: Any = other, result: Any = result) -> None:
-            torch.mm(one, other, out=result)
-
+        multiply = _multiplied(torch, side, device, kind)
         multiply()  # the first one of a size sets it up
         wait()
         begun = time.monotonic()
@@ -179,6 +210,13 @@ def _sized(
         if time.monotonic() - begun >= REPETITION_S or side >= LARGEST[device]:
             return side, multiply
         side *= 2
+
+
+def _multiplied(torch: Any, side: int, device: str, kind: Any) -> Callable[[], object]:
+    """What multiplies two square matrices."""
+    one, other = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
+    result = torch.empty_like(one)
+    return lambda: torch.mm(one, other, out=result)
 
 
 if __name__ == "__main__":

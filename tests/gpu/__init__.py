@@ -1,0 +1,1 @@
+"""All that this project says about GPUs, checked on a node that has some (`make test-gpu`)."""

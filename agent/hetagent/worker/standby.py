@@ -114,6 +114,7 @@ def wait(started_as: "list[str]") -> "Callable[[], NoReturn] | None":
         _send(channel, problem or {"ready": True})
         # A problem ends the process, unless the agent has just taken it for a round.
         order, streams = _receive(channel)
+        _renamed(own_name)
     _take_streams(streams)
     if problem is not None:
         _begin_anew(started_as, order["environ"])
@@ -133,16 +134,15 @@ def wait(started_as: "list[str]") -> "Callable[[], NoReturn] | None":
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    _renamed(own_name)
     _send(channel, {"taken": True})
     channel.close()
 
-    def anew() -> "NoReturn":
+    def begin_again() -> "NoReturn":
         with contextlib.suppress(KeyError, OSError):  # torch's server listens there by now
             os.unlink(order["environ"]["HET_PROGRESS_SOCKET"])
         _begin_anew(started_as, order["environ"])
 
-    return anew if seen else None
+    return begin_again if seen else None
 
 
 # -- whether a plain start would import the same ------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Runs a script, and notes when this rank makes its first optimizer step: LOG SCRIPT ARGS..."""
+"""Runs a script, and notes when this process makes its first optimizer step: LOG SCRIPT ARGS..."""
 
 import json
 import os
@@ -16,11 +16,12 @@ def main() -> None:
 
     def note(*_: Any) -> None:
         hook.remove()
-        line = {"round": int(os.environ["HET_ROUND"]), "pid": os.getpid(), "at": time.monotonic()}
+        line = {"rank": int(os.environ["RANK"]), "pid": os.getpid(), "at": time.monotonic()}
         with Path(log).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     hook = register_optimizer_step_post_hook(note)
+    sys.path[0] = str(Path(sys.argv[0]).parent.resolve())
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

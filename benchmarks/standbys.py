@@ -1,15 +1,14 @@
 """What standbys cost: nothing that grows over 100 kills, and how much of a training's throughput.
 
-    python -m benchmarks.standbys [--kills 100] [--minutes 1] [--digits 20]
+    python -m benchmarks.standbys [--kills 100] [--minutes 1] [--ranks 8]
 
 First a job of two nodes, 2 + 1 CPU workers, loses one worker after another, each time once all standbys are ready.
 Then two workers that keep two cores busy lose one, without standbys and with them: how much training the minute after
-the kill lacks, beside the CPU seconds of what was imported in it. At last examples/digits loses workers, on 2 + 1: how
-long it takes from the kill until the last rank has made its first optimizer step.
+the kill lacks, beside the CPU seconds of what was imported in it. At last what the standbys of 8 ranks take of memory
+and CPU. How long restarts take: benchmarks/restarts.py and warm.py.
 """
 
 import argparse
-import json
 import random
 import signal
 import statistics
@@ -32,9 +31,6 @@ KILLED_OFTEN = ("--crash-loop", "0", "--restart-wait-s", "0", "--strikes", "0")
 WAIT_S = 300.0
 ROWS = 5
 """How often in the row of kills the agents are looked at."""
-
-FIRST_STEP = Path(__file__).with_name("first_step.py")
-DIGITS = Path(__file__).parents[1] / "examples" / "digits" / "train.py"
 
 COMPUTE = 40
 """Matrix multiplications a step: some 20 ms of one core."""
@@ -74,27 +70,31 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100, help="in a row (default: 100; 0: skip)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1.0, help="of training after a kill (default: 1)")
-    parser.add_argument("--digits", type=int, default=20, help="kills of its workers, each way (default: 20)")
+    parser.add_argument("--ranks", type=int, default=8, help="of the standbys that are weighed (default: 8)")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # jobs end with their blocks
     with tempfile.TemporaryDirectory(prefix="hetrdzv-standbys-") as folder:
         wrong = kills_in_a_row(Path(folder) / "kills", args.kills, args.seed) if args.kills else []
         rows = [
             [name, *lost(Path(folder) / name, preload, 60 * args.minutes)]
-            for name, preload in (("without standbys", "none"), ("with standbys", "torch"))
+            for name, preload in (("without standbys", "none"), ("with standbys", "auto"))
             if args.minutes
         ]
-        steps = [
-            [
-                f"--preload {preload}",
-                *first_steps(Path(folder) / f"digits-{preload}", preload, args.digits, args.seed),
-            ]
-            for preload in ("none", "torch", "auto")
-            if args.digits
+        weights = [
+            [f"--preload {preload}", *weigh(Path(folder) / f"weigh-{preload}", preload, args.ranks)]
+            for preload in ("torch", "auto")
+            if args.ranks
         ]
     heading = ["", "steps/s before", "training lost, s", "of it the restart, s", "CPU of the imports, s"]
     print(table(heading, rows), end="\n\n")
-    print(table(["examples/digits, to the first optimizer step", "kills", "median", "worst"], steps))
+    heading = [
+        f"standbys of {args.ranks} ranks",
+        "resident",
+        "shared pages split (PSS)",
+        "their own (USS)",
+        "CPU to make",
+    ]
+    print(table(heading, weights))
     for what in wrong:
         print(f"wrong: {what}")
     sys.exit(bool(wrong))
@@ -103,7 +103,7 @@ def main() -> None:
 def kills_in_a_row(folder: Path, kills: int, seed: int) -> list[str]:
     """Kill workers, print what that leaves behind; what was wrong."""
     rng, seconds, looks, wrong = random.Random(seed), [], [], []
-    flags = ("--nnodes", str(len(PAIR)), "--max-restarts", str(kills), "--preload", "torch", *KILLED_OFTEN)
+    flags = ("--nnodes", str(len(PAIR)), "--max-restarts", str(kills), "--preload", "auto", *KILLED_OFTEN)
     with cluster(folder, *flags) as job:
         number = job.start(PAIR)
         agents = list(job.agents.values())
@@ -165,32 +165,15 @@ def lost(folder: Path, preload: str, seconds: float) -> list[str]:
     return [f"{rate:.1f}", f"{seconds - made / rate:.2f}", f"{world.at - at:.2f}", f"{imports_s:.1f}"]
 
 
-def first_steps(folder: Path, preload: str, kills: int, seed: int) -> list[str]:
-    """Kill workers of examples/digits; how long until all ranks have made a step again, cells of the table."""
-    rng, seconds = random.Random(seed), []
-    flags = ("--nnodes", str(len(PAIR)), "--max-restarts", str(kills), "--preload", preload, *KILLED_OFTEN)
-    with cluster(folder, *flags) as job:
-        log = folder / "steps.jsonl"
-        log.touch()
-
-        def steps_of(number: int) -> list[dict[str, float]]:
-            lines = [json.loads(line) for line in log.read_text().splitlines()]
-            found = [line for line in lines if line["round"] == number]
-            return found if len(found) == sum(PAIR.values()) else []
-
-        training = ["--epochs", "1000000", "--step-sleep", "0.02", "--checkpoint-dir", str(folder / "saved")]
-        for name, slots in PAIR.items():
-            job.agent(name, slots, script=str(FIRST_STEP), args=[str(log), str(DIGITS), *training])
-        for number in range(1, kills + 1):
-            steps = job.wait_for(lambda of=number: steps_of(of), "the first steps", WAIT_S)
-            if preload != "none":
-                rest(job, PAIR)
-            at = time.monotonic()
-            psutil.Process(int(rng.choice(steps)["pid"])).kill()
-            steps = job.wait_for(lambda of=number + 1: steps_of(of), "the next first steps", WAIT_S)
-            seconds.append(max(line["at"] for line in steps) - at)
-            say(f"digits --preload {preload} {number}: {seconds[-1]:.2f} s")
-    return [str(kills), f"{statistics.median(seconds):.2f} s", f"{max(seconds):.2f} s"]
+def weigh(folder: Path, preload: str, ranks: int) -> list[str]:
+    """Make the standbys of so many ranks of a node, which waits for another; cells of the table."""
+    with cluster(folder, "--nnodes", "2", "--preload", preload) as job:
+        agent = job.agent("a", ranks)
+        rest(job, {"a": ranks})
+        sizes = [standby.memory_full_info() for standby in agent.standbys()]
+        cpu_s = sum(sum(standby.cpu_times()[:2]) for standby in agent.standbys())
+    sums = [sum(getattr(size, kind) for size in sizes) for kind in ("rss", "pss", "uss")]
+    return [*(f"{size / 2**20:.0f} MiB" for size in sums), f"{cpu_s:.1f} s"]
 
 
 def rest(job: Cluster, slots: Mapping[str, int]) -> None:

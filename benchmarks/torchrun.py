@@ -77,7 +77,7 @@ class Torchrun:
         """Run a job and strike, until it has no new world in time or was struck often enough."""
         with tempfile.TemporaryDirectory(prefix="hetrdzv-torchrun-") as folder:
             log = WorkLog(Path(folder))
-            with self._running(log) as agents:
+            with self.running(sys.executable, [str(WORKLOAD), "--into", str(log.folder)]) as agents:
                 wait_for(lambda: log.world(sum(self._nodes)), "torchrun's first world", START_LIMIT_S)
                 for _ in range(tries):
                     at = time.monotonic()
@@ -100,23 +100,27 @@ class Torchrun:
                         kind.wrong.append(f"workers of one world with restart counts {sorted(counts)}")
 
     @contextlib.contextmanager
-    def _running(self, log: WorkLog) -> Iterator[Agents]:
-        """The agents of a job; ended with the block, workers and all."""
+    def running(self, python: str, script: Sequence[str]) -> Iterator[Agents]:
+        """The agents of a job; ended with the block, workers and all.
+
+        Args:
+            python: in which torchrun and the workers run.
+            script: what the workers run, and its arguments.
+        """
         port = free_port()
         own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": str(int(self._unshared))}
         flags = f"--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --local-addr 127.0.0.1"
         with _ending() as agents:
             for slots in self._nodes:
-                agents.append(self._agent(log, slots, flags, own))
+                agents.append(self._agent(python, script, slots, flags, own))
                 wait_for(lambda: _hosts(agents[0], port), "torchrun's store", START_LIMIT_S)
             yield agents
 
     def _agent(
-        self, log: WorkLog, slots: int, flags: str, own: Mapping[str, str]
+        self, python: str, script: Sequence[str], slots: int, flags: str, own: Mapping[str, str]
     ) -> "subprocess.Popen[bytes]":
         flags += f" --rdzv-id job --nnodes 2:{len(self._nodes)} --max-restarts 1000 --nproc-per-node {slots}"
-        command = [sys.executable, "-m", "torch.distributed.run", *flags.split()]
-        command += [str(WORKLOAD), "--into", str(log.folder)]
+        command = [python, "-m", "torch.distributed.run", *flags.split(), *script]
         environment, quiet = os.environ | {"OMP_NUM_THREADS": "1"} | own, subprocess.DEVNULL
         return subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)
 
@@ -129,13 +133,15 @@ class Plugin(Torchrun):
         self._name = "torchrun hetrdzv"
 
     @contextlib.contextmanager
-    def _running(self, log: WorkLog) -> Iterator[Agents]:
+    def running(self, python: str, script: Sequence[str]) -> Iterator[Agents]:
         with Hetserver() as server, _ending() as agents:
             flags = (
                 f"--rdzv-backend hetrdzv --rdzv-endpoint {server.url} --rdzv-conf lease_s=2,last_call_s=60"
             )
             for number, slots in enumerate(self._nodes):
-                agents.append(self._agent(log, slots, f"{flags},slots={slots},node_id=node{number}", {}))
+                agents.append(
+                    self._agent(python, script, slots, f"{flags},slots={slots},node_id=node{number}", {})
+                )
             yield agents
 
 

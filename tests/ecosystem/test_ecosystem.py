@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from hetagent.standby.imports import PREFIX, SETTLED_S
 from tests.support.cluster import cluster, leftovers
 from tests.support.needs import show
 from tests.support.servers import ROOT
@@ -127,10 +128,9 @@ def test_a_framework_finds_its_ranks_and_trains_on_after_a_kill(
 
         def all_have_standbys() -> bool:
             standbys = [one for agent in job.agents.values() for one in agent.standbys()]
-            noted_at = max((notes.stat().st_mtime for notes in scratch.glob("*/modules")), default=0.0)
-            return ended() or (
-                len(standbys) == WORLD and all(one.create_time() > noted_at for one in standbys)
-            )
+            notes = scratch.glob(f"{PREFIX}*/*")
+            noted_at = max((one.stat().st_mtime for one in notes), default=0.0)
+            return ended() or (len(standbys) == WORLD and time.time() - noted_at > 2 * SETTLED_S + 1)
 
         job.wait_for(all_ranks_had_two_epochs, "two epochs of all ranks", START_S)
         if preload != "none":

@@ -46,8 +46,8 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     },
     "--preload": {
         "metavar": "MODULE[,MODULE...]",
-        "help": "What standby processes import ahead of a restart (or HET_PRELOAD; default torch); auto: what the "
-        "script imports; none: no standbys.",
+        "help": "What standby processes import ahead of a restart (or HET_PRELOAD); auto, the default: torch, and what "
+        "the script imports; none: no standbys.",
     },
     "--report-stderr": {
         "choices": ("on", "off"),

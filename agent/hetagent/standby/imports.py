@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from hetagent.node import scratch
 from hetagent.worker.standby import IMPORTS_FILE
@@ -14,31 +15,27 @@ SETTLED_S = 5.0
 
 
 class Imports:
-    """The modules that the worker of local rank 0 has looked for, in all rounds."""
+    """What the worker of each local rank has imported, in all rounds."""
 
     def __init__(self) -> None:
         scratch.sweep(PREFIX)
         self._folder = scratch.Folder(PREFIX)
-        self._file = self._folder.path / "modules"
-        self._file.touch()
-        self._modules: list[str] = []  # as last read
+        self._notes: dict[int, list[str]] = {}  # as last read
 
     def environ(self, local_rank: int) -> Mapping[str, str]:
         """What the worker of a local rank gets, so that it takes notes."""
-        return {IMPORTS_FILE: str(self._file)} if local_rank == 0 else {}
+        return {IMPORTS_FILE: str(self._file(local_rank))}
 
-    def modules(self) -> list[str]:
-        """Their names, in the order in which they were first looked for."""
-        with contextlib.suppress(OSError):  # somebody has cleaned up TMPDIR: what is known stays known
-            self._modules = list(dict.fromkeys(self._file.read_text(errors="replace").split()))
-        return list(self._modules)
+    def notes(self, local_rank: int) -> list[str]:
+        """Its notes, see `note_imports`; as they were before while it still imports."""
+        file = self._file(local_rank)
+        with contextlib.suppress(OSError):  # it has taken none yet, or somebody has cleaned up TMPDIR
+            if file.stat().st_mtime + SETTLED_S <= time.time():
+                self._notes[local_rank] = file.read_text(errors="surrogateescape").splitlines()
+        return self._notes.get(local_rank, [])
 
-    def settled_in_s(self) -> float:
-        """How long to wait until the worker has probably imported everything (seconds); 0: it has."""
-        try:
-            return max(0.0, self._file.stat().st_mtime + SETTLED_S - time.time())
-        except OSError:  # see `modules`
-            return 0.0
+    def _file(self, local_rank: int) -> Path:
+        return self._folder.path / str(local_rank)
 
     def close(self) -> None:
         """Remove the notes."""

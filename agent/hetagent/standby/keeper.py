@@ -1,6 +1,7 @@
 """Keeps a standby for each local rank: makes them, replaces those that end, and hands them over."""
 
 import contextlib
+import os
 import select
 import socket
 import subprocess
@@ -10,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
-from hetagent.standby.imports import Imports
-from hetagent.standby.policy import AUTO, memory_shortage
+from hetagent.standby.imports import SETTLED_S, Imports
+from hetagent.standby.policy import AUTO, TORCH, memory_shortage
 from hetagent.standby.process import END_TIMEOUT_S, NotTaken, Plan, Standby
 
 WARM_QUIET_S, COLD_QUIET_S = 1.0, 5.0
@@ -29,6 +30,9 @@ MEMORY_RETRY_S = 60.0
 HUNG_S = 300.0
 """A standby that has imported for so long is replaced (seconds); torch from a cold file server takes a minute."""
 
+TOGETHER = max(1, len(os.sched_getaffinity(0)) // 8)
+"""So many are made at the same time while a round runs, each with half of a CPU."""
+
 ATTEMPTS = 3
 """So many standbys in a row may die before they are ready."""
 
@@ -37,12 +41,13 @@ class Standbys:
     """The standbys of one agent. A thread makes and watches them; the caller's thread takes them.
 
     Args:
-        preload: the modules that they import; `auto` among them stands for those that the script imports.
+        preload: the modules that they import; `auto` among them stands for those that the script imports, and alone
+            also for what torch imports late.
         tell: shows one line to the person at the terminal; called from both threads.
     """
 
     def __init__(self, preload: Sequence[str], tell: Callable[[str], None]) -> None:
-        self._preload = [module for module in preload if module != AUTO] or ["torch"]
+        self._preload = [module for module in preload if module != AUTO] or list(TORCH)
         self._imports = Imports() if AUTO in preload else None
         self._left_out: set[str] = set()
         self._tell = tell
@@ -72,7 +77,8 @@ class Standbys:
 
     def environ(self, local_rank: int) -> Mapping[str, str]:
         """What the worker of a local rank gets beside everything else."""
-        return self._imports.environ(local_rank) if self._imports is not None else {}
+        imports = self._imports
+        return imports.environ(local_rank) if imports is not None else {}
 
     def take(self, local_rank: int, plan: Plan, stdout: int, stderr: int) -> "subprocess.Popen[bytes] | None":
         """Turn the standby of a local rank into its worker; None if there is none that fits.
@@ -156,13 +162,13 @@ class Standbys:
     def _make_due(self) -> float | None:
         """Make the standbys that are due; in how many seconds to look again, None: when woken."""
         now = time.monotonic()
-        unsettled_s = self._imports.settled_in_s() if self._imports is not None else 0.0
-        if unsettled_s == 0:
-            self._end_outdated()
         missing = [rank for rank in sorted(self._plans) if rank not in self._standbys]
-        if not self._preload or not missing:
+        outdated = [
+            rank for rank, one in sorted(self._standbys.items()) if one.ready and one.seen != self._seen(rank)
+        ]
+        if not self._preload or not (missing or outdated):
             self._at_once = False
-            waits_s = [at - now for at in self._hung_at.values()] + ([unsettled_s] if unsettled_s > 0 else [])
+            waits_s = [at - now for at in self._hung_at.values()] + [SETTLED_S] * (self._imports is not None)
             return max(0.0, min(waits_s)) if waits_s else None
         if (shortage := memory_shortage(len(missing))) is not None:
             if not self._short:
@@ -174,34 +180,34 @@ class Standbys:
             for rank in missing:
                 self._make(rank, paced=False)
             return self._make_due()
-        if self._hung_at:  # one after the other
+        if len(self._hung_at) >= TOGETHER:
             return max(0.0, min(self._hung_at.values()) - now)
-        wait_s = max(self._not_before - now, unsettled_s)
-        if wait_s > 0:
-            return wait_s
-        self._make(missing[0], paced=True)
+        if self._not_before > now:
+            return self._not_before - now
+        if missing:
+            self._make(missing[0], paced=True)
+        else:
+            self._update(outdated[0])
         return self._make_due()
 
     def _make(self, rank: int, *, paced: bool) -> None:
         try:
-            self._standbys[rank] = Standby(self._plans[rank], self._preload, self._seen(), paced=paced)
+            self._standbys[rank] = Standby(self._plans[rank], self._preload, self._seen(rank), paced=paced)
         except OSError as error:
-            self._failed(f"cannot be started: {error}")
+            self._failed(f"cannot be started: {error}", ahead=False)
             return
         self._hung_at[rank] = time.monotonic() + HUNG_S
 
-    def _end_outdated(self) -> None:
-        """End the ready standbys that were made before the script had imported everything."""
-        seen = self._seen()
-        for rank, standby in list(self._standbys.items()):
-            if standby.ready and standby.seen != seen:
-                del self._standbys[rank]
-                standby.end()
+    def _update(self, rank: int) -> None:
+        """Have a standby import what the script has imported since that was made."""
+        with contextlib.suppress(OSError):  # it has died, which will be heard
+            self._standbys[rank].order((), self._seen(rank), paced=True)
+        self._hung_at[rank] = time.monotonic() + HUNG_S
 
-    def _seen(self) -> list[str]:
-        """The modules that the script imports, without those that standbys leave out and what is in them."""
-        seen = self._imports.modules() if self._imports is not None else []
-        return [name for name in seen if not any(f"{name}.".startswith(f"{out}.") for out in self._left_out)]
+    def _seen(self, rank: int) -> list[str]:
+        """The notes on what the script imports, without the modules that standbys leave out and what is in them."""
+        notes = self._imports.notes(rank) if self._imports is not None else []
+        return [line for line in notes if not any(f"{line}.".startswith(f"{out}.") for out in self._left_out)]
 
     def _hear(self) -> None:
         now = time.monotonic()
@@ -227,8 +233,9 @@ class Standbys:
             self._leave_out(*standby.left_out)
         elif importing:
             how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with code {status}"
+            what = ", ".join(self._preload) + (", and what the script imports" if standby.seen else "")
             self._failed(
-                f"{how} while it imported {', '.join(self._preload)}{f': {printed}' if printed else ''}"
+                f"{how} while it imported {what}{f': {printed}' if printed else ''}", ahead=bool(standby.seen)
             )
         else:
             self._not_before = time.monotonic() + RETRY_S
@@ -240,10 +247,18 @@ class Standbys:
             self._left_out.add(module)
             self._tell(f"standbys do without {module}: {why}")
 
-    def _failed(self, how: str) -> None:
+    def _failed(self, how: str, *, ahead: bool) -> None:
+        """A standby was of no use before it was ready; `ahead`: it was to import what the script imports."""
         self._died += 1
         self._not_before = time.monotonic() + RETRY_S
-        if self._died == ATTEMPTS:
+        if self._died == ATTEMPTS and ahead and self._imports is not None:
+            self._died = 0
+            self._imports.close()
+            self._imports = None
+            self._tell(
+                f"standbys do without what the script imports: {ATTEMPTS} in a row failed; the last one {how}"
+            )
+        elif self._died == ATTEMPTS:
             self._preload.clear()
             self._tell(
                 f"no more standbys, so a restart imports anew: {ATTEMPTS} in a row failed; the last one {how}"

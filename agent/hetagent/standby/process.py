@@ -55,11 +55,12 @@ class Standby:
     Args:
         plan: what its worker will run.
         preload: the modules that it imports first.
-        seen: modules that a worker looked for; it imports those of them that are installed.
+        seen: what an earlier worker noted of its imports; it imports those modules that are installed.
         paced: it leaves half of a CPU's time to others while it imports.
 
     Attributes:
-        plan, seen: as given.
+        plan: as given.
+        seen: as given last.
         process: the process.
         ready: it has imported everything.
         left_out: a module that it did not import, or should not have, and why; it is not to be taken then.
@@ -71,7 +72,7 @@ class Standby:
 
     def __init__(self, plan: Plan, preload: Sequence[str], seen: Sequence[str] = (), *, paced: bool) -> None:
         self.plan = plan
-        self.seen = list(seen)
+        self.seen: list[str] = []
         self.ready = False
         self.left_out: tuple[str, str] | None = None
         self.anew = ""
@@ -91,10 +92,15 @@ class Standby:
                     pass_fds=(theirs.fileno(),),
                 )
             self._channel.settimeout(TAKE_TIMEOUT_S)
-            self._send({"preload": list(preload), "seen": self.seen, "paced": paced})
+            self.order(preload, seen, paced=paced)
         except BaseException:
             self._close()
             raise
+
+    def order(self, preload: Sequence[str], seen: Sequence[str], *, paced: bool) -> None:
+        """Have it import (more) modules; it is ready once it says so. The arguments are those of the class."""
+        self.seen, self.ready = list(seen), False
+        self._send({"preload": list(preload), "seen": self.seen, "paced": paced})
 
     def fileno(self) -> int:
         """Readable when the standby has something to say, or has ended."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import ast
     from collections.abc import Callable
     from types import FrameType, TracebackType
-    from typing import Any
+    from typing import Any, NoReturn
 
 CANNOT_OPEN = 2
 """The exit status of `python` when it cannot open the script."""
@@ -38,13 +38,12 @@ def main() -> None:
 
         faulthandler.enable(all_threads=True)
     run = _prepared()
-    if "HET_STANDBY_FD" in os.environ:
-        _beside("standby").wait(started_as)
+    anew = _beside("standby").wait(started_as) if "HET_STANDBY_FD" in os.environ else None
     if "HET_IMPORTS_FILE" in os.environ:
         _beside("standby").note_imports(os.environ.pop("HET_IMPORTS_FILE"))
     if "HET_PROGRESS_SOCKET" in os.environ:
         _listen(os.environ.pop("HET_PROGRESS_SOCKET"))
-    _recorded(run)
+    _recorded(run, anew)
 
 
 def _prepared() -> "Callable[[], None]":
@@ -200,8 +199,14 @@ def _run_file(path: str, namespace: dict[str, object]) -> None:
     exec(code, namespace)
 
 
-def _recorded(run: "Callable[[], None]") -> None:
-    """Run the script; record the exception that ends it, and let the interpreter handle it, without our frames."""
+def _recorded(run: "Callable[[], None]", anew: "Callable[[], NoReturn] | None") -> None:
+    """Run the script; record the exception that ends it, and let the interpreter handle it, without our frames.
+
+    Args:
+        run: does it.
+        anew: starts over without what was imported ahead: whether that made the script's own imports fail is seen by
+            doing without it.
+    """
     pid = os.getpid()
     try:
         run()
@@ -209,6 +214,10 @@ def _recorded(run: "Callable[[], None]") -> None:
         theirs = _without_ours(error.__traceback__)
         # A child that the script forked may get here as well, but it is not the worker.
         if os.getpid() == pid and not _is_orderly(error):
+            if anew is not None and _is_in_imports(theirs):
+                what = f"{type(error).__name__} while the script imports, after --preload auto has imported ahead"
+                print(f"hetagent: {what}: it begins again without", file=sys.stderr, flush=True)
+                anew()
             _record(error.with_traceback(theirs), permanent=_is_permanent(error, theirs))
         _hide_our_frames(theirs)
         raise
@@ -231,12 +240,7 @@ def _is_permanent(error: BaseException, traceback: "TracebackType | None") -> bo
         if isinstance(error, SystemExit):  # `python -m`: no such module
             frames = _frames(traceback)
             return bool(frames) and all(frame.f_globals.get("__name__") == "runpy" for frame in frames)
-        if not isinstance(error, (SyntaxError, ImportError)):
-            return False
-        main = sys.modules["__main__"].__dict__
-        while traceback is not None and traceback.tb_frame.f_globals is not main:
-            traceback = traceback.tb_next
-        return traceback is None or _is_in_first_lines(traceback)
+        return isinstance(error, (SyntaxError, ImportError)) and _is_in_imports(traceback)
     except Exception:
         return False
 
@@ -249,14 +253,23 @@ def _frames(traceback: "TracebackType | None") -> "list[FrameType]":
     return frames
 
 
-def _is_in_first_lines(traceback: "TracebackType") -> bool:
+def _is_in_imports(traceback: "TracebackType | None") -> bool:
+    """Whether an exception came before the script's first line, or in one of those first lines that only import."""
     import ast
 
+    main = sys.modules["__main__"].__dict__
+    while traceback is not None and traceback.tb_frame.f_globals is not main:
+        traceback = traceback.tb_next
+    if traceback is None:
+        return True
     code = traceback.tb_frame.f_code
     if code.co_name != "<module>":
         return False
-    with open(code.co_filename, "rb") as file:
-        tree = ast.parse(file.read())
+    try:
+        with open(code.co_filename, "rb") as file:
+            tree = ast.parse(file.read())
+    except (OSError, ValueError):  # it is not in a file
+        return False
     for statement in tree.body:
         end = statement.end_lineno or statement.lineno
         if isinstance(statement, (ast.Import, ast.ImportFrom)):

@@ -5,14 +5,15 @@ before the script runs. Here the standby imports what it was told to, says that 
 what only the round knows. When `wait` returns, the process is a worker: nothing of the standby is left but the imported
 modules.
 
-Messages are JSON, each after its length in four bytes (big-endian):
+Messages are JSON, each after its length in four bytes (big-endian). The first two may be repeated, with more modules:
 
-    agent -> standby    {"preload": [MODULE, ...], "seen": [MODULE, ...], "paced": BOOL}
+    agent -> standby    {"preload": [MODULE, ...], "seen": NOTES, "paced": BOOL}
     standby -> agent    {"ready": true}, or {"left_out": MODULE, "why": TEXT} if it must not be taken
     agent -> standby    {"environ": {NAME: VALUE}}, with two descriptors: the worker's stdout and stderr
     standby -> agent    {"taken": true}, with {"anew": TEXT} if what it has imported is of no use, and why
 
-The standby ends when the agent closes its end. Standard library only, imported in a bare interpreter.
+NOTES are what an earlier worker has noted, see `note_imports`. The standby ends when the agent closes its end. Standard
+library only, imported in a bare interpreter.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from types import FrameType
     from typing import Any, NoReturn, TextIO
 
@@ -84,11 +85,14 @@ def belongs_to_round(name: str) -> bool:
     return name in ROUND_NAMES or name.startswith(ROUND_PREFIXES)
 
 
-def wait(started_as: "list[str]") -> None:
+def wait(started_as: "list[str]") -> "Callable[[], NoReturn] | None":
     """Import what the agent says, and return once this process is a worker of a round.
 
     Args:
         started_as: the command line of this process, with which it can begin anew.
+
+    Returns:
+        begins anew, without what was imported; None if nothing was but what somebody has named.
     """
     channel = socket.socket(fileno=int(os.environ.pop(CHANNEL)))
     os.set_inheritable(channel.fileno(), False)
@@ -96,23 +100,25 @@ def wait(started_as: "list[str]") -> None:
     for name in filter(belongs_to_round, list(os.environ)):
         del os.environ[name]
     own_name = _renamed(None)
-    first, _ = _receive(channel)
+    order, streams = _receive(channel)
     before = dict(os.environ)
     script, path = os.path.abspath(sys.argv[0]), list(sys.path)
     code, files = _code(script, path), dict[str, object]()
-    with _Pace(channel, first["paced"]):
-        problem = _import_all(first["preload"], first["seen"], files)
-    if problem is not None:
-        _send(channel, problem)
-        # This ends the process, unless the agent has just taken it for a round.
+    seen, problem = False, None
+    while "environ" not in order:
+        seen = seen or len(order["seen"]) > 1
+        with _Pace(channel, order["paced"]):
+            problem = _import_all(order["preload"], order["seen"], before, files, channel)
+        if problem is None:
+            _renamed(NAME)
+        _send(channel, problem or {"ready": True})
+        # A problem ends the process, unless the agent has just taken it for a round.
         order, streams = _receive(channel)
-        _take_streams(streams)
+        _renamed(own_name)
+    _take_streams(streams)
+    if problem is not None:
         _begin_anew(started_as, order["environ"])
     imported = _changes(before, os.environ)
-    _renamed(NAME)
-    _send(channel, {"ready": True})
-    order, streams = _receive(channel)
-    _take_streams(streams)
     anew = _changed({**code, **files}, {**_code(script, path), **_versions(files)})
     try:
         _mark_as_worker()
@@ -128,9 +134,15 @@ def wait(started_as: "list[str]") -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    _renamed(own_name)
     _send(channel, {"taken": True})
     channel.close()
+
+    def begin_again() -> "NoReturn":
+        with contextlib.suppress(KeyError, OSError):  # torch's server listens there by now
+            os.unlink(order["environ"]["HET_PROGRESS_SOCKET"])
+        _begin_anew(started_as, order["environ"])
+
+    return begin_again if seen else None
 
 
 # -- whether a plain start would import the same ------------------------------------------------------------------
@@ -198,23 +210,74 @@ def _changed(before: "dict[str, object]", now: "dict[str, object]") -> str:
 
 
 def note_imports(path: str) -> None:
-    """From now on, append the name of each module that is looked for to a file, one per line, each once."""
+    """From now on, append to a file what is imported, for the next worker in this one's place.
+
+    Its first line is the version of the script; if that is another one now, it begins anew. The others are in the order
+    of events, each there once: the name of a module that was looked for, or `=` and a variable's name if its value is
+    not what it was at the start.
+    """
     with contextlib.suppress(OSError):  # the folder is gone: somebody has cleaned up TMPDIR
-        sys.meta_path.insert(0, _Noting(open(path, "a", buffering=1, encoding="utf-8")))  # noqa: SIM115
+        file = open(path, "a+", buffering=1, encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
+        file.seek(0)
+        head, noted = _head(os.path.abspath(sys.argv[0])), file.read().split("\n")
+        if noted[0] != head:
+            file.truncate(0)
+            file.write(f"{head}\n")
+            noted = []
+        sys.meta_path.insert(0, _Noting(file, set(noted)))
+
+
+def _head(script: str) -> str:
+    """The first line of notes on a script."""
+    return f"# {_version(os.path.realpath(script))}"
 
 
 class _Noting:
-    """A finder that finds nothing."""
+    """A finder that finds nothing.
 
-    def __init__(self, file: "TextIO") -> None:
+    Args:
+        file: to which it adds.
+        noted: the lines of it.
+    """
+
+    def __init__(self, file: "TextIO", noted: "set[str]") -> None:
         self._file = file
-        self._noted: set[str] = set()
+        self._noted = noted
+        self._pid = os.getpid()
+        self._path = list(sys.path)
+        self._environ = self._variables()
+
+    @staticmethod
+    def _variables() -> "dict[bytes, bytes]":
+        """The environment, as fast as can be: this is asked for each module."""
+        data: dict[bytes, bytes] = getattr(os.environ, "_data", {})
+        return dict(data)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name not in self._noted:
-            self._noted.add(name)
-            with contextlib.suppress(OSError, ValueError):  # the disk is full, or a child has closed the file
-                self._file.write(name + "\n")
+        if name in self._noted or os.getpid() != self._pid:
+            return
+        now, before = self._variables(), self._environ
+        if now != before:
+            self._environ = now
+            for variable in now.keys() | before.keys():
+                if now.get(variable) != before.get(variable):
+                    self._note("=" + os.fsdecode(variable))
+        if not self._is_elsewhere(name.partition(".")[0]):
+            self._note(name)
+
+    def _is_elsewhere(self, top: str) -> bool:
+        """Whether the script has added a folder to `sys.path` in which a standby would not look for this package."""
+        added = [place for place in sys.path if place not in self._path]
+        finder = sys.modules["_frozen_importlib_external"].PathFinder
+        return bool(added) and finder.find_spec(top, added) is not None
+
+    def _note(self, line: str) -> None:
+        if line not in self._noted:
+            self._noted.add(line)
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # the disk is full, or the script has closed the file
+                self._file.write(line + "\n")
 
 
 def _is_installed(module: str) -> bool:
@@ -235,37 +298,58 @@ def _is_installed(module: str) -> bool:
 
 
 def _import_all(
-    preload: "list[str]", seen: "list[str]", files: "dict[str, object]"
+    preload: "list[str]",
+    seen: "list[str]",
+    before: "Mapping[str, str]",
+    files: "dict[str, object]",
+    channel: socket.socket,
 ) -> "dict[str, str] | None":
     """Import modules until one should not be in a standby; what to tell the agent of that one, or None.
 
     Args:
         preload: to be imported.
-        seen: those that are installed are to be imported; a failure is none of ours, since the script has seen it too.
+        seen: an earlier worker's notes. The modules that are installed are to be imported while the agent has nothing
+            to say; a failure is none of ours, since the script has seen it too.
+        before: the environment at the start.
         files: see `_note_files`.
+        channel: to the agent.
     """
     for module in preload:
-        _, why = _import(module)
+        _, why = _import(module, set())
         _note_files(files)
         if why is not None:
             return {"left_out": module, "why": why}
-    for module in seen:
-        if module not in sys.modules and _is_installed(module):
-            failed, why = _import(module)
+    if seen and seen[0] != _head(os.path.abspath(sys.argv[0])):
+        return None
+    changed: set[str] = set()  # by the script itself, when it imported what comes next
+    for line in seen[1:]:
+        if select.select([channel], [], [], 0)[0]:
+            break  # it is taken: the script imports what it needs
+        if line.startswith("="):
+            name = line[1:]
+            if os.environ.get(name) == before.get(name):  # not by a module
+                changed.add(name)
+        elif line not in sys.modules and _is_installed(line):
+            failed, why = _import(line, changed)
             if why is not None and not failed:
-                return {"left_out": module, "why": why}
+                return {"left_out": line, "why": why}
     _note_files(files)
     return None
 
 
-def _import(module: str) -> "tuple[bool, str | None]":
-    """Import a module; whether it failed, and why no standby should import it, or None."""
+def _import(module: str, changed: "set[str]") -> "tuple[bool, str | None]":
+    """Import a module; whether it failed, and why no standby should import it, or None.
+
+    Args:
+        module: its name.
+        changed: variables that have other values when the script imports it.
+    """
     kind = os.environ.__class__
     asked: list[str] = []
 
     class Watched(kind):  # type: ignore[misc, valid-type]
         def __getitem__(self, name: str) -> str:
-            if belongs_to_round(name):
+            if belongs_to_round(name) or name in changed:
                 asked.append(name)
             value: str = super().__getitem__(name)
             return value
@@ -278,7 +362,9 @@ def _import(module: str) -> "tuple[bool, str | None]":
     finally:
         os.environ.__class__ = kind
     if asked:
-        return False, f"it reads {', '.join(sorted(set(asked)))} while it is imported"
+        names = ", ".join(sorted(set(asked)))
+        set_first = " what the script sets first," if changed.issuperset(asked) else ""
+        return False, f"it reads{set_first} {names} while it is imported"
     if _holds_gpu():
         return False, "it takes a GPU while it is imported"
     return False, None

@@ -18,7 +18,7 @@ import pytest
 from hetagent.job.workers.processes import Cleared, Workers
 from hetagent.job.workers.starter import Exit, Started
 from hetagent.node.processes import finding as processes
-from hetagent.node.processes.finding import INCARNATION, living
+from hetagent.node.processes.finding import INCARNATION, living, stopped
 from hetagent.node.processes.signals import noted
 
 RUN = uuid.uuid4().hex
@@ -140,6 +140,21 @@ def test_a_signal_reaches_the_whole_process_group(round_: Round, tmp_path: Path)
     made.send(signal.SIGTERM)
     assert [end.exit_code for end in round_.ends(1)] == [7]
     assert soon(lambda: sorted((tmp_path / "got").read_text().split()) == ["child", "leader"])
+
+
+def test_what_is_stopped_is_killed_instead_of_waited_for(round_: Round, tmp_path: Path) -> None:
+    """A stopped process acts on SIGTERM only once it is continued; others may wait for a child that is stopped."""
+    waits = f"cd {tmp_path}; trap 'wait; exit 7' TERM"
+    made = round_.start(
+        "kill -STOP $$",
+        f"{waits}; sh -c 'kill -STOP $$' & touch same; wait",
+        f"{waits}; setsid sh -c 'kill -STOP $$' & touch own; wait",
+    )
+    soon(lambda: (tmp_path / "same").exists() and (tmp_path / "own").exists())
+    soon(lambda: len(stopped(made.pids.values())) == 3)
+    made.send(signal.SIGTERM)
+    ended = {end.local_rank: (end.exit_code, end.signal) for end in round_.ends(3)}
+    assert ended == {0: (None, "SIGKILL"), 1: (7, None), 2: (7, None)}
 
 
 def test_a_signal_to_those_who_are_gone_or_not_ours_is_no_error(

@@ -16,7 +16,7 @@ PROGRAM = WorkerCommand("/opt/bin/train", (), is_python=False)
 @pytest.mark.parametrize(
     ("preload", "default", "expected"),
     [
-        (None, None, ("torch",)),
+        (None, None, ("auto",)),
         (None, "none", ()),
         ("none", "torch", ()),
         ("torch", "none", ("torch",)),

@@ -482,10 +482,3 @@ def test_plans_that_fit(plan: Plan) -> None:
 def test_the_marks_are_of_one_length() -> None:
     """The one becomes the other in the memory that the kernel set up."""
     assert len(STANDBY_FOR) == len(processes.INCARNATION)
-
-
-def test_seen_modules_are_imported_if_they_are_installed(plan: Plan, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("raise RuntimeError('the script imports this, no standby')")
-    (tmp_path / "s.py").write_text("import sys; print('psutil' in sys.modules, 'own' in sys.modules)")
-    standby = standbys.ready(plan, [], ["psutil", "own", "json", "absent", "psutil.absent"])
-    assert run(standby, plan, tmp_path) == (0, "True False\n")

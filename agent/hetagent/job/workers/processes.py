@@ -7,6 +7,7 @@ when to look (`hetagent.node.processes.signals.noted`).
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -128,10 +129,13 @@ class Workers:
         return min(failed, key=recorded_at)
 
     def send(self, signum: int) -> None:
-        """Send a signal to the process groups of all workers."""
+        """Send a signal to the process groups of all workers; kill those that are stopped and would not act on it."""
         for sid in self._sids:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter: sudo in a worker
                 os.killpg(sid, signum)
+        for pid in processes.stopped(self._sids):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
     def clear(self, *, spare_detached: bool = False, until: float | None = None) -> "Cleared":
         """Kill what is left of the workers and of what they started, reap the workers, close their logs.

@@ -54,6 +54,11 @@ def session_members(sids: Collection[int]) -> list[int]:
     return sorted(process.pid for process in living().values() if process.session in sids)
 
 
+def stopped(sids: Collection[int]) -> list[int]:
+    """Pids of those in the sessions `sids`, and of their descendants, that are stopped (SIGSTOP), not by a debugger."""
+    return sorted(pid for pid in _closure(set(), set(sids), living()) if state(pid) == "T")
+
+
 def marked(incarnation: str, *marks: str) -> list[int]:
     """Pids of the living processes started with `HET_INCARNATION=incarnation`, never the caller's.
 

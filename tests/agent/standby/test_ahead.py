@@ -1,0 +1,181 @@
+"""What a script imports is imported ahead of its next start, and only if that makes no difference to it."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.support import standbys
+from tests.support.cluster import wait_for
+
+from hetagent.standby import imports, keeper, policy
+from hetagent.standby.keeper import Standbys
+from hetagent.standby.process import Plan, Standby
+from hetagent.worker.standby import IMPORTS_FILE
+
+INSTALLED = {
+    "plain": "",
+    "late": "",
+    "flavoured": "import os; os.environ.get('FLAVOUR')",
+    "coloured": "import os; os.environ['COLOUR'] = 'red'",
+    "red": "import os; os.environ.get('COLOUR')",
+}
+"""Modules of installed packages, some of which read or set variables while they are imported."""
+
+SAYS = "\nprint([name for name in ('plain', 'late', 'flavoured', 'coloured', 'red') if name in AT_START])"
+
+
+class Script:
+    """A script and what is installed beside it; its runs take notes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "s.py"
+        self.site = folder / "site-packages"
+        self.site.mkdir()
+        for name, source in INSTALLED.items():
+            (self.site / f"{name}.py").write_text(source)
+        self.plan = standbys.plan(str(self.path), PYTHONPATH=str(self.site))
+
+    def write(self, source: str) -> None:
+        """Write it; at its end it says what was imported at its start."""
+        self.path.write_text(f"import sys; AT_START = [*sys.modules]\n{source}{SAYS}")
+
+    def round(self, local_rank: int = 0) -> Plan:
+        notes = self.folder / f"notes{local_rank}"
+        return standbys.in_round(self.plan, **{IMPORTS_FILE: str(notes)})
+
+    def run(self, standby: Standby | None = None) -> str:
+        """Run it in a round; what it says."""
+        with standbys.outputs(self.folder) as streams:
+            started = (
+                standby.take(self.round(), *streams) if standby else standbys.start(self.round(), *streams)
+            )
+            assert standbys.ended(started) == 0, (self.folder / "stderr").read_text()
+        return (self.folder / "stdout").read_text().strip()
+
+    def notes(self) -> list[str]:
+        return (self.folder / "notes0").read_text().splitlines()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    return Script(tmp_path)
+
+
+def test_what_is_installed_is_imported(script: Script) -> None:
+    (script.folder / "own.py").write_text("import sys; assert 'AT_START' in vars(sys.modules['__main__'])")
+    script.write("import own, plain, json\ntry: import absent\nexcept ImportError: pass")
+    assert script.run() == "[]"
+    assert {"own", "plain", "absent"} <= set(script.notes())
+    before = script.notes()
+    assert script.run(standbys.ready(script.plan, [], before)) == "['plain']"
+    assert script.notes() == before
+
+
+def test_one_that_is_ready_imports_what_the_script_has_imported_since(script: Script) -> None:
+    script.write("import plain")
+    standby = standbys.ready(script.plan, ["coloured"])
+    script.run()
+    standby.order([], script.notes(), paced=True)
+    assert standbys.hear(standby)
+    assert script.run(standby) == "['plain', 'coloured']"
+
+
+def test_a_module_that_reads_what_the_script_sets_first_is_left_out(script: Script) -> None:
+    """A plain start would have set it before: `os.environ["KERAS_BACKEND"] = "torch"; import keras`."""
+    script.write("import os, plain\nos.environ['FLAVOUR'] = 'mint'\nimport flavoured")
+    script.run()
+    standby = Standby(script.plan, [], script.notes(), paced=False)
+    assert not standbys.hear(standby)
+    standby.end()
+    why = "it reads what the script sets first, FLAVOUR while it is imported"
+    assert standby.left_out == ("flavoured", why)
+
+
+def test_a_variable_that_is_set_later_or_by_a_module_makes_no_difference(script: Script) -> None:
+    script.write("import os, coloured, red, flavoured\nos.environ['FLAVOUR'] = 'mint'\nimport plain")
+    script.run()
+    assert {"=COLOUR", "=FLAVOUR"} <= set(script.notes())
+    assert (
+        script.run(standbys.ready(script.plan, [], script.notes()))
+        == "['plain', 'flavoured', 'coloured', 'red']"
+    )
+
+
+def test_a_module_from_a_folder_that_the_script_adds_is_not_imported_from_another(script: Script) -> None:
+    (script.folder / "mine").mkdir()
+    (script.folder / "mine" / "plain.py").write_text("")
+    script.write(f"sys.path.insert(0, {str(script.folder / 'mine')!r})\nimport plain, late")
+    script.run()
+    assert script.run(standbys.ready(script.plan, [], script.notes())) == "['late']"
+
+
+def test_notes_on_a_script_that_has_changed_are_of_no_use(script: Script) -> None:
+    script.write("import plain")
+    script.run()
+    script.write("import late")
+    assert script.run(standbys.ready(script.plan, [], script.notes())) == "[]"
+    assert "plain" not in script.notes()
+    assert script.run(standbys.ready(script.plan, [], script.notes())) == "['late']"
+
+
+def test_a_script_whose_imports_fail_because_of_it_begins_anew(script: Script) -> None:
+    """Nothing of it has run but imports, so it costs no restart."""
+    (script.folder / "own.py").write_text(
+        "import sys\nif 'plain' in sys.modules: raise ImportError('too late')"
+    )
+    script.write("import own\nimport plain")
+    script.run()
+    assert script.run(standbys.ready(script.plan, [], script.notes())) == "[]"
+    [line] = (script.folder / "stderr").read_text().splitlines()
+    assert line.startswith("hetagent: ImportError while the script imports, after --preload auto")
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Standbys]:
+    """No rests, and no shortage of memory; nothing may be said."""
+    for place, name in (
+        (keeper, "WARM_QUIET_S"),
+        (keeper, "COLD_QUIET_S"),
+        (keeper, "SETTLED_S"),
+        (imports, "SETTLED_S"),
+    ):
+        monkeypatch.setattr(place, name, 0.05)
+    monkeypatch.setattr(policy, "NEEDED_BYTES", 1)
+    told: list[str] = []
+    made = Standbys(["decimal", policy.AUTO], told.append)
+    yield made
+    made.close()
+    assert told == []
+
+
+@pytest.fixture
+def take(kept: Standbys, script: Script) -> Callable[[int], tuple[int | None, str]]:
+    def taken(local_rank: int) -> tuple[int | None, str]:
+        """Run a round of a rank; the pid of its standby, if there was one, and what the script said."""
+        plan = Plan(script.plan.args, {**standbys.in_round(script.plan).environ, **kept.environ(local_rank)})
+        with standbys.outputs(script.folder) as streams:
+            process = kept.take(local_rank, plan, *streams)
+            standby = process and process.pid
+            process = process or subprocess.Popen(
+                plan.args, env=plan.environ, stdout=streams[0], start_new_session=True
+            )
+            assert standbys.ended(process) == 0
+        return standby, (script.folder / "stdout").read_text().strip()
+
+    return taken
+
+
+def test_each_rank_has_what_its_own_workers_import(
+    kept: Standbys, script: Script, take: Callable[[int], tuple[int | None, str]]
+) -> None:
+    """And no standby is replaced for it, which for a while would leave none."""
+    script.write("import plain")
+    kept.prepare([script.plan, script.plan])
+    first = wait_for(lambda: pids if len(pids := kept.pids()) == 2 else None, "two standbys")
+    assert take(0) == (first[0], "[]")
+    second = wait_for(lambda: pids if len(pids := kept.pids()) == 2 else None, "two standbys")
+    assert second[1] == first[1]
+    wait_for(lambda: take(0)[1] == "['plain']", "a standby that has imported what the script does")
+    assert take(1) == (first[1], "[]")

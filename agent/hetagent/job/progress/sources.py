@@ -1,7 +1,7 @@
 """What torch's server in a worker can be asked, and how each of these sources does. Pure."""
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from hetagent.job.progress.trace import Seen, Trace
@@ -12,10 +12,40 @@ AGAIN_S, AGAIN_MAX_S = 1.0, 60.0
 LATE_S = 5.0
 """How much later than planned an answer may come until nothing is known any more (seconds)."""
 
-GLOO, NCCL, NCCL_WAITING = "fr_trace_json", "dump_nccl_trace_json", "dump_nccl_trace_json?onlyactive=true"
-"""Questions: about gloo; about NCCL, all that it has recorded, and what is not done."""
 
-NCCL_SUFFIX = "/nccl"
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """How torch's server tells of one of torch's backends.
+
+    Attributes:
+        question: what to ask.
+        needs: the handlers that a server with this answer has.
+        suffix: what is added to the names of groups: two backends may have groups of the same name.
+        counts_operations: see `Trace`.
+    """
+
+    question: str
+    needs: frozenset[str]
+    suffix: str = ""
+    counts_operations: bool = True
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "gloo": Backend("fr_trace_json", frozenset({"fr_trace_json"})),
+    # Never the entries: torch would ask CUDA about the events of what is not done, from a thread of the server. There
+    # that makes a context on GPU 0 (half a GB for each worker, meta-pytorch/torchcomms#777), breaks the capture of a
+    # CUDA graph (pytorch/pytorch#104555) and may hang, with the lock that the next collective takes.
+    "nccl": Backend(
+        "dump_nccl_trace_json?includecollectives=false",
+        frozenset({"dump_nccl_trace_json"}),
+        "/nccl",
+        counts_operations=False,
+    ),
+    # Its recorder has no events. Servers that know recorders by the name of a backend also write their files.
+    "nccl2": Backend("fr_trace_json?backend=nccl2", frozenset({"fr_trace_json", "fr_dump_file"}), "/nccl2"),
+}
+"""By torch's name for the backend that a group really has. Of any other nothing is known: xccl, mpi, ucc, nccl-lazy,
+those of other packages, and nccl2 in 2.14, which records nothing. docs/hangs.md has the table."""
 
 
 @dataclass(slots=True)
@@ -52,9 +82,10 @@ class Health:
 
 @dataclass(slots=True)
 class Source:
-    """One of torch's backends in a worker.
+    """What a worker's server tells of one backend.
 
     Attributes:
+        name: the backend's.
         costs: how long its last answers took (seconds).
     """
 
@@ -67,26 +98,25 @@ class Source:
     @property
     def question(self) -> str:
         """What to ask the worker's server."""
-        if not self.trace.suffix:
-            return GLOO
-        return NCCL_WAITING if self.seen is not None and not self.seen.nameless else NCCL
+        return BACKENDS[self.name].question
 
     def blind(self, now: float) -> str:
-        """Why nothing is known of this backend now; empty: something is."""
+        """Why nothing is known of this backend's groups now; empty: something is."""
         why = self.health.blind(now)
+        if not why and self.seen is not None and not self.seen.records:
+            why = "records nothing: is TORCH_FR_BUFFER_SIZE 0?"
+        if not why and self.seen is not None and self.seen.nameless and not self.trace.counts_operations:
+            why = "has groups that torch does not name"
         return why and f"{self.name} {why}"
 
 
-def found(handlers: Collection[str], world_size: int, *, cpu: bool) -> list[Source]:
-    """The sources of a worker whose server has these handlers.
+def source(name: str, handlers: Collection[str], world_size: int) -> Source | None:
+    """What a server with these handlers tells of a backend; None: nothing.
 
     Args:
         world_size: of the round.
-        cpu: the worker has no GPU, so NCCL is not asked about.
     """
-    sources = []
-    if "fr_trace_json" in handlers:
-        sources.append(Source("gloo", Trace(world_size)))
-    if "dump_nccl_trace_json" in handlers and not cpu:
-        sources.append(Source("nccl", Trace(world_size, NCCL_SUFFIX)))
-    return sources
+    backend = BACKENDS.get(name)
+    if backend is None or not backend.needs.issubset(handlers):
+        return None
+    return Source(name, Trace(world_size, backend.suffix, backend.counts_operations))

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from hetagent.job.progress import said
 from hetagent.job.progress.asking import Asked, NoAnswer
-from hetagent.job.progress.sources import Health, Source, found
+from hetagent.job.progress.groups import SUFFIX, Groups
+from hetagent.job.progress.sources import Health, Source, source
 from hetagent.job.progress.trace import Seen
 from hetagent.job.progress.tracks import State, Track
 from hetagent.node.processes import finding as processes
@@ -42,9 +43,9 @@ class Looker:
         world_size: of the round.
         file: its HET_PROGRESS_FILE; None: it has none.
         socket: where torch's server listens in it, if there is one; None: there is none.
-        cpu: it has no GPU, so NCCL is not asked about.
+        cpu: it has no GPU, so its main thread does what it has asked for itself.
         asked: the question that is not answered yet.
-        sources: what its server can be asked; None: not known yet.
+        sources: what its server is asked, by backend; None: it has not answered yet.
     """
 
     pid: int
@@ -54,9 +55,14 @@ class Looker:
     socket: str | None = None
     cpu: bool = False
     asked: Asked | None = None
-    sources: list[Source] | None = None
+    sources: dict[str, Source] | None = None
+    groups: Groups = field(init=False)
     _server: Health = field(default_factory=lambda: Health("its torch server does not listen yet"))
-    _asks: Source | None = None  # which source `asked` is about; None: which there are
+    _handlers: frozenset[str] = frozenset()
+    _asks: Source | None = None  # which source `asked` is about; None: which handlers there are
+
+    def __post_init__(self) -> None:
+        self.groups = Groups(f"{self.socket}{SUFFIX}")
 
     def look(self, now: float) -> None:
         """Look at the process and its files; ask its server, if it is time for that."""
@@ -64,6 +70,9 @@ class Looker:
         if state is State.RUNS and self.asked is not None and now - self.asked.at >= SILENT_S:
             state = State.SILENT
         self.track.process(state, now)
+        if self.sources is not None:
+            self.groups.read()
+            self._find()
         if self.file is not None:
             self.track.says(said.read(self.file), now)
         if state is not State.RUNS or not self.sources:
@@ -73,9 +82,9 @@ class Looker:
 
     def _ask(self, now: float) -> None:
         """Ask what is due, if anything is."""
-        if self.socket is None or self.sources == []:
+        if self.socket is None or self.sources == {}:
             return
-        self._asks = min(self.sources, key=lambda one: one.health.next_at) if self.sources else None
+        self._asks = min(self.sources.values(), key=lambda one: one.health.next_at) if self.sources else None
         health = self._server if self._asks is None else self._asks.health
         if now < health.next_at - TICK_S / 2:
             return
@@ -95,9 +104,22 @@ class Looker:
             return "torch's server is not opened in it"
         if self.sources is None:
             return self._server.blind(now)
-        if not self.sources:
-            return "its torch does not tell of collectives"
-        return "; ".join(why for source in self.sources if (why := source.blind(now)))
+        if not self.groups.known:
+            return "which backends its process groups have is not known"
+        return "; ".join(why for name in self.groups.backends if (why := self._blind(name, now)))
+
+    def _blind(self, backend: str, now: float) -> str:
+        assert self.sources is not None
+        if backend not in self.sources:
+            return f"its torch does not tell of {backend}"
+        return self.sources[backend].blind(now)
+
+    def _find(self) -> None:
+        """Find what to ask about the backends that its groups have; about gloo in any case."""
+        assert self.sources is not None
+        for name in ["gloo", *self.groups.backends]:
+            if name not in self.sources and (made := source(name, self._handlers, self.world_size)):
+                self.sources[name] = made
 
     def collectives(self, *, torch_tells: bool) -> int | None:
         """How many collectives it has asked for in all its process groups, as last seen; None: nobody can tell.
@@ -105,11 +127,17 @@ class Looker:
         Args:
             torch_tells: whether the torch that it would import tells, so that one that never answered has had none yet.
         """
-        if self.socket is None or self.sources == [] or (self.sources is None and not torch_tells):
+        if self.socket is None or (self.sources is None and not torch_tells):
             return None
-        if any(source.seen is None for source in self.sources or ()):
+        if self.sources is not None and not self._tells_all():
             return None
         return sum(one.enqueued for one in self.track.groups)
+
+    def _tells_all(self) -> bool:
+        """Whether its server has told of all backends that its groups have."""
+        assert self.sources is not None
+        told = [one.name for one in self.sources.values() if one.seen is not None and one.seen.records]
+        return self.groups.known and set(told).issuperset(self.groups.backends)
 
     def answers_soon(self, now: float) -> bool:
         """Whether it has only just been asked."""
@@ -125,10 +153,12 @@ class Looker:
             if answer is None:
                 return
             if self._asks is None:
-                self.sources = found(json.loads(answer), self.world_size, cpu=self.cpu)
+                self._handlers, self.sources = frozenset(json.loads(answer)), {}
+                self._find()
                 health.answered(now, 0.0)
             else:
-                self._take(self._asks, self._asks.trace.read(answer), now)
+                names = self.groups.names.get(self._asks.name, ())
+                self._take(self._asks, self._asks.trace.read(answer, names), now)
                 self._asks.costs.append(now - self.asked.at)
                 health.answered(now, self._pause_s(self._asks))
         except NoAnswer as error:
@@ -142,10 +172,10 @@ class Looker:
     def _take(self, source: Source, seen: Seen, now: float) -> None:
         assert self.sources is not None
         source.seen = seen
-        known = [one.seen for one in self.sources if one.seen is not None]
+        known = [one.seen for one in self.sources.values() if one.seen is not None]
         counts = {
             f"{one.trace.suffix}{number}": count
-            for one in self.sources
+            for one in self.sources.values()
             if one.seen is not None
             for number, count in one.seen.counts.items()
         }

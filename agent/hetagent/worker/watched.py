@@ -9,6 +9,9 @@ worker holds the GIL. Nothing of it may be noticed by the script:
 - They take no signals, and are never asked to end: the server would log that, too.
 - A child that the script forks has none of it.
 
+The server tells of some backends only, and of NCCL's groups without their names. So the worker notes each process group
+that it makes, in a file beside the socket.
+
 Standard library only.
 """
 
@@ -34,6 +37,11 @@ CLOSE_TIMEOUT_S = 1.0
 
 PAUSE_S = 0.002
 
+SCRIPTS, OURS = 512, 64
+"""Numbers of descriptors that the server does not use, and how many are left for it. Python's garbage collector may run
+in its threads while they show a stack. What it finalizes there writes to numbers of the script's table, and closes
+them: that must not meet a descriptor of the server."""
+
 SERVER = b"pt_workerserver"
 """torch's name for the threads of its server, as far as the kernel keeps it."""
 
@@ -52,6 +60,8 @@ def serve(path: str) -> None:
         Exception: it cannot: this torch has none, or no thread can be started.
     """
     server = sys.modules["torch._C"]._distributed_c10d._WorkerServer
+    with contextlib.suppress(Exception):
+        _note_groups(f"{path}.groups")
     opened = _thread.allocate_lock()
     opened.acquire()
     collects = gc.isenabled()
@@ -65,6 +75,51 @@ def serve(path: str) -> None:
         raise
     opened.acquire(timeout=OPEN_TIMEOUT_S)
     atexit.register(_forget, path, os.getpid())
+
+
+def _note_groups(path: str) -> None:
+    """Have each process group noted at `path` when it is made, as long as that works.
+
+    torch keeps the backends of its groups in a dictionary, which is replaced by one that notes what is put in.
+
+    Raises:
+        Exception: torch's internals are not as expected, or no file can be made: there is none.
+    """
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    pid = os.getpid()
+
+    class Noting(dict):
+        def __setitem__(self, group: "Any", config: "Any") -> None:
+            super().__setitem__(group, config)
+            if os.getpid() == pid:
+                try:
+                    _append(path, [group.group_name, *_backends(group, config)])
+                except Exception:  # what is noted would not be all
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
+
+    if c10d._world.pg_backend_config is not c10d._pg_backend_config or c10d._pg_backend_config:
+        raise ValueError("torch keeps its groups elsewhere, or has some already")
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    c10d._pg_backend_config = Noting()
+
+
+def _append(path: str, fields: "list[str]") -> None:
+    line = "\t".join("".join(c if c.isprintable() else "?" for c in one) for one in fields)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(file, f"{line}\n".encode(errors="replace"))
+    finally:
+        os.close(file)
+
+
+def _backends(group: "Any", config: str) -> "list[str]":
+    """torch's names for the backends that a group has: `nccl` as a setting may stand for one or the other."""
+    try:
+        names = {group._get_backend(device).name() for device in group._device_types}
+    except Exception:
+        names = set()
+    return sorted(names) or [config]
 
 
 def _serve(server: "Any", path: str, collects: bool, opened: "Any") -> None:
@@ -82,7 +137,7 @@ def _serve(server: "Any", path: str, collects: bool, opened: "Any") -> None:
 
 
 def _have_own_descriptors() -> None:
-    """Give this thread a table of descriptors of its own, with nothing in it but /dev/null.
+    """Give this thread a table of descriptors of its own, with nothing in it but /dev/null, many times.
 
     Raises:
         OSError: the kernel, or a filter in front of it, refuses: Linux before 5.9 in a container, for instance.
@@ -98,8 +153,9 @@ def _have_own_descriptors() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nowhere, standard)
-    if nowhere > 2:
-        os.close(nowhere)
+    with contextlib.suppress(OSError):  # there may be a low limit
+        for name in range(3, min(SCRIPTS, os.sysconf("SC_OPEN_MAX") - OURS)):
+            os.dup2(nowhere, name)
 
 
 def _forget(path: str, pid: int) -> None:

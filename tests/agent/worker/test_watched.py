@@ -186,6 +186,56 @@ def without_importlib(ended: tuple[int, str, str]) -> tuple[int, str, str]:
     return status, out, "".join(line for line in err.splitlines(True) if "<frozen importlib" not in line)
 
 
+COLLECTS = """
+import gc, os, socket, sys, threading
+import torch.distributed
+path = sys.argv[0] + ".sock"
+finalized = []
+
+class Garbage:
+    def __init__(self, number):
+        self.me, self.file = self, os.fdopen(os.dup2(os.open(os.devnull, os.O_WRONLY), number), "wb")
+
+    def __del__(self):
+        finalized.append(threading.get_ident())
+
+def ask(what):
+    asked = socket.socket(socket.AF_UNIX)
+    asked.connect(path)
+    asked.sendall(f"POST /handler/{what} HTTP/1.1\\r\\nConnection: close\\r\\nContent-Length: 0\\r\\n\\r\\n".encode())
+    answer = b""
+    while data := asked.recv(1 << 16):
+        answer += data
+    return b" 200 OK" in answer
+
+gc.collect()
+gc.disable()
+for number in range(3, 40):
+    try:
+        os.fstat(number)
+    except OSError:
+        Garbage(number)
+pid = os.fork()
+if pid == 0:
+    asked = [ask("dump_traceback") for _ in range(50)]
+    os._exit(0 if all(asked) and ask("ping") else 1)
+gc.set_threshold(1)
+gc.enable()
+status = os.waitpid(pid, 0)[1]
+gc.disable()
+print(status, threading.get_ident() not in finalized, len(finalized) > 0)
+"""
+
+
+def test_garbage_that_is_collected_in_a_thread_of_the_server_does_not_harm_it(tmp_path: Path) -> None:
+    """It closes files of the script by numbers that mean others there: the server's socket, and what it writes."""
+    script = tmp_path / "script.py"
+    script.write_text(COLLECTS)
+    status, out, err = run(script, Path(f"{script}.sock"))
+    assert (status, err) == (0, "")
+    assert out == "0 True True\n"
+
+
 def test_it_serves_until_the_worker_ends_and_logs_nothing(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SERVED)

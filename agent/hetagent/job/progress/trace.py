@@ -4,10 +4,12 @@ An answer names process groups in two ways. `pg_status` has the counts by a numb
 groups, in the order in which it made them: it differs from worker to worker. The `entries`, which are the last few
 operations, have that number and the name of the group, which is the same on all its members. So names are remembered.
 
-With gloo the counts include what was sent to and received from single members, which others know nothing of; an entry
-says how many of its group's operations were collectives. Two of gloo's threads may finish operations at the same time,
-and the older one last: the entries know better what is done. NCCL counts collectives only, and has members in
-`pg_config`.
+With gloo and nccl2 the counts include what was sent to and received from single members, which others know nothing of;
+an entry says how many of its group's operations were collectives. Several threads may finish operations at the same
+time, and the older one last: the entries know better what is done.
+
+The older NCCL counts collectives only. Its entries are not asked for (see sources.py), so its groups have the names
+that the worker has noted: torch numbers them in the order in which they were made.
 """
 
 import json
@@ -30,12 +32,14 @@ class Seen:
         groups: of the groups whose name is known.
         newest_at: when the last operation was asked for (seconds of the wall clock); None: unknown.
         nameless: whether there are groups whose name is not known.
+        records: whether the recorder knows of any group. It does not if it is switched off.
     """
 
     counts: Mapping[str, tuple[int, int, int]]
     groups: Sequence[CollectivesFields]
     newest_at: float | None
     nameless: bool
+    records: bool
 
 
 @dataclass(slots=True)
@@ -53,14 +57,19 @@ class Trace:
     Attributes:
         world_size: of the round: how many members the default group has.
         suffix: what is added to the names of groups: two backends may have groups of the same name.
+        counts_operations: the counts are of operations of any kind, not of collectives.
     """
 
     world_size: int
     suffix: str = ""
+    counts_operations: bool = True
     _groups: dict[str, _Group] = field(default_factory=dict)
 
-    def read(self, answer: bytes) -> Seen:
+    def read(self, answer: bytes, names: Sequence[str] = ()) -> Seen:
         """Read an answer.
+
+        Args:
+            names: of all groups of this backend, in the order of their making, if its entries do not tell.
 
         Raises:
             ValueError: it is none.
@@ -69,6 +78,8 @@ class Trace:
             found = json.loads(answer)
             newest_ns = self._read_entries(found.get("entries", ()))
             sizes = {str(one["name"]): _members(one) for one in found.get("pg_config", {}).values()}
+            if not self.counts_operations:
+                self._read_names(names, sizes)
             counts = {str(number): _counts(one) for number, one in found.get("pg_status", {}).items()}
         except (AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"not an answer of torch's flight recorder: {error}") from error
@@ -82,7 +93,17 @@ class Trace:
             groups=groups,
             newest_at=newest_ns / 1e9 if newest_ns else None,
             nameless=len(groups) < len(counts),
+            records=bool(sizes),
         )
+
+    def _read_names(self, names: Sequence[str], sizes: Mapping[str, int]) -> None:
+        """Give groups their names; none, if there are groups of which the worker has not noted that it made them."""
+        known = sizes.keys() <= set(names)
+        self._groups = {
+            str(number): self._groups.get(str(number)) or _Group(name)
+            for number, name in enumerate(names)
+            if known and name in sizes
+        }
 
     def _read_entries(self, entries: Sequence[Any]) -> int:
         """Remember what the entries say about their groups; when the newest was asked for (nanoseconds, 0: never)."""
@@ -93,7 +114,7 @@ class Trace:
             if entry.get("is_p2p"):
                 continue
             group = self._groups.setdefault(str(entry["pg_id"]), _Group(str(entry["process_group"][0])))
-            if not self.suffix:
+            if self.counts_operations:
                 operation = int(entry["op_id"])
                 if not entry.get("retired"):
                     undone.setdefault(str(entry["pg_id"]), operation)

@@ -1,14 +1,14 @@
 """Looks at one worker: at its process, its files, and torch's server in it."""
 
-import contextlib
 import json
 import time
-from collections import deque
 from dataclasses import dataclass, field
 
 from hetagent.job.progress import said
 from hetagent.job.progress.asking import Asked, NoAnswer
-from hetagent.job.progress.trace import Seen, Trace
+from hetagent.job.progress.groups import SUFFIX, Groups
+from hetagent.job.progress.sources import Health, Source, source
+from hetagent.job.progress.trace import Seen
 from hetagent.job.progress.tracks import State, Track
 from hetagent.node.processes import finding as processes
 
@@ -32,33 +32,6 @@ worker with a GPU does meanwhile cannot be seen from outside."""
 SOON_S = 0.2
 """How long news of one worker wait for those of the others (seconds)."""
 
-GLOO, NCCL, NCCL_WAITING = (
-    "fr_trace_json",
-    "dump_nccl_trace_json?includestacktraces=false",
-    "dump_nccl_trace_json?includestacktraces=false&onlyactive=true",
-)
-"""What torch's server is asked: about gloo; about NCCL, all that it has recorded, and what is not done.
-
-The handler for gloo knows no parameters. What NCCL answers was never tried.
-"""
-
-NCCL_SUFFIX = "/nccl"
-
-
-@dataclass(slots=True)
-class _Source:
-    """One of torch's backends in a worker."""
-
-    trace: Trace
-    seen: Seen | None = None
-
-    @property
-    def question(self) -> str:
-        """What to ask the worker's server."""
-        if not self.trace.suffix:
-            return GLOO
-        return NCCL_WAITING if self.seen is not None and not self.seen.nameless else NCCL
-
 
 @dataclass(slots=True)
 class Looker:
@@ -70,8 +43,9 @@ class Looker:
         world_size: of the round.
         file: its HET_PROGRESS_FILE; None: it has none.
         socket: where torch's server listens in it, if there is one; None: there is none.
-        cpu: it has no GPU, so NCCL is not asked about.
+        cpu: it has no GPU, so its main thread does what it has asked for itself.
         asked: the question that is not answered yet.
+        sources: what its server is asked, by backend; None: it has not answered yet.
     """
 
     pid: int
@@ -81,10 +55,14 @@ class Looker:
     socket: str | None = None
     cpu: bool = False
     asked: Asked | None = None
-    _sources: list[_Source] | None = None  # None: not known yet
-    _turn: int = 0  # which of them is asked
-    _ask_at: float = 0.0
-    _costs: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    sources: dict[str, Source] | None = None
+    groups: Groups = field(init=False)
+    _server: Health = field(default_factory=lambda: Health("its torch server does not listen yet"))
+    _handlers: frozenset[str] = frozenset()
+    _asks: Source | None = None  # which source `asked` is about; None: which handlers there are
+
+    def __post_init__(self) -> None:
+        self.groups = Groups(f"{self.socket}{SUFFIX}")
 
     def look(self, now: float) -> None:
         """Look at the process and its files; ask its server, if it is time for that."""
@@ -92,20 +70,56 @@ class Looker:
         if state is State.RUNS and self.asked is not None and now - self.asked.at >= SILENT_S:
             state = State.SILENT
         self.track.process(state, now)
+        if self.sources is not None:
+            self.groups.read()
+            self._find()
         if self.file is not None:
             self.track.says(said.read(self.file), now)
-        if state is not State.RUNS or not self._sources:
+        if state is not State.RUNS or not self.sources:
             self.track.stands(now)
-        if state is State.RUNS and self.asked is None and now >= self._ask_at - TICK_S / 2:
+        if state is State.RUNS and self.asked is None:
             self._ask(now)
 
     def _ask(self, now: float) -> None:
-        self._ask_at = now + TICK_S
-        if self.socket is None or self._sources == []:
+        """Ask what is due, if anything is."""
+        if self.socket is None or self.sources == {}:
             return
-        question = self._sources[self._turn].question if self._sources is not None else ""
-        with contextlib.suppress(OSError):  # it has not imported torch yet, or is about to end
-            self.asked = Asked(self.socket, question)
+        self._asks = min(self.sources.values(), key=lambda one: one.health.next_at) if self.sources else None
+        health = self._server if self._asks is None else self._asks.health
+        if now < health.next_at - TICK_S / 2:
+            return
+        try:
+            self.asked = Asked(self.socket, self._asks.question if self._asks is not None else "")
+        except (
+            FileNotFoundError,
+            ConnectionRefusedError,
+        ):  # it has not imported torch yet, or is about to end
+            health.next_at = now + TICK_S
+        except OSError as error:  # this process has no descriptors left, for instance
+            health.failed(f"cannot be asked: {error}", now)
+
+    def blind(self, now: float) -> str:
+        """Why it cannot be known now what collectives this worker has asked for; empty: it is known."""
+        if self.socket is None:
+            return "torch's server is not opened in it"
+        if self.sources is None:
+            return self._server.blind(now)
+        if not self.groups.known:
+            return "which backends its process groups have is not known"
+        return "; ".join(why for name in self.groups.backends if (why := self._blind(name, now)))
+
+    def _blind(self, backend: str, now: float) -> str:
+        assert self.sources is not None
+        if backend not in self.sources:
+            return f"its torch does not tell of {backend}"
+        return self.sources[backend].blind(now)
+
+    def _find(self) -> None:
+        """Find what to ask about the backends that its groups have; about gloo in any case."""
+        assert self.sources is not None
+        for name in ["gloo", *self.groups.backends]:
+            if name not in self.sources and (made := source(name, self._handlers, self.world_size)):
+                self.sources[name] = made
 
     def collectives(self, *, torch_tells: bool) -> int | None:
         """How many collectives it has asked for in all its process groups, as last seen; None: nobody can tell.
@@ -113,9 +127,17 @@ class Looker:
         Args:
             torch_tells: whether the torch that it would import tells, so that one that never answered has had none yet.
         """
-        if self.socket is None or self._sources == [] or (self._sources is None and not torch_tells):
+        if self.socket is None or (self.sources is None and not torch_tells):
+            return None
+        if self.sources is not None and not self._tells_all():
             return None
         return sum(one.enqueued for one in self.track.groups)
+
+    def _tells_all(self) -> bool:
+        """Whether its server has told of all backends that its groups have."""
+        assert self.sources is not None
+        told = [one.name for one in self.sources.values() if one.seen is not None and one.seen.records]
+        return self.groups.known and set(told).issuperset(self.groups.backends)
 
     def answers_soon(self, now: float) -> bool:
         """Whether it has only just been asked."""
@@ -124,41 +146,36 @@ class Looker:
     def hear(self) -> None:
         """Something of the answer has come."""
         assert self.asked is not None
+        health = self._server if self._asks is None else self._asks.health
         try:
             answer = self.asked.read()
             now = time.monotonic()
             if answer is None:
                 return
-            if self._sources is None:
-                self._sources = self._found(answer)
-                self.close()
-                self._ask(now)
-                return
-            self._take(self._sources[self._turn].trace.read(answer), now)
-            self._costs.append(now - self.asked.at)
-        except (NoAnswer, TypeError, ValueError):
-            if self._sources:
-                del self._sources[self._turn]
-        self._turn = (self._turn + 1) % len(self._sources) if self._sources else 0
-        self._ask_at = self.asked.at + self._pause_s()
+            if self._asks is None:
+                self._handlers, self.sources = frozenset(json.loads(answer)), {}
+                self._find()
+                health.answered(now, 0.0)
+            else:
+                names = self.groups.names.get(self._asks.name, ())
+                self._take(self._asks, self._asks.trace.read(answer, names), now)
+                self._asks.costs.append(now - self.asked.at)
+                health.answered(now, self._pause_s(self._asks))
+        except NoAnswer as error:
+            health.failed(f"cannot be asked: {error}", time.monotonic())
+        except (TypeError, ValueError, RecursionError) as error:
+            health.failed(f"answers something else than expected: {error}", time.monotonic())
         self.close()
+        if not health.why:
+            self._ask(time.monotonic())
 
-    def _found(self, handlers: bytes) -> list[_Source]:
-        names = json.loads(handlers)
-        sources = []
-        if "fr_trace_json" in names:
-            sources.append(_Source(Trace(self.world_size)))
-        if "dump_nccl_trace_json" in names and not self.cpu:
-            sources.append(_Source(Trace(self.world_size, NCCL_SUFFIX)))
-        return sources
-
-    def _take(self, seen: Seen, now: float) -> None:
-        assert self._sources is not None
-        self._sources[self._turn].seen = seen
-        known = [one.seen for one in self._sources if one.seen is not None]
+    def _take(self, source: Source, seen: Seen, now: float) -> None:
+        assert self.sources is not None
+        source.seen = seen
+        known = [one.seen for one in self.sources.values() if one.seen is not None]
         counts = {
             f"{one.trace.suffix}{number}": count
-            for one in self._sources
+            for one in self.sources.values()
             if one.seen is not None
             for number, count in one.seen.counts.items()
         }
@@ -168,11 +185,10 @@ class Looker:
         waits = asked and (not self.cpu or processes.state(self.pid) == ASLEEP)
         self.track.asked_for(counts, groups, now, newest_at, waits=waits)
 
-    def _pause_s(self) -> float:
-        """How long to leave the server alone, by what its answers have cost at least."""
-        if not self._costs:
-            return 0.0
-        cost_s = min(self._costs)
+    def _pause_s(self, source: Source) -> float:
+        """How long to leave a source alone, by what its answers have cost at least."""
+        assert self.sources is not None
+        cost_s = min(source.costs) * len(self.sources)
         pause_s = max(TICK_S, min(RARELY_S, cost_s / SHARE))
         return min(pause_s, max(TICK_S, cost_s / SHARE_STILL)) if self.track.idle_s > 0 else pause_s
 

@@ -154,8 +154,8 @@ def _have_own_descriptors() -> None:
     for standard in (0, 1, 2):
         os.dup2(nowhere, standard)
     with contextlib.suppress(OSError):  # there may be a low limit
-        for name in range(3, min(SCRIPTS, os.sysconf("SC_OPEN_MAX") - OURS)):
-            os.dup2(nowhere, name)
+        for number in range(3, min(SCRIPTS, os.sysconf("SC_OPEN_MAX") - OURS)):
+            os.dup2(nowhere, number)
 
 
 def _forget(path: str, pid: int) -> None:

@@ -179,12 +179,12 @@ STALLS = {
         40,
         "which is stuck in the kernel (state D), at collective 17,203 of 17,204",
     ),
-    "silent before its first collective": (
-        [*SLEEPER[:3], worker(3, state="silent")],
+    "stopped before its first collective": (
+        [*SLEEPER[:3], worker(3, state="stopped")],
         "no_answer",
         (3,),
         40,
-        "ranks 0 to 2 wait for rank 3 (gpu2), which is not answering",
+        "ranks 0 to 2 wait for rank 3 (gpu2), which is stopped by a signal",
     ),
     "ended": (
         [*SLEEPER[:3], worker(3, done(17_203), state="ended", idle=0)],

@@ -63,6 +63,9 @@ MAX_LABELS = 64
 MAX_LABEL_CHARACTERS = 4_096
 """How many characters its labels have in all, and the facts of its device: a reply may show those of all nodes."""
 
+MAX_KNOWN_S = 3600.0
+"""For how long a sample may hold (seconds)."""
+
 MAX_LANES = 32
 """How many process groups of one worker a sample may tell of."""
 
@@ -358,7 +361,7 @@ class ProgressFields(Wire):
     round: Positive
     decision: Count = 0
     age_s: Duration = 0.0
-    known_s: Annotated[Duration, Field(le=3600)] = 60.0
+    known_s: Annotated[Duration, Field(le=MAX_KNOWN_S)] = 60.0
     workers: Annotated[list[WorkerFields], Field(max_length=MAX_SLOTS, fail_fast=True)]
 
     @field_validator("workers")

@@ -76,7 +76,7 @@ async def test_the_group_shows_how_far_its_workers_have_come() -> None:
         await two_nodes(service)
         await poll(client, "a", progress(worker(0, 100, step=4, waiting=0.5)))
         clock.pass_by(service, 10)
-        await poll(client, "a", progress(worker(0, 150, step=9, waiting=0.25, idle_s=0.1)))
+        await poll(client, "a", progress(worker(0, 150, step=9, waiting=0.25, idle_s=0.1, sources="gloo")))
         shown = (await group(client))["current_round"]["workers"]
         assert shown == [
             {
@@ -84,6 +84,8 @@ async def test_the_group_shows_how_far_its_workers_have_come() -> None:
                 "node_id": "a",
                 "state": "runs",
                 "idle_s": 0.0,
+                "unseen": "",
+                "sources": "gloo",
                 "collectives": 150,
                 "per_s": 5.0,
                 "step": 9,
@@ -261,10 +263,14 @@ async def test_a_failure_counts_as_far_as_any_node_came_unless_its_agent_cannot_
         ({"collectives": 3, "step": 2}, (500, 7)),
         ({}, (None, None)),
         ({"step": 9}, (None, 9)),
+        ({"collectives": 3, "alone": True}, (3, None)),
+        ({"collectives": 3, "unseen": "nccl does not answer any more"}, (None, None)),
     ):
+        more = {name: told.pop(name) for name in ("alone", "unseen") if name in told}
         async with serving(clock=HandClock()) as (service, _), api(service) as client:
             await two_nodes(service)
-            await poll(client, "b", progress(worker(1, 500, step=7)))
+            await poll(client, "a", progress(worker(0, 2 if more.pop("alone", False) else 501)))
+            await poll(client, "b", progress(worker(1, 500, step=7, **more)))
             failure = {"local_rank": 0, "rank": 0, "exit_code": 1, **told}
             body = {"incarnation": "1", "round": 1, "kind": "failed", "failure": failure}
             (await client.post(f"{GROUP}/nodes/a/report", json=body)).raise_for_status()

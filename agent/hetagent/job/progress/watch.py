@@ -84,9 +84,7 @@ class Watch:
         self._targets: dict[int, stacks.Target] = {}
         self._taking = threading.Lock()
         self._hurried = threading.Event()
-        self._health: dict[
-            int | None, Health
-        ] = {}  # of the looks at each worker, and at all together, by rank
+        self._health: dict[int, Health] = {}  # of those at whom looks fail, by rank
         self._told_trouble = False
         self._woken, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
@@ -98,7 +96,7 @@ class Watch:
             torch: whether it opens torch's server: it runs under our runner, and is a worker by itself.
         """
         if not torch:
-            self._unseen = self._unseen or NOT_OURS
+            self._unseen = NOT_OURS
         names = self._names(local_rank)
         return names if torch else {name: path for name, path in names.items() if name != SOCKET}
 
@@ -238,6 +236,7 @@ class Watch:
                 looker.look(now)
                 self._judge(looker, now)
                 looker.track.lost = ""
+                self._health.pop(rank, None)
             except Exception as error:
                 self._fails(rank, error, now)
 
@@ -256,9 +255,9 @@ class Watch:
     def _fails(self, rank: int | None, error: Exception, now: float) -> None:
         """Nothing is known of a worker, or of all, until it goes well again."""
         why = f"its agent cannot look at it: {type(error).__name__}: {error}"
-        self._health.setdefault(rank, Health()).failed(why, now)
         for one, looker in self._lookers.items():
             if rank in (one, None):
+                self._health.setdefault(one, Health()).failed(why, now)
                 looker.close()
                 looker.track.lost = why
         if not self._told_trouble:

@@ -40,7 +40,7 @@ RENEW_S = 2.0
 """What is known of a stall is noted again if the group would not know it for longer than this (seconds)."""
 
 SOONER_S = 0.001
-"""Who is in a stall and was not seen to stand for `hang_timeout_s` yet is not known to until so long before (seconds)."""
+"""So long before its end, a stall is known to last until its workers were seen to stand for `hang_timeout_s` (seconds)."""
 
 STACK_WITHIN_S = 10.0
 """How long agents have to send stacks, or logs (seconds)."""
@@ -382,4 +382,4 @@ def _lasts_longer(found: Stall, noted: Stall, now: float) -> bool:
 
 def _goes_on(worker: Worker) -> bool:
     known = worker.state == "runs" or worker.step is not None
-    return worker.long_s > 0 or (known and worker.idle_s == 0)
+    return worker.long_s > 0 or (known and worker.idle_s == 0 and not worker.ended)

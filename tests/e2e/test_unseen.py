@@ -29,6 +29,7 @@ sys.exit(3 if begin < 900 else 0)
 """
 """Saves steps 300, 600 and 900, and fails each time."""
 
+
 def start(job: Cluster, script: Path, env: dict[str, str]) -> None:
     """An agent with two workers."""
     own = ["--gpus", "2", "--device", "cpu", "--server", job.server.url, "--group", "job", "--node-id", "a"]

@@ -181,7 +181,7 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     assert "in barrier" in (pair.folder / "stack.txt").read_text()
 
 
-OUT_OF_DESCRIPTORS = '''
+OUT_OF_DESCRIPTORS = """
 import os, resource, subprocess, sys, time
 from hetagent.job.progress.watch import Watch
 
@@ -219,7 +219,7 @@ assert len(said) == 1 and "Too many open files" in said[0], said
 worker.kill()
 worker.wait()
 watch.close()
-'''
+"""
 
 
 def test_an_agent_without_descriptors_knows_nothing_says_so_once_and_goes_on(tmp_path: Path) -> None:

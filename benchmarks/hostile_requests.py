@@ -36,7 +36,7 @@ TEXTS = (
     "-1",
     "runs",
     "ended",
-    "silent",
+    "unknown",
     "blocked",
     "\ufeff",
     "rack",
@@ -439,7 +439,7 @@ class Requests:
             }
             for name in manner.lanes
         ]
-        states = ("silent", "blocked", "ended") if rng.random() < 0.1 else ("runs",)
+        states = ("unknown", "blocked", "ended") if rng.random() < 0.1 else ("runs",)
         workers = [
             {
                 "rank": self._first(node) + slot,

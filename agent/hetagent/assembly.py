@@ -190,6 +190,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
             keeps_stacks=options.torchrun.log_dir is not None,
             reports_logs=_reports(options.report_stderr, "HET_REPORT_STDERR"),
             secrets=secrets,
+            say=tell,
         ),
         network=NetworkCheck(options.group, options.node_id, lambda: place.address)
         if options.check_network

@@ -76,7 +76,7 @@ async def test_the_group_shows_how_far_its_workers_have_come() -> None:
         await two_nodes(service)
         await poll(client, "a", progress(worker(0, 100, step=4, waiting=0.5)))
         clock.pass_by(service, 10)
-        await poll(client, "a", progress(worker(0, 150, step=9, waiting=0.25, idle_s=0.1)))
+        await poll(client, "a", progress(worker(0, 150, step=9, waiting=0.25, idle_s=0.1, sources="gloo")))
         shown = (await group(client))["current_round"]["workers"]
         assert shown == [
             {
@@ -84,6 +84,8 @@ async def test_the_group_shows_how_far_its_workers_have_come() -> None:
                 "node_id": "a",
                 "state": "runs",
                 "idle_s": 0.0,
+                "unseen": "",
+                "sources": "gloo",
                 "collectives": 150,
                 "per_s": 5.0,
                 "step": 9,
@@ -261,13 +263,116 @@ async def test_a_failure_counts_as_far_as_any_node_came_unless_its_agent_cannot_
         ({"collectives": 3, "step": 2}, (500, 7)),
         ({}, (None, None)),
         ({"step": 9}, (None, 9)),
+        ({"collectives": 3, "alone": True}, (3, None)),
+        ({"collectives": 3, "unseen": "nccl does not answer any more"}, (None, None)),
     ):
+        more = {name: told.pop(name) for name in ("alone", "unseen") if name in told}
         async with serving(clock=HandClock()) as (service, _), api(service) as client:
             await two_nodes(service)
-            await poll(client, "b", progress(worker(1, 500, step=7)))
+            await poll(client, "a", progress(worker(0, 2 if more.pop("alone", False) else 501)))
+            await poll(client, "b", progress(worker(1, 500, step=7, **more)))
             failure = {"local_rank": 0, "rank": 0, "exit_code": 1, **told}
             body = {"incarnation": "1", "round": 1, "kind": "failed", "failure": failure}
             (await client.post(f"{GROUP}/nodes/a/report", json=body)).raise_for_status()
             noted = service.group("g").nodes["a"].failure
             assert noted is not None
             assert (noted.collectives, noted.step) == kept
+
+
+async def ends(service: Service, clock: HandClock, seconds: float) -> bool:
+    """Time passes; whether the running round has ended."""
+    clock.pass_by(service, seconds)
+    await service.execute("g", Tick())
+    await settled(20)
+    return service.group("g").active_round is None
+
+
+async def hanging(client: httpx.AsyncClient, service: Service, **spec: Any) -> None:
+    await service.execute(
+        "g", join("a", min_nodes=2, max_nodes=2, lease_s=600.0, hang_timeout_s=10.0, **spec)
+    )
+    await service.execute("g", join("b"))
+    await service.execute("g", started("a"))
+    await service.execute("g", started("b"))
+    await hang(client, service)
+
+
+async def stands(client: httpx.AsyncClient, service: Service, idle_s: float, **more: Any) -> None:
+    """Both agents say again that their workers stand still."""
+    await poll(client, "a", progress(worker(0, 17, completed=16, still=True, idle_s=idle_s)))
+    await poll(client, "b", progress(worker(1, 16, still=True, idle_s=idle_s), **more))
+    await asyncio.sleep(0.3)
+    await settled(20)
+
+
+async def test_a_hang_ends_its_round_once_its_workers_were_seen_to_stand_for_so_long() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _), api(service) as client:
+        await hanging(client, service)
+        assert not await ends(service, clock, 9.5), "nobody has seen any of them stand for 10 s"
+        await poll(client, "b", progress(worker(1, 16, still=True, idle_s=11.5)))
+        await asyncio.sleep(0.3)
+        assert not await ends(service, clock, 0.1), "rank 0 may have gone on"
+        await stands(client, service, 11.6)
+        assert await ends(service, clock, 0.1)
+
+
+async def test_a_stall_ends_nothing_after_samples_have_stopped_coming() -> None:
+    """The agent's watch is dead, for instance: it polls on with an old sample, or with none."""
+    for again in (progress(worker(1, 16, still=True, idle_s=2.0), age_s=400.0), None):
+        clock = HandClock()
+        async with serving(clock=clock) as (service, _), api(service) as client:
+            await hanging(client, service)
+            clock.pass_by(service, 400.0)
+            await poll(client, "b", again)
+            await poll(client, "a", progress(worker(0, 17, completed=16, still=True, idle_s=402.0)))
+            await asyncio.sleep(0.3)
+            assert not await ends(service, clock, 100.0)
+            shown = (await group(client))["current_round"]["workers"][1]
+            assert (shown["state"], shown["unseen"]) == ("unknown", "its agent has stopped telling of it")
+
+
+async def test_a_stall_that_was_told_is_not_said_to_be_over_when_nobody_can_tell() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _), api(service) as client:
+        for name in "ab":
+            await service.execute("g", join(name, min_nodes=2, max_nodes=2, lease_s=600.0))
+        for name in "ab":
+            await service.execute("g", started(name))
+        await hang(client, service)
+        clock.pass_by(service, 20)
+        await service.execute("g", Tick())
+        await poll(client, "b", progress({"rank": 1, "state": "unknown", "unseen": "gloo does not answer"}))
+        await asyncio.sleep(0.3)
+        await settled(20)
+        kinds = [one.event.kind for one in service.history("g")[0]]
+        assert (kinds.count("stalled"), kinds.count("goes_on")) == (1, 0)
+        clock.pass_by(service, 300)
+        why = (await group(client))["why"]
+        assert "or they go on: nobody can tell any more" in why
+        assert "ranks 0 and 1 cannot be watched: its agent has stopped telling of it" in why
+        await poll(client, "a", progress(worker(0, 18)))
+        await asyncio.sleep(0.3)
+        await settled(20)
+        assert [one.event.kind for one in service.history("g")[0]].count("goes_on") == 1
+
+
+async def test_why_names_the_workers_that_cannot_be_watched_and_the_reason() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _), api(service) as client:
+        await two_nodes(service)
+        unseen = {"state": "unknown", "unseen": "its process groups use xccl"}
+
+        async def told(seconds: float) -> str:
+            clock.pass_by(service, seconds)
+            await poll(client, "a", progress({"rank": 0, **unseen}))
+            await poll(client, "b", progress({"rank": 1, **unseen}))
+            why: str = (await group(client))["why"]
+            return why
+
+        assert "watched" not in await told(0.0), "scripts import first"
+        assert (await told(31.0)).endswith("; ranks 0 and 1 cannot be watched: its process groups use xccl")
+        await poll(client, "b", progress(worker(1, 3, step=4)))
+        assert (await group(client))["why"].endswith(
+            "; rank 0 cannot be watched: its process groups use xccl"
+        )

@@ -56,7 +56,7 @@ def said(body: wire.PollRequest) -> Said:
         )
         for worker in found.workers
     ]
-    return Said(found.round, tuple(samples), found.age_s)
+    return Said(found.round, tuple(samples), found.age_s, found.known_s)
 
 
 def stacks(node_id: str, body: wire.StacksRequest) -> list[Stack]:

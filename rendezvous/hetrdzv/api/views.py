@@ -35,7 +35,7 @@ from hetrdzv.core.model import (
 from hetrdzv.protocol import wire
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
-from hetrdzv.service.progress import slow
+from hetrdzv.service.progress import slow, unseen
 from hetrdzv.service.progress.questions import About
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
@@ -287,10 +287,14 @@ def group_reply(
     everybody = current.members if current is not None else ()
     on_page = everybody if page == ALL else _only(everybody, {node.node_id for node in nodes})
     spec = {name: getattr(group.spec, name) for name in wire.SpecFields.model_fields}
+    newest = _round(group, current, on_page, seen, now) if current is not None else None
+    summary = dict(group_summary(group, now))
+    if newest is not None:
+        summary["why"] = "; ".join([summary["why"], *newest.unwatched])
     return wire.GroupReply(
-        **dict(group_summary(group, now)),
+        **summary,
         spec=spec,
-        current_round=_round(group, current, on_page, seen, now) if current is not None else None,
+        current_round=newest,
         nodes=[node_reply(group, node, now - heard_at(node)) for node in nodes],
         drained=sorted(group.drained),
         unreachable=[
@@ -333,6 +337,7 @@ def _round(
         notice=_notice(warned(group, now)),
         workers=worker_replies(current, seen, on_page, now) if on_page else [],
         stragglers=slow.shown(group, current, seen, now),
+        unwatched=unseen.shown(group, current, seen, now),
     )
 
 

@@ -23,12 +23,14 @@ def worker_replies(
 
 def worker_reply(seen: Seen, now: float, weight: float = 1.0, pace: float | None = None) -> wire.WorkerReply:
     """How far a worker has come."""
-    sample = seen.sample
+    sample, worker = seen.sample, seen.worker(now)
     return wire.WorkerReply(
         rank=sample.rank,
         node_id=seen.node_id,
-        state=sample.state,
-        idle_s=round(seen.worker(now).idle_s, 3),
+        state=worker.state,
+        idle_s=round(worker.idle_s, 3),
+        unseen=seen.unseen(now),
+        sources=sample.sources,
         collectives=sample.count,
         per_s=seen.collectives.per_s,
         step=sample.step,

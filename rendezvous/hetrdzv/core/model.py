@@ -321,6 +321,8 @@ class Stall:
         since: when that began, on the server's clock (seconds).
         stack: the Python stack of the first of `ranks`, once its agent has sent it.
         told: whether it has lasted long enough for an event and the state to say it.
+        known_until: until when that is known (seconds): what follows from it later needs newer evidence; None: nothing is
+            said of that.
     """
 
     kind: StallKind
@@ -330,6 +332,11 @@ class Stall:
     since: float
     stack: str = ""
     told: bool = False
+    known_until: float | None = None
+
+    def is_known(self, at: float) -> bool:
+        """Whether it is known to last at a moment (seconds on the server's clock)."""
+        return self.known_until is None or at <= self.known_until
 
 
 class ShareSource(StrEnum):

@@ -21,6 +21,7 @@ from hetrdzv.protocol.past import KINDS, PastReply, past
 from hetrdzv.protocol.wire import QUARANTINED, EventReply, GroupReply, GroupSummary, WorkerReply
 from hetrdzv.service.progress.slow import shown as stragglers
 from hetrdzv.service.progress.table import Seen
+from hetrdzv.service.progress.unseen import shown as unwatched
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
 
@@ -189,6 +190,9 @@ class GroupScene:
         def slow() -> list[str]:
             return stragglers(group, running, seen, now) if running is not None else []
 
+        def unseen() -> list[str]:
+            return unwatched(group, running, seen, now) if running is not None else []
+
         def rounds() -> str:
             return section(
                 "rounds.html",
@@ -217,6 +221,7 @@ class GroupScene:
                 state=state_shown(group),
                 restarted_by=running.restarted_by if running is not None else "",
                 slow=self._keep("slow", at_pace, slow),
+                unwatched=self._keep("unwatched", at_pace, unseen),
             ),
             "facts": section("facts.html", group=brief, past=found),
             "cause": self._keep("cause", group.root_cause, lambda: section("cause.html", group=brief)),

@@ -63,6 +63,9 @@ MAX_LABELS = 64
 MAX_LABEL_CHARACTERS = 4_096
 """How many characters its labels have in all, and the facts of its device: a reply may show those of all nodes."""
 
+MAX_KNOWN_S = 3600.0
+"""For how long a sample may hold (seconds)."""
+
 MAX_LANES = 32
 """How many process groups of one worker a sample may tell of."""
 
@@ -315,8 +318,10 @@ class WorkerFields(Wire):
 
     Attributes:
         rank: its global rank.
-        state: `runs`; `silent` (its process does not answer), `stopped` (by a signal), `blocked` (in the kernel,
-            uninterruptibly), `ended`, or `unknown` (nothing can be seen: no torch, an old torch, no Python).
+        state: `runs`; `stopped` (by a signal), `blocked` (in the kernel, uninterruptibly), `ended`, or `unknown`: it runs,
+            but its collectives cannot be known now.
+        unseen: why they cannot; empty: they are known.
+        sources: which of torch's backends have told of them (`gloo`, `gloo, nccl`).
         idle_s: how long nothing of what follows has changed (seconds).
         still: the worker has not moved for unusually long; its agent says at once when it moves again. A worker that is
             not `still` counts as moving, whatever `idle_s` was when its agent looked.
@@ -332,6 +337,8 @@ class WorkerFields(Wire):
 
     rank: Rank
     state: ShortText = "runs"
+    unseen: ShortText = ""
+    sources: ShortText = ""
     idle_s: Duration = 0.0
     still: Flag = False
     waiting: Fraction | None = None
@@ -347,11 +354,14 @@ class ProgressFields(Wire):
 
     Attributes:
         decision: the newest decision on shares that they know: since then `busy` and `looks` count.
+        known_s: for how long after that look it holds (seconds), since the agent says at once when anything of it
+            changes; after that, and until the next poll, nothing is known.
     """
 
     round: Positive
     decision: Count = 0
     age_s: Duration = 0.0
+    known_s: Annotated[Duration, Field(le=MAX_KNOWN_S)] = 60.0
     workers: Annotated[list[WorkerFields], Field(max_length=MAX_SLOTS, fail_fast=True)]
 
     @field_validator("workers")
@@ -647,6 +657,8 @@ class WorkerReply(Reply):
         rank, node_id: of the worker.
         state: as in `WorkerFields`.
         idle_s: how long nothing has changed (seconds).
+        unseen: why its collectives cannot be known now; empty: they are.
+        sources: which of torch's backends have told of them.
         collectives, per_s: how many collectives it has asked for in all its process groups, and how many a second.
         step, steps_per_s: what the script says itself; None: nothing.
         waiting: the share of this round in which it waited for others (0 to 1). The slowest worker waits least.
@@ -658,6 +670,8 @@ class WorkerReply(Reply):
     node_id: str
     state: str
     idle_s: float
+    unseen: str = ""
+    sources: str = ""
     collectives: int | None = None
     per_s: float | None = None
     step: int | None = None
@@ -710,6 +724,7 @@ class RoundReply(Reply):
         notice: why it is about to end; None: it is not.
         workers: how far each worker has come; empty where nothing can be seen.
         stragglers: the first few workers for which the others wait much of the time, in a sentence each.
+        unwatched: workers of which nobody can tell whether they hang, and why, in a sentence for each reason.
     """
 
     number: int
@@ -724,6 +739,7 @@ class RoundReply(Reply):
     notice: NoticeReply | None = None
     workers: list[WorkerReply] = []
     stragglers: list[str] = []
+    unwatched: list[str] = []
 
 
 NodeState = Literal[

@@ -77,10 +77,26 @@ def test_the_same_collectives_again_and_again_are_one_if_rounds_are_short() -> N
     assert story.group.state == "running"
 
 
-@pytest.mark.parametrize(
-    "known", [{}, {"step": 500}, {"collectives": 900}], ids=["unknown", "step", "collectives"]
-)
-def test_progress_or_nothing_known_breaks_the_row(known: dict[str, int]) -> None:
+def test_a_round_of_which_nothing_is_known_is_neither_progress_nor_the_lack_of_it() -> None:
+    story = running("a", max_restarts=100)
+    for _ in range(9):
+        fail(story)
+    assert (story.group.state, story.group.fruitless) == ("running", 0)
+    fail(story, collectives=7)
+    for _ in range(2):
+        fail(story, collectives=7)
+        fail(story)
+    assert (story.group.state, story.group.fruitless, story.group.collectives) == ("running", 2, 7)
+    fail(story, after_s=3600)  # it may have gone on from a checkpoint
+    assert story.group.fruitless == 0
+    for _ in range(3):
+        assert story.group.state == "running"
+        fail(story, collectives=7)
+    assert cause(story)[0] == "crash_loop"
+
+
+@pytest.mark.parametrize("known", [{"step": 500}, {"collectives": 900}], ids=["step", "collectives"])
+def test_progress_breaks_the_row(known: dict[str, int]) -> None:
     story = running("a", max_restarts=100)
     for _ in range(3):
         fail(story, collectives=0)

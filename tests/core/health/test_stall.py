@@ -179,12 +179,12 @@ STALLS = {
         40,
         "which is stuck in the kernel (state D), at collective 17,203 of 17,204",
     ),
-    "silent before its first collective": (
-        [*SLEEPER[:3], worker(3, state="silent")],
+    "stopped before its first collective": (
+        [*SLEEPER[:3], worker(3, state="stopped")],
         "no_answer",
         (3,),
         40,
-        "ranks 0 to 2 wait for rank 3 (gpu2), which is not answering",
+        "ranks 0 to 2 wait for rank 3 (gpu2), which is stopped by a signal",
     ),
     "ended": (
         [*SLEEPER[:3], worker(3, done(17_203), state="ended", idle=0)],
@@ -437,3 +437,59 @@ def test_in_a_healthy_job_nobody_is_blamed(job: Job, length: int, seed: int) -> 
     """At any moment: those who wait for others have done so for long, and those who can go on have moved lately."""
     moves = random.Random(seed).choices(range(job[0]), k=length)
     assert judge(run(job, moves), job[0]) is None
+
+
+UNKNOWN = worker(2, state="unknown")
+
+UNCLEAR = {
+    "the one that all others wait for": [*SLEEPER[:3], worker(3, state="unknown")],
+    "a member of a group of which the size is not known": [
+        worker(0, at(9, name="1", size=0)),
+        worker(1, at(9, name="1", size=0)),
+        UNKNOWN,
+        worker(3, done(9)),
+    ],
+    "a member that may be in the first collective of a group": [
+        worker(0, at(1, name="7", size=2)),
+        worker(1, done(4)),
+        UNKNOWN,
+        worker(3, done(4)),
+    ],
+    "a member of a collective that nobody completes": [
+        worker(0, at(9)),
+        worker(1, at(9)),
+        UNKNOWN,
+        worker(3, at(9)),
+    ],
+    "one whose step is not known": [worker(rank, step=5, idle=90) for rank in (0, 1, 3)] + [UNKNOWN],
+    "all": [worker(rank, state="unknown") for rank in range(4)],
+    "only one says that it is ahead of others that wait": [
+        worker(0, at(1_000_000)),
+        *(worker(rank, at(17)) for rank in (1, 2, 3)),
+    ],
+}
+
+
+@pytest.mark.parametrize("case", UNCLEAR)
+def test_nobody_is_blamed_where_one_is_unknown_that_may_explain_it(case: str) -> None:
+    assert judge(UNCLEAR[case], 4) is None
+
+
+def test_who_is_known_to_be_behind_is_blamed_whatever_is_unknown_of_others() -> None:
+    verdict = judge([worker(0, at(9)), worker(1, at(9)), UNKNOWN, worker(3, done(8))], 4)
+    assert verdict is not None
+    assert verdict.ranks == (3,)
+    assert verdict.text.startswith("ranks 0 and 1 wait for rank 3 (gpu2)")
+
+
+def test_no_side_of_a_mismatch_is_blamed_if_one_is_unknown_that_may_be_on_either() -> None:
+    two = [worker(rank, at(9, op="all_reduce [[10]]")) for rank in (0, 1)]
+    verdict = judge([*two, UNKNOWN, worker(3, at(9, op="broadcast [[10]]"))], 4)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("mismatch", ())
+
+
+def test_steps_count_of_workers_whose_collectives_are_unknown() -> None:
+    verdict = judge([worker(rank, state="unknown", step=5 - (rank == 3), idle=90) for rank in range(4)], 4)
+    assert verdict is not None
+    assert verdict.ranks == (3,)

@@ -18,6 +18,9 @@ def read(path: str) -> Said:
 
     Args:
         path: the value of HET_PROGRESS_FILE.
+
+    Raises:
+        OSError: nobody can tell: this process has no descriptors left, for instance.
     """
     step, until = _mapped(path)
     return Said(step if step is not None else _written(path), until)
@@ -41,6 +44,6 @@ def _step(step: int) -> int:
 
 
 def _content(path: str) -> bytes:
-    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+    with contextlib.suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
         return file.read(64) or b""
     return b""

@@ -10,6 +10,7 @@ from math import inf
 
 from hetrdzv.protocol.wire import (
     MAX_ALL_LANES,
+    MAX_KNOWN_S,
     MAX_LANES,
     MAX_SECONDS,
     CollectivesFields,
@@ -36,22 +37,29 @@ FIRST_LOOKS = 5
 """How many looks have to find that a worker has gone on until it counts how much it works (a look is no more than a
 step, of slow ones): in their first steps scripts import, compile and tune, each in its own time."""
 
+HOLDS_S = 5.0
+"""For how long what was seen at a look holds (seconds): the next one follows within a second, unless the watch stands
+still itself."""
+
 FEW_LOOKS = 60
 """With fewer looks at a worker (about a minute's) than this, and the same shares as before, it goes on counting."""
+
+
+MAX_REASON = 200
+"""The longest reason why nothing can be known that is told (characters)."""
 
 
 class State(StrEnum):
     """What a worker's process does; the words are those of `WorkerFields`."""
 
     RUNS = "runs"
-    SILENT = "silent"
     STOPPED = "stopped"
     BLOCKED = "blocked"
     ENDED = "ended"
     UNKNOWN = "unknown"
 
 
-FROZEN = (State.SILENT, State.STOPPED, State.BLOCKED)
+FROZEN = (State.STOPPED, State.BLOCKED)
 """Those of a process that cannot go on."""
 
 
@@ -74,12 +82,18 @@ class Track:
 
     Attributes:
         began_at: when it was started.
+        unseen: why its collectives cannot be known now; empty: they are; None: there is nothing to see yet.
+        lost: why nothing at all can be known of it now; empty: something can.
+        sources: which of torch's backends tell of them.
         said, counts, groups: as last seen.
         changed_at: when one of them last changed.
         looked_at: until when it is known to have changed no more.
     """
 
     began_at: float
+    unseen: str | None = None
+    lost: str = ""
+    sources: str = ""
     said: Said = Said()
     counts: Mapping[str, object] = field(default_factory=dict)
     groups: Sequence[CollectivesFields] = ()
@@ -89,7 +103,8 @@ class Track:
     _state_since: float = field(init=False)
     _longest_s: float = 0.0
     _still: bool = False
-    _told: tuple[State, float | None] = (State.RUNS, None)  # its state, and since when it stands still
+    _news: tuple[object, ...] = ()  # what the server has to know at once, if it is not what it was told
+    _told: tuple[object, ...] = (State.RUNS, None, False, False)
     _answers: int = 0
     _waits: int = 0
     _moves: int = 0  # how many answers differed from the one before
@@ -133,6 +148,7 @@ class Track:
             newest_at: when it asked for the last one, if that is known.
             waits: whether it waits for one of them, and does not compute meanwhile.
         """
+        self.unseen = ""
         self._answers += 1
         self._waits += waits
         self._moves += counts != self.counts
@@ -168,13 +184,16 @@ class Track:
         return max(0.0, self.looked_at - self.changed_at)
 
     def state(self, at: float) -> State:
-        """What its process does."""
-        if self._state is State.BLOCKED and min(at - self._state_since, self.idle_s) < BLOCKED_S:
-            return State.RUNS
-        return self._state
+        """What its process does, if that is known, and if it runs, its collectives are."""
+        state = self._state
+        if state is State.BLOCKED and min(at - self._state_since, self.idle_s) < BLOCKED_S:
+            state = State.RUNS
+        return State.UNKNOWN if self.lost or (state is State.RUNS and self.unseen != "") else state
 
     def is_still(self, at: float, hang_timeout_s: float | None) -> bool:
-        """Whether it has not moved for unusually long."""
+        """Whether it is known not to have moved for unusually long."""
+        if self.lost or (self.unseen != "" and self.said.step is None and self._state not in FROZEN):
+            return False
         limit_s = max(STILL_MIN_S, STILL_GAPS * self._longest_s)
         if hang_timeout_s is not None:
             limit_s = min(limit_s, hang_timeout_s / 2)
@@ -208,43 +227,61 @@ class Track:
         """Settle whether it is still; returns whether the server has to know at once."""
         self._still = self.is_still(at, hang_timeout_s)
         state = self.state(at)
+        lasted = self._still and hang_timeout_s is not None and self.idle_s >= hang_timeout_s
+        unseen = state is State.UNKNOWN and (bool(self.lost) or self._answers > 0)
+        process = State.RUNS if state is State.UNKNOWN else state
+        self._news = (process, self._still_since, lasted, unseen)
         if state is State.ENDED and at - self._state_since < ENDED_S:
             return False
-        return self._told != (state, self._still_since)
+        return self._told != self._news
 
-    def told(self, at: float) -> None:
+    def told(self) -> None:
         """The server is told."""
-        self._told = (self.state(at), self._still_since)
+        self._told = self._news
 
     @property
     def _still_since(self) -> float | None:
         """Another moment if it has gone on, and stands again."""
         return self.changed_at if self._still else None
 
-    def fields(self, rank: int, at: float, *, knows_groups: bool, most: int = MAX_LANES) -> WorkerFields:
+    def fields(self, rank: int, at: float, *, most: int = MAX_LANES) -> WorkerFields:
         """What the server is told.
 
         Args:
-            knows_groups: whether a worker that is seen without any process group has none.
             most: of how many process groups.
         """
         state = self.state(at)
-        if state is State.RUNS and not self.seen and not (knows_groups and self._answers):
-            state = State.UNKNOWN
+        if self.lost:
+            return WorkerFields(rank=rank, state=state, unseen=self.lost[:MAX_REASON])
+        if state is State.UNKNOWN:
+            return WorkerFields(
+                rank=rank,
+                state=state,
+                unseen=(self.unseen or "")[:MAX_REASON],
+                sources=self.sources[:MAX_REASON],
+                idle_s=round(self.idle_s, 3),
+                still=self._still,
+                long_s=self._long_s(at),
+                step=self.said.step,
+            )
         busy, looks = self.busy()
         return WorkerFields(
             rank=rank,
             state=state,
+            sources=self.sources[:MAX_REASON],
             idle_s=round(self.idle_s, 3),
             still=self._still,
             waiting=None if (share := self.waiting()) is None else round(share, 3),
             busy=None if busy is None else round(busy, 4),
             looks=looks,
-            long_s=round(min(max(0.0, self.said.until - at), MAX_SECONDS), 3),
+            long_s=self._long_s(at),
             step=self.said.step,
             # first those in which it waits
             collectives=sorted(self.groups, key=lambda one: not _waits(one))[:most],
         )
+
+    def _long_s(self, at: float) -> float:
+        return round(min(max(0.0, self.said.until - at), MAX_SECONDS), 3)
 
 
 def _waits(one: CollectivesFields) -> bool:
@@ -259,14 +296,14 @@ class Tracks:
     Args:
         number: the round's.
         workers: by global rank.
-        knows_groups: see `Track.fields`.
         decision: the number of the newest decision on shares that the workers have got.
+        watched_at: when they were last looked at (monotonic seconds).
     """
 
     number: int
     workers: Mapping[int, Track]
-    knows_groups: bool = True
     decision: int = 0
+    watched_at: float = 0.0
 
     def decided(self, number: int, *, others: bool) -> None:
         """The workers have got the shares of a decision; see `Track.decided`."""
@@ -284,10 +321,10 @@ class Tracks:
         judged = [track.judge(at, hang_timeout_s) for track in self.workers.values()]
         return any(judged)
 
-    def told(self, at: float) -> None:
+    def told(self) -> None:
         """The server is told."""
         for track in self.workers.values():
-            track.told(at)
+            track.told()
 
     def fields(self, at: float) -> ProgressFields:
         """What the server is told."""
@@ -297,8 +334,6 @@ class Tracks:
             round=self.number,
             decision=self.decision,
             age_s=round(max(0.0, at - looked_at), 3),
-            workers=[
-                track.fields(rank, at, knows_groups=self.knows_groups, most=most)
-                for rank, track in self.workers.items()
-            ],
+            known_s=round(min(max(0.0, self.watched_at + HOLDS_S - looked_at), MAX_KNOWN_S), 3),
+            workers=[track.fields(rank, at, most=most) for rank, track in self.workers.items()],
         )

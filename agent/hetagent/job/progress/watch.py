@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from hetagent.job.progress import stacks
+from hetagent.job.progress import said, stacks
+from hetagent.job.progress.sources import Health
 from hetagent.job.progress.tracks import Track, Tracks
 from hetagent.job.progress.worker import TICK_S, Looker
 from hetagent.node import scratch
@@ -28,8 +29,15 @@ PREFIX = "hetp_"
 MAX_FOLDER = 90
 """The longest name of a folder for sockets (bytes): the kernel takes 107 for a socket's."""
 
+PAUSE_S = 0.1
+"""How long to wait after something has gone wrong (seconds)."""
+
 CLOSE_S = 0.5
 """How long to wait for whoever takes stacks at the end of a round (seconds)."""
+
+NO_FOLDER = "there is no folder for the socket of torch's server in it"
+NOT_OURS = "it is no Python script that hetagent starts itself"
+"""Why the collectives of a worker cannot be known."""
 
 SUSPENDED_S = 2.0
 """Whoever wakes up so much too late was suspended, perhaps together with the workers (seconds)."""
@@ -44,8 +52,9 @@ class Watch:
         tell: called when the server has to know at once what `fields` says, in the watch's thread.
         hang_timeout_s: the group's setting (seconds), or None.
         cpu: the workers have no GPUs.
-        knows_groups: whether a worker in which torch is seen without any process group has none.
+        unseen: why the collectives of all of them cannot be known, whatever torch says; empty: they can.
         python: the workers' interpreter.
+        say: shows one line to the person at the terminal.
     """
 
     def __init__(
@@ -56,24 +65,27 @@ class Watch:
         *,
         hang_timeout_s: Callable[[], float | None] = lambda: None,
         cpu: bool = False,
-        knows_groups: bool = True,
+        unseen: str = "",
         python: str = sys.executable,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._number = number
         self._world_size = world_size
         self._tell = tell
         self._hang_timeout_s = hang_timeout_s
         self._cpu = cpu
-        self._knows_groups = knows_groups
         self._python = python
-        self._shows = False  # whether all collectives of the workers can be seen
+        self._say = say
         self._folder = _folder()
+        self._unseen = unseen or (NO_FOLDER if self._folder is None else "")
         self._lock = threading.Lock()
         self._tracks: Tracks | None = None
         self._lookers: dict[int, Looker] = {}  # by global rank
         self._targets: dict[int, stacks.Target] = {}
         self._taking = threading.Lock()
         self._hurried = threading.Event()
+        self._health: dict[int, Health] = {}  # of those at whom looks fail, by rank
+        self._told_trouble = False
         self._woken, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
@@ -83,8 +95,8 @@ class Watch:
         Args:
             torch: whether it opens torch's server: it runs under our runner, and is a worker by itself.
         """
-        # A worker without others has nobody to do collectives with: that it asks for none says nothing.
-        self._shows = torch and self._folder is not None and self._knows_groups and self._world_size > 1
+        if not torch:
+            self._unseen = NOT_OURS
         names = self._names(local_rank)
         return names if torch else {name: path for name, path in names.items() if name != SOCKET}
 
@@ -116,7 +128,7 @@ class Watch:
             rank = rank_offset + local_rank
             self._targets[rank] = stacks.Target(rank, pid, names.get(SOCKET))
         tracks = {rank: looker.track for rank, looker in self._lookers.items()}
-        self._tracks = Tracks(self._number, tracks, self._knows_groups)
+        self._tracks = Tracks(self._number, tracks, watched_at=now)
         self._thread.start()
 
     def fields(self) -> ProgressFields | None:
@@ -134,12 +146,25 @@ class Watch:
         """How many collectives the most advanced worker has asked for, and the highest step; None: nobody can tell."""
         with self._lock:
             lookers = list(self._lookers.values())
-            steps = [one.track.said.step for one in lookers if one.track.said.step is not None]
-            tells = release.tells_progress(release.installed())
-            counts = [one.collectives(torch_tells=tells) for one in lookers] if self._shows else [None]
+            steps = [step for one in lookers if (step := _step(one)) is not None]
+            counts = [self._collectives(one) for one in lookers]
         known = [count for count in counts if count is not None]
         collectives = max(known) if known and len(known) == len(counts) else None
         return collectives, max(steps, default=None)
+
+    def _collectives(self, looker: Looker) -> int | None:
+        # A worker without others has nobody to do collectives with: that it asks for none says nothing.
+        if self._unseen or looker.track.lost or self._world_size == 1:
+            return None
+        tells = release.tells_progress(release.installed())
+        if looker.sources is None:  # none if it has not imported torch; else it was never asked in time
+            return 0 if tells and not self._listened(looker) else None
+        return None if looker.blind(time.monotonic()) else looker.collectives(torch_tells=tells)
+
+    def _listened(self, looker: Looker) -> bool:
+        """Whether torch's server was opened in a worker."""
+        folder, name = os.path.split(looker.socket or "")
+        return any(one.startswith(name) for one in os.listdir(folder))
 
     def stacks(
         self, ranks: Collection[int] | None, timeout_s: float, *, first: bool = False
@@ -186,35 +211,91 @@ class Watch:
             for looker in self._lookers.values():
                 stack.callback(looker.close)
             due_at = time.monotonic()
-            while True:
+            goes_on = True
+            while goes_on:
                 now = time.monotonic()
                 with self._lock:
                     if now - due_at >= SUSPENDED_S:
                         for looker in self._lookers.values():
                             looker.slept(now - due_at)
-                    for looker in self._lookers.values():
-                        looker.look(now)
+                    self._look(now)
                 # Not in step with the workers: a look every second at steps of a second would always see the same.
                 # Never later than TICK_S, for which the server makes allowance when it judges who has not gone on.
                 due_at = now + TICK_S * random.uniform(0.6, 1.0)
-                while (now := time.monotonic()) < due_at:
-                    if not any(looker.answers_soon(now) for looker in self._lookers.values()):
-                        self._tell_news(now)
-                    if not self._hear(due_at - now):
-                        return
+                goes_on = self._listen(due_at)
+
+    def _look(self, now: float) -> None:
+        """Look at all workers; what goes wrong at one of them makes nothing known of it, and ends nothing."""
+        assert self._tracks is not None
+        self._tracks.watched_at = now
+        for rank, looker in self._lookers.items():
+            health = self._health.get(rank)
+            if health is not None and now < health.next_at:
+                continue
+            try:
+                looker.look(now)
+                self._judge(looker, now)
+                looker.track.lost = ""
+                self._health.pop(rank, None)
+            except Exception as error:
+                self._fails(rank, error, now)
+
+    def _judge(self, looker: Looker, now: float) -> None:
+        """Settle what is known of a worker's collectives."""
+        track, why = looker.track, self._unseen or looker.blind(now)
+        track.unseen = None if why and not self._unseen and not self._has_torch(looker) else why
+        answering = [one.name for one in looker.sources or () if not one.blind(now)]
+        track.sources = ", ".join(answering)
+        if why:  # what it says itself is all that there is to see
+            track.stands(now)
+
+    def _has_torch(self, looker: Looker) -> bool:
+        return looker.sources is not None or self._listened(looker)
+
+    def _fails(self, rank: int | None, error: Exception, now: float) -> None:
+        """Nothing is known of a worker, or of all, until it goes well again."""
+        why = f"its agent cannot look at it: {type(error).__name__}: {error}"
+        for one, looker in self._lookers.items():
+            if rank in (one, None):
+                self._health.setdefault(one, Health()).failed(why, now)
+                looker.close()
+                looker.track.lost = why
+        if not self._told_trouble:
+            self._told_trouble = True
+            whom = "its workers" if rank is None else f"rank {rank}"
+            self._say(f"warning: cannot watch {whom}, so that no hang is noticed: {error}; trying again")
+
+    def _listen(self, until: float) -> bool:
+        """Tell what is new, and take in what workers answer, until it is time to look again; False when it is over."""
+        while (now := time.monotonic()) < until:
+            try:
+                if not any(looker.answers_soon(now) for looker in self._lookers.values()):
+                    self._tell_news(now)
+                if not self._hear(until - now):
+                    return False
+            except Exception as error:
+                with self._lock:
+                    self._fails(None, error, now)
+                time.sleep(PAUSE_S)
+        return True
 
     def _hear(self, timeout_s: float) -> bool:
         """Take in what workers answer; False when it is over."""
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:  # needs no descriptor of its own
             selector.register(self._woken, selectors.EVENT_READ)
-            for looker in self._lookers.values():
+            for rank, looker in self._lookers.items():
                 if looker.asked is not None:
-                    selector.register(looker.asked, selectors.EVENT_READ, looker)
+                    selector.register(looker.asked, selectors.EVENT_READ, rank)
             for key, _ in selector.select(timeout_s):
                 if key.data is None:
                     return False
                 with self._lock:
-                    key.data.hear()
+                    now, looker = time.monotonic(), self._lookers[key.data]
+                    try:
+                        looker.hear()
+                        self._judge(looker, now)
+                    except Exception as error:
+                        self._fails(key.data, error, now)
         return True
 
     def _tell_news(self, now: float) -> None:
@@ -222,8 +303,15 @@ class Watch:
         with self._lock:
             if not self._tracks.news(now, self._hang_timeout_s()):
                 return
-            self._tracks.told(now)
+            self._tracks.told()
         self._tell()
+
+
+def _step(looker: Looker) -> int | None:
+    """What a worker has said of its steps, now."""
+    with contextlib.suppress(OSError):
+        return said.read(looker.file).step if looker.file is not None else None
+    return looker.track.said.step
 
 
 def _folder() -> scratch.Folder | None:

@@ -22,6 +22,10 @@ LAST_STACKS_S = 2.0
 LATE_S = 0.5
 """By how much the stacks of a round that hangs are taken sooner, so that they are written by then (seconds)."""
 
+NOT_TORCH = "its collectives are not those of torch.distributed"
+NO_RECORDS = "torch's flight recorder is off in it ({}=0)"
+"""Why the collectives of workers cannot be known."""
+
 OFF = "this node shows no stacks (--report-stacks off)"
 
 BUFFER, BUFFER_BEFORE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
@@ -42,6 +46,7 @@ class Watching:
         keeps_stacks: whether stacks of a round that hangs are written beside the workers' logs.
         reports_logs: whether the server is shown what workers write to stderr.
         secrets: what it must not be shown.
+        say: shows one line to the person at the terminal.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Watching:
         keeps_stacks: bool,
         reports_logs: bool = True,
         secrets: Callable[[], Collection[str]] = tuple,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._line = line
         self._launch = launch
@@ -62,7 +68,9 @@ class Watching:
         self._keeps_stacks = keeps_stacks
         self._reports_logs = reports_logs
         self._secrets = secrets
+        self._say = say
         self._tail: Callable[[int], bytes] = lambda rank: b""
+        self._unseen = "" if launch.uses_process_groups else NOT_TORCH
         self._watch: Watch | None = None
         self._round = 0
         self._folders: Mapping[int, str] = {}
@@ -73,6 +81,9 @@ class Watching:
         Args:
             given: this process's environment.
         """
+        for name in (BUFFER_BEFORE, BUFFER):
+            if given.get(name, "").strip() == "0":
+                self._unseen = self._unseen or NO_RECORDS.format(name)
         if self._cpu and BUFFER not in given and BUFFER_BEFORE not in given:
             return {BUFFER: str(BUFFER_SIZE)}
         return {}
@@ -87,8 +98,9 @@ class Watching:
             self._line.tell_progress,
             hang_timeout_s=self._line.hang_timeout_s,
             cpu=self._cpu,
-            knows_groups=self._launch.uses_process_groups,
+            unseen=self._unseen,
             python=python(),
+            say=self._say,
         )
         return self._watch
 

@@ -21,9 +21,6 @@ RARELY_S = 60.0
 SHARE, SHARE_STILL = 0.001, 0.01
 """How much of a core the answers of a worker may take, while it moves and while it does not."""
 
-SILENT_S = 5.0
-"""How long a server may take to answer until its worker is silent (seconds); it takes a millisecond."""
-
 ASLEEP = "S"
 """The state of a CPU worker's main thread while it waits for a collective that it has asked for. Otherwise it computes
 beside it: DistributedDataParallel asks for the mean of one bucket of gradients, and goes on with the next. What a
@@ -67,8 +64,6 @@ class Looker:
     def look(self, now: float) -> None:
         """Look at the process and its files; ask its server, if it is time for that."""
         state = _state(self.pid)
-        if state is State.RUNS and self.asked is not None and now - self.asked.at >= SILENT_S:
-            state = State.SILENT
         self.track.process(state, now)
         if self.sources is not None:
             self.groups.read()

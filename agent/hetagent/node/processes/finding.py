@@ -144,9 +144,15 @@ def ended_badly(pid: int) -> bool | None:
 
 
 def state(pid: int) -> str | None:
-    """The state of a process's first thread, as ps shows it (`R`, `S`, `D`, `T`, `Z`, ...); None if it is gone."""
-    fields = _stat_fields(pid)
-    return fields[0].decode() if fields is not None else None
+    """The state of a process's first thread, as ps shows it (`R`, `S`, `D`, `T`, `Z`, ...); None if it is gone.
+
+    Raises:
+        OSError: nobody can tell: this process has no descriptors left, for instance.
+    """
+    try:
+        return _stat(pid)[0].decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def kill_all(find: Callable[[], Collection[int]], timeout_s: float = KILL_TIMEOUT_S) -> list[int]:
@@ -311,10 +317,14 @@ def _read(pid: int) -> Process | None:
 def _stat_fields(pid: int) -> list[bytes] | None:
     """The fields of /proc/PID/stat after the process's name; None if it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
+        return _stat(pid)
     except OSError:
         return None
+
+
+def _stat(pid: int) -> list[bytes]:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        stat = file.read()
     # The name, in parentheses, may contain spaces and parentheses; nothing after it does.
     return stat[stat.rindex(b")") + 1 :].split()
 

@@ -10,10 +10,27 @@ from collections.abc import Callable, Iterator, Sequence
 from hetagent.protocol.requests import Head, Poll, Request, Stacks, Tell
 from hetagent.protocol.session.refusals import STRANGERS
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.wire import PollRequest, ProgressFields, StackFields, StacksAsked, StacksRequest
+from hetrdzv.protocol.wire import (
+    PollRequest,
+    ProgressFields,
+    StackFields,
+    StacksAsked,
+    StacksRequest,
+    WorkerFields,
+)
 
 REFUSED = (404, 405, 413, 422)
-"""What a server answers that is older than this agent, and knows no polls with progress, or finds them too long."""
+"""What a server answers that is older than this agent, and knows no polls with progress, or finds them too long; or a
+proxy, which may do so once."""
+
+TOO_LARGE = (413, 422)
+"""After these a smaller sample is sent in the same round."""
+
+TOO_LONG = "the server refuses to be told its collectives"
+"""Why they cannot be known then."""
+
+REFUSED_S, REFUSED_MAX_S = 2.0, 600.0
+"""For how long a server that refuses progress is told none: at first, and after doubling (seconds)."""
 
 MISSING = ("unknown_group", "unknown_node")
 """Codes with the first of these numbers that mean something else."""
@@ -30,13 +47,17 @@ class Asides:
         incarnation: of its agent.
 
     Attributes:
+        again_at: before that, the server is told no progress, since it has refused it (monotonic seconds).
         sample: says how far the workers have come; None: nobody knows, or there are none.
     """
 
     def __init__(self, incarnation: str) -> None:
         self.sample: Callable[[], ProgressFields | None] = lambda: None
         self._incarnation = incarnation
-        self._taken: bool | None = None  # whether the server takes progress; None: nobody has asked it
+        self.again_at = 0.0
+        self._taken = False  # whether the server has taken progress, and not refused it since
+        self._refused_s = REFUSED_S
+        self._small_in = 0  # the round in which a sample was too large
         self._tell_due = False
         self._stacks_due: deque[tuple[int, Sequence[StackFields]]] = deque()
         self._flight: dict[type[Request], Request] = {}
@@ -47,7 +68,7 @@ class Asides:
 
     def tell(self) -> None:
         """The server has to know at once what `sample` says."""
-        self._tell_due = self._taken is not False
+        self._tell_due = True
 
     def answer(self, number: int, stacks: Sequence[StackFields]) -> None:
         """The answer to a question that `asked` has handed out."""
@@ -70,7 +91,7 @@ class Asides:
         """What is to be sent now."""
         if self._tell_due and Tell not in self._flight:
             self._tell_due = False
-            if (progress := self.sample()) is not None:
+            if (progress := self._sample()) is not None:
                 body = PollRequest(incarnation=self._incarnation, progress=progress)
                 yield self._sent(Tell(**head(), body=body))
         if self._stacks_due and Stacks not in self._flight:
@@ -78,9 +99,9 @@ class Asides:
             answer = StacksRequest(incarnation=self._incarnation, number=number, stacks=list(stacks))
             yield self._sent(Stacks(**head(), body=answer))
 
-    def poll(self, head: Head, after: str | None, wait_s: float) -> Poll:
+    def poll(self, head: Head, after: str | None, wait_s: float, now: float) -> Poll:
         """A poll, with progress if there is any and the server may know what that is."""
-        progress = self.sample() if self._taken is not False else None
+        progress = self._sample() if now >= self.again_at else None
         posts = self._taken or progress is not None
         return Poll(
             **head,
@@ -90,6 +111,12 @@ class Asides:
             progress=progress,
             posts=posts,
         )
+
+    def _sample(self) -> ProgressFields | None:
+        sample = self.sample()
+        if sample is None or sample.round != self._small_in:
+            return sample
+        return sample.model_copy(update={"workers": [_without_groups(one) for one in sample.workers]})
 
     def _sent(self, request: Request) -> Request:
         self._flight[type(request)] = request
@@ -110,17 +137,36 @@ class Asides:
         Args:
             asked: what it wants to see.
         """
-        self._taken = True
+        self._taken, self._refused_s = True, REFUSED_S
         self._asked_at = {number: at for number, at in self._asked_at.items() if now < at + SAME_S}
         if asked is not None and asked.number not in self._asked_at:
             self._asked_at[asked.number] = now
             self._asked.append(asked)
 
-    def is_older(self, request: Request, error: HetError) -> bool:
-        """Whether a request failed since the server is older than this agent; from then on it is told no progress."""
-        posted = isinstance(request, Tell) or (isinstance(request, Poll) and request.posts)
-        if not posted or not isinstance(error, Problem) or error.code in STRANGERS.union(MISSING):
+    def refused(self, request: Request, error: HetError, now: float) -> bool:
+        """Whether a server refused a request for the progress in it; it is told more after ever longer pauses."""
+        progress = request.body.progress if isinstance(request, Tell) else None
+        if isinstance(request, Poll) and request.posts:
+            progress = request.progress
+        elif not isinstance(request, Tell):
             return False
-        if error.status in REFUSED:
-            self._taken, self._tell_due = False, False
-        return error.status in REFUSED
+        if not isinstance(error, Problem) or error.code in STRANGERS.union(MISSING):
+            return False
+        if error.status not in REFUSED:
+            return False
+        if error.status in TOO_LARGE and progress is not None:
+            self._small_in = progress.round
+        self._taken, self._tell_due = False, True
+        self.again_at = now + self._refused_s
+        self._refused_s = min(REFUSED_MAX_S, 2 * self._refused_s)
+        return True
+
+
+def _without_groups(worker: WorkerFields) -> WorkerFields:
+    """What a server may take that does not take all: where the process stands, and the script's steps."""
+    if worker.state not in ("runs", "unknown"):
+        return worker.model_copy(update={"collectives": []})
+    fields = {name: getattr(worker, name) for name in ("rank", "long_s", "step")}
+    if worker.step is not None:
+        fields |= {"idle_s": worker.idle_s, "still": worker.still}
+    return WorkerFields(**fields, state="unknown", unseen=TOO_LONG)

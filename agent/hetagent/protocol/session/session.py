@@ -78,6 +78,8 @@ CONTRADICTED_S = 5.0
 """How long after a join another is sent if the server does not know whether this node is ready (seconds): a message
 was late, or the server is older and does not care."""
 
+REFUSES_PROGRESS = "the server does not take how far the workers have come, so no hang is noticed"
+
 LEAVE_PATIENCE_S = 8.0
 """How long a goodbye is attempted (seconds): longer than a failover takes (4 s) with the longest pause between attempts
 (2 s), on a busy machine. A node that leaves without one is lost. Slurm and Kubernetes kill after 30 s."""
@@ -139,6 +141,7 @@ class Session:
         self._conflict_until: float | None = None
         self._replaced_told = False
         self._finishing_told = False
+        self._refusal_told = False
         self._is_older = False  # the server knows of no nodes that are not ready
 
     # -- inputs: what the agent says -----------------------------------------------------------------------
@@ -265,8 +268,11 @@ class Session:
             return
         assert not isinstance(answer, SharesReply)
         if isinstance(answer, HetError):
-            if self._asides.is_older(request, answer):
+            if self._asides.refused(request, answer, now):
                 self._hear(request, now)
+                if not self._refusal_told:
+                    self._refusal_told = True
+                    self._notices.append(f"{REFUSES_PROGRESS}: {answer}; trying again from time to time")
             elif isinstance(request, Tell):
                 self._asides.tell()
                 self._aside_at = self._aside_sent_at + TELL_PACE_S
@@ -308,7 +314,7 @@ class Session:
         poll_at = self._next_poll_at()
         if poll_at is not None and now >= poll_at:
             wait_s = 0.0 if self._contact.away else min(self._told.poll_s, self._told.max_disconnect_s / 2)
-            self._poll = self._asides.poll(self._head(), self._told.version, wait_s)
+            self._poll = self._asides.poll(self._head(), self._told.version, wait_s, now)
             self._poll_sent_at = now
             due.append(self._poll)
         aside_at = self._next_aside_at()
@@ -399,7 +405,7 @@ class Session:
         """When to send what goes beside polls and reports."""
         if not self._asides.due or not self._known or self._goodbye is not None or self._finished:
             return None
-        return max(self._contact.retry_at, self._aside_at)
+        return max(self._contact.retry_at, self._aside_at, self._asides.again_at)
 
     def _next_shares_at(self) -> float | None:
         """When to ask for a decision on shares."""

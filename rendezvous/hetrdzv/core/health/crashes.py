@@ -45,15 +45,21 @@ def _reached(failures: Sequence[Failure]) -> tuple[int | None, int | None]:
 
 
 def count_failed_round(work: Work, ended: Round, failures: Sequence[Failure]) -> None:
-    """Count a round that failed among those in a row that made no progress, and those in quick succession."""
+    """Count a round that failed among those in a row that made no progress, and those in quick succession.
+
+    A short one of which nobody knows how far it came is left out: it is neither progress nor the lack of it.
+    """
     group = work.group
     progress = made_progress(group, ended, failures)
     step, collectives = _reached(failures)
+    fruitless = group.fruitless + 1 if progress is False else 0
+    if step is None and collectives is None and not _lasted(ended):
+        fruitless = group.fruitless
     work.change(
-        fruitless=group.fruitless + 1 if progress is False else 0,
+        fruitless=fruitless,
         quick=1 if progress or _lasted(ended) else group.quick + 1,
         step=max((one for one in (step, group.step) if one is not None), default=None),
-        collectives=collectives,
+        collectives=group.collectives if collectives is None else collectives,
     )
 
 

@@ -37,10 +37,10 @@ def settle_stall(work: Work) -> None:
         return
     stall, end_at = active.stall, hangs_at(work.group, active.stall)
     for_s = work.now - stall.since
-    if not stall.told and work.now >= told_at(work.group, stall):
+    if not stall.told and stall.is_known(at := told_at(work.group, stall)) and work.now >= at:
         work.change(round=replace(active, stall=replace(stall, told=True)))
         work.say("stalled", f"round {active.number} stalls: {lasting(stall.text, for_s)}", stall.node_id)
-    if end_at is not None and work.now >= end_at:
+    if end_at is not None and stall.is_known(end_at) and work.now >= end_at:
         failure = _failure(active, stall, for_s)
         node_id = stall.node_id if failure.rank >= 0 else None
         end_round(work, EndKind.FAILED, node_id, describe_hang(failure), hang=failure, since=stall.since)

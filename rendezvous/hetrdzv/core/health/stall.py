@@ -34,7 +34,7 @@ MOST_OPS = 1024
 """Of how many different operations, in one collective, it is worth finding out which of them are alike."""
 
 _SEEN = frozenset({"runs", "ended", *NO_ANSWER})
-"""The states of a worker of which something is known."""
+"""The states of a worker of which something is known: of one that is `unknown` at most its step."""
 
 _SIZED = ("all_reduce", "allreduce", "broadcast", "reduce_scatter")
 """Operations whose members must all give inputs of the same size."""
@@ -68,13 +68,13 @@ def judge(
 
     Args:
         workers: of one round, at most one per rank; those that are missing or of state `unknown` are neither blamed nor
-            said to wait.
+            said to wait, and nobody is said to wait for them.
         least_s: shorter waits do not count (seconds).
         steps_s: the same where no worker has collectives, only steps.
     """
     known = sorted((worker for worker in workers if worker.state in _SEEN), key=lambda one: one.rank)
     if not any(worker.collectives for worker in known):
-        return _by_steps(known, world_size, max(least_s, steps_s))
+        return _by_steps(_with_steps(workers), world_size, max(least_s, steps_s))
     waits = who_waits(known, world_size, least_s)
     if not waits.ranks:
         return None
@@ -209,7 +209,7 @@ def _unlike(lane: Lane, number: int, asked: Mapping[str, list[Worker]]) -> Verdi
     (op, most), others = sides[0], sides[1:]
     for_s = min(worker.idle_s for side in asked.values() for worker in side)
     where = f"collective {number:,}{lane.suffix}"
-    if len(most) == len(others[0][1]):
+    if len(most) <= len(others[0][1]) + lane.missing:  # those may have asked for the same as the others
         everybody = ranked(worker.rank for side in asked.values() for worker in side)
         parts = ", ".join(f"{ranked(w.rank for w in side)} for {one}" for one, side in sides[:MOST_GROUPS])
         text = f"{everybody} wait for each other: as {where}, {parts.replace(' for ', ' asked for ', 1)}"
@@ -239,6 +239,13 @@ def _elements(sizes: str) -> str:
 
 
 # -- without collectives -------------------------------------------------------------------------------------
+
+
+def _with_steps(workers: Sequence[Worker]) -> list[Worker]:
+    """Those of whose state or step something is known, by rank."""
+    return sorted(
+        (one for one in workers if one.state in _SEEN or one.step is not None), key=lambda one: one.rank
+    )
 
 
 def _by_steps(known: Sequence[Worker], world_size: int, least_s: float) -> Verdict | None:

@@ -16,7 +16,6 @@ from hetrdzv.core.budget import Budget
 NO_ANSWER: Mapping[str, str] = {
     "stopped": "stopped by a signal",
     "blocked": "stuck in the kernel (state D)",
-    "silent": "not answering",
 }
 """The states of a worker whose process does not answer, in words."""
 
@@ -176,7 +175,7 @@ class Waits:
             above = inf  # the least idle of those who wait at a higher level
             for _, level in groupby(reversed(lane.places), key=attrgetter("level")):
                 places = list(level)
-                if above < inf:
+                if above < inf and not _contradicted(lane, places):
                     for place in places:
                         self._blame(found, lane, place, above, least_s)
                 above = min([above, *(place.worker.idle_s for place in places if place.waits)])
@@ -315,8 +314,9 @@ def _lane(
         places += map(_absent, absent)
         excused = excused or any(worker.long_s > 0 for worker in absent)
     missing = max(0, size - len(places))
-    if not size and here < world_size and not any(at.completed for _, at in found):
-        missing = 1  # nobody knows whether these are all
+    if not size and here < world_size:
+        # Nobody knows whether these are all.
+        missing = int(len(workers) < world_size or not any(at.completed for _, at in found))
     return Lane(name, places, missing, excused)
 
 
@@ -336,6 +336,12 @@ def _find_missing(waits: Waits, free: Sequence[Worker], budget: Budget) -> None:
                 lane.missing -= len(absent)
                 lane.excused = lane.excused or any(worker.long_s > 0 for worker in absent)
                 lane.arrange()
+
+
+def _contradicted(lane: Lane, places: Sequence[Place]) -> bool:
+    """Whether only one member says that these are behind it, who agree that what they have asked for is not done."""
+    alone = len(lane.places) > len(places) and lane.places[-2] is places[0]
+    return alone and len(places) > 1 and all(place.pending for place in places)
 
 
 def _tied(edges: Mapping[Hashable, Sequence[Hashable]]) -> set[Hashable]:

@@ -141,12 +141,12 @@ def admits_at(group: Group, larger: Growth) -> float:
 
 
 def told_at(group: Group, stall: Stall) -> float:
-    """When a stall is told if it lasts (seconds)."""
+    """When a stall is told if it is known to last until then (seconds)."""
     return stall.since + min(STALL_TOLD_S, group.spec.hang_timeout_s or STALL_TOLD_S)
 
 
 def hangs_at(group: Group, stall: Stall) -> float | None:
-    """When a stall ends its round if it lasts, or None if it never does (seconds)."""
+    """When a stall ends its round if it is known to last until then, or None if it never does (seconds)."""
     timeout_s = group.spec.hang_timeout_s
     return None if timeout_s is None else stall.since + timeout_s
 
@@ -221,7 +221,7 @@ def _stall_timers(group: Group) -> Iterator[float]:
     stall = group.active_round.stall if group.active_round is not None else None
     if stall is None or stall_rests(group):
         return
-    if not stall.told:
-        yield told_at(group, stall)
-    if (at := hangs_at(group, stall)) is not None:
+    if not stall.told and stall.is_known(at := told_at(group, stall)):
         yield at
+    if (end_at := hangs_at(group, stall)) is not None and stall.is_known(end_at):
+        yield end_at

@@ -15,11 +15,11 @@ from typing import Any
 
 from hetrdzv.core.commands import Command, NoteStall, Report, Worked
 from hetrdzv.core.health.hangs import SAME_S
-from hetrdzv.core.health.stall import Verdict, judge
+from hetrdzv.core.health.stall import Verdict, Worker, judge
 from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.service.progress.questions import About, Question, Questions, Stack
-from hetrdzv.service.progress.table import Furthest, Sample, Seen, Table, worked_of
+from hetrdzv.service.progress.table import LATE_S, UNKNOWN, Furthest, Sample, Seen, Table, worked_of
 from hetrdzv.service.quotas import Quotas
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,12 @@ SHARE = 0.2
 ASIDE = 512
 """More workers than this are judged in a thread."""
 
+RENEW_S = 2.0
+"""What is known of a stall is noted again if the group would not know it for longer than this (seconds)."""
+
+SOONER_S = 0.001
+"""Until its workers were seen to stand for `hang_timeout_s`, a stall is known to last until so long before (seconds)."""
+
 STACK_WITHIN_S = 10.0
 """How long agents have to send stacks, or logs (seconds)."""
 
@@ -47,11 +53,13 @@ class Said:
     Attributes:
         round: whose workers; 0: it says nothing about workers.
         age_s: how long ago the agent looked at them (seconds).
+        known_s: for how long after that it holds; see `wire.ProgressFields` (seconds).
     """
 
     round: int = 0
     samples: tuple[Sample, ...] = ()
     age_s: float = 0.0
+    known_s: float = 0.0
 
 
 class Progress:
@@ -94,8 +102,12 @@ class Progress:
 
     # -- what agents say -------------------------------------------------------------------------------------
 
-    def note(self, group_id: str, node_id: str, incarnation: str, said: Said) -> None:
-        """The accepted agent of a node has said how far its workers have come."""
+    def note(self, group_id: str, node_id: str, incarnation: str, said: Said, poll_s: float) -> None:
+        """The accepted agent of a node has said how far its workers have come.
+
+        Args:
+            poll_s: when it will say that again at the latest (seconds).
+        """
         self._is_told(group_id, node_id, incarnation)
         active = self._active(group_id)
         member = active.member(node_id) if active is not None else None
@@ -105,7 +117,9 @@ class Progress:
             return
         last = member.rank_offset + member.slots
         samples = [one for one in said.samples if member.rank_offset <= one.rank < last]
-        self._table.note(group_id, active.number, node_id, samples, self._now() - said.age_s)
+        seen_at = self._now() - said.age_s
+        known_until = seen_at + said.known_s + poll_s + LATE_S
+        self._table.note(group_id, active.number, node_id, samples, seen_at, known_until)
         self._quotas.holds(group_id, "samples", self._table.size(group_id))
         if active.stall is not None or any(one.still for one in samples):
             self._judge_soon(group_id, LOOK_S)
@@ -143,14 +157,17 @@ class Progress:
         return self._table.furthest(group_id, round_number)
 
     def completed(self, group_id: str, report: Report) -> Report:
-        """A report of a failure with how far the round came, of which its agent knows its own workers' part only."""
+        """A report of a failure with how far the round came, of which its agent knows its own workers' part only.
+
+        Where the collectives of a worker cannot be known, nobody knows how many there were.
+        """
         failure = report.failure
         if failure is None or (failure.collectives is None and failure.step is None):
             return report
         known = self.furthest(group_id, report.round)
         collectives, step = failure.collectives, failure.step
         if collectives is not None:
-            collectives = max(collectives, known.collectives or 0)
+            collectives = None if known.unseen else max(collectives, known.collectives or 0)
         if step is not None and known.step is not None:
             step = max(step, known.step)
         return replace(report, failure=replace(failure, collectives=collectives, step=step))
@@ -254,21 +271,35 @@ class Progress:
 
     def _conclude(self, group_id: str, active: Round, look: "_Look", now: float) -> None:
         self._pause_s[group_id] = look.took_s / SHARE
-        verdict = look.verdict
         noted, stall = active.stall, None
-        if verdict is not None:
-            since = now - verdict.for_s
-            stall = Stall(
-                kind=verdict.kind,
-                ranks=verdict.ranks,
-                node_id=verdict.node_id,
-                text=verdict.text,
-                since=since,
-            )
-        if not _is_same(noted, stall):
+        if look.verdict is not None:
+            stall = self._stall(group_id, look, look.verdict, noted, now)
+        if stall is None and noted is not None and noted.told and look.unclear:
+            pass  # nobody knows whether it goes on
+        elif not _is_same(noted, stall, now):
             self._spawn(self._tell(group_id, NoteStall(active.number, stall)))
         if look.again_s < inf:
             self._judge_soon(group_id, look.again_s)
+
+    def _stall(
+        self, group_id: str, look: "_Look", verdict: Verdict, noted: Stall | None, now: float
+    ) -> Stall:
+        """What is found as it is noted; it ends its round only once everybody in it was seen to stand for so long."""
+        since, known_until = now - verdict.for_s, look.known_until
+        if noted is not None and abs(noted.since - since) <= SAME_S:
+            since = noted.since
+        group = self._groups().get(group_id)
+        timeout_s = group.spec.hang_timeout_s if group is not None else None
+        if timeout_s is not None and look.stood_s < timeout_s:
+            known_until = min(known_until, since + timeout_s - SOONER_S)
+        return Stall(
+            kind=verdict.kind,
+            ranks=verdict.ranks,
+            node_id=verdict.node_id,
+            text=verdict.text,
+            since=since,
+            known_until=known_until,
+        )
 
     async def _tell(self, group_id: str, command: NoteStall) -> None:
         try:
@@ -299,11 +330,17 @@ class _Look:
     """What a look at the workers of a round came to.
 
     Attributes:
+        known_until: until when the verdict is known to hold (seconds on the server's clock).
+        stood_s: for how long all who are in it were seen to stand still, at least (seconds).
+        unclear: whether some may go on, of whom nothing is known, and nobody is known to.
         again_s: when to look again, whatever they say (seconds from then); infinite: not at all.
         took_s: how long it took (seconds).
     """
 
     verdict: Verdict | None
+    known_until: float
+    stood_s: float
+    unclear: bool
     again_s: float
     took_s: float
 
@@ -316,12 +353,33 @@ def _look(seen: Sequence[Seen], world_size: int, now: float) -> _Look:
     again_s = min((one.long_s + LOOK_S for one in workers if one.long_s > 0), default=inf)
     if verdict is None and any(one.idle_s > 0 for one in workers):
         again_s = min(again_s, AGAIN_S)
-    return _Look(verdict, again_s, perf_counter() - began)
+    least_s = verdict.for_s if verdict is not None else inf
+    in_it = [one for one, worker in zip(seen, workers, strict=True) if worker.idle_s >= least_s]
+    return _Look(
+        verdict,
+        known_until=min((one.known_until for one in in_it), default=now),
+        stood_s=min((one.sample.idle_s for one in in_it), default=0.0),
+        unclear=any(one.state == UNKNOWN for one in workers) and not any(_goes_on(one) for one in workers),
+        again_s=again_s,
+        took_s=perf_counter() - began,
+    )
 
 
-def _is_same(noted: Stall | None, found: Stall | None) -> bool:
-    """Whether the group knows already what was found."""
+def _is_same(noted: Stall | None, found: Stall | None, now: float) -> bool:
+    """Whether the group knows already what was found, and will know it for a while."""
     if noted is None or found is None:
         return noted is found
     same = (noted.kind, noted.ranks, noted.text) == (found.kind, found.ranks, found.text)
-    return same and abs(noted.since - found.since) < SAME_S
+    return same and abs(noted.since - found.since) < SAME_S and not _lasts_longer(found, noted, now)
+
+
+def _lasts_longer(found: Stall, noted: Stall, now: float) -> bool:
+    """Whether what was found is known for longer than what the group knows, which is known for a moment only."""
+    if found.known_until is None or noted.known_until is None:
+        return False
+    return noted.known_until < min(now + RENEW_S, found.known_until)
+
+
+def _goes_on(worker: Worker) -> bool:
+    known = worker.state == "runs" or worker.step is not None
+    return worker.long_s > 0 or (known and worker.idle_s == 0 and not worker.ended)

@@ -3,6 +3,7 @@
 In memory only: after a restart of the server the next polls bring it again. No clock of its own.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -12,6 +13,18 @@ from hetrdzv.core.health.waits import Collectives, Worker
 
 RATE_S = 5.0
 """A rate is measured over at least this long (seconds)."""
+
+UNKNOWN = "unknown"
+"""The state of a worker of which nothing is known but its step."""
+
+STALE = "its agent has stopped telling of it"
+"""Why nothing is known of a worker of which something was."""
+
+NOTHING_YET = "its script has not imported torch"
+"""Why nothing is known of a worker of which there is nothing to be seen yet."""
+
+LATE_S = 1.0
+"""How much later than it could a poll may come (seconds)."""
 
 UNSEEN_S = 0.8
 """A worker may have gone on this long after its agent last saw it move (seconds); that looks once a second or more
@@ -24,6 +37,8 @@ class Sample:
 
     rank: int
     state: str = "runs"
+    unseen: str = ""
+    sources: str = ""
     idle_s: float = 0.0
     still: bool = False
     waiting: float | None = None
@@ -70,28 +85,40 @@ class Seen:
 
     Attributes:
         seen_at: when it was taken (seconds on the server's clock).
+        known_until: until when it holds (seconds): newer ones have stopped coming if none has by then.
         moved_at, long_until: when it last moved, and until when it need not (seconds on the server's clock).
+        unseen_since: since when its collectives cannot be known (seconds); infinite: they can.
         collectives, steps: how fast they come.
     """
 
     node_id: str
     sample: Sample
     seen_at: float
+    known_until: float
     moved_at: float
     long_until: float
+    unseen_since: float
     collectives: Rate
     steps: Rate
 
+    def unseen(self, now: float) -> str:
+        """Why its collectives cannot be known now; empty: they are."""
+        if now > self.known_until:
+            return STALE
+        return self.sample.unseen or (NOTHING_YET if self.sample.state == UNKNOWN else "")
+
     def worker(self, now: float) -> Worker:
         """The worker as it is now, as far as was seen: only one that stands still was idle after its agent looked."""
+        if now > self.known_until:
+            return Worker(self.sample.rank, self.node_id, UNKNOWN)
         return Worker(
             rank=self.sample.rank,
             node_id=self.node_id,
-            state=self.sample.state,
+            state=UNKNOWN if self.sample.unseen else self.sample.state,
             idle_s=max(0.0, now - UNSEEN_S - self.moved_at) if self.sample.still else 0.0,
             long_s=max(0.0, self.long_until - now),
             step=self.sample.step,
-            collectives=self.sample.collectives,
+            collectives=() if self.sample.unseen else self.sample.collectives,
         )
 
 
@@ -106,10 +133,15 @@ def worked_of(seen: Mapping[int, Seen], decision: int) -> dict[int, Worked]:
 
 @dataclass(frozen=True, slots=True)
 class Furthest:
-    """How far the most advanced worker of a round came: collectives and steps; None: unknown."""
+    """How far the most advanced worker of a round came: collectives and steps; None: unknown.
+
+    Attributes:
+        unseen: whether there is a worker whose collectives cannot be known.
+    """
 
     collectives: int | None
     step: int | None
+    unseen: bool = False
 
 
 SAMPLE_BYTES, LANE_BYTES = 600, 250
@@ -124,9 +156,19 @@ class Table:
         self._sizes: dict[str, int] = {}
 
     def note(
-        self, group_id: str, round_number: int, node_id: str, samples: Sequence[Sample], seen_at: float
+        self,
+        group_id: str,
+        round_number: int,
+        node_id: str,
+        samples: Sequence[Sample],
+        seen_at: float,
+        known_until: float = inf,
     ) -> None:
-        """Samples of a node of the newest round came, taken at `seen_at` (seconds); late ones count for nothing."""
+        """Samples of a node of the newest round came, taken at `seen_at`; late ones count for nothing.
+
+        Args:
+            known_until: see `Seen` (seconds).
+        """
         number, workers = self._rounds.get(group_id, (0, {}))
         if number != round_number:
             workers = {}
@@ -141,8 +183,10 @@ class Table:
                 node_id,
                 sample,
                 seen_at,
+                known_until,
                 seen_at - sample.idle_s,
                 seen_at + sample.long_s,
+                _unseen_since(sample, before, seen_at),
                 (before.collectives if before is not None else Rate()).at(sample.count, seen_at),
                 (before.steps if before is not None else Rate()).at(sample.step, seen_at),
             )
@@ -153,11 +197,21 @@ class Table:
         return workers if number == round_number else {}
 
     def furthest(self, group_id: str, round_number: int) -> Furthest:
-        """How far a round has come."""
+        """How far a round has come; of its collectives only those count that two workers have told of."""
         samples = [seen.sample for seen in self.workers(group_id, round_number).values()]
-        counts = [sample.count for sample in samples if sample.count is not None]
+        told: defaultdict[str, list[int]] = defaultdict(list)
+        for sample in samples:
+            for one in sample.collectives:
+                told[one.name].append(one.enqueued)
+        agreed = {name: sorted(numbers)[-2] if len(numbers) > 1 else 0 for name, numbers in told.items()}
+        counts = [
+            sum(min(one.enqueued, agreed[one.name]) for one in sample.collectives)
+            for sample in samples
+            if sample.collectives
+        ]
         steps = [sample.step for sample in samples if sample.step is not None]
-        return Furthest(max(counts, default=None), max(steps, default=None))
+        unseen = any(sample.unseen for sample in samples)
+        return Furthest(max(counts, default=None), max(steps, default=None), unseen)
 
     def size(self, group_id: str) -> int:
         """About how much memory the samples of a group take (bytes)."""
@@ -174,6 +228,12 @@ class Table:
         self._rounds.clear()
         self._sizes.clear()
         return known
+
+
+def _unseen_since(sample: Sample, before: Seen | None, seen_at: float) -> float:
+    if sample.state != UNKNOWN and not sample.unseen:
+        return inf
+    return min(seen_at, before.unseen_since) if before is not None else seen_at
 
 
 def _size(sample: Sample) -> int:

@@ -1,7 +1,7 @@
 """What follows from looks at workers: who stands still, and what the server has to know at once."""
 
 from hetagent.job.progress.trace import NAME_LENGTH, OP_LENGTH
-from hetagent.job.progress.tracks import FEW_LOOKS, FIRST_LOOKS, Said, State, Track, Tracks
+from hetagent.job.progress.tracks import FEW_LOOKS, FIRST_LOOKS, HOLDS_S, Said, State, Track, Tracks
 from hetrdzv.protocol.wire import MAX_BODY_BYTES, MAX_LANES, MAX_SLOTS, CollectivesFields, PollRequest
 
 GROUP = CollectivesFields(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
@@ -28,7 +28,7 @@ class Watched:
 
     def judge(self) -> None:
         if self.tracks.news(self.now, self.hang_timeout_s):
-            self.tracks.told(self.now)
+            self.tracks.told()
             (worker,) = self.tracks.fields(self.now).workers
             self.told.append((self.now, worker.state, worker.still))
 
@@ -83,13 +83,13 @@ def test_one_with_long_steps_stands_after_twice_the_longest() -> None:
     assert watched.told[-1] == (started + 10.0, "runs", True)
 
 
-def test_with_a_hang_timeout_it_is_told_by_half_of_it() -> None:
+def test_with_a_hang_timeout_it_is_told_by_half_of_it_and_again_after_all_of_it() -> None:
     watched = Watched(hang_timeout_s=6.0)
     for step in range(1, 4):
         for _ in range(10):
             watched.asked_for(step)
     stands = [at for at, _, still in watched.told if still]
-    assert stands == [3.0, 14.0, 24.0]
+    assert stands == [3.0, 7.0, 14.0, 17.0, 24.0, 27.0]
 
 
 def test_the_time_before_the_first_collective_is_no_measure_for_what_follows() -> None:
@@ -119,12 +119,62 @@ def test_nothing_is_said_of_a_worker_in_which_nothing_can_be_seen() -> None:
     assert (worker.state, worker.idle_s, worker.waiting, worker.step) == ("unknown", 500.0, None, None)
 
 
-def test_torch_without_groups_says_something_only_where_scripts_use_them() -> None:
-    for knows, state in [(True, "runs"), (False, "unknown")]:
+def test_torch_without_groups_has_asked_for_nothing_unless_its_collectives_cannot_be_known() -> None:
+    for unseen, state in [("", "runs"), ("its collectives are not those of torch.distributed", "unknown")]:
         track = Track(0.0)
         track.asked_for({}, [], 5.0, waits=False)
-        (worker,) = Tracks(3, {0: track}, knows).fields(5.0).workers
-        assert worker.state == state
+        track.unseen = unseen
+        (worker,) = Tracks(3, {0: track}).fields(5.0).workers
+        assert (worker.state, worker.unseen) == (state, unseen)
+
+
+def test_of_a_worker_that_is_unseen_its_side_groups_say_nothing() -> None:
+    """Its checkpoint thread waits in a gloo side group while all train over NCCL, for instance."""
+    watched = Watched(hang_timeout_s=6.0)
+    at = watched.works(5)
+    watched.track.unseen = "nccl does not answer any more"
+    watched.judge()
+    for _ in range(20):
+        watched.track.stands(watched.now)
+        watched.now += 1.0
+        watched.judge()
+    assert watched.told == [(5.0, "unknown", False)], "that it is unseen is told at once, and nothing else"
+    (worker,) = watched.tracks.fields(watched.now).workers
+    assert (worker.unseen, worker.collectives, worker.waiting) == ("nccl does not answer any more", [], None)
+    watched.asked_for(at)
+    assert [state for _, state, _ in watched.told[1:]] == ["runs"]
+
+
+def test_what_the_process_does_is_known_of_an_unseen_worker_too() -> None:
+    watched = Watched()
+    watched.works(3)
+    watched.track.unseen = "gloo does not answer any more"
+    watched.track.process(State.STOPPED, 3.5)
+    watched.now += 1.0
+    watched.judge()
+    assert watched.told == [(4.0, "stopped", False)]
+
+
+def test_of_a_worker_that_cannot_be_looked_at_nothing_is_known() -> None:
+    watched = Watched()
+    watched.works(3)
+    watched.track.process(State.STOPPED, 3.5)
+    watched.track.says(Said(step=7), 3.5)
+    watched.track.lost = "its agent cannot look at it: OSError"
+    watched.judge()
+    (worker,) = watched.tracks.fields(watched.now).workers
+    assert (worker.state, worker.step, worker.still) == ("unknown", None, False)
+    assert watched.told == [(3.0, "unknown", False)]
+
+
+def test_a_sample_holds_until_a_few_seconds_after_the_last_look_at_the_workers() -> None:
+    watched = Watched()
+    at = watched.works(3)
+    watched.asked_for(at, seconds=1.0)
+    watched.tracks.watched_at = 9.0  # its server is asked more rarely
+    fields = watched.tracks.fields(9.5)
+    assert (fields.age_s, fields.known_s) == (5.5, 5.0 + HOLDS_S)
+    assert watched.tracks.fields(3600.0).known_s == fields.known_s, "which is counted from the look"
 
 
 def test_an_announced_pause_is_none_and_does_not_count() -> None:
@@ -160,7 +210,7 @@ def test_steps_of_the_script_are_progress_too() -> None:
     assert not track.judge(5.0, None)
     track.stands(7.0)
     assert track.judge(7.0, None)
-    worker = track.fields(0, 7.0, knows_groups=False)
+    worker = track.fields(0, 7.0)
     assert (worker.step, worker.idle_s, worker.still) == (5, 2.0, True)
 
 
@@ -287,7 +337,7 @@ def test_of_many_groups_those_are_told_in_which_it_waits() -> None:
     groups[-1] = groups[-1].model_copy(update={"completed": 0})
     track = Track(0.0)
     track.asked_for({"0": (1, 0, 1)}, groups, 1.0, waits=False)
-    told = track.fields(0, 1.0, knows_groups=True).collectives
+    told = track.fields(0, 1.0).collectives
     assert len(told) == MAX_LANES
     assert told[0].name == "39"
 

@@ -4,6 +4,7 @@ import pytest
 from tests.agent.protocol.session.driver import Bench, problem
 
 from hetagent.protocol.requests import Poll, Stacks, Tell
+from hetagent.protocol.session.session import REFUSES_PROGRESS
 from hetrdzv.protocol.wire import ProgressFields, StackFields, StacksAsked, WorkerFields
 
 
@@ -55,20 +56,44 @@ def test_progress_that_a_server_did_not_get_is_told_a_little_later(bench: Bench)
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_an_older_server_is_polled_as_before_for_good(bench: Bench, told: bool) -> None:
+def test_an_older_server_is_polled_as_before_and_asked_again_more_and_more_rarely(
+    bench: Bench, told: bool
+) -> None:
     bench.server.is_older = True
     bench.started()
     bench.session.watch(sample)
     if told:
         bench.session.tell()
-    bench.run(10)
+    bench.run(600)
     posted = [poll.posts for poll in polls(bench)] + [isinstance(one, Tell) for one in bench.sent]
-    assert posted.count(True) == 1
-    bench.session.tell()
-    bench.run(10)
+    assert 5 < posted.count(True) < 20
     assert not polls(bench)[-1].posts
-    assert bench.notices == []
+    (said,) = bench.notices
+    assert said.startswith(REFUSES_PROGRESS)
     assert bench.kinds == [("start", 1)]
+    bench.server.is_older = False
+    bench.run(700)
+    assert bench.server.progress[-1] == sample()
+    assert polls(bench)[-1].posts
+
+
+@pytest.mark.parametrize("status", [404, 405, 413, 422])
+def test_one_refusal_does_not_end_what_the_server_is_told(bench: Bench, status: int) -> None:
+    """Of a proxy, for instance; it switched progress off for as long as the agent lived."""
+    bench.started()
+    bench.session.watch(sample)
+    bench.run(3)
+    open_poll, _ = bench.flight.pop()
+    assert isinstance(open_poll, Poll)
+    before = len(bench.server.progress)
+    bench.receive(open_poll, problem(status, "refused"))
+    bench.run(10)
+    (worker,) = bench.server.progress[before].workers
+    assert worker.step == 17
+    assert bool(worker.unseen) is (status in (413, 422)), "it is smaller then, and says what is left out"
+    bench.session.watch(lambda: sample().model_copy(update={"round": 2}))
+    bench.run(10)
+    assert bench.server.progress[-1].workers == sample().workers, "in the next round it is not"
 
 
 def test_a_proxy_with_a_hiccup_is_not_taken_for_an_older_server(bench: Bench) -> None:

@@ -149,6 +149,7 @@ class Looker:
                 return
             if self._asks is None:
                 self._handlers, self.sources = frozenset(json.loads(answer)), {}
+                self.groups.read()
                 self._find()
                 health.answered(now, 0.0)
             else:

@@ -92,21 +92,77 @@ def test_an_operation_is_done_once_its_entry_says_so() -> None:
     assert (group.enqueued, group.completed) == (7, 5)
 
 
-def test_nccl_counts_collectives_and_says_who_the_members_are() -> None:
-    config = {"3": {"name": "3", "desc": "tp", "ranks": "[0, 1, 5]"}}
-    p2p = entry(1, "3", 8, 40, "nccl:send 0->1", is_p2p=True)
-    seen = Trace(8, "/nccl", counts_operations=False).read(
-        answer(entry(1, "3", 8, 30, "nccl:all_gather"), p2p, config=config, g1=(8, 8, 7))
-    )
-    (group,) = seen.groups
-    assert (group.name, group.size, group.enqueued, group.started, group.completed) == (
-        "3/nccl",
-        3,
-        8,
-        8,
-        7,
-    )
-    assert group.op == "all_gather [[10]]"
+NCCL_ANSWER = """{"comm_lib_version": "2.28.9", "nccl_comm_state": {}, "version": "2.10",
+ "pg_config": {"0": {"desc": "default_pg", "name": "0", "ranks": "[0, 1, 2, 3, 4, 5, 6, 7]"},
+               "7e0f3c": {"desc": "mesh_tp", "name": "7e0f3c", "ranks": "[0, 1]"},
+               "5": {"desc": "undefined", "name": "5", "ranks": "[]"}},
+ "pg_status": {"0": {"last_completed_collective": "811", "last_enqueued_collective": "812",
+                     "last_started_collective": "812"},
+               "1": {"last_completed_collective": "96", "last_enqueued_collective": "96",
+                     "last_started_collective": "96"}}}"""
+"""What torch's handler answers without the entries: the form is that of torch 2.9 to 2.15 (see `make test-cuda`)."""
+
+
+def test_nccl_counts_collectives_and_says_who_the_members_are_and_the_worker_which_group_is_which() -> None:
+    trace = Trace(8, "/nccl", counts_operations=False)
+    seen = trace.read(NCCL_ANSWER.encode(), ["0", "7e0f3c", "5"])
+    assert [
+        (one.name, one.size, one.enqueued, one.started, one.completed, one.op) for one in seen.groups
+    ] == [
+        ("0/nccl", 8, 812, 812, 811, ""),
+        ("7e0f3c/nccl", 2, 96, 96, 96, ""),
+    ]
+    assert (seen.records, seen.nameless, seen.newest_at) == (True, False, None)
+
+
+@pytest.mark.parametrize(
+    "names", [[], ["0"], ["0", "1"], ["0", "7e0f3c"]], ids=["none", "too few", "others", "one is missing"]
+)
+def test_groups_of_nccl_that_the_worker_has_not_noted_have_no_name(names: list[str]) -> None:
+    """Somebody has made groups around torch's registry: their numbers cannot be told from those of others."""
+    seen = Trace(8, "/nccl", counts_operations=False).read(NCCL_ANSWER.encode(), names)
+    assert (seen.groups, seen.nameless, len(seen.counts)) == ([], True, 2)
+
+
+def test_the_oldest_torch_says_the_same_of_nccl_with_less_around_it() -> None:
+    """2.6: no version of the library, and numbers where later releases write strings."""
+    status = {
+        "0": {"last_enqueued_collective": 3, "last_started_collective": 3, "last_completed_collective": 2}
+    }
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    of_26 = {"nccl_comm_state": {}, "pg_config": config, "pg_status": status, "version": "2.4"}
+    (group,) = Trace(2, "/nccl", counts_operations=False).read(json.dumps(of_26).encode(), ["0"]).groups
+    assert (group.name, group.size, group.enqueued, group.completed) == ("0/nccl", 2, 3, 2)
+
+
+def test_nccl2_has_the_entries_of_its_own_recorder() -> None:
+    """It writes no start, counts what is sent to one member, and its `state` follows `retired`."""
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0,1]"}}
+    done = {"retired": True, "state": "completed", "time_discovered_completed_ns": 5}
+    entries = [
+        entry(0, "0", 1, 1, "nccl2:all_reduce", **done),
+        entry(0, "0", 1, 2, "nccl2:send 0->1", is_p2p=True, p2p_seq_id=1, **done),
+        entry(0, "0", 2, 3, "nccl2:all_reduce", input_sizes=[[4, 4]], state="scheduled"),
+    ]
+    (group,) = Trace(2, "/nccl2").read(answer(*entries, config=config, g0=(3, -1, 2))).groups
+    assert (group.name, group.size, group.enqueued, group.started, group.completed) == ("0/nccl2", 2, 2, 0, 1)
+    assert group.op == "all_reduce [[4,4]]"
+
+
+def test_groups_of_several_backends_with_one_name_are_several() -> None:
+    """A group may have gloo for the CPU's tensors and NCCL for the others; each backend counts for itself."""
+    gloo = Trace(8).read(answer(entry(0, "0", 2, 2), g0=(2, -1, 1))).groups
+    nccl = Trace(8, "/nccl", counts_operations=False).read(NCCL_ANSWER.encode(), ["0", "7e0f3c", "5"]).groups
+    assert [(one.name, one.enqueued) for one in (*gloo, *nccl)] == [
+        ("0", 2),
+        ("0/nccl", 812),
+        ("7e0f3c/nccl", 96),
+    ]
+
+
+def test_a_recorder_that_is_switched_off_knows_of_no_group() -> None:
+    assert not Trace(2).read(b'{"nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2.10"}').records
+    assert Trace(2).read(answer()).records
 
 
 def test_the_newest_operation_is_dated() -> None:

@@ -1,0 +1,354 @@
+"""What is asked of a worker's server, and when nothing is known of its collectives.
+
+There are no GPUs where this runs: a server of this test's own answers for those of torch that have NCCL, in the form
+that `make test-cuda` takes from torch's own. gloo's answers are torch's.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.agent.job.progress.test_trace import NCCL_ANSWER
+from tests.support.cluster import wait_for
+
+from hetagent.job.progress.groups import Groups
+from hetagent.job.progress.sources import AGAIN_MAX_S, LATE_S, Health
+from hetagent.job.progress.tracks import Track
+from hetagent.job.progress.worker import Looker
+from hetagent.worker import runner
+
+EMPTY = '{"nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2.10"}'
+
+GLOO_ANSWER = json.dumps(
+    {
+        "pg_config": {"": {"name": "", "ranks": "[0]"}},
+        "pg_status": {},
+        "nccl_comm_state": {},
+        "version": "2.10",
+    }
+)
+
+OF_213 = ["dump_nccl_trace_json", "dump_traceback", "fr_trace_json", "ping"]
+OF_215 = [*OF_213, "fr_dump_file"]
+
+NCCL, NCCL2, GLOO = (
+    "dump_nccl_trace_json?includecollectives=false",
+    "fr_trace_json?backend=nccl2",
+    "fr_trace_json",
+)
+
+
+class Server:
+    """Answers as a worker's server does, once per connection.
+
+    Attributes:
+        asked: what was asked, in order.
+        answers: status and body by question.
+    """
+
+    def __init__(self, path: Path, handlers: list[str]) -> None:
+        self.asked: list[str] = []
+        self.answers: dict[str, tuple[str, str]] = {"": ("200 OK", json.dumps(handlers))}
+        self.length: int | None = None  # what it says of its answers, instead of the truth
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen()
+
+    def serve(self) -> None:
+        """Answer one question."""
+        connection, _ = self._socket.accept()
+        with connection:
+            question = connection.recv(65536).split(b" ")[1].decode().removeprefix("/handler/")
+            self.asked.append(question)
+            status, body = self.answers.get(question, ("400 Bad Request", "Invalid parameters"))
+            length = len(body) if self.length is None else self.length
+            connection.sendall(f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n{body}".encode())
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Worker:
+    """A worker that is looked at: this process, with a server of the test's own."""
+
+    def __init__(self, folder: Path, handlers: list[str]) -> None:
+        self.path = folder / "s"
+        self.server = Server(self.path, handlers)
+        self.looker = Looker(os.getpid(), Track(time.monotonic()), 8, socket=str(self.path))
+        self.note("")
+
+    def note(self, line: str) -> None:
+        """What the worker notes of a group."""
+        with Path(f"{self.path}.groups").open("a") as file:
+            file.write(line)
+
+    def look(self, at: float) -> None:
+        """Look, and take in all that is answered by then."""
+        self.looker.look(at)
+        while self.looker.asked is not None:
+            self.server.serve()
+            while (asked := self.looker.asked) is not None and asked.at == self.looker.asked.at:
+                self.looker.hear()
+                if self.looker.asked is not asked:
+                    break
+
+    def close(self) -> None:
+        self.looker.close()
+        self.server.close()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[[list[str]], Worker]]:
+    made: list[Worker] = []
+
+    def make(handlers: list[str]) -> Worker:
+        made.append(Worker(tmp_path, handlers))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.close()
+
+
+def test_nccl_is_asked_without_entries_so_that_torch_does_not_ask_cuda(
+    make: Callable[[list[str]], Worker],
+) -> None:
+    worker = make(OF_213)
+    worker.server.answers |= {NCCL: ("200 OK", NCCL_ANSWER), GLOO: ("200 OK", GLOO_ANSWER)}
+    worker.note("0\tgloo\tnccl\n7e0f3c\tnccl\n5\tnccl\n")
+    now = time.monotonic()
+    worker.look(now)
+    worker.look(now + 1)
+    assert set(worker.server.asked) == {"", NCCL, GLOO}
+    assert worker.looker.blind(now + 1) == ""
+    assert [one.name for one in worker.looker.track.groups] == ["0/nccl", "7e0f3c/nccl"]
+    assert worker.looker.collectives(torch_tells=True) == 812 + 96
+
+
+def test_nccl2_is_asked_by_its_name_where_torch_has_recorders_by_name(
+    make: Callable[[list[str]], Worker],
+) -> None:
+    worker = make(OF_215)
+    worker.server.answers |= {NCCL2: ("200 OK", NCCL_ANSWER), GLOO: ("200 OK", EMPTY)}
+    worker.note("0\tnccl2\n")
+    now = time.monotonic()
+    worker.look(now)
+    worker.look(now + 1)
+    assert set(worker.server.asked) == {"", NCCL2, GLOO}
+    assert worker.looker.blind(now + 1) == ""
+
+
+@pytest.mark.parametrize(
+    ("handlers", "backend"),
+    [
+        (OF_213, "nccl2"),
+        (OF_215, "nccl-lazy"),
+        (OF_215, "xccl"),
+        (OF_215, "mpi"),
+        (OF_215, "ucc"),
+        (OF_215, "of-mine"),
+        (["dump_nccl_trace_json", "ping"], "gloo"),
+    ],
+)
+def test_a_worker_that_trains_over_what_nobody_sees_is_not_idle_in_its_gloo_groups(
+    make: Callable[[list[str]], Worker], handlers: list[str], backend: str
+) -> None:
+    worker = make(handlers)
+    worker.server.answers[GLOO] = ("200 OK", GLOO_ANSWER)
+    worker.note(f"0\t{backend}\n")
+    now = time.monotonic()
+    worker.look(now)
+    worker.look(now + 1)
+    assert worker.looker.blind(now + 1) == f"its torch does not tell of {backend}"
+    assert worker.looker.collectives(torch_tells=True) is None
+
+
+def test_a_worker_without_groups_has_asked_for_nothing_and_one_that_cannot_note_them_for_nobody_knows_what(
+    make: Callable[[list[str]], Worker],
+) -> None:
+    worker = make(OF_213)
+    worker.server.answers[GLOO] = ("200 OK", EMPTY)
+    now = time.monotonic()
+    assert worker.looker.blind(now) == "its torch server does not listen yet"
+    worker.look(now)
+    assert (worker.looker.blind(now), worker.looker.collectives(torch_tells=True)) == ("", 0)
+    Path(f"{worker.path}.groups").unlink()
+    worker.look(now)
+    assert worker.looker.blind(now) == "which backends its process groups have is not known"
+    assert worker.looker.collectives(torch_tells=True) is None
+
+
+def test_a_recorder_that_is_off_says_nothing(make: Callable[[list[str]], Worker]) -> None:
+    worker = make(OF_213)
+    worker.server.answers[GLOO] = ("200 OK", EMPTY)
+    worker.note("0\tgloo\n")
+    now = time.monotonic()
+    worker.look(now)
+    assert worker.looker.blind(now) == "gloo records nothing: is TORCH_FR_BUFFER_SIZE 0?"
+    assert worker.looker.collectives(torch_tells=True) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "length", "why"),
+    [
+        ("400 Bad Request", "Invalid parameters", None, "gloo cannot be asked: HTTP/1.1 400 Bad Request"),
+        ("500 Internal Server Error", "", None, "gloo cannot be asked: HTTP/1.1 500 Internal Server Error"),
+        ("200 OK", GLOO_ANSWER, 10_000, "gloo cannot be asked: its answer is cut short"),
+        ("200 OK", "x" * (17 << 20), None, "gloo cannot be asked: its answer is too long"),
+        ("200 OK", "<html>", None, "gloo answers something else than expected: "),
+        ("200 OK", "[" * 100_000, None, "gloo answers something else than expected: "),
+        ("200 OK", '{"pg_status": {"0": {}}}', None, "gloo answers something else than expected: "),
+    ],
+    ids=["refused", "fails", "truncated", "oversized", "no JSON", "nested", "not ours"],
+)
+def test_a_bad_answer_is_a_reason_and_the_source_is_asked_again(
+    make: Callable[[list[str]], Worker], status: str, body: str, length: int | None, why: str
+) -> None:
+    worker = make(OF_213)
+    worker.note("0\tgloo\n")
+    worker.server.answers[GLOO] = ("200 OK", GLOO_ANSWER)
+    now = time.monotonic()
+    worker.look(now)
+    assert worker.looker.blind(now) == ""
+    worker.server.answers[GLOO], worker.server.length = (status, body), length
+    worker.look(now + 2)
+    assert worker.looker.blind(now + 2).startswith(why)
+    worker.server.answers[GLOO], worker.server.length = ("200 OK", GLOO_ANSWER), None
+    worker.look(now + 4)
+    assert worker.looker.blind(now + 4) == ""
+
+
+def test_a_source_that_does_not_answer_is_asked_again_after_ever_longer_pauses() -> None:
+    health = Health()
+    pauses = []
+    at = 0.0
+    for _ in range(8):
+        health.failed("is away", at)
+        pauses.append(health.next_at - at)
+        at = health.next_at
+    assert pauses == [1, 2, 4, 8, 16, 32, AGAIN_MAX_S, AGAIN_MAX_S]
+    health.answered(at, 3.0)
+    assert (health.blind(at + 3.0 + LATE_S), health.answered_at) == ("", at)
+    assert health.blind(at + 3.1 + LATE_S) == "has not answered for 8 s"
+    health.failed("is away", at)
+    assert health.next_at == at + 1
+
+
+def test_an_agent_without_descriptors_says_so(
+    make: Callable[[list[str]], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make(OF_213)
+    with monkeypatch.context() as patch:
+
+        def none_left(*_: object, **__: object) -> None:
+            raise OSError(24, "Too many open files")
+
+        patch.setattr("socket.socket", none_left)
+        now = time.monotonic()
+        worker.looker.look(now)
+    assert "Too many open files" in worker.looker.blind(now)
+    assert worker.looker.asked is None
+
+
+MAKES = """
+import os, sys, threading, time
+import torch, torch.distributed as dist
+before = sorted(os.listdir("/proc/self/fd"))
+dist.init_process_group(BACKEND, store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(3))
+dist.all_reduce(torch.ones(3), group=dist.new_group([0], backend="gloo"))
+if os.fork() == 0:
+    dist.new_group([0], backend="gloo")  # a child's group is none of the worker's
+    os._exit(0)
+os.wait()
+print(dist.get_backend(), len(dist.distributed_c10d._world.pg_map), flush=True)
+sys.stdin.read()
+dist.destroy_process_group()
+"""
+
+CUSTOM = """
+import torch.distributed as dist
+class Mine(dist.ProcessGroup):
+    def __init__(self, rank, size):
+        super().__init__(rank, size)
+    def getBackendName(self):
+        return "mine"
+    def allreduce(self, tensors, opts=None):
+        from torch._C._distributed_c10d import _create_work_from_future
+        from torch.futures import Future
+        done = Future()
+        done.set_result(tensors)
+        return _create_work_from_future(done)
+dist.Backend.register_backend("mine", lambda store, rank, size, timeout: Mine(rank, size), devices=["cpu"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "backend", "environ", "noted", "why"),
+    [
+        ("", "gloo", {}, ["gloo", "gloo"], ""),
+        ("", "gloo", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, ["gloo", "gloo"], ""),
+        ("", "gloo", {"TORCH_FR_BUFFER_SIZE": "0"}, ["gloo", "gloo"], "gloo records nothing"),
+        (CUSTOM, "mine", {}, ["cpu:mine", "gloo"], "its torch does not tell of cpu:mine"),
+    ],
+    ids=["gloo", "wrapped", "recorder off", "custom"],
+)
+def test_a_real_worker_notes_the_backends_of_its_groups(
+    tmp_path: Path, before: str, backend: str, environ: dict[str, str], noted: list[str], why: str
+) -> None:
+    (tmp_path / "script.py").write_text(before + MAKES.replace("BACKEND", repr(backend)))
+    path = tmp_path / "s"
+    worker = subprocess.Popen(
+        [sys.executable, runner.__file__, str(tmp_path / "script.py")],
+        env={**os.environ, **environ, "HET_PROGRESS_SOCKET": str(path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    looker = Looker(worker.pid, Track(time.monotonic()), 1, socket=str(path), cpu=True)
+    try:
+        assert worker.stdout.readline() == f"{backend} 2\n"
+        lines = [line.split("\t")[1] for line in Path(f"{path}.groups").read_text().splitlines()]
+        assert lines == noted
+
+        def known() -> bool:
+            looker.look(time.monotonic())
+            while looker.asked is not None and looker.asked.read() is None:
+                time.sleep(0.01)
+            return True
+
+        def answered() -> bool:
+            looker.look(time.monotonic())
+            while looker.asked is not None:
+                looker.hear()
+            source = (looker.sources or {}).get("gloo")
+            return source is not None and source.health.answered_at is not None
+
+        wait_for(answered, "an answer about gloo")
+        assert looker.blind(time.monotonic()).startswith(why)
+        assert bool(looker.blind(time.monotonic())) == bool(why)
+    finally:
+        looker.close()
+        worker.communicate("")
+    assert worker.returncode == 0
+
+
+def test_a_note_that_is_not_whole_is_none(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    groups = Groups(str(note))
+    groups.read()
+    assert not groups.known
+    note.write_text("0\tgloo\n1\tnc")
+    groups.read()
+    assert (groups.known, groups.backends, groups.names) == (True, ["gloo"], {"gloo": ["0"]})
+    note.write_bytes(b"\xff\n")
+    groups.read()
+    assert not groups.known

@@ -321,8 +321,8 @@ class Stall:
         since: when that began, on the server's clock (seconds).
         stack: the Python stack of the first of `ranks`, once its agent has sent it.
         told: whether it has lasted long enough for an event and the state to say it.
-        known_until: until when that is known (seconds): what follows from it later needs newer evidence; None: nothing is
-            said of that.
+        known_until: until when that is known (seconds): what follows from it later needs newer evidence; None: nothing
+            is said of that.
     """
 
     kind: StallKind

@@ -318,8 +318,8 @@ class WorkerFields(Wire):
 
     Attributes:
         rank: its global rank.
-        state: `runs`; `stopped` (by a signal), `blocked` (in the kernel, uninterruptibly), `ended`, or `unknown`: it runs,
-            but its collectives cannot be known now.
+        state: `runs`; `stopped` (by a signal), `blocked` (in the kernel, uninterruptibly), `ended`, or `unknown`: it
+            runs, but its collectives cannot be known now.
         unseen: why they cannot; empty: they are known.
         sources: which of torch's backends have told of them (`gloo`, `gloo, nccl`).
         idle_s: how long nothing of what follows has changed (seconds).

@@ -40,7 +40,7 @@ RENEW_S = 2.0
 """What is known of a stall is noted again if the group would not know it for longer than this (seconds)."""
 
 SOONER_S = 0.001
-"""Until its workers were seen to stand for `hang_timeout_s`, a stall is known to last until so long before (seconds)."""
+"""Until its workers were seen to stand for `hang_timeout_s`, a stall is known to last, but for this (seconds)."""
 
 STACK_WITHIN_S = 10.0
 """How long agents have to send stacks, or logs (seconds)."""

@@ -244,7 +244,7 @@ class Watch:
         """Settle what is known of a worker's collectives."""
         track, why = looker.track, self._unseen or looker.blind(now)
         track.unseen = None if why and not self._unseen and not self._has_torch(looker) else why
-        answering = [one.name for one in looker.sources or () if not one.blind(now)]
+        answering = [one.name for one in (looker.sources or {}).values() if not one.blind(now)]
         track.sources = ", ".join(answering)
         if why:  # what it says itself is all that there is to see
             track.stands(now)

@@ -23,8 +23,7 @@ LATE_S = 0.5
 """By how much the stacks of a round that hangs are taken sooner, so that they are written by then (seconds)."""
 
 NOT_TORCH = "its collectives are not those of torch.distributed"
-NO_RECORDS = "torch's flight recorder is off in it ({}=0)"
-"""Why the collectives of workers cannot be known."""
+"""Why the collectives of Horovod's workers cannot be known."""
 
 OFF = "this node shows no stacks (--report-stacks off)"
 
@@ -81,9 +80,6 @@ class Watching:
         Args:
             given: this process's environment.
         """
-        for name in (BUFFER_BEFORE, BUFFER):
-            if given.get(name, "").strip() == "0":
-                self._unseen = self._unseen or NO_RECORDS.format(name)
         if self._cpu and BUFFER not in given and BUFFER_BEFORE not in given:
             return {BUFFER: str(BUFFER_SIZE)}
         return {}

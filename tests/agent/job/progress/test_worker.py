@@ -234,7 +234,7 @@ def test_a_source_that_does_not_answer_is_asked_again_after_ever_longer_pauses()
     assert pauses == [1, 2, 4, 8, 16, 32, AGAIN_MAX_S, AGAIN_MAX_S]
     health.answered(at, 3.0)
     assert (health.blind(at + 3.0 + LATE_S), health.answered_at) == ("", at)
-    assert health.blind(at + 3.1 + LATE_S) == "has not answered for 8 s"
+    assert health.blind(at + 3.1 + LATE_S) == "does not answer any more"
     health.failed("is away", at)
     assert health.next_at == at + 1
 

@@ -1,5 +1,6 @@
 """A job that hangs, with real workers: who is waited for, where in the code, and how it goes on."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,9 @@ def test_the_worker_that_is_waited_for_is_blamed_with_its_stack_and_the_job_goes
 
         assert {name: agent.wait() for name, agent in job.agents.items()} == {"a": 0, "b": 0}, job.report()
         (ended,) = job.told("round_ended")
-        assert "ranks 0 and 2 have waited 6 s for rank 1 (a), which is at collective 10 of 11" in ended
+        assert re.search(
+            r"ranks 0 and 2 have waited \d+ s for rank 1 \(a\), which is at collective 10 of 11", ended
+        )
         assert len(job.told("stalled")) == 1
         for agent in job.agents.values():
             assert ended.partition(": ")[2] in agent.stderr, job.report()

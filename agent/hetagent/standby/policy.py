@@ -13,7 +13,7 @@ AUTO = "auto"
 DEFAULT = AUTO
 
 TORCH = ("torch", "torch._dynamo")
-"""What `auto` stands for before a script has imported anything. torch imports the latter, 2.6 to 2.15, when the first
+"""What `auto` stands for before a script has imported anything. torch imports the latter (2.13) when the first
 optimizer or DistributedDataParallel is made: 820 modules, as much CPU as the rest of torch."""
 
 NEEDED_BYTES = 1 << 30

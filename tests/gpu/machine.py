@@ -32,7 +32,7 @@ try:
         found = torch.cuda.get_device_properties(index)
         about["gpus"] += [[str(found.uuid), found.name, found.total_memory]]
 except Exception as error:
-    about["problem"] = f"{type(error).__name__}: {str(error).splitlines()[0].partition(". ")[0]}"
+    about["problem"] = (type(error).__name__ + ": " + str(error)).splitlines()[0].partition(". ")[0]
 print(json.dumps(about))
 """
 
@@ -179,6 +179,8 @@ def look() -> Machine:
 
 
 def _missing(about: dict[str, Any], listed: Sequence[Card]) -> str:
+    if "torch" not in about:
+        return f"torch does not work here: {about['problem']}"
     index = "PIP_INDEX_URL=https://download.pytorch.org/whl"
     if about.get("cuda") is None and about.get("hip") is None:
         return f"torch {about.get('torch')} is a build for CPUs: make test-gpu {index}/cu126"

@@ -93,7 +93,7 @@ def _note_groups(path: str) -> None:
             super().__setitem__(group, config)
             if os.getpid() == pid:
                 try:
-                    _append(path, [group.group_name, *_backends(group, config)])
+                    _append(path, [c10d._world.pg_names[group], *_backends(group, config)])
                 except Exception:  # what is noted would not be all
                     with contextlib.suppress(OSError):
                         os.unlink(path)

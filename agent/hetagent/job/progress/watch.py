@@ -162,9 +162,12 @@ class Watch:
         return None if looker.blind(time.monotonic()) else looker.collectives(torch_tells=tells)
 
     def _listened(self, looker: Looker) -> bool:
-        """Whether torch's server was opened in a worker."""
+        """Whether torch's server was opened in a worker, or may have been: its folder is gone."""
         folder, name = os.path.split(looker.socket or "")
-        return any(one.startswith(name) for one in os.listdir(folder))
+        try:
+            return any(one.startswith(name) for one in os.listdir(folder))
+        except OSError:
+            return True
 
     def stacks(
         self, ranks: Collection[int] | None, timeout_s: float, *, first: bool = False

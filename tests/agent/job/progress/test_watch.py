@@ -1,6 +1,7 @@
 """Two workers with gloo, one of which does not go on: what their agent sees, and what it shows."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tests.support.cluster import wait_for
 from hetagent.job.progress import stacks
 from hetagent.job.progress.watch import Watch
 from hetagent.node.network import hold_port
+from hetagent.progress import FILE
 from hetagent.worker import runner
 from hetrdzv.protocol.wire import (
     MAX_BODY_BYTES,
@@ -267,6 +269,19 @@ def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
     watch.environ(0, torch=torch)
     watch.begin({0: os.getpid()}, 0)
     assert watch.reached() == (collectives, None)
+    watch.close()
+
+
+def test_a_folder_that_somebody_has_removed_ends_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetagent.options.release.installed", lambda: "2.13.0+cpu")
+    watch = Watch(1, 2, lambda: None, cpu=True)
+    folder = Path(watch.environ(0, torch=True)[FILE]).parent
+    watch.begin({0: os.getpid()}, 0)
+    assert watch._tracks is not None
+    begun_at = watch._tracks.watched_at
+    wait_for(lambda: watch._tracks.watched_at > begun_at, "a look before that")
+    shutil.rmtree(folder)
+    assert watch.reached() == (None, None)
     watch.close()
 
 

@@ -17,6 +17,7 @@ import pytest
 from tests.agent.job.progress.test_trace import NCCL_ANSWER
 from tests.support.cluster import wait_for
 
+from hetagent.job.progress import asking
 from hetagent.job.progress.groups import Groups
 from hetagent.job.progress.sources import AGAIN_MAX_S, LATE_S, Health
 from hetagent.job.progress.tracks import Track
@@ -200,15 +201,22 @@ def test_a_recorder_that_is_off_says_nothing(make: Callable[[list[str]], Worker]
         ("400 Bad Request", "Invalid parameters", None, "gloo cannot be asked: HTTP/1.1 400 Bad Request"),
         ("500 Internal Server Error", "", None, "gloo cannot be asked: HTTP/1.1 500 Internal Server Error"),
         ("200 OK", GLOO_ANSWER, 10_000, "gloo cannot be asked: its answer is cut short"),
+        ("200 OK", "x" * 160_000, None, "gloo cannot be asked: its answer is too long"),
         ("200 OK", "<html>", None, "gloo answers something else than expected: "),
         ("200 OK", "[" * 100_000, None, "gloo answers something else than expected: "),
         ("200 OK", '{"pg_status": {"0": {}}}', None, "gloo answers something else than expected: "),
     ],
-    ids=["refused", "fails", "truncated", "no JSON", "nested", "not ours"],
+    ids=["refused", "fails", "truncated", "oversized", "no JSON", "nested", "not ours"],
 )
 def test_a_bad_answer_is_a_reason_and_the_source_is_asked_again(
-    make: Callable[[list[str]], Worker], status: str, body: str, length: int | None, why: str
+    make: Callable[[list[str]], Worker],
+    monkeypatch: pytest.MonkeyPatch,
+    status: str,
+    body: str,
+    length: int | None,
+    why: str,
 ) -> None:
+    monkeypatch.setattr(asking, "MAX_ANSWER", 150_000)  # what a socket takes at once: nobody reads meanwhile
     worker = make(OF_213)
     worker.note("0\tgloo\n")
     worker.server.answers[GLOO] = ("200 OK", GLOO_ANSWER)
@@ -271,20 +279,37 @@ sys.stdin.read()
 dist.destroy_process_group()
 """
 
+CUSTOM = """
+import torch.distributed as dist
+class Mine(dist.ProcessGroup):
+    def __init__(self, rank, size):
+        super().__init__(rank, size)
+    def getBackendName(self):
+        return "mine"
+    def allreduce(self, tensors, opts=None):
+        from torch._C._distributed_c10d import _create_work_from_future
+        from torch.futures import Future
+        done = Future()
+        done.set_result(tensors)
+        return _create_work_from_future(done)
+dist.Backend.register_backend("mine", lambda store, rank, size, timeout: Mine(rank, size), devices=["cpu"])
+"""
+
 
 @pytest.mark.parametrize(
-    ("backend", "environ", "noted", "why"),
+    ("before", "backend", "environ", "noted", "why"),
     [
-        ("gloo", {}, ["gloo", "gloo"], ""),
-        ("gloo", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, ["gloo", "gloo"], ""),
-        ("gloo", {"TORCH_FR_BUFFER_SIZE": "0"}, ["gloo", "gloo"], "gloo records nothing"),
+        ("", "gloo", {}, ["gloo", "gloo"], ""),
+        ("", "gloo", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, ["gloo", "gloo"], ""),
+        ("", "gloo", {"TORCH_FR_BUFFER_SIZE": "0"}, ["gloo", "gloo"], "gloo records nothing"),
+        (CUSTOM, "mine", {}, ["cpu:mine", "gloo"], "its torch does not tell of cpu:mine"),
     ],
-    ids=["gloo", "wrapped", "recorder off"],
+    ids=["gloo", "wrapped", "recorder off", "custom"],
 )
 def test_a_real_worker_notes_the_backends_of_its_groups(
-    tmp_path: Path, backend: str, environ: dict[str, str], noted: list[str], why: str
+    tmp_path: Path, before: str, backend: str, environ: dict[str, str], noted: list[str], why: str
 ) -> None:
-    (tmp_path / "script.py").write_text(MAKES.replace("BACKEND", repr(backend)))
+    (tmp_path / "script.py").write_text(before + MAKES.replace("BACKEND", repr(backend)))
     path = tmp_path / "s"
     worker = subprocess.Popen(
         [sys.executable, runner.__file__, str(tmp_path / "script.py")],

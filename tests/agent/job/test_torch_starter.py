@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.agent.job.rig import Make, soon
+from tests.support.cluster import wait_for
 from torch.distributed import HashStore
 from torch.distributed.elastic import events, metrics
 from torch.distributed.elastic.agent.server import local_elastic_agent
@@ -257,8 +258,14 @@ def test_a_start_that_fails_leaves_no_watchdog(
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
     monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", str(pipe))
 
+    def is_read() -> bool:
+        with contextlib.suppress(OSError):
+            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+            return True
+        return False
+
     def fail(context: SubprocessContext) -> None:
-        assert pipe.exists()
+        wait_for(is_read, "the watchdog, which fails if the pipe is removed before it is there")
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(SubprocessContext, "_start", fail)

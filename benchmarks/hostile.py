@@ -43,11 +43,11 @@ TOKENS = {
     "sees": "admin",
 }
 LEASE_S = 3.0
-LATE_S = 0.8 * LEASE_S
-"""A node of the other job that was not heard for so long, while the server was up, is late (seconds); agents poll twice
-in a lease."""
+LATE_S = 0.9 * LEASE_S
+"""A node of the other job is late that was not heard for so long while the server was up (seconds). Agents poll twice
+in a lease, and pause for up to two seconds after a server that was killed."""
 
-TURNS_S, SHARES = (0.0, 0.7, 3.0, 6.0), (74, 16, 8, 2)
+TURNS_S, SHARES = (0.0, 0.7, 3.0, 6.0), (60, 30, 8, 2)
 """How long turns last about (seconds), and how many of a hundred: in short ones no lease, hang or pause ends."""
 
 LONG_S = 2.5
@@ -83,11 +83,13 @@ class Turn:
     """What was seen of the other job in a turn (seconds).
 
     Attributes:
+        about_s: how long it was to last.
         lasted_s: from the start of the server until it was killed.
-        silent_s: how long nothing was heard of a node, at the worst moment.
+        silent_s: how long nothing was heard of a node since then, at the worst moment.
         look_s: the longest that a look at the job took.
     """
 
+    about_s: float
     lasted_s: float
     silent_s: float
     look_s: float
@@ -170,17 +172,29 @@ class Hostile:
         makes = Requests(document, self._rng, "evil")
         for first in range(0, requests, each):
             (about_s,) = self._rng.choices(TURNS_S, SHARES)
+            before = self._rng.random() < 0.5  # after short turns agents pause for longer
+            if before:
+                await self._control(about_s)
             parts = _parts(min(each, requests - first), CONNECTIONS)
-            turn = await self._watched(self._lane(makes, count, about_s) for count in parts)
-            if turn.lasted_s >= LONG_S and self._job:
+            turn = await self._watched([self._lane(makes, count, about_s) for count in parts], about_s)
+            if about_s >= LONG_S:
                 self.turns.append(turn)
-                self.control.append(
-                    await self._watched([asyncio.sleep(turn.lasted_s)], "without hostile requests, ")
-                )
+            if not before:
+                await self._control(about_s)
         self._judge_silence()
         self.told = makes.told
 
-    async def _watched(self, doing: Iterable[Coroutine[Any, Any, None]], where: str = "") -> Turn:
+    async def _control(self, about_s: float) -> None:
+        """A turn as long as others of about that length, without hostile requests; none if those are short."""
+        if about_s < LONG_S or not self._job:
+            return
+        alike = [turn.lasted_s for turn in self.turns if turn.about_s == about_s]
+        lasts_s = self._rng.choice(alike or [about_s])
+        self.control.append(await self._watched([asyncio.sleep(lasts_s)], about_s, "in a control turn, "))
+
+    async def _watched(
+        self, doing: Iterable[Coroutine[Any, Any, None]], about_s: float, where: str = ""
+    ) -> Turn:
         """Do something while the other job is looked at, then kill the server; returns what was seen.
 
         Args:
@@ -196,11 +210,11 @@ class Hostile:
         silent_s, look_s = self._worst
         self._look(where)
         await self._restart()
-        return Turn(lasted_s, silent_s, look_s)
+        return Turn(about_s, lasted_s, silent_s, look_s)
 
     async def _looks(self) -> None:
         """Look at the other job again and again."""
-        self._worst = 0.0, 0.0
+        self._worst, up_since = (0.0, 0.0), time.monotonic()
         if not self._job:
             return
         data = request("GET", "/v1/groups/job", None, f"Authorization: Bearer {self._tokens['sees']}\r\n")
@@ -216,18 +230,21 @@ class Hostile:
                 self._worst = silent_s, max(look_s, time.monotonic() - began)
             if status == 200:
                 silent = [node["heard_s_ago"] or 0.0 for node in json.loads(body)["nodes"]]
-                self._worst = max(self._worst[0], *silent), self._worst[1]
+                silent_s = min(
+                    max(silent), time.monotonic() - up_since
+                )  # what came before a kill is no silence
+                self._worst = max(self._worst[0], silent_s), self._worst[1]
             else:
                 self.wrong.answers.append(f"{status} to a look at the other job: {body[:300]!r}")
             await asyncio.sleep(LOOK_S)
 
     def _judge_silence(self) -> None:
-        """A node that was late counts where none was as late in any turn without hostile requests."""
-        usual_s = max([LATE_S, *(turn.silent_s for turn in self.control)])
+        """A turn in which a node was late counts if none that long was late without hostile requests."""
+        usual = {turn.about_s for turn in self.control if turn.silent_s >= LATE_S}
         self.wrong.other_job += [
-            f"not heard for {turn.silent_s:.1f} s, in control turns for {usual_s:.1f} s at most"
+            f"not heard for {turn.silent_s:.1f} s in a turn of {turn.lasted_s:.1f} s"
             for turn in self.turns
-            if turn.silent_s > usual_s
+            if turn.silent_s >= LATE_S and turn.about_s not in usual
         ]
 
     async def _lane(self, makes: Requests, count: int, within_s: float) -> None:
@@ -450,9 +467,8 @@ def show_turns(hostile: Hostile) -> None:
         length_s = sum(turn.lasted_s for turn in turns) / len(turns)
         late = sum(turn.silent_s >= LATE_S for turn in turns)
         table.row(name, len(turns), f"{length_s:.1f} s", *cells, late)
-    table.note(
-        f"silence: the longest since anything was heard of a node, of a lease of {LEASE_S:g} s; late: {LATE_S:g} s."
-    )
+    table.note("silence: the longest since a node was heard or the server started.")
+    table.note(f"late: turns with a silence of {LATE_S:g} s or more, of a lease of {LEASE_S:g} s.")
     table.note("look: the longest that a person's look at the job took.")
     table.show()
 

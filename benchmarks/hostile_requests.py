@@ -106,6 +106,10 @@ DOES = {
 """What a node at work may do, and how often beside the others."""
 
 
+ODD = {"idle_s": (0, 0.5, 1, 1), "age_s": (0, 0.5, 1, 1), "busy": (0, 0.3), "weight": (0.5, 1, 1)}
+"""What share of a field's numbers may lie at its bounds in a group. Workers that are all as busy need no new shares."""
+
+
 class Side(StrEnum):
     """Where the numbers of a group lie within their bounds."""
 
@@ -126,6 +130,7 @@ class Manner:
         behind: the node for which all others wait; None: their workers go on.
         lanes: the process groups of their workers.
         launches: how likely a node runs daemons for the master.
+        decided: the newest decision on shares that they know, by round.
         news: how often one of them was told something new, which ends the polls of the others.
     """
 
@@ -136,6 +141,7 @@ class Manner:
     behind: str | None
     lanes: tuple[str, ...]
     launches: float
+    decided: dict[int, int] = field(default_factory=dict)
     news: int = 0
 
     @staticmethod
@@ -144,9 +150,9 @@ class Manner:
         does = {what: often * rng.choice((0, 0.3, 1, 3)) for what, often in DOES.items()}
         return Manner(
             does=does | {"progress": max(5.0, does["progress"])},
-            side=rng.choice(list(Side)),
-            odd={name: rng.choice((0.0, 0.5, 1.0, 1.0)) for name in ("idle_s", "age_s", "busy", "weight")},
-            weighed=rng.random() < 0.4,
+            side=rng.choice((Side.LEAST, Side.LEAST, Side.MOST, Side.MOST, Side.ANY)),
+            odd={name: rng.choice(ODD[name]) for name in ODD},
+            weighed=rng.random() < 0.6,
             behind=rng.choice((None, names[0], rng.choice(names))),
             lanes=rng.choice((("0",), ("0",), ("0", "1"), ())),
             launches=rng.choice((0.5, 1.0)),
@@ -162,7 +168,6 @@ class Node:
         over: the newest round whose workers are gone.
         done: the newest round about which it has reported `started`.
         ended: the newest round whose workers have succeeded.
-        decided: the newest decision on shares that it knows, of round `done`.
         news: how much of its group's news it may know.
     """
 
@@ -178,7 +183,6 @@ class Node:
     done: int = 0
     ended: int = 0
     step: int = 0
-    decided: int = 0
     news: int = 0
 
     @property
@@ -266,18 +270,18 @@ class Requests:
     def _group(self) -> list[Node]:
         rng = self._rng
         self._made += 1
-        number, often = rng.choice((2, 2, 3, 3, 5, 12)), rng.choice((0.05, 0.1, 0.3))
+        number, often = rng.choice((2, 2, 3, 3, 4, 5, 12)), rng.choice((0.05, 0.1, 0.3))
         spec = {name: rng.choice(values) for name, values in SETTINGS.items() if rng.random() < often}
         spec |= rng.choice(({}, *SHARP))
         least = spec.get("min_nodes", 2) if rng.random() < 0.3 else number
         spec["min_nodes"] = min(number, least, spec.get("max_nodes") or number)
         name = f"{self._prefix}{self._made}"
-        return self.nodes(name, number, SOON | spec)
+        return self.nodes(name, number, SOON | {"last_call_s": rng.choice((0, 0, 0.2))} | spec)
 
     def nodes(self, group: str, number: int, spec: dict[str, Any]) -> list[Node]:
         """Nodes of a new group."""
         rng = self._rng
-        labels, slots = rng.choice((LABELS, LABELS[1:3])), rng.choice(SLOTS)
+        labels, slots = rng.choice((LABELS, LABELS[1:3], LABELS[1:3])), rng.choice(SLOTS)
         names = [f"n{place}" for place in range(number)]
         manner = Manner.drawn(rng, names)
         return [
@@ -403,7 +407,8 @@ class Requests:
                 kinds = ("ready_to_stop", "leaving", "master_unreachable", "started")
                 return self._report(node, rng.choice(kinds))
             case "shares":
-                number = node.decided + rng.choice((1, 1, 1, 0, 2))
+                known = node.manner.decided.get(node.told["round"], 0)
+                number = known + rng.choice((1, 1, 1, 0, 2))
                 body = {"incarnation": node.incarnation, "round": node.told["round"], "number": number}
                 return self._own(node, "POST", "/shares", body)
             case "daemon":
@@ -455,7 +460,7 @@ class Requests:
         ]
         progress = {
             "round": node.told["round"],
-            "decision": node.decided,
+            "decision": manner.decided.get(node.told["round"], 0),
             "workers": workers,
             "age_s": self._leaning(manner, "ProgressFields", "age_s", 0.0),
         }
@@ -629,11 +634,11 @@ class Requests:
             return
         said = json.loads(body)
         if request.kind.endswith("/shares") and status == 200:
-            node.decided = max(node.decided, request.body["number"])
+            node.manner.decided[request.body["round"]] = request.body["number"]
         told = said.get("directive", said)
         if isinstance(told.get("version"), str) and told.get("kind"):
             if request.kind.endswith("/report") and request.body["kind"] == "started" and status == 200:
-                node.done, node.decided = request.body["round"], 0
+                node.done = request.body["round"]
             if request.target.startswith(node.path) and not request.kind.endswith("/daemon"):
                 if [told["kind"], told["round"]] != [node.told.get("kind"), node.told.get("round")]:
                     node.news = node.manner.news = node.manner.news + 1

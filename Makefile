@@ -159,6 +159,7 @@ bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery 
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.restarts
 	$(BIN)/python -m benchmarks.standbys
+	$(BIN)/python -m benchmarks.warm
 	$(BIN)/python -m benchmarks.watching
 	$(BIN)/python -m benchmarks.viewers
 	$(BIN)/python -m benchmarks.failover

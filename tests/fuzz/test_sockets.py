@@ -231,17 +231,24 @@ async def trickle(server: Hetserver, begin: bytes, more: bytes, every_s: float =
     """Send some bytes, then others one by one; returns the reply, and after how long the server closed (seconds)."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     began = time.monotonic()
-    answer = asyncio.ensure_future(reader.read())
+    said = bytearray()
+
+    async def hear() -> None:
+        """Keep what came before a reset, with which the server answers bytes that come after its close."""
+        with suppress(ConnectionResetError):
+            while data := await reader.read(65536):
+                said.extend(data)
+
+    hearing = asyncio.ensure_future(hear())
     writer.write(begin)
     try:
-        while not answer.done():
+        while not hearing.done():
             assert time.monotonic() - began < WAIT_S, "the server waits for ever"
             writer.write(more[:1])
             more = more[1:] + more[:1]
-            await asyncio.wait({answer}, timeout=every_s)
-        with suppress(ConnectionResetError):
-            return answer.result(), time.monotonic() - began
-        return b"", time.monotonic() - began
+            await asyncio.wait({hearing}, timeout=every_s)
+        await hearing
+        return bytes(said), time.monotonic() - began
     finally:
         writer.close()
         with suppress(ConnectionError):

@@ -3,24 +3,36 @@
     python -m benchmarks.healthy [--each 8] [--hang-timeout-s 6] [--at-a-time 2]
 
 Each kind of job runs so many times with three workers, `--max-restarts 0` and a short `--hang-timeout-s`: a false alarm
-fails the job.
+fails the job. In half of the runs a thread saves a checkpoint for 3 s in a second process group, of gloo; in half of
+those all train over a backend of which nothing is told.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.support.workload.beside import BESIDE
+
 from benchmarks.tables import Table
+
+WORKLOAD = Path(__file__).parents[1] / "tests" / "support" / "workload"
+
+RUNS = ("", "side", "", "unseen")
+"""What is beside the group over which all train, in one run after another (tests/support/workload/beside.py)."""
 
 HEAD = """
 import os, random, time
 import torch, torch.distributed as dist
+from beside import begin_as_told
 from hetagent import progress
+saving = None
 def begin():
-    dist.init_process_group("gloo")
+    global saving
+    saving = begin_as_told(3.0)
     return dist.get_rank(), dist.get_world_size(), torch.ones(1000)
 """
 
@@ -97,8 +109,9 @@ dist.all_reduce(data)
 """The scripts, each after `HEAD`."""
 
 
-def run(script: Path, timeout_s: float) -> str:
+def run(script: Path, timeout_s: float, beside: str) -> str:
     """Run a job; what was wrong, or nothing."""
+    env = os.environ | {"PYTHONPATH": str(WORKLOAD), BESIDE: beside}
     command = [
         sys.executable,
         "-m",
@@ -112,12 +125,12 @@ def run(script: Path, timeout_s: float) -> str:
         "none",
     ]
     command += ["--max-restarts", "0", "--hang-timeout-s", f"{timeout_s:g}", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
     said = [line for line in done.stderr.splitlines() if " waited " in line]
     return (
         ""
         if done.returncode == 0 and not said
-        else f"exit {done.returncode}: {' '.join(said) or done.stderr[-500:]}"
+        else f"{beside or 'alone'}: exit {done.returncode}: {' '.join(said) or done.stderr[-500:]}"
     )
 
 
@@ -131,15 +144,20 @@ def main() -> None:
     parser.add_argument("--at-a-time", type=int, default=2, help="jobs at a time (default: 2)")
     args = parser.parse_args()
     table = Table(
-        f"Healthy jobs of three workers, `--hang-timeout-s {args.hang_timeout_s:g}`", "job", "jobs", "alarms"
+        f"Healthy jobs of three workers, `--hang-timeout-s {args.hang_timeout_s:g}`, half of them with a second group",
+        "job",
+        "jobs",
+        "alarms",
     )
     wrong = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.at_a_time) as pool:
         for number, (kind, body) in enumerate(KINDS.items()):
             script = Path(folder) / f"kind{number}.py"
-            end = "if dist.is_initialized():\n    dist.barrier()\n    dist.destroy_process_group()\n"
+            end = "if saving is not None:\n    saving.finish()\n"
+            end += "if dist.is_initialized():\n    dist.barrier()\n    dist.destroy_process_group()\n"
             script.write_text(HEAD + body + end)
-            jobs = pool.map(run, [script] * args.each, [args.hang_timeout_s] * args.each)
+            runs = [RUNS[job % len(RUNS)] for job in range(args.each)]
+            jobs = pool.map(run, [script] * args.each, [args.hang_timeout_s] * args.each, runs)
             found = [wrong_with for wrong_with in jobs if wrong_with]
             table.row(kind, args.each, len(found))
             wrong += [f"{kind}: {one}" for one in found]

@@ -179,7 +179,7 @@ def _explain_round(group: Group, now: float) -> str:
 def _explain_stall(group: Group, stall: Stall, now: float) -> str:
     text, end_at = lasting(stall.text, now - stall.since), hangs_at(group, stall)
     if not stall.is_known(now):
-        return f"{text}, or they go on: nobody can tell any more"
+        return f"{text}; whether they still wait is no longer known"
     return text if end_at is None else f"{text}; the round ends for it in {max(0.0, end_at - now):.0f} s"
 
 

@@ -325,6 +325,7 @@ class WorkerFields(Wire):
         idle_s: how long nothing of what follows has changed (seconds).
         still: the worker has not moved for unusually long; its agent says at once when it moves again. A worker that is
             not `still` counts as moving, whatever `idle_s` was when its agent looked.
+        cpu: how much of a core its process has taken since it last moved (0 to 1); None: nobody can say.
         waiting: of this round's looks at the worker, the share at which it waited for a collective (0 to 1); None:
             nobody can say.
         busy: of the looks since the newest decision on shares, the share at which it did not wait (0 to 1); None:
@@ -341,6 +342,7 @@ class WorkerFields(Wire):
     sources: ShortText = ""
     idle_s: Duration = 0.0
     still: Flag = False
+    cpu: Fraction | None = None
     waiting: Fraction | None = None
     busy: Fraction | None = None
     looks: Count = 0

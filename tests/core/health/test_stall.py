@@ -349,6 +349,41 @@ def test_nobody_is_blamed(case: str) -> None:
     assert judge(NO_STALLS[case], 4) is None
 
 
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ((0.9,), "rank 3 (gpu2), which is at collective 8 of 9, and burns CPU"),
+        ((0.01,), "rank 3 (gpu2), which is at collective 8 of 9, and sleeps"),
+        ((0.1,), "rank 3 (gpu2), which is at collective 8 of 9"),
+        ((None,), "rank 3 (gpu2), which is at collective 8 of 9"),
+        ((1.0, 0.5), "ranks 2 and 3 (gpu2), which are at collective 8 of 9, and burn CPU"),
+        ((0.0, 0.0), "ranks 2 and 3 (gpu2), which are at collective 8 of 9, and sleep"),
+        ((0.0, 1.0), "ranks 2 and 3 (gpu2), which are at collective 8 of 9"),
+        ((0.0, None), "ranks 2 and 3 (gpu2), which are at collective 8 of 9"),
+    ],
+)
+def test_whether_those_behind_burn_cpu_or_sleep_is_said_where_it_is_known(shares, said: str) -> None:
+    behind = [worker(4 - len(shares) + number, done(8), cpu=cpu) for number, cpu in enumerate(shares)]
+    verdict = judge([worker(rank, at(9), cpu=0.0) for rank in range(4 - len(shares))] + behind, 4)
+    assert verdict is not None
+    assert verdict.text.partition(" for ")[2] == said
+
+
+def test_a_worker_that_never_asked_for_a_collective_or_is_behind_by_steps_burns_cpu_or_sleeps() -> None:
+    first = judge([worker(0, at(1)), worker(1, at(1)), worker(2, at(1)), worker(3, cpu=0.0)], 4)
+    steps = judge([worker(rank, step=9 - (rank == 3), idle=80, cpu=0.7) for rank in range(4)], 4)
+    assert first is not None
+    assert steps is not None
+    assert first.text.endswith("which has asked for no collective yet, and sleeps")
+    assert steps.text.endswith("which is at step 8 of 9, and burns CPU")
+
+
+def test_of_a_worker_that_does_not_answer_only_that_is_said() -> None:
+    verdict = judge([*SLEEPER[:3], worker(3, done(17_203), state="stopped", cpu=0.0)], 4)
+    assert verdict is not None
+    assert verdict.text.endswith("which is stopped by a signal, at collective 17,203 of 17,204")
+
+
 def test_a_text_stays_short_with_thousands_of_ranks() -> None:
     odd = [worker(rank, done(8, size=8000) if rank % 2 else at(9, size=8000)) for rank in range(8000)]
     verdict = judge(odd, 8000)

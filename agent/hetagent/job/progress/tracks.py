@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
+from hetagent.job.progress.cpu import CpuTime
 from hetrdzv.protocol.wire import (
     MAX_ALL_LANES,
     MAX_KNOWN_S,
@@ -86,6 +87,7 @@ class Track:
         lost: why nothing at all can be known of it now; empty: something can.
         sources: which of torch's backends tell of them.
         said, counts, groups: as last seen.
+        cpu: what its process does while it does not move.
         changed_at: when one of them last changed.
         looked_at: until when it is known to have changed no more.
     """
@@ -97,6 +99,7 @@ class Track:
     said: Said = Said()
     counts: Mapping[str, object] = field(default_factory=dict)
     groups: Sequence[CollectivesFields] = ()
+    cpu: CpuTime = field(default_factory=CpuTime)
     changed_at: float = field(init=False)
     looked_at: float = field(init=False)
     _state: State = State.RUNS
@@ -146,7 +149,7 @@ class Track:
 
         Args:
             newest_at: when it asked for the last one, if that is known.
-            waits: whether it waits for one of them, and does not compute meanwhile.
+            waits: whether it waits for one of them, and does not compute meanwhile: then it moves.
         """
         self.unseen = ""
         self._answers += 1
@@ -159,6 +162,8 @@ class Track:
             since = newest_at if newest_at is not None and self.looked_at < newest_at <= at else at
             self._changed(since, counts=bool(self.counts) and self.said.until <= self.changed_at)
             self.counts = counts
+        elif not waits and any(map(_waits, groups)):
+            self._changed(at, counts=False)
         self.groups, self.looked_at = groups, at
 
     def slept(self, seconds: float) -> None:
@@ -261,6 +266,7 @@ class Track:
                 sources=self.sources[:MAX_REASON],
                 idle_s=round(self.idle_s, 3),
                 still=self._still,
+                cpu=self._cpu,
                 long_s=self._long_s(at),
                 step=self.said.step,
             )
@@ -271,6 +277,7 @@ class Track:
             sources=self.sources[:MAX_REASON],
             idle_s=round(self.idle_s, 3),
             still=self._still,
+            cpu=self._cpu,
             waiting=None if (share := self.waiting()) is None else round(share, 3),
             busy=None if busy is None else round(busy, 4),
             looks=looks,
@@ -279,6 +286,10 @@ class Track:
             # first those in which it waits
             collectives=sorted(self.groups, key=lambda one: not _waits(one))[:most],
         )
+
+    @property
+    def _cpu(self) -> float | None:
+        return None if self.cpu.share is None else round(self.cpu.share, 2)
 
     def _long_s(self, at: float) -> float:
         return round(min(max(0.0, self.said.until - at), MAX_SECONDS), 3)

@@ -23,8 +23,8 @@ SHARE, SHARE_STILL = 0.001, 0.01
 
 ASLEEP = "S"
 """The state of a CPU worker's main thread while it waits for a collective that it has asked for. Otherwise it computes
-beside it: DistributedDataParallel asks for the mean of one bucket of gradients, and goes on with the next. What a
-worker with a GPU does meanwhile cannot be seen from outside."""
+beside it: DistributedDataParallel asks for the mean of one bucket of gradients, and goes on with the next; a thread
+saves a checkpoint with the others. What a worker with a GPU does meanwhile cannot be seen from outside."""
 
 SOON_S = 0.2
 """How long news of one worker wait for those of the others (seconds)."""
@@ -65,6 +65,7 @@ class Looker:
         """Look at the process and its files; ask its server, if it is time for that."""
         state = _state(self.pid)
         self.track.process(state, now)
+        self.track.cpu.read(processes.cpu_s(self.pid), now, self.track.changed_at)
         if self.sources is not None:
             self.groups.read()
             self._find()

@@ -155,6 +155,12 @@ def state(pid: int) -> str | None:
         return None
 
 
+def cpu_s(pid: int) -> float | None:
+    """How much CPU time a process has taken, with all its threads (seconds); None if it is gone."""
+    fields = _stat_fields(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields is not None else None
+
+
 def kill_all(find: Callable[[], Collection[int]], timeout_s: float = KILL_TIMEOUT_S) -> list[int]:
     """Kill whatever `find` returns until two scans in a row find nothing, so that no fork escapes.
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl.shares import shares_of
-from hetrdzv.core.phrasing import count, ranked, spent_of
+from hetrdzv.core.phrasing import count, spent_of
 from hetrdzv.protocol.clock_times import with_clock_times
 from hetrdzv.protocol.inert import inert
 from hetrdzv.protocol.wire import (
@@ -144,7 +144,6 @@ def group_view(group: GroupReply, *, ranks: bool = False) -> Iterator[Renderable
         yield ""
         workers = group.current_round.workers if group.current_round is not None else []
         yield _workers_table(workers) if workers else Text("nobody knows how far the workers have come")
-        yield from map(Text, _unwatched(workers))
     gone = [node for node in group.nodes if node.heard_s_ago is None]
     if gone:
         yield ""
@@ -319,16 +318,6 @@ def _workers_table(workers: list[WorkerReply]) -> Table:
             _number(one.pace),
         )
     return table
-
-
-def _unwatched(workers: list[WorkerReply]) -> Iterator[str]:
-    """Which workers cannot be watched, in a line for each reason."""
-    by_reason: dict[str, list[int]] = {}
-    for one in workers:
-        if one.unseen:
-            by_reason.setdefault(one.unseen, []).append(one.rank)
-    for why, ranks in by_reason.items():
-        yield one_line(f"{ranked(ranks)} cannot be watched: {why}")
 
 
 def _number(value: float | None) -> str:

@@ -24,6 +24,10 @@ STEPS_S = 60.0
 SAME_WAIT_S = 1.0
 """Workers that have kept others waiting as long as the worst one, but for this (seconds), are to blame as well."""
 
+BURNS, SLEEPS = 0.2, 0.05
+"""Whoever has taken more of a core than the first of these computes (it may have to share it), and whoever has taken
+less than the second sleeps."""
+
 MOST_RANKS = 8
 """How many of the ranks that are waited for a verdict names."""
 
@@ -119,11 +123,23 @@ def _which(worst: Sequence[Blame]) -> str:
     has = "have" if several and alike else "has"
     if worker.ended:
         return f"{which} {has} ended{f' after {where}' if place.at is not None else ''}"
+    cpu = _cpu([one.place.worker for one in worst] if alike else [worker])
     if place.at is None:
-        return f"{which} {has} asked for no collective{lane.suffix} yet"
+        return f"{which} {has} asked for no collective{lane.suffix} yet{cpu}"
     if place.at.enqueued == lane.top:
-        return f"{which} {has} not begun {where}"
-    return f"{which} {are} at {where}"
+        return f"{which} {has} not begun {where}{cpu}"
+    return f"{which} {are} at {where}{cpu}"
+
+
+def _cpu(workers: Sequence[Worker]) -> str:
+    """Whether workers that are behind compute or sleep; empty where nobody can tell, or they differ."""
+    shares = [worker.cpu for worker in workers if worker.cpu is not None]
+    s = _s(workers)
+    if len(shares) < len(workers):
+        return ""
+    if min(shares) > BURNS:
+        return f", and burn{s} CPU"
+    return f", and sleep{s}" if max(shares) < SLEEPS else ""
 
 
 def _where(lane: Lane, place: Place) -> str:
@@ -268,6 +284,7 @@ def _by_steps(known: Sequence[Worker], world_size: int, least_s: float) -> Verdi
     are = "are" if len(behind) > 1 else "is"
     how = f"{NO_ANSWER[one.state]}, " if hung else ""
     where = f"{how}at step {one.step:,}" + (f" of {last:,}" if one.step != last else "")
+    where += "" if hung else _cpu(behind)
     who = _nodes_named(behind)
     text = (
         f"{ranked(waiting)} wait{_s(waiting)} for {who}, which {are} {where}"

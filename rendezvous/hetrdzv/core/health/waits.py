@@ -52,6 +52,7 @@ class Worker:
     Attributes:
         idle_s: how long nothing has changed (seconds). Whoever fills it in counts a worker as moving (0) whose last
             sample is older than its agent leaves a worker that does not move.
+        cpu: how much of a core it has taken meanwhile (0 to 1); None: nobody knows.
     """
 
     rank: int
@@ -59,6 +60,7 @@ class Worker:
     state: str = "runs"
     idle_s: float = 0.0
     long_s: float = 0.0
+    cpu: float | None = None
     step: int | None = None
     collectives: tuple[Collectives, ...] = ()
 

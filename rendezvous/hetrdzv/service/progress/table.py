@@ -41,6 +41,7 @@ class Sample:
     sources: str = ""
     idle_s: float = 0.0
     still: bool = False
+    cpu: float | None = None
     waiting: float | None = None
     busy: float | None = None
     looks: int = 0
@@ -117,6 +118,7 @@ class Seen:
             state=UNKNOWN if self.sample.unseen else self.sample.state,
             idle_s=max(0.0, now - UNSEEN_S - self.moved_at) if self.sample.still else 0.0,
             long_s=max(0.0, self.long_until - now),
+            cpu=self.sample.cpu,
             step=self.sample.step,
             collectives=() if self.sample.unseen else self.sample.collectives,
         )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from hetagent.job.progress.trace import Trace
+from hetrdzv.core.health.stall import Collectives, Worker, judge
 
 
 def entry(
@@ -122,6 +123,19 @@ def test_groups_of_nccl_that_the_worker_has_not_noted_have_no_name(names: list[s
     """Somebody has made groups around torch's registry: their numbers cannot be told from those of others."""
     seen = Trace(8, "/nccl", counts_operations=False).read(NCCL_ANSWER.encode(), names)
     assert (seen.groups, seen.nameless, len(seen.counts)) == ([], True, 2)
+
+
+def test_while_nccl_connects_at_the_first_collective_of_a_group_nobody_waits() -> None:
+    """As torch's sources have it: a group has a status, and a collective counts, once there is a communicator."""
+    config = {name: {"name": name, "desc": "", "ranks": "[0, 1]"} for name in ("0", "7")}
+    done = {"last_enqueued_collective": "9", "last_started_collective": "9", "last_completed_collective": "9"}
+    for status in ({}, {"0": done}):
+        said = {"nccl_comm_state": {}, "pg_config": config, "pg_status": status, "version": "2.10"}
+        seen = Trace(2, "/nccl", counts_operations=False).read(json.dumps(said).encode(), ["0", "7"])
+        assert (seen.records, seen.nameless) == (True, False)
+        groups = tuple(Collectives(**vars(group)) for group in seen.groups)
+        assert len(groups) == len(status)
+        assert judge([Worker(rank, "a", idle_s=600.0, collectives=groups) for rank in range(2)], 2) is None
 
 
 def test_the_oldest_torch_says_the_same_of_nccl_with_less_around_it() -> None:

@@ -71,6 +71,33 @@ def test_one_that_has_gone_on_and_stands_again_is_told_anew() -> None:
     assert watched.track.idle_s == 5.0
 
 
+def test_one_that_computes_beside_a_collective_that_is_not_done_moves() -> None:
+    """A thread of it saves a checkpoint with the others, for instance: its main thread does not wait."""
+    watched = Watched(hang_timeout_s=3.0)
+    at = watched.works(3)
+    for _ in range(10):
+        watched.now += 1.0
+        group = GROUP.model_copy(update={"enqueued": at + 1, "completed": at})
+        watched.track.asked_for({"0": (at + 1, 0, at)}, [group], watched.now, waits=False)
+        watched.judge()
+    assert (watched.told, watched.track.idle_s) == ([], 0.0)
+    for _ in range(2):
+        watched.asked_for(at + 1, completed=at)
+    assert watched.told == [(15.0, "runs", True)], "now its main thread waits"
+
+
+def test_what_its_cpu_does_is_told_while_it_stands_whether_or_not_its_collectives_are_known() -> None:
+    watched = Watched()
+    at = watched.works(3)
+    for second in range(3):
+        watched.asked_for(at)
+        watched.track.cpu.read(7.0 + 0.456 * second, watched.now, watched.track.changed_at)
+    shares = [watched.tracks.fields(watched.now).workers[0].cpu]
+    watched.track.unseen = "gloo does not answer any more"
+    shares.append(watched.tracks.fields(watched.now).workers[0].cpu)
+    assert shares == [0.46, 0.46]
+
+
 def test_one_with_long_steps_stands_after_twice_the_longest() -> None:
     watched = Watched()
     for step in range(1, 4):

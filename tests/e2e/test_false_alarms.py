@@ -1,0 +1,101 @@
+"""Healthy jobs that look hung, with real workers and a `--hang-timeout-s` below their pause.
+
+Those that can be told from a hang go on. Those that cannot end their round: `why` says what the worker does, and
+`progress.long()` is the way out (docs/hangs.md).
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import NO_STANDBYS, RUN
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).parents[1] / "support" / "workload" / "pauses.py"
+FLAGS = ("--standalone", "--gpus", "3", "--device", "cpu", "--node-id", "a", "--max-restarts", "0")
+TIMEOUT_S, PAUSE_S = 3, 6
+
+
+def run(folder: Path, kind: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run a job of a kind of `pauses.py`."""
+    command = [sys.executable, "-m", "hetagent.cli", *FLAGS, "--hang-timeout-s", str(TIMEOUT_S), str(SCRIPT)]
+    return subprocess.run(
+        [*command, kind, str(PAUSE_S), str(folder), *words],
+        env=NO_STANDBYS | os.environ | {"HETRDZV_TEST_RUN": RUN},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def no_alarm(done: "subprocess.CompletedProcess[str]") -> None:
+    assert done.returncode == 0, done.stdout
+    assert " waited " not in done.stdout
+
+
+def ended_for(done: "subprocess.CompletedProcess[str]") -> str:
+    """Who was waited for, of a job that ended by an alarm."""
+    assert done.returncode == 1, done.stdout
+    (ended,) = {
+        line.partition("hangs: ")[2] for line in done.stdout.splitlines() if "round 1 is over" in line
+    }
+    assert " waited " in ended, ended
+    return ended.partition(" s for ")[2]
+
+
+def test_a_checkpoint_that_a_thread_saves_while_all_compute_is_no_alarm(tmp_path: Path) -> None:
+    no_alarm(run(tmp_path, "saves_while_it_accumulates"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "evaluates_with_progress",
+        "saves_beside_training",
+        "saves_beside_another_backend",
+        "accumulates",
+        "compiles",
+        "pipelines",
+        "loads_before_its_first_step",
+        "comes_late",
+        "opens_a_group_late",
+        "is_suspended",
+    ],
+)
+def test_a_pause_that_can_be_told_from_a_hang_is_no_alarm(tmp_path: Path, kind: str) -> None:
+    no_alarm(run(tmp_path, kind))
+
+
+def test_an_evaluation_of_rank_0_alone_cannot_be_told_from_a_hang_but_it_burns_cpu(tmp_path: Path) -> None:
+    done = run(tmp_path, "evaluates")
+    assert ended_for(done) == "rank 0 (a), which is at collective 20 of 21, and burns CPU"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "who"),
+    [
+        ("loads", "rank 0 (a), which is at collective 20 of 21, and sleeps"),
+        ("is_debugged", "rank 0 (a), which is at collective 20 of 21, and sleeps"),
+        ("is_stopped", "rank 0 (a), which is stopped by a signal"),
+        ("drains_a_pipeline", "ranks 1 and 2 (a), which are at collective 20 of 21, and sleep"),
+    ],
+)
+def test_a_pause_that_cannot_be_told_ends_the_round_and_why_says_what_the_worker_does(
+    tmp_path: Path, kind: str, who: str
+) -> None:
+    assert ended_for(run(tmp_path, kind)).startswith(who)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["evaluates", "loads", "is_debugged", "is_stopped", "drains_a_pipeline"])
+def test_a_pause_that_is_announced_is_no_alarm(tmp_path: Path, kind: str) -> None:
+    no_alarm(run(tmp_path, kind, "announced"))

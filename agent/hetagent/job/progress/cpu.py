@@ -15,9 +15,7 @@ class CpuTime:
     """
 
     share: float | None = None
-    _began: tuple[float, float] | None = (
-        None  # when it was first read since the worker moved, and how much it was
-    )
+    _began: tuple[float, float] | None = None  # the first reading since the worker moved: when, how much
 
     def read(self, cpu_s: float | None, at: float, moved_at: float) -> None:
         """This is how much it has taken so far.

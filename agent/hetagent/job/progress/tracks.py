@@ -149,7 +149,7 @@ class Track:
 
         Args:
             newest_at: when it asked for the last one, if that is known.
-            waits: whether it waits for one of them, and does not compute meanwhile: then it moves.
+            waits: whether it waits for one of them; else, if one is not done, it computes meanwhile, and moves.
         """
         self.unseen = ""
         self._answers += 1

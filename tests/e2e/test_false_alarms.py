@@ -17,14 +17,16 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parents[1] / "support" / "workload" / "pauses.py"
 FLAGS = ("--standalone", "--gpus", "3", "--device", "cpu", "--node-id", "a", "--max-restarts", "0")
-TIMEOUT_S, PAUSE_S = 3, 6
+TIMEOUT_S = 3
+PAUSE_S, HANG_S = 5, 60
+"""How long it pauses, and how long where the round is to end before (seconds)."""
 
 
-def run(folder: Path, kind: str, *words: str) -> "subprocess.CompletedProcess[str]":
+def run(folder: Path, kind: str, *words: str, pause_s: int = PAUSE_S) -> "subprocess.CompletedProcess[str]":
     """Run a job of a kind of `pauses.py`."""
     command = [sys.executable, "-m", "hetagent.cli", *FLAGS, "--hang-timeout-s", str(TIMEOUT_S), str(SCRIPT)]
     return subprocess.run(
-        [*command, kind, str(PAUSE_S), str(folder), *words],
+        [*command, kind, str(pause_s), str(folder), *words],
         env=NO_STANDBYS | os.environ | {"HETRDZV_TEST_RUN": RUN},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -75,7 +77,7 @@ def test_a_pause_that_can_be_told_from_a_hang_is_no_alarm(tmp_path: Path, kind: 
 
 
 def test_an_evaluation_of_rank_0_alone_cannot_be_told_from_a_hang_but_it_burns_cpu(tmp_path: Path) -> None:
-    done = run(tmp_path, "evaluates")
+    done = run(tmp_path, "evaluates", pause_s=HANG_S)
     assert ended_for(done) == "rank 0 (a), which is at collective 20 of 21, and burns CPU"
 
 
@@ -92,7 +94,7 @@ def test_an_evaluation_of_rank_0_alone_cannot_be_told_from_a_hang_but_it_burns_c
 def test_a_pause_that_cannot_be_told_ends_the_round_and_why_says_what_the_worker_does(
     tmp_path: Path, kind: str, who: str
 ) -> None:
-    assert ended_for(run(tmp_path, kind)).startswith(who)
+    assert ended_for(run(tmp_path, kind, pause_s=HANG_S)).startswith(who)
 
 
 @pytest.mark.long

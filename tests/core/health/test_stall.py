@@ -354,7 +354,7 @@ def test_nobody_is_blamed(case: str) -> None:
     [
         ((0.9,), "rank 3 (gpu2), which is at collective 8 of 9, and burns CPU"),
         ((0.01,), "rank 3 (gpu2), which is at collective 8 of 9, and sleeps"),
-        ((0.1,), "rank 3 (gpu2), which is at collective 8 of 9"),
+        ((0.07,), "rank 3 (gpu2), which is at collective 8 of 9"),
         ((None,), "rank 3 (gpu2), which is at collective 8 of 9"),
         ((1.0, 0.5), "ranks 2 and 3 (gpu2), which are at collective 8 of 9, and burn CPU"),
         ((0.0, 0.0), "ranks 2 and 3 (gpu2), which are at collective 8 of 9, and sleep"),

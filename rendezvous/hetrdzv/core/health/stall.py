@@ -24,7 +24,7 @@ STEPS_S = 60.0
 SAME_WAIT_S = 1.0
 """Workers that have kept others waiting as long as the worst one, but for this (seconds), are to blame as well."""
 
-BURNS, SLEEPS = 0.2, 0.05
+BURNS, SLEEPS = 0.1, 0.05
 """Whoever has taken more of a core than the first of these computes (it may have to share it), and whoever has taken
 less than the second sleeps."""
 

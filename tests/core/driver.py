@@ -22,8 +22,11 @@ from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.explain import explain
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import Event, Failure, Group, Node
+from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.protocol.events import Event, Facts
+from hetrdzv.protocol.failure import Failure
+from hetrdzv.words.events import event_text
 
 LEASE_S = 5.0
 
@@ -175,7 +178,11 @@ class Story:
 
     def said(self, kind: str) -> list[str]:
         """Texts of the events of one kind so far."""
-        return [event.text for event in self.events if event.kind == kind]
+        return [event_text(event) for event in self.events if event.kind == kind]
+
+    def facts(self, kind: str) -> list[Facts]:
+        """What the events of one kind say so far."""
+        return [event.facts for event in self.events if event.kind == kind]
 
 
 def running(*node_ids: str, **spec: Any) -> Story:

@@ -34,11 +34,12 @@ from hetrdzv.core.directive import Directive, DirectiveKind, directive
 from hetrdzv.core.explain import explain
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import EndKind, Failure, Group, Stall, StallKind
+from hetrdzv.core.model import EndKind, Group, Stall, StallKind
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.ready import ready_nodes
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
+from hetrdzv.protocol.failure import Failure
 from tests.core.drawn import is_drawn
 from tests.support.every_set import Case, best_of_all, not_best
 from tests.support.units import left_behind

@@ -4,8 +4,8 @@ import pytest
 
 from hetrdzv.core.directive import directive, heading
 from hetrdzv.core.phrasing import names, unreached
-from hetrdzv.core.selection.order import natural_key
 from hetrdzv.protocol.addresses import is_loopback
+from hetrdzv.protocol.ids import natural_key
 from tests.core.driver import Story
 
 MANY = 300

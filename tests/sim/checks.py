@@ -19,10 +19,12 @@ from hetrdzv.core.group import Transition, step
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import EndKind, Group, GroupState, NodePhase, Round
 from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
+from hetrdzv.protocol.causes import Silent
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, ReportKind, SharesReply
 from hetrdzv.service import service as service_module
 from hetrdzv.service.liveness import leases as leases_module
+from hetrdzv.words.events import event_text
 from tests.sim.store import Disk
 from tests.sim.timeline import Timeline
 from tests.sim.workers import Workers
@@ -129,7 +131,7 @@ class Checks:
         self._undrained = self._undrained or isinstance(command, commands.Undrain)
         for event in transition.events:
             self.events[event.kind] += 1
-            self.say("core", f"    {event.kind}: {event.text}")
+            self.say("core", f"    {event.kind}: {event_text(event)}")
         for wrong in violations(new):
             self.violate("invariants", wrong)
         if new.last_round > old.last_round and new.active_round is not None and (left := left_behind(new)):
@@ -152,7 +154,7 @@ class Checks:
         for node in new.nodes.values():
             if not directive(new, node, now).why:
                 self.violate("the state says why", f"not to {node.node_id}")
-            if node.gone_why.startswith("no heartbeat") and not old.nodes[node.node_id].gone:
+            if isinstance(node.gone_why, Silent) and not old.nodes[node.node_id].gone:
                 heard_at = max(self._heard.get(node.incarnation, 0.0), self._serves_since)
                 silent_s = self._timeline.now - heard_at
                 if silent_s < new.spec.lease_s - 1e-6:

@@ -33,8 +33,6 @@ from hetrdzv.core.model import (
     Conduct,
     End,
     EndKind,
-    Event,
-    Failure,
     Group,
     GroupState,
     Member,
@@ -49,6 +47,8 @@ from hetrdzv.core.model import (
 from hetrdzv.core.spec import GroupSpec, OnJoin
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import Refused, StorageError
+from hetrdzv.protocol.events import Event
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.storage import records
 from hetrdzv.storage.records import (
     StoredEvent,

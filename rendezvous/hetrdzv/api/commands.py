@@ -2,10 +2,11 @@
 
 from hetrdzv.core.commands import Join, Report, ReportKind, StartDaemon
 from hetrdzv.core.health.waits import Collectives
-from hetrdzv.core.model import OFFERED, Failure
+from hetrdzv.core.model import OFFERED
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.daemon import refusal
 from hetrdzv.protocol.errors import DaemonRefused
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.service.progress.progress import Said
 from hetrdzv.service.progress.questions import Stack
 from hetrdzv.service.progress.table import Sample

@@ -16,23 +16,22 @@ from pydantic_core import to_json
 from hetrdzv.api.shares import member_weights, shares_reply
 from hetrdzv.api.workers import worker_replies
 from hetrdzv.core.directive import Directive, Start, Warned, warned
-from hetrdzv.core.explain import explain, explain_misfit
+from hetrdzv.core.explain import explain, explain_misfit, why_ended
 from hetrdzv.core.health.drift import drift
 from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import (
-    DRAINED,
     Cancellation,
-    Failure,
     Group,
     Member,
     Node,
     NodePhase,
-    RootCause,
     Round,
     Stall,
 )
 from hetrdzv.protocol import wire
+from hetrdzv.protocol.causes import Drained, RootCause
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress import slow, unseen
@@ -40,6 +39,8 @@ from hetrdzv.service.progress.questions import About
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
+from hetrdzv.words.events import event_text
+from hetrdzv.words.failures import failed_because, failed_worker, going
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,7 @@ def _notice(warned: Warned | None) -> wire.NoticeReply | None:
 
 
 def _start(start: Start) -> wire.StartReply:
-    place = start.member
+    place, restarted_by = start.member, start.restarted_by
     return wire.StartReply(
         group_rank=place.group_rank,
         rank_offset=place.rank_offset,
@@ -211,7 +212,7 @@ def _start(start: Start) -> wire.StartReply:
         members=_members(start.members) if start.members is not None else None,
         daemon=list(start.daemon) if start.daemon is not None else None,
         weights=list(start.weights) or None,
-        restarted_by=start.restarted_by or None,
+        restarted_by=None if restarted_by is None else failed_worker(restarted_by, last_line=True),
     )
 
 
@@ -224,7 +225,16 @@ def _failure(failure: Failure | None) -> wire.FailureReply | None:
 
 
 def _root_cause(cause: RootCause | None) -> wire.RootCauseReply | None:
-    return None if cause is None else wire.RootCauseReply.model_validate(cause)
+    if cause is None:
+        return None
+    return wire.RootCauseReply(
+        kind=cause.kind,
+        message=failed_because(cause.reason),
+        round=cause.round,
+        node_id=cause.node_id,
+        failure=_failure(cause.failure),
+        reason=cause.reason,
+    )
 
 
 def group_summary(group: Group, now: float) -> wire.GroupSummary:
@@ -331,7 +341,7 @@ def _round(
         master=wire.MasterReply.model_validate(current.master),
         members=[one.model_copy(update={"weights": each.get(one.node_id)}) for one in _members(shown)],
         shares=shares_reply(current.number, current.newest_shares),
-        ended=current.end.why if current.end is not None else None,
+        ended=why_ended(current.end) if current.end is not None else None,
         met=current.met,
         stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
         notice=_notice(warned(group, now)),
@@ -375,9 +385,18 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         speeds=list(node.speeds) or None,
         labels=dict(node.labels),
         device=dict(node.device),
-        why=node.gone_why or node.leaving or node.not_ready or explain_misfit(group, node),
+        why=_why(group, node),
         failure=_failure(node.failure),
     )
+
+
+def _why(group: Group, node: Node) -> str:
+    """Why a node is gone, or in no round; empty: there is nothing to say."""
+    if node.gone_why is not None:
+        return going(node.gone_why)
+    if node.leaving is not None:
+        return going(node.leaving, left=False)
+    return node.not_ready or explain_misfit(group, node)
 
 
 def node_state(group: Group, node: Node) -> wire.NodeState:
@@ -386,7 +405,7 @@ def node_state(group: Group, node: Node) -> wire.NodeState:
         case NodePhase.LOST:
             return "lost"
         case NodePhase.LEFT:
-            return "drained" if node.leaving == DRAINED or node.node_id in group.drained else "left"
+            return "drained" if isinstance(node.leaving, Drained) or node.node_id in group.drained else "left"
     if node.cut_at is not None:
         return "suspect"
     if node.leaving is not None or (group.in_round(node) and not node.stopped and group.active_round is None):
@@ -413,9 +432,10 @@ def event_reply(stored: StoredEvent) -> wire.EventReply:
         number=stored.number,
         at=stored.at,
         kind=event.kind,
-        text=event.text,
+        text=event_text(event),
         node_id=event.node_id,
         round=event.round,
         cause=event.cause,
         after_s=event.after_s,
+        facts=event.facts,
     )

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from hetrdzv.core.model import Failure, Offer, Stall
+from hetrdzv.core.model import Offer, Stall
+from hetrdzv.protocol.failure import Failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

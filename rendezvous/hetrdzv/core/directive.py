@@ -4,21 +4,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from hetrdzv.core.explain import explain, explain_wait
+from hetrdzv.core.explain import explain, explain_wait, why_ended
 from hetrdzv.core.model import (
-    DRAINED,
     Cancellation,
     Group,
     GroupState,
     Member,
     Node,
     NodePhase,
-    RootCause,
     Round,
 )
 from hetrdzv.core.phrasing import ended
 from hetrdzv.core.rounds.notice import ends_at, may_save
+from hetrdzv.protocol.causes import Drained, FailedWorker, Going, RootCause
 from hetrdzv.protocol.differences import Difference
+from hetrdzv.words.failures import ending, going
 
 EXIT_FAILED = 1
 EXIT_CANCELLED = 3
@@ -56,7 +56,7 @@ class Start:
     members: tuple[Member, ...] | None
     daemon: tuple[str, ...] | None
     weights: tuple[tuple[int, float], ...] = ()
-    restarted_by: str = ""
+    restarted_by: FailedWorker | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -84,7 +84,7 @@ def warned(group: Group, now: float) -> Warned | None:
     notice = group.round.notice if group.round is not None else None
     if notice is None:
         return None
-    return Warned(kind=notice.kind, why=notice.why, left_s=max(0.0, ends_at(group, notice) - now))
+    return Warned(kind=notice.kind, why=ending(notice.cause), left_s=max(0.0, ends_at(group, notice) - now))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +159,8 @@ def heading(group: Group, node: Node) -> Heading:
     if may_save(group, node):
         reason = "notice" if node.takes_notice else "round_formed"
         return tell(DirectiveKind.START, reason, node.member_of)
-    if node.leaving == DRAINED or node.node_id in group.drained:
-        return tell(DirectiveKind.EXIT, DRAINED)
+    if isinstance(node.leaving, Drained) or node.node_id in group.drained:
+        return tell(DirectiveKind.EXIT, "drained")
     if node.phase is NodePhase.LOST:
         return tell(DirectiveKind.STOP, "lost", node.member_of)
     if group.in_round(node) and not node.stopped and group.round is not None:
@@ -206,7 +206,7 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
     """The text of a directive, and what else comes with it."""
     match head.reason:
         case "rejected":
-            return {"why": node.rejected, "exit_code": EXIT_FAILED}
+            return {"why": _going(node.rejected), "exit_code": EXIT_FAILED}
         case outcome if isinstance(outcome, GroupState):
             if node.job != group.job:
                 why = f"the job that this node was in {ended(outcome)}"
@@ -220,14 +220,14 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
                 "root_cause": group.root_cause,
             }
         case "left":
-            return {"why": f"{node.node_id} has left: {node.gone_why}", "exit_code": EXIT_FAILED}
+            return {"why": f"{node.node_id} has left: {_going(node.gone_why)}", "exit_code": EXIT_FAILED}
         case "drained":
             why = f"{node.node_id} was drained; to readmit it: hetctl undrain {group.group_id} {node.node_id}"
             return {"why": why, "exit_code": EXIT_DRAINED}
         case "lost":
-            return {"why": f"the server considers {node.node_id} lost: {node.gone_why}"}
+            return {"why": f"the server considers {node.node_id} lost: {_going(node.gone_why)}"}
         case "round_ended" if group.round is not None and group.round.end is not None:
-            return {"why": group.round.end.why}
+            return {"why": why_ended(group.round.end)}
         case "round_formed" | "daemon" | "stalled" | "notice" if group.round is not None:
             start, why = _start(group, group.round, node), f"round {head.round} formed"
             if head.reason == "stalled":
@@ -242,6 +242,10 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
             return {"why": f"round {node.member_of} is over"}
         case _:
             return {"why": explain_wait(group, node, now)}
+
+
+def _going(why: Going | None) -> str:
+    return "" if why is None else going(why)
 
 
 def _came_late(group: Group, node: Node) -> str | None:

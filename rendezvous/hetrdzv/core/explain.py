@@ -3,17 +3,18 @@
 from collections.abc import Sequence
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Conduct, Group, GroupState, Node, NodePhase, Round, Stall
-from hetrdzv.core.phrasing import clipped, count, lasting, names, never_met, spent_of, unreached
+from hetrdzv.core.model import Conduct, End, Group, GroupState, Node, NodePhase, Round, Stall
+from hetrdzv.core.phrasing import clipped, count, lasting, names, spent_of, unreached
 from hetrdzv.core.rounds.notice import ends_at, waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
 from hetrdzv.core.selection.joining import Spare, growth, spare_reason, spare_slots, spare_unit
-from hetrdzv.core.selection.order import natural_key
 from hetrdzv.core.selection.ready import next_round, not_ready_nodes, ready_nodes
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall
 from hetrdzv.core.selection.units import broken_clause
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.ids import natural_key
+from hetrdzv.words.failures import cancelled, ending, failed_because, never_met
 
 
 def explain(group: Group, now: float) -> str:
@@ -41,13 +42,13 @@ def _texts(group: Group) -> dict[int, str]:
 def _explain(group: Group, now: float) -> str:
     match group.state:
         case GroupState.SUCCEEDED:
-            last = group.round
-            return f"the job succeeded{f', but {never_met(last)}' if last is not None and last.apart else ''}"
+            apart = group.round.apartness if group.round is not None else None
+            return f"the job succeeded{f', but {never_met(apart)}' if apart is not None else ''}"
         case GroupState.CANCELLED:
-            by = group.cancellation.by if group.cancellation is not None else ""
-            return f"the job was cancelled by {by}" if by else "the job was cancelled"
+            return cancelled(group.cancellation.by if group.cancellation is not None else "")
         case GroupState.FAILED:
-            return f"the job failed: {group.root_cause.message if group.root_cause else 'unknown cause'}"
+            cause = group.root_cause
+            return f"the job failed: {failed_because(cause.reason) if cause is not None else 'unknown cause'}"
         case GroupState.STARTING | GroupState.RUNNING:
             return _explain_round(group, now)
         case GroupState.WAITING:
@@ -168,12 +169,13 @@ def _explain_round(group: Group, now: float) -> str:
     if current.notice is not None:
         left = _left(ends_at(group, current.notice), now)
         save = f"waiting for {names(waited_for(group))} to save and be ready to stop ({left})"
-        return f"round {current.number} is about to end ({current.notice.why}); {save}"
+        return f"round {current.number} is about to end ({ending(current.notice.cause)}); {save}"
     nodes = count(len(current.members), "node")
     if current.stall is not None and current.stall.told:
         return f"round {current.number} runs, but {_explain_stall(group, current.stall, now)}"
-    apart = f"; so far {never_met(current)}" if current.apart else ""
-    return f"round {current.number} runs on {nodes}, world size {current.world_size}{apart}"
+    apart = current.apartness
+    so_far = f"; so far {never_met(apart)}" if apart is not None else ""
+    return f"round {current.number} runs on {nodes}, world size {current.world_size}{so_far}"
 
 
 def _explain_stall(group: Group, stall: Stall, now: float) -> str:
@@ -183,11 +185,16 @@ def _explain_stall(group: Group, stall: Stall, now: float) -> str:
     return text if end_at is None else f"{text}; the round ends for it in {max(0.0, end_at - now):.0f} s"
 
 
+def why_ended(end: End) -> str:
+    """What ended a round, in one sentence."""
+    return ending(end.cause, last_line=end.judged, consequences=end.consequences)
+
+
 def _explain_waiting(group: Group, now: float) -> str:
     ended = group.round
     if ended is None or ended.end is None:
         return _explain_missing(group, now)
-    prefix = f"round {ended.number} ended ({ended.end.why}); "
+    prefix = f"round {ended.number} ended ({why_ended(ended.end)}); "
     if ended.end.judged:
         return prefix + _explain_missing(group, now)
     open_ = unresolved(group, now)

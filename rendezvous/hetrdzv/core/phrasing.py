@@ -4,9 +4,9 @@ import heapq
 from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
-from hetrdzv.core.model import Failure, GroupState, Member, Round
-from hetrdzv.core.selection.order import natural_key
+from hetrdzv.core.model import GroupState
 from hetrdzv.core.spec import UNLIMITED_RESTARTS
+from hetrdzv.protocol.ids import natural_key
 
 
 def count(number: int, noun: str) -> str:
@@ -41,12 +41,6 @@ def names(node_ids: Iterable[str]) -> str:
     return (", ".join(first) or "nobody") + more
 
 
-def ranks(member: Member) -> str:
-    """The global ranks of a member: `rank 4`, or `ranks 8 to 11`."""
-    last = member.rank_offset + member.slots - 1
-    return f"rank {last}" if member.slots == 1 else f"ranks {member.rank_offset} to {last}"
-
-
 MOST_RANGES = 5
 """How many ranges of ranks a text names; the other ranks are counted."""
 
@@ -74,16 +68,6 @@ def ranked(numbers: Iterable[int]) -> str:
     return f"{'rank' if len(known) == 1 else 'ranks'} {rank_list(known)}"
 
 
-def never_met(current: Round) -> str:
-    """What it means that the workers of a round have not met."""
-    met, world = current.met or 0, current.world_size
-    hint = "unless they meet in another way than init_process_group with env://"
-    if met:
-        return f"only {met} of {world} workers met: the others may have trained alone, {hint}"
-    who = ", ".join(map(str, range(world))) if world <= MOST_NAMES else f"0 to {world - 1}"
-    return f"ranks {who} never met: each may have trained alone, {hint}"
-
-
 def unreached(pairs: AbstractSet[tuple[str, str]], among: AbstractSet[str]) -> str:
     """Which master cannot be reached from which nodes; pairs are (node, master)."""
     by_master: dict[str, list[str]] = {}
@@ -105,38 +89,8 @@ def lasting(text: str, for_s: float) -> str:
     return f"{text} ({for_s:.0f} s)"
 
 
-def describe_hang(failure: Failure) -> str:
-    """A hang in one sentence; see `Failure.hang`."""
-    return f"{'a worker hangs' if failure.rank >= 0 else 'the workers hang'}: {failure.hang}"
-
-
-def describe_failure(node_id: str | None, failure: Failure) -> str:
-    """A worker's failure in one sentence: which worker, on which node, and how it ended."""
-    if failure.hang:
-        return describe_hang(failure)
-    who = f"the program of {node_id}"
-    if failure.rank >= 0:
-        who = f"rank {failure.rank} (local rank {failure.local_rank}) on {node_id}"
-    if failure.signal is not None:
-        return f"{who} was killed by {failure.signal}"
-    if failure.exit_code is not None:
-        return f"{who} exited with code {failure.exit_code}"
-    return f"{node_id} could not start its workers: {failure.message}"
-
-
 MOST_OF_LINE = 200
 """How much of somebody else's line a sentence quotes (characters)."""
-
-
-def with_last_line(text: str, failure: Failure) -> str:
-    """A failure's description with the last line of the worker's own words, if it exited with a code and left any.
-
-    One that was killed did not choose its last words: they may be anything, such as half a progress bar.
-    """
-    last = failure.message.rstrip().rpartition("\n")[2].strip()
-    if failure.exit_code is None or not last or last == f"exit code {failure.exit_code}":
-        return text
-    return f"{text}: {clipped(last)}"
 
 
 def clipped(line: str) -> str:

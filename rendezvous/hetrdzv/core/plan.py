@@ -27,13 +27,15 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import DirectiveKind, heading
 from hetrdzv.core.explain import explain, explain_left_out
 from hetrdzv.core.group import empty, step
-from hetrdzv.core.model import OFFERED, Event, Group, GroupState, Member, Node, NodePhase, Round
+from hetrdzv.core.model import OFFERED, Group, GroupState, Member, Node, NodePhase, Round
 from hetrdzv.core.phrasing import names
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import begins_anew
-from hetrdzv.core.selection.order import natural_key
 from hetrdzv.core.spec import SETTINGS
 from hetrdzv.protocol.errors import NodeIdInUse, PlanTooLarge, UnknownNode
+from hetrdzv.protocol.events import Event, RoundEnded
+from hetrdzv.protocol.ids import natural_key
+from hetrdzv.words.failures import ending, going
 
 MOST_TURNS = 60
 """How many turns a rehearsal takes at most; the longest that anybody has seen took 20."""
@@ -253,7 +255,7 @@ def _answer(group: Group, node: Node) -> Command | None:
         )
     runs_on = group.round is not None and group.round.notice is not None
     if head.kind is DirectiveKind.EXIT or (node.leaving is not None and not runs_on) or group.gave_up(node):
-        return Leave(node_id=node.node_id, incarnation=node.incarnation, why=node.leaving or "")
+        return Leave(node_id=node.node_id, incarnation=node.incarnation)
     if head.kind is DirectiveKind.STOP:
         offer = {name: getattr(node, name) for name in OFFERED}
         return Join(node_id=node.node_id, incarnation=node.incarnation, after_round=node.member_of, **offer)
@@ -391,7 +393,7 @@ def _compared(before: Group, rehearsal: _Rehearsal, now: float) -> Plan:
             if not node.gone
         ),
         gone=tuple(
-            LeftOut(node.node_id, node.slots, node.gone_why)
+            LeftOut(node.node_id, node.slots, going(node.gone_why) if node.gone_why is not None else "")
             for node in others
             if node.gone and (node.node_id in came or not before.nodes[node.node_id].gone)
         ),
@@ -422,8 +424,6 @@ def _works(group: Group, member: Member) -> bool:
 
 def _why_ended(before: Group, events: Sequence[Event]) -> str | None:
     """Why the round that runs now would end."""
-    active = before.active_round
-    if active is None:
+    if before.active_round is None:
         return None
-    prefix = f"round {active.number} ended: "
-    return next((one.text.removeprefix(prefix) for one in events if one.kind == "round_ended"), None)
+    return next((ending(one.facts.cause) for one in events if isinstance(one.facts, RoundEnded)), None)

@@ -10,7 +10,7 @@ from starlette.responses import HTMLResponse
 from hetrdzv import __version__
 from hetrdzv.core.phrasing import count, percent
 from hetrdzv.protocol.errors import HetError, Unauthorized
-from hetrdzv.protocol.past import DownReply
+from hetrdzv.words.past import DownReply
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (

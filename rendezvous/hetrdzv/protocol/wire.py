@@ -33,7 +33,10 @@ from hetrdzv.core.spec import MAX_WORLD_SIZE as MAX_WORLD_SIZE
 from hetrdzv.core.spec import SETTINGS as SETTINGS
 from hetrdzv.core.spec import UNLIMITED_RESTARTS as UNLIMITED_RESTARTS
 from hetrdzv.core.spec import Setting as Setting
+from hetrdzv.protocol import tagged as tagged  # before any union is used
+from hetrdzv.protocol.causes import FailedBecause
 from hetrdzv.protocol.daemon import MAX_CHARACTERS, MAX_WORDS
+from hetrdzv.protocol.events import Facts
 from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH
 
 MAX_BODY_BYTES = 1 << 20
@@ -464,13 +467,14 @@ class FailureReply(Reply):
 
 
 class RootCauseReply(Reply):
-    """Why a group failed: its earliest failure, and on which node."""
+    """Why a group failed: its earliest failure, and on which node; `message` says `reason` in a sentence."""
 
     kind: str
     message: str
     round: int = 0
     node_id: str | None = None
     failure: FailureReply | None = None
+    reason: FailedBecause
 
 
 class MasterReply(Reply):
@@ -909,8 +913,11 @@ class EventReply(Reply):
 
     Attributes:
         cause: of a round that formed: what ended the one before.
-        after_s: how long before it what led to it had happened (seconds); see core/model.py, Event.
+        after_s: how long before it what led to it had happened (seconds); see protocol/events.py, Event.
+        facts: what happened, as a value; `Other`: only a newer server knows it.
     """
+
+    model_config = ConfigDict(defer_build=True)  # an agent reads none
 
     number: int
     at: str
@@ -920,10 +927,13 @@ class EventReply(Reply):
     round: int | None = None
     cause: str | None = None
     after_s: float | None = None
+    facts: Facts
 
 
 class EventsReply(Reply):
     """`GET /v1/groups/{g}/events?after=N`; ask with `after=last` for later events."""
+
+    model_config = ConfigDict(defer_build=True)
 
     events: list[EventReply]
     last: int

@@ -28,9 +28,11 @@ from zlib import crc32
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from hetrdzv.core.model import Event, Group, Node, Round
+from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.patched import differing
+from hetrdzv.protocol import tagged as tagged  # before any union is used
 from hetrdzv.protocol.errors import InvalidSpec, StorageError
+from hetrdzv.protocol.events import Event
 
 VERSION = 1
 

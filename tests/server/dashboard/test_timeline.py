@@ -10,7 +10,7 @@ from hetrdzv.core.model import NodePhase
 from hetrdzv.dashboard.scenes import bars
 from hetrdzv.dashboard.timeline import Span, spans
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.past import past
+from hetrdzv.words.past import past
 from tests.server.told import BEGAN, Told, at, restarted, running
 
 

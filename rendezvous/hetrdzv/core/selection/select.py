@@ -19,12 +19,12 @@ from hetrdzv.core.selection.order import (
     by_gaps,
     in_order,
     may_be_master,
-    natural_key,
 )
 from hetrdzv.core.selection.subset import Kind
 from hetrdzv.core.selection.units import in_units
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.ids import natural_key
 
 Pairs = AbstractSet[tuple[str, str]]
 """(node, master) pairs of node ids: the first could not reach the second's port."""

@@ -12,8 +12,8 @@ from math import inf
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node, NodePhase
 from hetrdzv.core.phrasing import names
-from hetrdzv.core.selection.order import natural_key
 from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.ids import natural_key
 
 
 @dataclass(frozen=True, slots=True)

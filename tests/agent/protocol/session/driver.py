@@ -22,7 +22,7 @@ from hetrdzv.core import commands
 from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import Failure, Group
+from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.errors import (
     HetError,
@@ -33,6 +33,7 @@ from hetrdzv.protocol.errors import (
     UnknownNode,
     Unreachable,
 )
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.wire import (
     ConflictReply,
     DifferenceReply,

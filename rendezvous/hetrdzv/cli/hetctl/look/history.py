@@ -11,7 +11,7 @@ from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import GROUP, command
 from hetrdzv.client import Client
 from hetrdzv.core.phrasing import count, percent
-from hetrdzv.protocol.past import PastReply, past
+from hetrdzv.words.past import PastReply, past
 
 
 @command("Show every round of a group and what its end cost.")

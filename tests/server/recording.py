@@ -24,7 +24,7 @@ from hetrdzv.client import Client
 from tests.support.servers import Hetserver
 
 try:
-    from hetrdzv.protocol import wire
+    from hetrdzv.protocol import states, wire
     from hetrdzv.protocol.errors import HetError
 except ImportError:  # 0.1
     from hetrdzv.errors import HetError  # type: ignore[no-redef]
@@ -152,7 +152,7 @@ def offer(incarnation: str, slots: int, port: int, after_round: int = 0, **more:
 
 def told(incarnation: str, number: int, kind: str, **more: Any) -> "wire.ReportRequest":
     """A report of an agent."""
-    return wire.ReportRequest(incarnation=incarnation, round=number, kind=wire.ReportKind(kind), **more)
+    return wire.ReportRequest(incarnation=incarnation, round=number, kind=states.ReportKind(kind), **more)
 
 
 # -- stories -------------------------------------------------------------------------------------------------

@@ -15,7 +15,13 @@ from hetagent.protocol.requests import Answer, Request
 from hetagent.protocol.session.session import Session
 from hetagent.protocol.session.sharing import Decided, SharesAnswer
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, FailureFields, ProgressFields, WorkerFields
+from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.wire import (
+    DirectiveReply,
+    FailureFields,
+    ProgressFields,
+    WorkerFields,
+)
 from tests.sim.store import GROUP
 from tests.sim.workers import Fate, Workers, make_workers
 

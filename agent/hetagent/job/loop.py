@@ -26,15 +26,9 @@ from hetagent.node.processes import finding as processes
 from hetagent.node.processes import signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
 from hetagent.protocol.line import LEAVE_S, UNHEARD_LEAVE_S, Line
-from hetrdzv.protocol.wire import (
-    DEFAULTS,
-    UNLIMITED_RESTARTS,
-    DirectiveKind,
-    DirectiveReply,
-    FailureFields,
-    NoticeReply,
-    StartReply,
-)
+from hetrdzv.protocol.settings import DEFAULTS, UNLIMITED_RESTARTS
+from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.wire import DirectiveReply, FailureFields, NoticeReply, StartReply
 
 EXIT_FAILED = 1
 """What the server has an agent exit with for a failure that is not a worker's own (docs/design.md, Agent)."""

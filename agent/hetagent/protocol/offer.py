@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hetrdzv.protocol.wire import MAX_NOT_READY, JoinRequest, SpecFields
+from hetrdzv.protocol.bounds import MAX_NOT_READY
+from hetrdzv.protocol.wire import JoinRequest, SpecFields
 
 NEWER = frozenset({"takes_notice", "ready_within_s", "not_ready", "weight", "speeds"})
 """Fields of a join that a server of 0.1 refuses; they are sent only where they say something."""

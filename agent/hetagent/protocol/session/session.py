@@ -41,14 +41,13 @@ from hetagent.protocol.session.refusals import (
 from hetagent.protocol.session.reports import DaemonAnswer, Reports
 from hetagent.protocol.session.sharing import SharesAnswer, Sharing
 from hetrdzv.protocol.errors import HetError, Unavailable
+from hetrdzv.protocol.states import DirectiveKind, ReportKind
 from hetrdzv.protocol.wire import (
     DaemonRequest,
-    DirectiveKind,
     DirectiveReply,
     FailureFields,
     JoinRequest,
     ProgressFields,
-    ReportKind,
     ReportRequest,
     SharesReply,
     StackFields,

@@ -9,8 +9,8 @@ from tests.agent.protocol.session.driver import (
 
 from hetagent.protocol.requests import Join, Poll, Report
 from hetrdzv.core import commands
-from hetrdzv.core.directive import DirectiveKind
 from hetrdzv.core.model import Group, Node
+from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.wire import SpecFields
 
 

@@ -8,7 +8,7 @@ from tests.agent.protocol.session.driver import (
 
 from hetagent.protocol.requests import Join, Leave, Poll, Report
 from hetrdzv.core import commands
-from hetrdzv.core.directive import DirectiveKind
+from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.wire import SpecFields
 
 

@@ -12,7 +12,7 @@ from tests.agent.protocol.session.driver import (
 from hetagent.protocol.requests import Join, Poll
 from hetagent.protocol.session.session import Session
 from hetrdzv.core import commands
-from hetrdzv.core.directive import DirectiveKind
+from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.wire import SpecFields
 
 

@@ -471,4 +471,3 @@ def test_plans_that_fit(plan: Plan) -> None:
     assert not plan.fits(Plan((*plan.args, "--lr=1"), plan.environ))
     assert not plan.fits(Plan(plan.args, {**plan.environ, "OMP_NUM_THREADS": "1"}))
     assert not plan.fits(Plan(plan.args, {name: v for name, v in plan.environ.items() if name != "GO"}))
-

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from hetagent.worker.standby import INCARNATION
+from hetagent.worker.standby import INCARNATION as INCARNATION
 
 NODE_ID = "HET_NODE_ID"
 AGENT_PID = "HET_AGENT_PID"

@@ -67,7 +67,6 @@ class RoundShares:
         self._tell = tell
         self._decided = decided
         self._asked: set[int] = set()  # those whose answers are kept, or will come
-        self._is_older = False  # the server
         parent = Path(tempfile.gettempdir())
         scratch.sweep(PREFIX, parent)
         self._folder = scratch.Folder(PREFIX, parent)
@@ -138,11 +137,6 @@ class RoundShares:
         match answer.result():
             case Decided(runs):
                 weights = _spread(runs, self._start.world_size)
-            case Refused(why, is_older=True):
-                if not self._is_older:
-                    self._is_older = True
-                    self._tell(f"{why}: the shares of round {self._round} stay as they are")
-                weights = self._weights
             case Refused(why):
                 self._tell(f"round {self._round}: no new shares: {why}")
                 with suppress(OSError):

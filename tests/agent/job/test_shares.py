@@ -145,15 +145,6 @@ def test_who_asks_for_an_answer_that_is_no_longer_there_does_not_wait_in_vain(
     assert found.read(1) == {"error": "the last one is 3"}
 
 
-def test_an_older_server_leaves_the_weights_as_they_are(place: Callable[[Assignment], Place]) -> None:
-    found = place(assignment(weights=[(3, 1.0), (1, 0.5)]))
-    for number in (1, 2, 3, 4):
-        found.asks(number)
-        found.asked[number].set_result(Refused("it is older", is_older=True))
-        assert found.read(number) == {"round": 3, "number": number, "weights": [1.0, 1.0, 1.0, 0.5]}
-    assert found.said == ["it is older: the shares of round 3 stay as they are"]
-
-
 def test_a_refusal_is_shown_and_reaches_the_worker(place: Callable[[Assignment], Place]) -> None:
     found = place(assignment())
     found.asks(7)

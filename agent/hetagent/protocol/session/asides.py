@@ -20,8 +20,7 @@ from hetrdzv.protocol.wire import (
 )
 
 REFUSED = (404, 405, 413, 422)
-"""What a server answers that is older than this agent, and knows no polls with progress, or finds them too long; or a
-proxy, which may do so once."""
+"""What a proxy may answer once, or a server that finds progress too long."""
 
 TOO_LARGE = (413, 422)
 """After these a smaller sample is sent in the same round."""

@@ -33,7 +33,7 @@ def is_answer(error: HetError) -> bool:
 
 
 def conflict_of(error: HetError) -> ConflictReply | None:
-    """What is in the way of other settings, if the server is new enough to say."""
+    """What is in the way of other settings, if the server says so."""
     return _part(error, "conflict", ConflictReply)
 
 

@@ -1,18 +1,10 @@
 """What a node still has to tell the server about its round: reports, and daemons that other members are to run."""
 
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from hetagent.protocol.requests import Head, Report, StartDaemon
 from hetrdzv.protocol.wire import DaemonRequest, ReportRequest
-
-NEWER: dict[str, Any] = {
-    "met": True,
-    "must_meet": True,
-    "failure": {"permanent": True, "collectives": True, "step": True},
-}
-"""Fields of a report that servers of 0.1 refuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +58,6 @@ class Reports:
         if self._pending and self._pending[0] is self._sent:
             self._answer(self._pending.popleft(), refusal)
         self._sent = None
-
-    def simplify(self) -> ReportRequest | None:
-        """Have the report that was refused sent again, without what a server of 0.1 refuses.
-
-        Returns:
-            the report as it was; None if it has nothing of that, so that it would be refused again.
-        """
-        refused, self._sent = self._sent, None
-        if refused is None or not self._pending or self._pending[0] is not refused:
-            return None
-        if not isinstance(report := refused.body, ReportRequest):
-            return None
-        plain = ReportRequest.model_validate(report.model_dump(exclude_unset=True, exclude=NEWER))
-        if plain.model_dump(exclude_unset=True) == report.model_dump(exclude_unset=True):
-            return None
-        self._pending[0] = replace(refused, body=plain)
-        return report
 
     def drop(self, why: str) -> None:
         """Nobody takes them any more."""

@@ -12,7 +12,7 @@ from math import ceil, inf
 
 from pydantic import ValidationError
 
-from hetagent.protocol.offer import NEWER, Offer
+from hetagent.protocol.offer import Offer
 from hetagent.protocol.requests import (
     Answer,
     AskShares,
@@ -75,7 +75,7 @@ IN_USE_MARGIN_S = 2.0
 
 CONTRADICTED_S = 5.0
 """How long after a join another is sent if the server does not know whether this node is ready (seconds): a message
-was late, or the server is older and does not care."""
+was late."""
 
 REFUSES_PROGRESS = "the server does not take how far the workers have come, so no hang is noticed"
 
@@ -141,7 +141,6 @@ class Session:
         self._replaced_told = False
         self._finishing_told = False
         self._refusal_told = False
-        self._is_older = False  # the server knows of no nodes that are not ready
 
     # -- inputs: what the agent says -----------------------------------------------------------------------
 
@@ -449,24 +448,23 @@ class Session:
         must_meet: bool = False,
     ) -> None:
         body = ReportRequest(
-            incarnation=self.incarnation, round=round_number, kind=kind, failure=failure, message=message
+            incarnation=self.incarnation,
+            round=round_number,
+            kind=kind,
+            failure=failure,
+            message=message,
+            met=met,
+            must_meet=must_meet,
         )
-        if met is not None:  # a server of 0.1 knows no such fields
-            body = body.model_copy(update={"met": met, "must_meet": must_meet})
         if not self._finished:
             self._reports.add(body, now)
 
     def _join(self, at: float) -> None:
         """Have a join sent, unless this node is about to leave."""
-        offer = self.offer.of_0_1() if self._is_older else self.offer
-        body = offer.request(self.incarnation, self._ports, self._told.over_round, self._not_ready)
-        if self._is_older and self._not_ready:
-            self._join_due = None
-            self._notices.append(
-                "the server is older than this agent: it is not told that this node is not ready"
-            )
-        elif not self._leaving and not self._told.exit_told:
-            self._join_due, self._join_at = body, at
+        if not self._leaving and not self._told.exit_told:
+            offer, over_round = self.offer, self._told.over_round
+            self._join_due = offer.request(self.incarnation, self._ports, over_round, self._not_ready)
+            self._join_at = at
 
     def _rejoin(self, now: float) -> None:
         """Join again without being asked to, but not in a busy loop, whatever the server says."""
@@ -492,7 +490,7 @@ class Session:
 
     def _is_contradicted(self, number: int, directive: DirectiveReply) -> bool:
         """Whether the server, which has had our last join, takes this node for ready, and it is not; or the reverse."""
-        if directive.kind is not DirectiveKind.WAIT or self.workers_may_run or self._is_older:
+        if directive.kind is not DirectiveKind.WAIT or self.workers_may_run:
             return False
         is_news = number >= self._join_number and self._join_due is None and not isinstance(self._talk, Join)
         return is_news and (directive.reason == "not_ready") != bool(self._not_ready)
@@ -543,7 +541,7 @@ class Session:
                     self._forgotten(error, now)
             case Report(), "invalid_request" | "body_too_large":
                 self._hear(request, now)
-                self._rejected(error)
+                self._give_up(f"the server rejects a report of this agent: {error}", gone=False)
             case Join(), "spec_conflict":
                 self._hear(request, now)
                 self._conflict(error, now)
@@ -556,9 +554,6 @@ class Session:
                 if not self._finishing_told:
                     self._finishing_told = True
                     self._notices.append(f"{error}; waiting for that to happen")
-            case Join(), "invalid_request" if request.body.model_fields_set & NEWER:
-                self._hear(request, now)
-                self._join_older(now)
             case Join(), _ if self._is_final(error):
                 self._give_up(str(error))
             case _:
@@ -600,21 +595,6 @@ class Session:
         if news is not None:
             running = self.workers_may_run and not self._told.stop_told
             self._notices.append(f"{news}; {'workers continue, ' if running else ''}trying again")
-
-    def _rejected(self, error: HetError) -> None:
-        """The server does not understand a report: it may be of 0.1, and refuse what it does not know."""
-        report = self._reports.simplify()
-        if report is None:
-            self._give_up(f"the server rejects a report of this agent: {error}", gone=False)
-        elif report.must_meet:
-            self._notices.append("the server is older than this agent: --require-rendezvous has no effect")
-
-    def _join_older(self, now: float) -> None:
-        """The server may be of 0.1, and refuse what it does not know: it only hears of a node that is ready."""
-        if self.offer.weight is not None and not self._is_older:
-            self._notices.append("the server is older than this agent: --weight has no effect")
-        self._is_older = True
-        self._join(now)
 
     def _forgotten(self, error: HetError, now: float) -> None:
         """The server no longer has this node, nor the round that it may be in."""

@@ -9,11 +9,6 @@ from hetagent.protocol.session.refusals import STRANGERS, is_for_good
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.wire import SharesReply, SharesRequest
 
-NO_ROUTE = ("no_such_route", "method_not_allowed")
-"""Codes of a server that knows no such request."""
-
-OLDER = "the server is older than this agent and knows no shares"
-
 
 @dataclass(frozen=True, slots=True)
 class Decided:
@@ -24,14 +19,9 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why there is no such decision.
-
-    Attributes:
-        is_older: the server is older than this agent, so that there never is one.
-    """
+    """Why there is no such decision."""
 
     why: str
-    is_older: bool = False
 
 
 Answered = Decided | Refused
@@ -58,7 +48,6 @@ class Sharing:
         self._due: deque[tuple[int, int]] = deque()
         self._sent: AskShares | None = None
         self._answers: deque[SharesAnswer] = deque()
-        self._older_in = 0  # the round in which a server knew no shares
 
     @property
     def due(self) -> bool:
@@ -66,15 +55,8 @@ class Sharing:
         return bool(self._due) and self._sent is None
 
     def add(self, round_number: int, number: int) -> None:
-        """A worker has asked for a decision of its round.
-
-        Where an older server has answered once, it is the same for the whole round: a newer one that takes over would
-        miss the decisions before.
-        """
-        if self._older_in == round_number:
-            self._answers.append(SharesAnswer(round_number, number, Refused(OLDER, is_older=True)))
-        else:
-            self._due.append((round_number, number))
+        """A worker has asked for a decision of its round."""
+        self._due.append((round_number, number))
 
     def next(self, head: Callable[[], Head]) -> AskShares:
         """The request for the first of them, which is now on its way."""
@@ -94,10 +76,6 @@ class Sharing:
         """What became of the request that was settled; False if it has to be sent again."""
         if isinstance(answer, SharesReply):
             self._answer(Decided(tuple(answer.weights)))
-        elif answer.code in NO_ROUTE:
-            self._older_in = self._due[0][0]
-            while self._due:
-                self._answer(Refused(OLDER, is_older=True))
         elif answer.code == "stale_round":
             self._answer(None)
         elif is_for_good(answer) and answer.code not in STRANGERS:

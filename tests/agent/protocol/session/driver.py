@@ -140,8 +140,6 @@ class Server:
             match request:
                 case Poll(posts=True) | Tell() | Stacks() if self.is_older:
                     return Problem(405, "method_not_allowed", "not supported", {})
-                case AskShares() if self.is_older:
-                    return Problem(404, "no_such_route", "there is nothing at ...", {})
                 case AskShares(body=asked):
                     fields = asked.model_dump()
                     self.do(commands.Refresh(node_id=node_id, **fields), now, group_id)

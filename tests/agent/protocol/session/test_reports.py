@@ -7,11 +7,10 @@ from tests.agent.protocol.session.driver import (
     FAILURE,
     REFUSED,
     Bench,
-    Server,
     problem,
 )
 
-from hetagent.protocol.requests import Answer, Join, Report, Request
+from hetagent.protocol.requests import Join, Report
 from hetrdzv.core import commands
 from hetrdzv.protocol.errors import Problem
 
@@ -124,36 +123,3 @@ def test_a_report_that_the_server_cannot_read_ends_the_agent(bench: Bench) -> No
     bench.pump()
     assert bench.session.finished
     assert bench.group.nodes["a"].phase == "left"
-
-
-class OldServer(Server):
-    """A server of 0.1: it refuses fields that it does not know."""
-
-    def execute(self, request: Request, now: float) -> Answer:
-        if isinstance(request, Report):
-            sent = request.body.model_dump(exclude_unset=True)
-            newer = {"met", "must_meet"} & sent.keys() or {"permanent"} & (sent.get("failure") or {}).keys()
-            if newer:
-                return problem(422, "invalid_request", f"{newer} is unknown")
-        return super().execute(request, now)
-
-
-def test_a_server_of_0_1_gets_reports_that_it_understands() -> None:
-    bench = Bench(server=OldServer())
-    bench.started()
-    bench.session.started(1, bench.now, met=0)
-    bench.session.succeeded(1, bench.now, met=0, must_meet=True)
-    bench.run(1)
-    assert (bench.last.kind, bench.last.exit_code) == ("exit", 0)
-    assert bench.notices == ["the server is older than this agent: --require-rendezvous has no effect"]
-
-
-def test_a_server_of_0_1_is_told_of_hopeless_failures_too() -> None:
-    bench = Bench(server=OldServer())
-    bench.started()
-    bench.session.failed(1, FAILURE.model_copy(update={"permanent": True}), bench.now)
-    bench.run(1)
-    failure = bench.group.nodes["a"].failure
-    assert failure is not None
-    assert (failure.exit_code, failure.message) == (1, "boom")
-    assert bench.kinds[-1] == ("stop", 1)

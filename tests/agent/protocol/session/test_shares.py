@@ -1,4 +1,4 @@
-"""Workers ask for a decision on their shares: until the server has answered, and what an older one makes of it."""
+"""Workers ask for a decision on their shares: until the server has answered."""
 
 from tests.agent.protocol.session.driver import REFUSED, Bench, problem
 
@@ -55,35 +55,6 @@ def test_it_is_asked_until_a_server_answers(bench: Bench) -> None:
     assert bench.session.shares_answers() == [SharesAnswer(1, 1, Decided(()))]
 
 
-def test_an_older_server_is_asked_once(bench: Bench) -> None:
-    bench.server.is_older = True
-    bench.started()
-    for number in (1, 2):
-        bench.session.ask_shares(1, number)
-    bench.run(3)
-    bench.session.ask_shares(1, 3)
-    bench.run(3)
-    assert asks(bench) == [(1, 1)]
-    answers = bench.session.shares_answers()
-    assert [one.number for one in answers] == [1, 2, 3]
-    for one in answers:
-        assert isinstance(one.answer, Refused)
-        assert one.answer.is_older
-    assert bench.kinds == [("start", 1)]
-
-
-def test_a_server_that_was_upgraded_is_asked_in_the_next_round(bench: Bench) -> None:
-    bench.server.is_older = True
-    bench.started()
-    bench.session.ask_shares(1, 1)
-    bench.run(3)
-    bench.server.is_older = False
-    for round_number, number in ((1, 2), (2, 1)):
-        bench.session.ask_shares(round_number, number)
-        bench.run(3)
-    assert asks(bench) == [(1, 1), (2, 1)], "in the first round a newer server would miss the decision before"
-
-
 def test_what_a_server_refuses_is_told(bench: Bench) -> None:
     bench.started()
     bench.session.ask_shares(1, 5)
@@ -91,7 +62,6 @@ def test_what_a_server_refuses_is_told(bench: Bench) -> None:
     (answer,) = bench.session.shares_answers()
     assert isinstance(answer.answer, Refused)
     assert "node 'a' asks for decision 5 on the shares of round 1, but the last one is 0" in answer.answer.why
-    assert not answer.answer.is_older
 
 
 def test_of_a_round_that_is_over_nobody_is_told_anything(bench: Bench) -> None:

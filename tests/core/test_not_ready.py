@@ -2,9 +2,9 @@
 
 import pytest
 
-from hetrdzv.core.model import GroupState, NodePhase
 from hetrdzv.protocol.events import NodeJoined, NodeNotReady, NodeReady
 from hetrdzv.protocol.parts import quoted
+from hetrdzv.protocol.states import GroupState, NodePhase
 from tests.core.driver import Story
 
 WHY = "node check failed (exit status 1): GPU 2: Xid 79"

@@ -10,10 +10,12 @@ from hetrdzv.core import explain
 from hetrdzv.core.commands import Cancel, NoteStall, Tick
 from hetrdzv.core.group import step
 from hetrdzv.core.invariants import violations
-from hetrdzv.core.model import EndKind, Group, GroupState, Notice, Stall
+from hetrdzv.core.model import Group, Notice, Stall
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.protocol.causes import RestartAsked
 from hetrdzv.protocol.errors import Refused
+from hetrdzv.protocol.states import GroupState
 from tests.core.driver import Story, running
 
 Act = Callable[[Story], None]
@@ -316,7 +318,7 @@ def test_no_hang_is_found_while_workers_wait_for_the_end() -> None:
 def test_an_impossible_notice_is_noticed(fields: dict[str, Any]) -> None:
     story = running("a", notice_s=30.0)
     assert story.group.round is not None
-    notice = Notice(kind=EndKind.JOINED, node_id=None, why="", at=0.0)
+    notice = Notice(cause=RestartAsked(), at=0.0)
     group = replace(story.group, round=replace(story.group.round, notice=notice))
     assert list(violations(group)) == []
     if "notice_s" in fields:

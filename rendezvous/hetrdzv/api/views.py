@@ -20,18 +20,11 @@ from hetrdzv.core.explain import explain, explain_misfit, why_ended
 from hetrdzv.core.health.drift import drift
 from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import (
-    Cancellation,
-    Group,
-    Member,
-    Node,
-    NodePhase,
-    Round,
-    Stall,
-)
+from hetrdzv.core.model import Cancellation, Group, Member, Node, Round, Stall
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.causes import Drained, RootCause
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.states import NodePhase
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress import slow, unseen
@@ -381,7 +374,7 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         incarnation=node.incarnation,
         role=node.role,
         weight=node.weight,
-        weighed=node.weighed_by_hand,
+        weighed=node.weighed,
         speeds=list(node.speeds) or None,
         labels=dict(node.labels),
         device=dict(node.device),

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from hetrdzv.core.model import Offer, Stall
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.states import ReportKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +37,6 @@ class Disconnect:
 
     node_id: str
     incarnation: str
-
-
-class ReportKind(StrEnum):
-    """What a member reports about its workers in a round."""
-
-    STARTED = "started"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    READY_TO_STOP = "ready_to_stop"
-    MASTER_UNREACHABLE = "master_unreachable"
-    LEAVING = "leaving"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Conduct, End, Group, GroupState, Node, NodePhase, Round, Stall
+from hetrdzv.core.model import Conduct, End, Group, Node, Round, Stall
 from hetrdzv.core.phrasing import clipped, count, lasting, names, spent_of, unreached
 from hetrdzv.core.rounds.notice import ends_at, waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
@@ -12,8 +12,9 @@ from hetrdzv.core.selection.ready import next_round, not_ready_nodes, ready_node
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall
 from hetrdzv.core.selection.units import broken_clause
 from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.words.failures import cancelled, ending, failed_because, never_met
 
 

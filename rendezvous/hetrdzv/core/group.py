@@ -18,7 +18,6 @@ from hetrdzv.core.commands import (
     Refresh,
     Renew,
     Report,
-    ReportKind,
     Restart,
     StartDaemon,
     Tick,
@@ -26,16 +25,7 @@ from hetrdzv.core.commands import (
 )
 from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.health.hangs import note_stall
-from hetrdzv.core.model import (
-    OFFERED,
-    Cancellation,
-    EndKind,
-    Group,
-    GroupState,
-    Node,
-    NodePhase,
-    Round,
-)
+from hetrdzv.core.model import OFFERED, Cancellation, Group, Node, Round
 from hetrdzv.core.phrasing import names
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.settle import settle
@@ -58,7 +48,6 @@ from hetrdzv.core.rounds.transitions import (
     take_place_in_unit,
     withdraw,
 )
-from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol import events
 from hetrdzv.protocol.causes import (
     Announced,
@@ -87,6 +76,8 @@ from hetrdzv.protocol.errors import (
 from hetrdzv.protocol.events import Event
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.parts import MOST_OF_TEXT, quoted
+from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
 
 FORMER_KEPT = 8
 """How many past incarnations of a node id are remembered, so that none of them is accepted again."""

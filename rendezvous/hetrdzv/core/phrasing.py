@@ -4,9 +4,9 @@ import heapq
 from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
-from hetrdzv.core.model import GroupState
-from hetrdzv.core.spec import UNLIMITED_RESTARTS
 from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
+from hetrdzv.protocol.states import GroupState
 
 
 def count(number: int, noun: str) -> str:

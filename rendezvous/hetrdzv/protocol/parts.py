@@ -34,7 +34,7 @@ class Other:
 
 
 class ByKind:
-    """Marks a union of dataclasses that are told apart by their `kind`, which is a `Literal` (see tagged.py).
+    """Marks a union of dataclasses that are told apart by their `kind`, which is a `Literal` (codec.py).
 
     With `Other` among them, an unknown kind becomes that; else it is refused.
     """

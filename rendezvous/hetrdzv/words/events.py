@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hetrdzv.core.spec import UNLIMITED_RESTARTS
 from hetrdzv.protocol import events
 from hetrdzv.protocol.events import Event
 from hetrdzv.protocol.parts import Other
+from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 from hetrdzv.words import failures
 from hetrdzv.words.phrasing import count, names, one_or_more
 

@@ -7,7 +7,6 @@ of one server after another; where their clocks disagree, no duration is below 0
 from collections.abc import Iterable
 from datetime import datetime
 
-from hetrdzv.core.model import GroupState
 from hetrdzv.protocol.events import (
     GroupCancelled,
     GroupFailed,
@@ -18,6 +17,7 @@ from hetrdzv.protocol.events import (
     RoundJudged,
     RoundRunning,
 )
+from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.wire import EventReply, Reply
 from hetrdzv.words.failures import ending, failed_worker
 

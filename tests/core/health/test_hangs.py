@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.commands import NoteStall
-from hetrdzv.core.model import Stall, StallKind
+from hetrdzv.core.model import Stall
+from hetrdzv.protocol.causes import FailedWorker, WorkerFault
 from hetrdzv.protocol.errors import StaleRound
+from hetrdzv.protocol.states import StallKind
 from hetrdzv.storage.records import changes
 from tests.core.driver import Story
 from tests.support.restored import restore
@@ -120,7 +122,8 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     story.joins("a", "b")
     assert story.said("restart_spent") == [f"restart 1 of 1: {why}"]
     assert story.group.round is not None
-    assert (story.group.round.number, story.group.round.restarted_by) == (2, why)
+    hang = FailedWorker(node_id="b", rank=2, local_rank=0, hang=why.removeprefix("a worker hangs: "))
+    assert (story.group.round.number, story.group.round.restarted_by) == (2, hang)
     assert not story.told("a").hang
 
     story.started("a", "b")
@@ -155,7 +158,8 @@ def test_a_hang_of_nobody_in_particular_blames_no_node(kind: StallKind) -> None:
     cause = story.group.root_cause
     assert cause is not None
     assert (cause.kind, cause.node_id, cause.failure) == ("hang", None, None)
-    assert cause.message == "the workers hang: ranks 0 to 3 have waited 5 s for each other: ..."
+    hang = "ranks 0 to 3 have waited 5 s for each other: ..."
+    assert cause.reason == WorkerFault(kind="hang", worker=FailedWorker(node_id=None, hang=hang))
 
 
 def test_a_node_that_is_lost_meanwhile_is_the_cause() -> None:

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 from hetrdzv.core.commands import NoteStall
-from hetrdzv.core.model import Round, Stall, StallKind
+from hetrdzv.core.model import Round, Stall
 from hetrdzv.core.phrasing import lasting
 from hetrdzv.core.rounds.timers import hangs_at, stall_rests, told_at
 from hetrdzv.core.rounds.transitions import Work, end_round
 from hetrdzv.protocol.causes import FailedWorker
 from hetrdzv.protocol.events import GoesOn, Stalled
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.states import StallKind
 
 SAME_S = 2.0
 """Two looks at one stall may differ by this in when it began (seconds)."""

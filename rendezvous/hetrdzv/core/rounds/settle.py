@@ -14,7 +14,7 @@ from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, resta
 from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
 from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
-from hetrdzv.core.model import End, EndKind, Group, GroupState, Node, NodePhase, Round
+from hetrdzv.core.model import End, Group, Node, Round
 from hetrdzv.core.rounds.notice import ends_at, waited_for
 from hetrdzv.core.rounds.shares import at_forming
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
@@ -36,7 +36,6 @@ from hetrdzv.core.selection.order import former_round, place
 from hetrdzv.core.selection.ready import next_round, not_ready_nodes, out_of_reach, ready_nodes, stranded
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.units import broken_clause
-from hetrdzv.core.spec import GroupSpec, OnJoin
 from hetrdzv.protocol import events
 from hetrdzv.protocol.addresses import is_loopback
 from hetrdzv.protocol.causes import (
@@ -52,6 +51,8 @@ from hetrdzv.protocol.causes import (
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.parts import CutOff, NoMaster, NotReady, Ready, quoted
+from hetrdzv.protocol.settings import GroupSpec, OnJoin
+from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.who import MOST_NAMES, Nodes
 
 MOST_PLACES = 8

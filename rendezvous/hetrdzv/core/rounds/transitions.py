@@ -5,12 +5,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from hetrdzv.core.health.conduct import with_departure
-from hetrdzv.core.model import End, EndKind, Group, GroupState, Node, NodePhase, Notice, Round
+from hetrdzv.core.model import End, Group, Node, Notice, Round
 from hetrdzv.core.phrasing import ended, names
 from hetrdzv.core.rounds.notice import takes_notice
 from hetrdzv.core.rounds.timers import Leases, expired
 from hetrdzv.core.selection.units import place_taken
-from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol import events
 from hetrdzv.protocol.causes import (
     BadAddress,
@@ -26,6 +25,8 @@ from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNod
 from hetrdzv.protocol.events import Event, Facts
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.parts import Apart, Ready
+from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.who import Nodes
 
 GONE_NODES_KEPT = 64

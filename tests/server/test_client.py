@@ -15,8 +15,9 @@ import pytest
 
 from hetrdzv.client import Client, normal_url, servers_from
 from hetrdzv.protocol.errors import HetError, NotHetserver, Problem, Unreachable, VersionMismatch
+from hetrdzv.protocol.history import EventReply
 from hetrdzv.protocol.versions import MAJOR, MINOR
-from hetrdzv.protocol.wire import EventReply, JoinRequest, ReportRequest, SpecFields
+from hetrdzv.protocol.wire import JoinRequest, ReportRequest, SpecFields
 
 TOKEN = "s3cr3t-t0ken"
 CUT = b""
@@ -57,7 +58,13 @@ NODE = {
     "labels": {},
     "device": {},
 }
-EVENT = {"number": 1, "at": "2026-01-01T00:00:00Z", "kind": "node_joined", "text": "a joined"}
+EVENT = {
+    "number": 1,
+    "at": "2026-01-01T00:00:00Z",
+    "kind": "node_joined",
+    "text": "a joined",
+    "facts": {"kind": "node_ready"},
+}
 
 
 @dataclass

@@ -24,6 +24,7 @@ from hetrdzv.core.model import Cancellation, Group, Member, Node, Round, Stall
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.causes import Drained, RootCause
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.history import EventReply
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
@@ -418,10 +419,10 @@ def node_state(group: Group, node: Node) -> wire.NodeState:
             return "failed"
 
 
-def event_reply(stored: StoredEvent) -> wire.EventReply:
+def event_reply(stored: StoredEvent) -> EventReply:
     """An event of the history."""
     event = stored.event
-    return wire.EventReply(
+    return EventReply(
         number=stored.number,
         at=stored.at,
         kind=event.kind,

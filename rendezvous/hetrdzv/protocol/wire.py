@@ -41,7 +41,6 @@ from hetrdzv.protocol.bounds import (
 )
 from hetrdzv.protocol.causes import FailedBecause
 from hetrdzv.protocol.daemon import MAX_CHARACTERS, MAX_WORDS
-from hetrdzv.protocol.events import Facts
 from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH
 from hetrdzv.protocol.settings import (
     MAX_SLOTS,
@@ -877,37 +876,6 @@ class PlanReply(Reply):
     stops: list[str]
     restarted: list[str]
     moves: list[str]
-
-
-class EventReply(Reply):
-    """An event of a group's history; `at` is wall-clock time (ISO 8601, UTC), for people only.
-
-    Attributes:
-        cause: of a round that formed: what ended the one before.
-        after_s: how long before it what led to it had happened (seconds); see protocol/events.py, Event.
-        facts: what happened, as a value; `Other`: only a newer server knows it.
-    """
-
-    model_config = ConfigDict(defer_build=True)  # an agent reads none
-
-    number: int
-    at: str
-    kind: str
-    text: str
-    node_id: str | None = None
-    round: int | None = None
-    cause: str | None = None
-    after_s: float | None = None
-    facts: Facts
-
-
-class EventsReply(Reply):
-    """`GET /v1/groups/{g}/events?after=N`; ask with `after=last` for later events."""
-
-    model_config = ConfigDict(defer_build=True)
-
-    events: list[EventReply]
-    last: int
 
 
 class SignInReply(Reply):

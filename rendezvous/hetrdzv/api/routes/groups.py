@@ -17,6 +17,7 @@ from hetrdzv.core.commands import Cancel, Put, Restart
 from hetrdzv.core.explain import explain
 from hetrdzv.protocol import bounds, settings, wire
 from hetrdzv.protocol.errors import NoRound, UnknownRank
+from hetrdzv.protocol.history import EventsReply
 from hetrdzv.protocol.plans import changes
 from hetrdzv.service.history import PLACE_PATTERN, Place, follow
 from hetrdzv.service.progress.questions import About, Stack
@@ -181,7 +182,7 @@ async def _asked(
 
 @router.get(
     "/{group_id}/events",
-    response_model=wire.EventsReply,
+    response_model=EventsReply,
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
 async def get_events(
@@ -201,9 +202,7 @@ async def get_events(
         return StreamingResponse(
             stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
         )
-    return views.json_response(
-        wire.EventsReply(events=[views.event_reply(stored) for stored in news], last=last)
-    )
+    return views.json_response(EventsReply(events=[views.event_reply(stored) for stored in news], last=last))
 
 
 async def _stream(service: Service, group_id: str, after: Place, entry: Permit) -> AsyncIterator[str]:

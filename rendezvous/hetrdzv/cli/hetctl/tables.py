@@ -16,9 +16,9 @@ from rich.text import Text
 from hetrdzv.cli.hetctl.shares import shares_of
 from hetrdzv.core.phrasing import count, spent_of
 from hetrdzv.protocol.clock_times import with_clock_times
+from hetrdzv.protocol.history import EventReply
 from hetrdzv.protocol.inert import inert
 from hetrdzv.protocol.wire import (
-    EventReply,
     FailureReply,
     GroupReply,
     GroupSummary,

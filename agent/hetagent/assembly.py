@@ -310,7 +310,7 @@ def _rooms(node: Node, line: Line) -> list[Room]:
     )
     rooms: list[Room] = [
         watching,
-        Shares(line.ask_shares, tell, watching.decided, one_per_node=launch.one_per_node),
+        Shares(line.ask, tell, watching.decided, one_per_node=launch.one_per_node),
         Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node),
         Meeting(line, launch, tell, must_meet=options.require_rendezvous),
         LaunchLook(launch, tell),

@@ -18,7 +18,7 @@ OTHERS = (
     {"Het-Api-Version": "1", "Het-Api-Minor": str(versions.MINOR)},
     {"Het-Api-Minor": str(versions.MINOR + 1)},
 )
-"""A person, 0.1, ourselves, and a person who copied half of the headers."""
+"""A person, one who does not say which minor version, ourselves, and a person who copied half of the headers."""
 
 
 def problem(response: httpx.Response, status: int, code: str) -> str:

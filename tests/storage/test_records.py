@@ -58,7 +58,7 @@ from hetrdzv.storage.records import (
     event_record,
     group_prefix,
 )
-from tests.support.restored import restore
+from tests.support.restored import restore, sealed
 
 NOW = 5_000.0
 """The clock of the server that restores (seconds)."""
@@ -93,12 +93,6 @@ def as_restored(group: Group) -> Group:
     }
     current = replace(group.round, stall=None) if group.round is not None else None
     return replace(group, nodes=nodes, round=current)
-
-
-def without_checksum(record: bytes) -> bytes:
-    """A record as 0.1 wrote it."""
-    assert record.startswith(b'{"v":1,"crc":"')
-    return b'{"v":1,' + record.partition(b'",')[2]
 
 
 def record_of(stored: Mapping[str, bytes], key: str) -> dict[str, object]:
@@ -540,7 +534,7 @@ def edited(key: str, **news: object) -> dict[str, bytes]:
     """All records, of which one has these fields set; `...` takes a field out."""
     stored = all_records()
     record = {**record_of(stored, key), **news}
-    return {**stored, key: json.dumps({k: v for k, v in record.items() if v is not ...}).encode()}
+    return {**stored, key: sealed(key, {k: v for k, v in record.items() if v is not ...})}
 
 
 def refusal(stored: Mapping[str, bytes]) -> str:
@@ -563,18 +557,7 @@ def test_a_record_from_before_a_field_gets_its_default() -> None:
     assert (node.labels, node.leaving, node.script_port, node.weight) == ({}, None, 0, 1.0)
     spec = record_of(all_records(), "groups/g/group")["spec"]
     assert isinstance(spec, dict)
-    since_0_1 = (
-        "crash_loop",
-        "no_restart_on",
-        "restart_wait_s",
-        "strikes",
-        "hang_timeout_s",
-        "rank_order",
-        "master",
-        "unit",
-        "notice_s",
-    )
-    for name in ("replace_wait_s", *since_0_1):
+    for name in ("replace_wait_s", "crash_loop", "rank_order", "master"):
         del spec[name]
     news = dict.fromkeys(("seats", "unreachable", "fruitless", "quick", "rests_until", "conduct"), ...)
     found = restore(edited("groups/g/group", spec=spec, **news), NOW)
@@ -665,6 +648,9 @@ def test_a_record_under_another_key_is_noticed(key: str) -> None:
         restore({other: stored[key]}, NOW)
 
 
-def test_a_record_from_before_checksums_is_read() -> None:
-    stored = {key: without_checksum(record) for key, record in all_records().items()}
-    assert restore(stored, NOW) == restore(all_records(), NOW)
+@pytest.mark.parametrize("key", KEYS)
+def test_a_record_without_a_checksum_is_refused(key: str) -> None:
+    record = record_of(all_records(), key)
+    del record["crc"]
+    said = refusal({**all_records(), key: json.dumps(record).encode()})
+    assert f"record {key} is malformed (it has no checksum)" in said

@@ -7,8 +7,9 @@ from typing import Any
 from hetagent.job.room import Environ, Room
 from hetagent.job.workers.processes import Workers
 from hetagent.launch.base import Assignment, Launch
+from hetagent.protocol import reports
 from hetagent.protocol.line import Line
-from hetrdzv.core.commands import ReportKind
+from hetrdzv.protocol.wire import ReportKind
 
 MEET_AFTER_S = 60.0
 """When to look whether the workers have met (seconds after their start); they import, and read their data, before."""
@@ -60,7 +61,7 @@ class Meeting(Room):
             return
         self._told = met
         self._tell(f"round {number}: {_described(met, world_size)}")
-        self._line.started(number, met)
+        self._line.say(reports.started(number, met))
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
         if kind is not ReportKind.SUCCEEDED:

@@ -14,8 +14,7 @@ from hetagent.job.workers.processes import Cleared, Workers
 from hetagent.job.workers.starter import Exit, Starter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
-from hetrdzv.core.commands import ReportKind
-from hetrdzv.protocol.wire import FailureFields, StartReply
+from hetrdzv.protocol.wire import FailureFields, ReportKind, StartReply
 
 FAILING_S = 5.0
 """How long a program may take to end after one of its processes has died (seconds); it stops the others first."""
@@ -262,11 +261,9 @@ class LocalRound:
             exit_code=failure.exit_code,
             signal=failure.signal,
             message=failure_message(left, failure.status, secrets),
+            permanent=is_permanent(left),
         )
-        more = self.report(ReportKind.FAILED)
-        if is_permanent(left):  # an older server knows no such field
-            more["permanent"] = True
-        return fields.model_copy(update=more), f"{who} {how}"
+        return fields.model_copy(update=self.report(ReportKind.FAILED)), f"{who} {how}"
 
     def gives_up(self) -> str:
         """Why a room wants this node to end its part of the round and join again; empty: none does."""

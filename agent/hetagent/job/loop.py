@@ -26,14 +26,15 @@ from hetagent.launch.command import CommandError, Misfit, NotFound
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes import signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
+from hetagent.protocol import reports
 from hetagent.protocol.line import LEAVE_S, UNHEARD_LEAVE_S, Line
-from hetrdzv.core.commands import ReportKind
 from hetrdzv.protocol.wire import (
     DEFAULTS,
     UNLIMITED_RESTARTS,
     DirectiveKind,
     DirectiveReply,
     FailureFields,
+    ReportKind,
     StartReply,
 )
 
@@ -332,14 +333,14 @@ class Agent:
             return
         if end.failure is not None:
             failure, text = self._local.describe(end.failure, self._secrets())
-            self._line.failed(self._round, failure, end.failure.seen_at)
+            self._line.say(reports.failed(self._round, failure), end.failure.seen_at)
             self._tell(f"round {self._round}: {text}")
             self._account.loses(text, time.monotonic())
             self._stop(signal.SIGTERM, self._grace_s())
         else:
             self._tell(f"round {self._round}: all local workers succeeded; waiting for the others")
             self._account.waits_for_others(time.monotonic())
-            self._line.succeeded(self._round, **self._local.report(ReportKind.SUCCEEDED))
+            self._line.say(reports.succeeded(self._round, **self._local.report(ReportKind.SUCCEEDED)))
             self._clear_workers(spare_detached=True)
 
     def _obey(self, directive: DirectiveReply) -> None:
@@ -444,7 +445,7 @@ class Agent:
             round=number,
             start=start,
             script_port=self._ports.script,
-            start_daemon=self._line.start_daemon,
+            ask=self._line.ask,
             interrupted=lambda: bool(self._taken or self._readable(0.0)),
         )
         if start.restarted_by:
@@ -479,7 +480,7 @@ class Agent:
             self._account.trains(time.monotonic())
             self._pids = local.pids
             self._guardian.watch(self._pids)
-            self._line.started(local.number, **local.report(ReportKind.STARTED))
+            self._line.say(reports.started(local.number, **local.report(ReportKind.STARTED)))
 
     def _environ(self) -> dict[str, str]:
         steady = {name: value for room in self._rooms for name, value in room.steady(os.environ).items()}
@@ -501,4 +502,4 @@ class Agent:
         failure = FailureFields(local_rank=-1, rank=-1, message=message[: failures.MAX_CHARACTERS])
         if isinstance(error, NotFound | Misfit):
             failure = failure.model_copy(update={"permanent": True})
-        self._line.failed(self._round, failure, time.monotonic())
+        self._line.say(reports.failed(self._round, failure))

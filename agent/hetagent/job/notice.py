@@ -13,6 +13,7 @@ from hetagent.job.room import Environ, Room
 from hetagent.job.workers.processes import Workers
 from hetagent.launch.base import Assignment
 from hetagent.progress import NOTICE_FILE, READY
+from hetagent.protocol import reports
 from hetagent.protocol.line import Line
 from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, NoticeReply
 
@@ -108,7 +109,7 @@ class Notices(Room):
         self._all_ready = ready >= workers.pids.keys() and notice.answered()
         if self._all_ready:
             self._tell(f"round {self._round}: the workers are ready to stop")
-            self._line.ready_to_stop(self._round)
+            self._line.say(reports.ready_to_stop(self._round))
 
     def holds_end(self) -> bool:
         """Workers that have saved wait for the end of the round: the job is not done."""

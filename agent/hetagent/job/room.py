@@ -10,8 +10,7 @@ from typing import Any
 from hetagent.job.workers.processes import Workers
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
-from hetrdzv.core.commands import ReportKind
-from hetrdzv.protocol.wire import DirectiveReply
+from hetrdzv.protocol.wire import DirectiveReply, ReportKind
 
 Environ = Mapping[str, str | None]
 """Changes to a worker's environment; None removes a variable."""

@@ -371,7 +371,7 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         incarnation=node.incarnation,
         role=node.role,
         weight=node.weight,
-        weighed=node.weighed_by_hand,
+        weighed=node.weighed,
         speeds=list(node.speeds) or None,
         labels=dict(node.labels),
         device=dict(node.device),

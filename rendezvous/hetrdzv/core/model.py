@@ -140,7 +140,7 @@ class Offer:
         address, port, script_port: where the node's store listens, and the port that it holds for a script.
         labels: what the order of ranks and the choice of a master can go by; people see them too.
         weight: how fast each of its slots is, compared with those of the others (above 0).
-        weighed: whether somebody gave that weight; False: it is the default, or an older agent's or record's.
+        weighed: whether somebody gave that weight; False: it is the default.
         speeds: how fast its slots were measured to be, in the order of local ranks; only their ratios matter. Empty:
             they were not measured.
         device: facts that people see.
@@ -169,11 +169,6 @@ class Offer:
     takes_notice: bool = False
     ready_within_s: float = 0.0
     not_ready: str = ""
-
-    @property
-    def weighed_by_hand(self) -> bool:
-        """Whether somebody gave its weight: older agents sent one only if it was another than the default."""
-        return self.weighed or self.weight != 1
 
 
 OFFERED: tuple[str, ...] = tuple(one.name for one in fields(Offer))
@@ -465,7 +460,7 @@ class Group:
         conduct: nodes that did not stay, or whose workers failed, by node id.
         root_cause: why the group failed.
         previous_outcome: how the previous job ended, for nodes of it that are still here.
-        cancellation: who cancelled this job; None: nobody, or an older server noted it.
+        cancellation: who cancelled this job; None: nobody.
     """
 
     group_id: str

@@ -719,7 +719,7 @@ class RoundReply(Reply):
     """The newest round.
 
     Attributes:
-        shares: the newest decision on how much of the work each rank gets; None: an older server has made none.
+        shares: the newest decision on how much of the work each rank gets.
         ended: why it is over; None while it runs.
         met: how many workers have found each other in the round's store; None: unknown.
         stall: who is waited for; None: nobody, as far as can be seen.
@@ -764,8 +764,7 @@ class NodeReply(Reply):
     """A node as people see it.
 
     Attributes:
-        port: where it hosts the store of a round; until then it accepts connections there, so that peers can try it. 0:
-            the server is older, and does not tell.
+        port: where it hosts the store of a round; until then it accepts connections there, so that peers can try it.
         heard_s_ago: the time since its last heartbeat (seconds), None once it is gone.
         weighed: whether its weight was given by hand.
         speeds: how fast its slots were measured to be, in the order of local ranks; None: they were not measured.

@@ -9,7 +9,6 @@ A group of which a record cannot be read is set aside as a whole: its records st
 
 Every record carries `"v"` and `"crc"`, the CRC-32 of its key and of all that follows: what a disk or a person changed,
 or filed under another key, is noticed. (It is made here, once for all stores; it is no protection against malice.)
-Records of 0.1 have no checksum.
 
 Adding a field with a default needs no new version: older records get the default. Unknown fields are ignored, so
 removing a field needs none either, and an older server of the same version can take over. Anything else needs a new
@@ -321,7 +320,9 @@ def _read(adapter: TypeAdapter[T], key: str, record: bytes) -> T:
         if version < 1:
             _malformed(key, f"version {version} does not exist")
         seal = _SEAL.match(record)
-        if seal is not None and seal[1] != _checksum(key, record[seal.end() :]):
+        if seal is None:
+            _malformed(key, "it has no checksum")
+        if seal[1] != _checksum(key, record[seal.end() :]):
             _malformed(
                 key, "its checksum is wrong: it was changed since it was written, or under another key"
             )

@@ -121,7 +121,7 @@ class Rig:
             launch = Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python))
         say = self.said.append
         rooms: list[Room] = [
-            Shares(self.line.ask_shares, say, one_per_node=launch.one_per_node),
+            Shares(self.line.ask, say, one_per_node=launch.one_per_node),
             Notices(self.line, say, notice_signal, one_per_node=launch.one_per_node),
             Meeting(self.line, launch, say),
             LaunchLook(launch, say),

@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from hetagent.job.output import shown
@@ -14,14 +15,16 @@ from hetagent.job.workers.processes import Workers
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand, python
 from hetagent.protocol.line import Line
-from hetrdzv.core.commands import ReportKind
+from hetagent.protocol.topics import STACKS, Message
 from hetrdzv.protocol.wire import (
     DirectiveKind,
     DirectiveReply,
     LogsAsked,
     ProgressFields,
+    ReportKind,
     StackFields,
     StacksAsked,
+    StacksRequest,
 )
 
 STACKS_S = 5.0
@@ -99,7 +102,7 @@ class Watching(Room):
         self._watch = Watch(
             assignment.round,
             assignment.start.world_size,
-            self._line.tell_progress,
+            self._line.tell,
             hang_timeout_s=self._line.hang_timeout_s,
             cpu=self._cpu,
             unseen=self._unseen,
@@ -171,7 +174,7 @@ class Watching(Room):
 
         def answer() -> None:
             told = self._told(watch, asked) if watch is not None else []
-            self._line.stacks(asked.number, told)
+            self._line.say(Message(STACKS, partial(StacksRequest, number=asked.number, stacks=told)))
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
 

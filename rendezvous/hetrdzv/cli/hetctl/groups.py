@@ -148,7 +148,7 @@ def cancel(group: str) -> None:
 @GROUP
 def export(group: str) -> None:
     """Print what the server stores of GROUP, as JSON; also of a group that it has quarantined and cannot serve."""
-    print_json(call(lambda client: client.export(group), older="exports no groups"))
+    print_json(call(lambda client: client.export(group)))
 
 
 @command("Forget a group.")

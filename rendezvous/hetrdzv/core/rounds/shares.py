@@ -81,7 +81,7 @@ def at_forming(nodes: Sequence[Node]) -> Shares:
     Args:
         nodes: its members in rank order.
     """
-    if any(node.weighed_by_hand for node in nodes):
+    if any(node.weighed for node in nodes):
         each = groupby(nodes, key=lambda node: node.weight)
         runs = tuple((sum(node.slots for node in alike), weight) for weight, alike in each)
         return Shares(runs=runs if len(runs) > 1 else (), source=ShareSource.BY_HAND)

@@ -20,7 +20,7 @@ MAX_POLL_S = 60.0
 """No poll of such a node waits longer (seconds)."""
 
 BLIND_POLLS_PER_S = 500
-"""How many polls a second it asks for from nodes behind a proxy and older agents: only polls show that they live."""
+"""How many polls a second it asks for from nodes behind a proxy: only polls show that they live."""
 
 MAX_BLIND_POLL_S = 30.0
 """No poll of such a node waits longer (seconds)."""

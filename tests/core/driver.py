@@ -13,7 +13,6 @@ from hetrdzv.core.commands import (
     Put,
     Renew,
     Report,
-    ReportKind,
     Restart,
     Tick,
     Undrain,
@@ -24,6 +23,7 @@ from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Event, Failure, Group, Node
 from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.protocol.states import ReportKind
 
 LEASE_S = 5.0
 

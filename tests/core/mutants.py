@@ -152,7 +152,7 @@ _BROKEN = (
     ("shares of a round that is over are decided", "rounds/shares", " or command.round != current.number:", ":"),
     ("a weight may vanish", "rounds/shares", "max(weight, LEAST * top)", "weight"),
     ("starts have the newest shares", "directive", "weights=current.shares.runs,", "weights=current.newest_shares.runs,"),
-    ("an order may contradict the master", "spec", " or contradicts_master(self.rank_order, self.master)", ""),
+    ("an order may contradict the master", "../protocol/settings", " or contradicts_master(self.rank_order, self.master)", ""),
     ("a broken unit is used", "selection/ready", "needed(group, whole(group, ready_nodes(group)))", "_needed(group, ready_nodes(group))"),
     ("a broken unit ends a round", "selection/joining", "needed(group, _all_or_none(group, [*members, *waiting]))", "_needed(group, [*members, *waiting])"),
     ("a part of a unit out of reach is left out", "selection/select", "excluded = {self._item(node_id) for node_id in without if node_id in self._by_id}", "excluded = set(without)"),

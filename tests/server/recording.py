@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from hetrdzv.client import Client
-from hetrdzv.protocol import wire
+from hetrdzv.protocol import states, wire
 from hetrdzv.protocol.errors import HetError
 from tests.support.servers import Hetserver
 
@@ -145,7 +145,7 @@ def offer(incarnation: str, slots: int, port: int, after_round: int = 0, **more:
 
 def told(incarnation: str, number: int, kind: str, **more: Any) -> "wire.ReportRequest":
     """A report of an agent."""
-    return wire.ReportRequest(incarnation=incarnation, round=number, kind=wire.ReportKind(kind), **more)
+    return wire.ReportRequest(incarnation=incarnation, round=number, kind=states.ReportKind(kind), **more)
 
 
 # -- stories -------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ from hetrdzv.cli.hetctl.groups import flag_type
 from hetrdzv.cli.hetctl.main import DESTRUCTIVE, cli, meant
 from hetrdzv.cli.hetctl.shell import completion
 from hetrdzv.client import Client
-from hetrdzv.core.commands import ReportKind
-from hetrdzv.core.spec import Setting
+from hetrdzv.protocol.settings import Setting
+from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.wire import FailureFields, GroupReply, JoinRequest, ReportRequest, SpecFields
 from tests.support.servers import ROOT, Hetserver
 

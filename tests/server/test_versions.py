@@ -4,8 +4,8 @@ import httpx
 import pytest
 
 from hetrdzv.api.lenient import ignored
-from hetrdzv.core.directive import DirectiveKind
 from hetrdzv.protocol import versions
+from hetrdzv.protocol.states import DirectiveKind
 from tests.support.served import api, serving, two_nodes
 
 JOIN = {"incarnation": "i", "slots": 1, "address": "10.0.0.1", "port": 4000}

@@ -18,8 +18,8 @@ from hetagent.protocol.session.outbox import Answered
 from hetagent.protocol.session.session import Session
 from hetagent.protocol.topics import SHARES, Message
 from hetrdzv.protocol.errors import HetError, Problem
+from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.wire import (
-    DirectiveKind,
     DirectiveReply,
     FailureFields,
     ProgressFields,

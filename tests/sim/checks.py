@@ -18,10 +18,11 @@ from hetrdzv.core.directive import directive
 from hetrdzv.core.explain import explain
 from hetrdzv.core.group import Transition, step
 from hetrdzv.core.invariants import violations
-from hetrdzv.core.model import EndKind, Group, GroupState, NodePhase, Round
+from hetrdzv.core.model import Group, Round
 from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, ReportKind, SharesReply
+from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
+from hetrdzv.protocol.wire import DirectiveReply, SharesReply
 from hetrdzv.service import service as service_module
 from hetrdzv.service.liveness import leases as leases_module
 from tests.sim.store import Disk

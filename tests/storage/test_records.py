@@ -19,7 +19,6 @@ from hetrdzv.core.commands import (
     Put,
     Renew,
     Report,
-    ReportKind,
     Restart,
     StartDaemon,
     Tick,
@@ -32,23 +31,20 @@ from hetrdzv.core.model import (
     Cancellation,
     Conduct,
     End,
-    EndKind,
     Event,
     Failure,
     Group,
-    GroupState,
     Member,
     Node,
-    NodePhase,
     Notice,
     RootCause,
     Round,
     Shares,
-    ShareSource,
 )
-from hetrdzv.core.spec import GroupSpec, OnJoin
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import Refused, StorageError
+from hetrdzv.protocol.settings import GroupSpec, OnJoin
+from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind, ShareSource
 from hetrdzv.storage import records
 from hetrdzv.storage.records import (
     StoredEvent,
@@ -588,10 +584,10 @@ def test_a_malformed_record_is_named(key: str, record: bytes) -> None:
     [
         ("groups/g/nodes/gpu0", {"slots": "4"}, "slots: Input should be a valid integer"),
         ("groups/g/nodes/gpu0", {"phase": "asleep"}, "phase: Input should be 'ready'"),
-        ("groups/g/nodes/gpu0", {"address": ...}, "address: Field required"),
+        ("groups/g/nodes/gpu0", {"address": ...}, "address: it is missing"),
         ("groups/g/group", {"spec": {"min_nodes": 3, "max_nodes": 2}}, "max_nodes is 2, below min_nodes"),
         ("groups/g/group", {"group_id": "h"}, "it is about group 'h'"),
-        ("groups/g/round", {"members": [{"node_id": "gpu0"}]}, "members.0.incarnation: Field required"),
+        ("groups/g/round", {"members": [{"node_id": "gpu0"}]}, "members.0.incarnation: it is missing"),
     ],
 )
 def test_a_malformed_record_says_where(key: str, news: dict[str, object], why: str) -> None:

@@ -9,7 +9,7 @@ from hetagent.job.workers.processes import Workers
 from hetagent.launch.base import Assignment, Launch
 from hetagent.protocol import reports
 from hetagent.protocol.line import Line
-from hetrdzv.protocol.wire import ReportKind
+from hetrdzv.protocol.states import ReportKind
 
 MEET_AFTER_S = 60.0
 """When to look whether the workers have met (seconds after their start); they import, and read their data, before."""

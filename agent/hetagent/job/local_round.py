@@ -14,7 +14,8 @@ from hetagent.job.workers.processes import Cleared, Workers
 from hetagent.job.workers.starter import Exit, Starter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
-from hetrdzv.protocol.wire import FailureFields, ReportKind, StartReply
+from hetrdzv.protocol.states import ReportKind
+from hetrdzv.protocol.wire import FailureFields, StartReply
 
 FAILING_S = 5.0
 """How long a program may take to end after one of its processes has died (seconds); it stops the others first."""

@@ -28,15 +28,9 @@ from hetagent.node.processes import signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
 from hetagent.protocol import reports
 from hetagent.protocol.line import LEAVE_S, UNHEARD_LEAVE_S, Line
-from hetrdzv.protocol.wire import (
-    DEFAULTS,
-    UNLIMITED_RESTARTS,
-    DirectiveKind,
-    DirectiveReply,
-    FailureFields,
-    ReportKind,
-    StartReply,
-)
+from hetrdzv.protocol.settings import DEFAULTS, UNLIMITED_RESTARTS
+from hetrdzv.protocol.states import DirectiveKind, ReportKind
+from hetrdzv.protocol.wire import DirectiveReply, FailureFields, StartReply
 
 
 class AgentError(RuntimeError):

@@ -21,9 +21,9 @@ from hetagent.protocol.waiting import TICK_S, Waiting, never_live
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.clock_times import with_clock_times
 from hetrdzv.protocol.errors import HetError, Unreachable
+from hetrdzv.protocol.settings import DEFAULTS
+from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.wire import (
-    DEFAULTS,
-    DirectiveKind,
     DirectiveReply,
     ProgressFields,
     StacksAsked,

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hetrdzv.protocol.wire import MAX_NOT_READY, JoinRequest, SpecFields
+from hetrdzv.protocol.bounds import MAX_NOT_READY
+from hetrdzv.protocol.wire import JoinRequest, SpecFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,8 @@ from functools import partial
 from typing import Any
 
 from hetagent.protocol.topics import REPORT, Message
-from hetrdzv.protocol.wire import DirectiveReply, FailureFields, ReportKind, ReportRequest
+from hetrdzv.protocol.states import ReportKind
+from hetrdzv.protocol.wire import DirectiveReply, FailureFields, ReportRequest
 
 Report = Message[DirectiveReply]
 

@@ -27,12 +27,12 @@ from hetrdzv.core.model import (
     Group,
     Member,
     Node,
-    NodePhase,
     RootCause,
     Round,
     Stall,
 )
 from hetrdzv.protocol import wire
+from hetrdzv.protocol.states import NodePhase
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress import slow, unseen

@@ -6,61 +6,15 @@ are not stored: they record when a node was last heard from, and are reset when 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
 from functools import cached_property
 
 from hetrdzv.core.patched import Patched
-from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ShareSource, StallKind
 
 DRAINED = "drained"
 """`Node.leaving` of a node that a person took out."""
-
-
-class GroupState(StrEnum):
-    """Where a group stands (docs/design.md, "State machine")."""
-
-    WAITING = "waiting"
-    STARTING = "starting"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def terminal(self) -> bool:
-        """Whether the group's outcome is decided."""
-        return self in (GroupState.SUCCEEDED, GroupState.FAILED, GroupState.CANCELLED)
-
-
-class NodePhase(StrEnum):
-    """How far a node has got in its newest round, or why it is gone."""
-
-    READY = "ready"
-    STARTING = "starting"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    LOST = "lost"
-    LEFT = "left"
-
-    @property
-    def gone(self) -> bool:
-        """Whether the server no longer counts on the node."""
-        return self in (NodePhase.LOST, NodePhase.LEFT)
-
-
-class EndKind(StrEnum):
-    """What ended a round."""
-
-    FAILED = "failed"
-    LOST = "lost"
-    LEFT = "left"
-    DRAINED = "drained"
-    JOINED = "joined"
-    RESTARTED = "restarted"
-    MASTER_UNREACHABLE = "master_unreachable"
-    CANCELLED = "cancelled"  # of a `Notice` only: the job finishes then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,16 +232,6 @@ class End:
     stopped_at: float | None = None
 
 
-class StallKind(StrEnum):
-    """What is wrong where workers wait for too long; see `wire.StallReply`."""
-
-    BEHIND = "behind"
-    NO_ANSWER = "no_answer"
-    DEADLOCK = "deadlock"
-    MISMATCH = "mismatch"
-    NOTHING_COMPLETES = "nothing_completes"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
     """A round is about to end though it runs well; its workers know, and have some time to save (notice.py).
@@ -332,15 +276,6 @@ class Stall:
     def is_known(self, at: float) -> bool:
         """Whether it is known to last at a moment (seconds on the server's clock)."""
         return self.known_until is None or at <= self.known_until
-
-
-class ShareSource(StrEnum):
-    """What shares follow from."""
-
-    EQUAL = "equal"
-    BY_HAND = "by hand"
-    MEASURED = "measured"
-    PACE = "pace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,11 @@ from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand, python
 from hetagent.protocol.line import Line
 from hetagent.protocol.topics import STACKS, Message
+from hetrdzv.protocol.states import DirectiveKind, ReportKind
 from hetrdzv.protocol.wire import (
-    DirectiveKind,
     DirectiveReply,
     LogsAsked,
     ProgressFields,
-    ReportKind,
     StackFields,
     StacksAsked,
     StacksRequest,

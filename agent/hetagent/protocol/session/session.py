@@ -31,13 +31,8 @@ from hetagent.protocol.session.samples import Samples
 from hetagent.protocol.session.schedule import Lane
 from hetagent.protocol.topics import Message, Topic
 from hetrdzv.protocol.errors import HetError, Unavailable
-from hetrdzv.protocol.wire import (
-    DirectiveKind,
-    DirectiveReply,
-    JoinRequest,
-    ProgressFields,
-    StacksAsked,
-)
+from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, ProgressFields, StacksAsked
 
 PACE_S = 0.1
 """Polls that bring nothing new are at least this far apart, whatever the server does (seconds)."""

@@ -22,9 +22,10 @@ from hetrdzv.cli.hetctl.options import (
     command,
     shared,
 )
-from hetrdzv.core.model import GroupState
 from hetrdzv.core.phrasing import count
-from hetrdzv.protocol.wire import SETTINGS, PlanRequest, Setting, SpecFields
+from hetrdzv.protocol.settings import SETTINGS, Setting
+from hetrdzv.protocol.states import GroupState
+from hetrdzv.protocol.wire import PlanRequest, SpecFields
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -9,7 +9,7 @@ from tests.agent.protocol.session.driver import (
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Join, Leave, Poll, Say
 from hetrdzv.core import commands
-from hetrdzv.core.directive import DirectiveKind
+from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.wire import SpecFields
 
 

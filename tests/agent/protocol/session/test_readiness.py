@@ -7,7 +7,7 @@ from tests.agent.protocol.session.driver import Bench, problem
 
 from hetagent.protocol.requests import Answer, Join, Request
 from hetrdzv.core import commands
-from hetrdzv.core.model import GroupState, NodePhase
+from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.wire import SpecFields
 
 WHY = "node check failed (exit status 1): no InfiniBand"

@@ -13,7 +13,7 @@ from hetagent.protocol import reports
 from hetagent.protocol.requests import Join, Poll
 from hetagent.protocol.session.session import Session
 from hetrdzv.core import commands
-from hetrdzv.core.directive import DirectiveKind
+from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.wire import SpecFields
 
 

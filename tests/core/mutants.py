@@ -29,7 +29,7 @@ _BROKEN = (
     ("a round of other bounds stays the newest", "agreement", "round=None, ", ""),
     ("more restarts are used than there are", "agreement", "min(work.group.restarts, spec.max_restarts)", "work.group.restarts"),
     ("who is overdue still counts", "agreement", "        expire(work)\n", ""),
-    ("budget one too large", "rounds/settle", "if group.restarts < budget:", "if group.restarts <= budget:"),
+    ("budget one too large", "rounds/settle", "if group.restarts >= budget:", "if group.restarts > budget:"),
     ("at the lease a node is lost", "rounds/timers", "now > _own_end(group, node)", "now >= _own_end(group, node)"),
     ("a suspect has no grace", "rounds/timers", "min(ends_at, node.cut_at + SUSPECT_GRACE_S)", "min(ends_at, node.cut_at)"),
     ("an old report is accepted", "group", " or command.round != current.number:", ":"),
@@ -96,7 +96,7 @@ _BROKEN = (
     ("who comes and goes joins at once", "selection/joining", "node.node_id not in aside and is_loopback", "is_loopback"),
     ("a round ends only to put others in the place of who is set aside", "selection/joining", "needed(group, _all_or_none(group, [*members, *waiting]))", "_all_or_none(group, [*members, *waiting])"),
     ("who is set aside is not taken even if needed", "selection/ready", "    for unit in apart:\n        if ", "    for unit in apart:\n        break\n        if "),
-    ("a drained node has just gone", "rounds/transitions", "    elif kind is EndKind.DRAINED:", "    elif False:"),
+    ("a drained node has just gone", "rounds/transitions", "    elif isinstance(cause, MemberDrained):", "    elif False:"),
     ("a step mutates its group", "rounds/transitions", "self.group = self.group.with_node(changed)", "self.group.nodes[node.node_id] = changed"),
     ("the version follows the text", "directive", '"not_ready" if node.not_ready else "waiting")', 'f"waiting of {len(group.nodes)}")'),
     ("any world size is a multiple", "selection/worlds", " and size % self.multiple == 0 and ", " and "),
@@ -167,7 +167,7 @@ _BROKEN = (
     ("as many nodes as may be start without the rest of their unit", "selection/select", "        if self._spec.unit is not None:  #", "        if False:  #"),
     ("the job grows without a pause", "rounds/timers", "max(at, active.formed_at + group.spec.growth_pause_s)", "at"),
     ("the deadline forgets the pause", "rounds/timers", "            yield admits_at(group, larger)", "            yield (group.joiners_since or 0.0) + group.spec.last_call_s"),
-    ("contradicting world sizes are taken", "spec", "    if most < least:\n", "    if False:\n"),
+    ("contradicting world sizes are taken", "../protocol/settings", "    if most < least:\n", "    if False:\n"),
     ("a lost node is not told to stop", "directive", 'return tell(DirectiveKind.STOP, "lost"', 'return tell(DirectiveKind.WAIT, "lost"'),
 )  # fmt: skip
 

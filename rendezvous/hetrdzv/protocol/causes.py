@@ -95,7 +95,7 @@ class FailedWorker:
     """
 
     kind: Literal["failed"] = "failed"
-    node_id: str | None
+    node_id: str | None = None
     rank: int = -1
     local_rank: int = -1
     exit_code: int | None = None

@@ -12,8 +12,16 @@ import hetrdzv.core
 CORE = Path(hetrdzv.core.__path__[0])
 FORBIDDEN = {"time", "random", "asyncio", "os", "socket", "logging", "threading", "pydantic", "fastapi"}
 FORBIDDEN |= {"datetime", "io", "pathlib", "subprocess", "uuid", "secrets", "multiprocessing", "selectors"}
-SHARED = ("errors", "addresses", "differences", "ids")
-ALLOWED = ("hetrdzv.core", *(f"hetrdzv.protocol.{name}" for name in SHARED))
+SHARED = ("errors", "addresses", "differences", "ids", "parts", "reasons", "stalls", "who")
+WORDS = ("phrasing", "stalls", "why")
+"""Until events and causes are values, too, the core words them itself."""
+ALLOWED = (
+    "hetrdzv.core",
+    "hetrdzv.protocol",
+    "hetrdzv.words",
+    *(f"hetrdzv.protocol.{name}" for name in SHARED),
+    *(f"hetrdzv.words.{name}" for name in WORDS),
+)
 PURE = [*CORE.rglob("*.py"), *(CORE.parent / "protocol" / f"{name}.py" for name in SHARED)]
 EFFECTS = {"open", "print", "input", "exec", "eval", "__import__"}
 

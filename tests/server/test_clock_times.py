@@ -3,7 +3,6 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-
 from hetrdzv.protocol.clock_times import ago, clock_time, later, with_clock_times
 
 NOW = datetime(2026, 11, 22, 13, 53, 12, tzinfo=UTC)

@@ -49,6 +49,7 @@ from hetrdzv.core.model import (
 from hetrdzv.core.spec import GroupSpec, OnJoin
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import Refused, StorageError
+from hetrdzv.protocol.stalls import Hang
 from hetrdzv.storage import records
 from hetrdzv.storage.records import (
     StoredEvent,
@@ -59,6 +60,7 @@ from hetrdzv.storage.records import (
     group_prefix,
 )
 from tests.support.restored import restore
+from tests.support.stalls import behind
 
 NOW = 5_000.0
 """The clock of the server that restores (seconds)."""
@@ -249,7 +251,8 @@ def full() -> Group:
         collectives=70,
         step=12,
     )
-    hang = Failure(local_rank=0, rank=4, message="line 7", at=91.5, hang="rank 0 has waited 30 s for rank 4")
+    stood = Hang(facts=behind(4, "b", waiting=(0,)), for_s=30.0)
+    hang = Failure(local_rank=0, rank=4, message="line 7", at=91.5, hang=stood)
     node = Node(
         node_id="gpu0",
         incarnation="x",

@@ -12,6 +12,7 @@ from functools import cached_property
 from hetrdzv.core.patched import Patched
 from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.stalls import Hang, StallFacts, StallKind
 
 DRAINED = "drained"
 """`Node.leaving` of a node that a person took out."""
@@ -77,7 +78,7 @@ class Failure:
         final: the node's agent gives up with it, so that this node takes part in no further round.
         permanent: a restart would end the same way (the script has a syntax error), so none is spent.
         hang: nothing has exited, but the worker (rank -1: nobody in particular) kept others waiting for too long: who
-            waited for whom, in a clause. Then `message` is its Python stack, and `at` when the wait began.
+            waited for whom. Then `message` is its Python stack, and `at` when the wait began.
         collectives, step: how far the node's workers had come in the round: how many collectives the most advanced had
             asked for, and the highest step that a script told; None: unknown.
     """
@@ -90,7 +91,7 @@ class Failure:
     at: float = 0.0
     final: bool = False
     permanent: bool = False
-    hang: str = ""
+    hang: Hang | None = None
     collectives: int | None = None
     step: int | None = None
 
@@ -283,16 +284,6 @@ class End:
     stopped_at: float | None = None
 
 
-class StallKind(StrEnum):
-    """What is wrong where workers wait for too long; see `wire.StallReply`."""
-
-    BEHIND = "behind"
-    NO_ANSWER = "no_answer"
-    DEADLOCK = "deadlock"
-    MISMATCH = "mismatch"
-    NOTHING_COMPLETES = "nothing_completes"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
     """A round is about to end though it runs well; its workers know, and have some time to save (notice.py).
@@ -317,7 +308,7 @@ class Stall:
     Attributes:
         ranks: the first few workers that are waited for; empty if nobody is behind.
         node_id: the node of the first of them, or None.
-        text: all of it but the time, in a clause (`ranks 0 to 2 wait for rank 3 (gpu2), which is at ...`).
+        facts: all of it but the time.
         since: when that began, on the server's clock (seconds).
         stack: the Python stack of the first of `ranks`, once its agent has sent it.
         told: whether it has lasted long enough for an event and the state to say it.
@@ -328,7 +319,7 @@ class Stall:
     kind: StallKind
     ranks: tuple[int, ...]
     node_id: str | None
-    text: str
+    facts: StallFacts
     since: float
     stack: str = ""
     told: bool = False

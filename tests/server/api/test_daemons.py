@@ -43,7 +43,7 @@ async def test_the_open_poll_of_the_member_is_answered_with_its_daemon() -> None
             reply = await client.post(f"{NODES}/b/daemon", json=ASKED)
             assert (reply.status_code, reply.json()) == (200, before["a"])
         told = await polls[0]
-        assert (told["kind"], told["round"], told["reason"]) == ("start", 1, "daemon")
+        assert (told["kind"], told["round"], told["code"]) == ("start", 1, "daemon")
         assert told["start"] == before["b"]["start"] | {"daemon": ORTED}
         assert not polls[1].done()
         polls[1].cancel()

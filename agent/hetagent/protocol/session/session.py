@@ -496,7 +496,7 @@ class Session:
         if directive.kind is not DirectiveKind.WAIT or self.workers_may_run or self._is_older:
             return False
         is_news = number >= self._join_number and self._join_due is None and not isinstance(self._talk, Join)
-        return is_news and (directive.reason == "not_ready") != bool(self._not_ready)
+        return is_news and (directive.code == "not_ready") != bool(self._not_ready)
 
     def _decided(self, request: AskShares, answer: Answer, now: float) -> None:
         """A decision on shares has come, or not yet."""

@@ -23,8 +23,8 @@ from hetrdzv.cli.hetctl.options import (
     shared,
 )
 from hetrdzv.core.model import GroupState
-from hetrdzv.core.phrasing import count
 from hetrdzv.protocol.wire import SETTINGS, PlanRequest, Setting, SpecFields
+from hetrdzv.words.phrasing import count
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -13,18 +13,12 @@ from functools import cached_property
 from hetrdzv.core.budget import Budget
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection import subset
-from hetrdzv.core.selection.order import (
-    NO_ROUND,
-    Former,
-    by_gaps,
-    in_order,
-    may_be_master,
-    natural_key,
-)
+from hetrdzv.core.selection.order import NO_ROUND, Former, by_gaps, in_order, may_be_master
 from hetrdzv.core.selection.subset import Kind
 from hetrdzv.core.selection.units import in_units
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.ids import natural_key
 
 Pairs = AbstractSet[tuple[str, str]]
 """(node, master) pairs of node ids: the first could not reach the second's port."""

@@ -26,7 +26,7 @@ def test_forgotten_with_workers_is_a_stop_and_then_a_new_join(bench: Bench, by_r
     else:
         bench.pump()
     assert bench.kinds == [("start", 1), ("stop", 1)]
-    assert bench.last.reason == "forgotten"
+    assert bench.last.code == "forgotten"
     assert "there is no group 'g'" in bench.last.why
     bench.run(5)
     assert bench.kinds == [("start", 1), ("stop", 1)]
@@ -110,7 +110,7 @@ def test_a_store_that_was_put_back_ends_the_round_after_a_lease() -> None:
     assert ended is not None
     assert 5.0 <= ended - begun <= 5.5
     assert bench.kinds == [("start", 1), ("stop", 1)]
-    assert bench.last.reason == "forgotten"
+    assert bench.last.code == "forgotten"
 
 
 def test_one_word_of_a_deposed_leader_stops_nobody(bench: Bench) -> None:

@@ -10,12 +10,22 @@ from hetrdzv.core import why
 from hetrdzv.core.commands import Cancel, NoteStall, Tick
 from hetrdzv.core.group import step
 from hetrdzv.core.invariants import violations
-from hetrdzv.core.model import EndKind, Group, GroupState, Notice, Stall
+from hetrdzv.core.model import Group, Notice, Stall
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.errors import Refused
-from tests.core.driver import Story, running, sentence
-from tests.support.stalls import behind
+from hetrdzv.protocol.states import (
+    EndKind,
+    GroupState,
+)
+from tests.core.driver import (
+    Story,
+    running,
+    sentence,
+)
+from tests.support.stalls import (
+    behind,
+)
 
 Act = Callable[[Story], None]
 

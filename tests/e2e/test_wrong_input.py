@@ -27,7 +27,7 @@ from hetagent import (
 )
 from hetagent.node.network import hold_port
 from hetagent.protocol.session import session
-from hetrdzv.protocol.wire import DEFAULTS
+from hetrdzv.protocol.settings import DEFAULTS
 from tests.support.servers import ROOT, Hetserver, free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

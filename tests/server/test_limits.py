@@ -23,7 +23,7 @@ from hetrdzv.api.http.limits import (
 )
 from hetrdzv.api.http.places import most_per_address
 from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Undrain
-from hetrdzv.protocol import wire
+from hetrdzv.protocol import bounds, wire
 from hetrdzv.protocol.errors import Busy, TooManyGroups, TooManyNodes, TooManyPolls
 from hetrdzv.settings import Limits
 from tests.support.certificates import Authority
@@ -160,7 +160,7 @@ async def test_large_replies_to_one_address_take_turns() -> None:
 
 
 def test_large_bodies_share_what_there_is() -> None:
-    bodies, large = Bodies(), wire.MAX_BODY_BYTES
+    bodies, large = Bodies(), bounds.MAX_BODY_BYTES
     bodies.grow(0, SMALL_BODY_BYTES)
     for _ in range(BODIES_BYTES // large):
         bodies.grow(0, large)
@@ -519,7 +519,7 @@ def send_ahead(streams: list[socket.socket], data: bytes) -> None:
 
 
 AHEAD = 200
-BIG = wire.MAX_BODY_BYTES - 1_000
+BIG = bounds.MAX_BODY_BYTES - 1_000
 
 
 def poll_of(server: Hetserver, node: str, stack: ExitStack, padding: int = 0) -> socket.socket:

@@ -12,7 +12,9 @@ import pytest
 from hetrdzv.core.commands import Cancel, Disconnect, Drain, Leave, Put, Renew, Restart, Tick
 from hetrdzv.core.group import empty
 from hetrdzv.core.invariants import InvariantError, check
-from hetrdzv.core.model import GroupState, Node, NodePhase
+from hetrdzv.core.model import (
+    Node,
+)
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.protocol.errors import (
     HetError,
@@ -24,6 +26,10 @@ from hetrdzv.protocol.errors import (
     StorageError,
     UnknownGroup,
     UnknownNode,
+)
+from hetrdzv.protocol.states import (
+    GroupState,
+    NodePhase,
 )
 from hetrdzv.service import ledger
 from hetrdzv.service import service as service_module

@@ -1,11 +1,12 @@
 """Converts requests to commands of the core and words of the service; views.py is the way back."""
 
-from hetrdzv.core.commands import Join, Report, ReportKind, StartDaemon
+from hetrdzv.core.commands import Join, Report, StartDaemon
 from hetrdzv.core.health.waits import Collectives
 from hetrdzv.core.model import OFFERED, Failure
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.daemon import refusal
 from hetrdzv.protocol.errors import DaemonRefused
+from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.progress.progress import Said
 from hetrdzv.service.progress.questions import Stack
 from hetrdzv.service.progress.table import Sample

@@ -26,13 +26,13 @@ from hetrdzv.core.model import (
     Group,
     Member,
     Node,
-    NodePhase,
     RootCause,
     Round,
     Stall,
 )
 from hetrdzv.core.why import why, why_misfit
 from hetrdzv.protocol import wire
+from hetrdzv.protocol.states import NodePhase
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress import slow, unseen
@@ -379,7 +379,7 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         incarnation=node.incarnation,
         role=node.role,
         weight=node.weight,
-        weighed=node.weighed_by_hand,
+        weighed=node.weighed,
         speeds=list(node.speeds) or None,
         labels=dict(node.labels),
         device=dict(node.device),

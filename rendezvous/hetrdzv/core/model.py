@@ -6,62 +6,27 @@ are not stored: they record when a node was last heard from, and are reset when 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
 from functools import cached_property
 
 from hetrdzv.core.patched import Patched
-from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.stalls import Hang, StallFacts, StallKind
+from hetrdzv.protocol.settings import (
+    GroupSpec,
+)
+from hetrdzv.protocol.stalls import (
+    Hang,
+    StallFacts,
+)
+from hetrdzv.protocol.states import (
+    EndKind,
+    GroupState,
+    NodePhase,
+    ShareSource,
+    StallKind,
+)
 
 DRAINED = "drained"
 """`Node.leaving` of a node that a person took out."""
-
-
-class GroupState(StrEnum):
-    """Where a group stands (docs/design.md, "State machine")."""
-
-    WAITING = "waiting"
-    STARTING = "starting"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def terminal(self) -> bool:
-        """Whether the group's outcome is decided."""
-        return self in (GroupState.SUCCEEDED, GroupState.FAILED, GroupState.CANCELLED)
-
-
-class NodePhase(StrEnum):
-    """How far a node has got in its newest round, or why it is gone."""
-
-    READY = "ready"
-    STARTING = "starting"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    LOST = "lost"
-    LEFT = "left"
-
-    @property
-    def gone(self) -> bool:
-        """Whether the server no longer counts on the node."""
-        return self in (NodePhase.LOST, NodePhase.LEFT)
-
-
-class EndKind(StrEnum):
-    """What ended a round."""
-
-    FAILED = "failed"
-    LOST = "lost"
-    LEFT = "left"
-    DRAINED = "drained"
-    JOINED = "joined"
-    RESTARTED = "restarted"
-    MASTER_UNREACHABLE = "master_unreachable"
-    CANCELLED = "cancelled"  # of a `Notice` only: the job finishes then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +106,7 @@ class Offer:
         address, port, script_port: where the node's store listens, and the port that it holds for a script.
         labels: what the order of ranks and the choice of a master can go by; people see them too.
         weight: how fast each of its slots is, compared with those of the others (above 0).
-        weighed: whether somebody gave that weight; False: it is the default, or an older agent's or record's.
+        weighed: whether somebody gave that weight; False: it is the default.
         speeds: how fast its slots were measured to be, in the order of local ranks; only their ratios matter. Empty:
             they were not measured.
         device: facts that people see.
@@ -170,11 +135,6 @@ class Offer:
     takes_notice: bool = False
     ready_within_s: float = 0.0
     not_ready: str = ""
-
-    @property
-    def weighed_by_hand(self) -> bool:
-        """Whether somebody gave its weight: older agents sent one only if it was another than the default."""
-        return self.weighed or self.weight != 1
 
 
 OFFERED: tuple[str, ...] = tuple(one.name for one in fields(Offer))
@@ -330,15 +290,6 @@ class Stall:
         return self.known_until is None or at <= self.known_until
 
 
-class ShareSource(StrEnum):
-    """What shares follow from."""
-
-    EQUAL = "equal"
-    BY_HAND = "by hand"
-    MEASURED = "measured"
-    PACE = "pace"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
     """How much of the work each rank of a round gets, compared with the others (shares.py).
@@ -456,7 +407,7 @@ class Group:
         conduct: nodes that did not stay, or whose workers failed, by node id.
         root_cause: why the group failed.
         previous_outcome: how the previous job ended, for nodes of it that are still here.
-        cancellation: who cancelled this job; None: nobody, or an older server noted it.
+        cancellation: who cancelled this job; None: nobody.
     """
 
     group_id: str

@@ -1,8 +1,9 @@
 """Phrases of events and causes that the core still words itself: a worker's end in one sentence."""
 
-from hetrdzv.core.model import Failure, GroupState, Member
-from hetrdzv.core.spec import UNLIMITED_RESTARTS
+from hetrdzv.core.model import Failure, Member
 from hetrdzv.protocol.parts import quoted
+from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
+from hetrdzv.protocol.states import GroupState
 from hetrdzv.words.phrasing import count as count
 from hetrdzv.words.phrasing import names as names
 from hetrdzv.words.phrasing import ranked as ranked

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Conduct, Group, GroupState, Node, NodePhase, Round, Stall
+from hetrdzv.core.model import Conduct, Group, Node, Round, Stall
 from hetrdzv.core.rounds.notice import ends_at, waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
 from hetrdzv.core.selection.joining import Spare, growth, spare_reason, spare_slots, spare_unit
@@ -12,11 +12,12 @@ from hetrdzv.core.selection.ready import next_round, not_ready_nodes, ready_node
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall
 from hetrdzv.core.selection.units import broken_units_of
 from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.core.spec import UNLIMITED_RESTARTS, GroupSpec
 from hetrdzv.protocol import parts, reasons
 from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.parts import quoted
 from hetrdzv.protocol.reasons import GroupReason, SpareReason, WaitsFor, WhyLeftOut
+from hetrdzv.protocol.settings import UNLIMITED_RESTARTS, GroupSpec
+from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.who import MOST_NAMES, Nodes
 
 
@@ -222,11 +223,12 @@ def cut_off(
     return parts.NoMaster(masters=tuple(shown), more=more, rule=rule)
 
 
-def _gone(group: Group) -> Nodes:
-    """The members of the last round that are gone."""
+def _gone(group: Group) -> Nodes | None:
+    """The members of the last round that are gone; None: there are none."""
     members = group.round.members if group.round is not None else ()
     known = group.nodes
-    return Nodes.of([one.node_id for one in members if (node := known.get(one.node_id)) is None or node.gone])
+    gone = [one.node_id for one in members if (node := known.get(one.node_id)) is None or node.gone]
+    return Nodes.of(gone) if gone else None
 
 
 def nodes(some: Iterable[Node]) -> Nodes:

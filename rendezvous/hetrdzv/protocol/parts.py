@@ -1,15 +1,9 @@
 """Parts of reasons, causes and events: words of others, unions that are told apart by a `kind`, who is there."""
 
-from dataclasses import dataclass, fields
-from functools import reduce
-from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType, get_args
+from dataclasses import dataclass
+from typing import Literal, NewType
 
 from hetrdzv.protocol.who import NOBODY, Nodes
-
-if TYPE_CHECKING:  # values can be made without it
-    from pydantic import GetCoreSchemaHandler
-    from pydantic_core import CoreSchema
 
 Quoted = NewType("Quoted", str)
 """Words of others, such as a line of a script's traceback: they are shown, and never searched."""
@@ -31,39 +25,9 @@ def quoted(text: str, most: int = MOST_QUOTED) -> Quoted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Other:
-    """A value of a kind that only newer servers know."""
+    """A value of a kind that only newer servers know; the last one of its unions."""
 
     kind: str
-
-
-class ByKind:
-    """Marks a union of dataclasses that are told apart by their `kind`, which is a `Literal`.
-
-    With `Other` among them, an unknown kind becomes that; else it is refused.
-    """
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
-        from pydantic import Discriminator, Tag
-
-        classes = get_args(source)
-        known = {kind: one for one in classes for kind in _kinds(one)}
-
-        def tag(value: Any) -> str | None:
-            kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-            return kind if kind in known or Other not in classes else ""
-
-        tagged = reduce(or_, (Annotated[one, Tag(kind)] for kind, one in known.items()))
-        return handler.generate_schema(Annotated[tagged, Discriminator(tag)])
-
-
-def _kinds(one: Any) -> tuple[str, ...]:
-    """The kinds of a class of a union; of `Other` the empty one."""
-    if one is Other:
-        return ("",)
-    return next(get_args(known.type) for known in fields(one) if known.name == "kind")
-
-
-BY_KIND = ByKind()
 
 
 # -- who is there, and who is not ----------------------------------------------------------------------------

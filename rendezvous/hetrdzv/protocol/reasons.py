@@ -5,11 +5,11 @@ whoever shows them subtracts.
 """
 
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
-from hetrdzv.protocol.parts import BY_KIND, Apart, NoMaster, NotReady, Other, Ready
+from hetrdzv.protocol.parts import Apart, NoMaster, NotReady, Other, Ready
 from hetrdzv.protocol.stalls import StallFacts
-from hetrdzv.protocol.who import NOBODY, Nodes
+from hetrdzv.protocol.who import Nodes
 
 MOMENTS = frozenset({"until", "since", "ends_at"})
 """The fields that are moments on the server's clock (seconds)."""
@@ -203,7 +203,7 @@ class TooFew:
     Attributes:
         missing: how many nodes or slots (`unit`) more; 0: other ones.
         world: why those that are ready make no world; None: they are just too few.
-        in_place_of: members of the last round that are gone.
+        in_place_of: members of the last round that are gone; None: there are none.
         until: when the group gives up; None: it does not.
     """
 
@@ -212,7 +212,7 @@ class TooFew:
     missing: int
     unit: Literal["node", "slot"] = "node"
     world: NoWorld | None = None
-    in_place_of: Nodes = NOBODY
+    in_place_of: Nodes | None = None
     until: float | None = None
 
 
@@ -223,7 +223,7 @@ class Unreachable:
     kind: Literal["unreachable"] = "unreachable"
     ready: Ready
     no_master: NoMaster
-    in_place_of: Nodes = NOBODY
+    in_place_of: Nodes | None = None
     until: float | None = None
 
 
@@ -451,8 +451,8 @@ NodeReason = (
     | Formed
     | RunsDaemon
 )
-LeftOutReason: TypeAlias = Annotated[WhyLeftOut | Other, BY_KIND]
+LeftOutReason: TypeAlias = WhyLeftOut | Other
 """Why a node is in no round, where it is shown."""
 
-Reason: TypeAlias = Annotated[NodeReason | Other, BY_KIND]
+Reason: TypeAlias = NodeReason | Other
 """Why a group stands where it stands, or why a node is told what it is told."""

@@ -2,24 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from hetrdzv.protocol.parts import BY_KIND
 from hetrdzv.protocol.who import Ranks
 
 MOST_BLAMED = 3
 """Of how many nodes, process groups or operations a stall tells; the others are counted."""
-
-
-class StallKind(StrEnum):
-    """What is wrong where workers wait for too long; see `wire.StallReply`."""
-
-    BEHIND = "behind"
-    NO_ANSWER = "no_answer"
-    DEADLOCK = "deadlock"
-    MISMATCH = "mismatch"
-    NOTHING_COMPLETES = "nothing_completes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +144,7 @@ class FirstUse:
     lane: str = ""
 
 
-StallFacts: TypeAlias = Annotated[Behind | Deadlock | Mismatch | Stuck | FirstUse, BY_KIND]
+StallFacts: TypeAlias = Behind | Deadlock | Mismatch | Stuck | FirstUse
 
 
 def whom(facts: StallFacts) -> object:

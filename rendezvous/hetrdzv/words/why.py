@@ -252,7 +252,7 @@ def spent(restarts: int, budget: int | None) -> str:
     return str(restarts) if budget is None else f"{restarts} of {budget}"
 
 
-def _in_place_of(gone: Nodes) -> str:
+def _in_place_of(gone: Nodes | None) -> str:
     return f" in place of {names(gone)}" if gone else ""
 
 

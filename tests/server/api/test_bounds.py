@@ -12,7 +12,8 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from hetrdzv.api.app import create_app
-from hetrdzv.protocol.wire import MAX_VALUES, Checked, Weight
+from hetrdzv.protocol.bounds import MAX_VALUES
+from hetrdzv.protocol.wire import Checked, Weight
 from hetrdzv.service.service import Service
 from hetrdzv.storage.memory import MemoryStore
 from tests.fuzz.models import limits_of

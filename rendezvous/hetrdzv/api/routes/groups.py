@@ -15,7 +15,11 @@ from hetrdzv.api.lenient import LenientRoute
 from hetrdzv.api.plans import plan_reply
 from hetrdzv.auth.policy import Permit, permit_of
 from hetrdzv.core.commands import Cancel, Put, Restart
-from hetrdzv.protocol import wire
+from hetrdzv.protocol import (
+    bounds,
+    settings,
+    wire,
+)
 from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.protocol.plans import changes
 from hetrdzv.service.history import PLACE_PATTERN, Place, follow
@@ -129,7 +133,7 @@ async def plan_group(
     return await views.made(nodes, lambda: plan_reply(found))
 
 
-AskedRank = Annotated[int, Field(ge=0, lt=wire.MAX_WORLD_SIZE)]
+AskedRank = Annotated[int, Field(ge=0, lt=settings.MAX_WORLD_SIZE)]
 RanksAsked = Annotated[
     list[AskedRank] | None,
     Query(max_length=128, description="Whose (global rank), may be repeated; default: all."),
@@ -189,7 +193,7 @@ async def _asked(
 async def get_events(
     request: Request,
     group_id: wire.Id,
-    after: Annotated[int, Query(ge=0, le=wire.MAX_NUMBER)] = 0,
+    after: Annotated[int, Query(ge=0, le=bounds.MAX_NUMBER)] = 0,
     accept: Annotated[str, Header(include_in_schema=False, max_length=4_096)] = "",
     last_event_id: Annotated[str | None, Header(pattern=PLACE_PATTERN, max_length=64)] = None,
 ) -> Response:

@@ -14,10 +14,11 @@ from hetrdzv.api.lenient import LenientRoute, ignored
 from hetrdzv.api.routes.groups import NodesShown
 from hetrdzv.api.shares import shares_reply
 from hetrdzv.auth.policy import permit_of
-from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, ReportKind, StartDaemon, Undrain
+from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, StartDaemon, Undrain
 from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import StaleRound
+from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.versions import is_newer
 from hetrdzv.service.polls.directives import tell
 from hetrdzv.service.progress.progress import Said

@@ -10,11 +10,25 @@ from dataclasses import dataclass
 from math import inf
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Group, Node, NodePhase
-from hetrdzv.core.spec import GroupSpec
-from hetrdzv.protocol.ids import natural_key
-from hetrdzv.protocol.reasons import BrokenUnits
-from hetrdzv.protocol.who import Nodes
+from hetrdzv.core.model import (
+    Group,
+    Node,
+)
+from hetrdzv.protocol.ids import (
+    natural_key,
+)
+from hetrdzv.protocol.reasons import (
+    BrokenUnits,
+)
+from hetrdzv.protocol.settings import (
+    GroupSpec,
+)
+from hetrdzv.protocol.states import (
+    NodePhase,
+)
+from hetrdzv.protocol.who import (
+    Nodes,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,150 @@
+"""Values as JSON and back, for HTTP and for the store. The only module of this package that knows pydantic.
+
+Unknown fields are refused in requests, where they are typos, and ignored in replies and records, which a newer server
+may have written.
+"""
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from hetrdzv.protocol.bounds import WrongField
+
+T = TypeVar("T")
+
+Unknown = Literal["refuse", "ignore"]
+
+MAX_MISTAKES = 64
+"""JSON with more mistakes than this is refused without a list of them: making that takes longer than all else."""
+
+_EXTRA: Mapping[Unknown, Literal["forbid", "ignore"]] = {"refuse": "forbid", "ignore": "ignore"}
+
+_REASONS = {
+    "missing": "it is missing",
+    "dataclass_type": "it must be a JSON object",
+    "dict_type": "it must be a JSON object",
+    "extra_forbidden": "there is no such field",
+    "unexpected_keyword_argument": "there is no such field",
+}
+"""Plainer words for some of pydantic's errors."""
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """Something that is wrong with JSON.
+
+    Attributes:
+        place: the names of the fields, and the numbers of the items, that lead to it; empty: it is all of it.
+        text: what is wrong.
+        unknown: there is no such field.
+        given: the number or text that is there; None: it is neither, or it does not matter.
+    """
+
+    place: tuple[str | int, ...]
+    text: str
+    unknown: bool = False
+    given: str | float | None = None
+
+    @property
+    def field(self) -> str:
+        """The place as people write it (`spec.command.0`); empty for all of it."""
+        return ".".join(str(part)[:80] for part in self.place if part != "[key]")
+
+
+class Malformed(ValueError):
+    """JSON that is no value of a type.
+
+    Attributes:
+        mistakes: what is wrong with it, at least one.
+    """
+
+    def __init__(self, mistakes: tuple[Mistake, ...]) -> None:
+        shown = (f"{one.field}: {one.text}" if one.place else one.text for one in mistakes)
+        super().__init__("; ".join(shown))
+        self.mistakes = mistakes
+
+
+def read(kind: type[T], data: bytes | str, *, unknown: Unknown = "refuse") -> T:
+    """A value from JSON.
+
+    Args:
+        unknown: what becomes of fields that the type, or one inside it, does not have.
+
+    Raises:
+        Malformed: it is no value of this type; says where and why.
+    """
+    try:
+        value: T = adapter(kind).validate_json(data, strict=True, extra=_EXTRA[unknown])
+    except ValidationError as error:
+        raise Malformed(tuple(mistakes(error))) from None
+    return value
+
+
+def checked(kind: type[T], value: object, *, unknown: Unknown = "refuse") -> T:
+    """A value from what a reader of JSON has made of it, or a value that was made here, after a check of its bounds.
+
+    Raises:
+        Malformed: it is no value of this type.
+    """
+    return read(kind, write(value), unknown=unknown)
+
+
+def write(
+    value: object, kind: Any = None, *, nulls: bool = False, without: AbstractSet[str] = frozenset()
+) -> bytes:
+    """A value as JSON.
+
+    Args:
+        kind: the type whose fields are written; None: the value's own.
+        nulls: whether fields without a value are written, as `null`.
+        without: fields that are not written.
+    """
+    known = adapter(type(value) if kind is None else kind)
+    return known.dump_json(value, exclude_none=not nulls, exclude=set(without) if without else None)
+
+
+def plain(value: object, kind: Any = None) -> Any:
+    """A value as a reader of its JSON would get it: of dicts, lists, texts, numbers and None."""
+    return adapter(type(value) if kind is None else kind).dump_python(value, mode="json")
+
+
+_adapters: dict[Any, TypeAdapter[Any]] = {}
+
+
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """What reads and writes values of a type; made when it is first needed."""
+    known = _adapters.get(kind)
+    if known is None:
+        known = _adapters[kind] = TypeAdapter(kind)
+    return known
+
+
+def mistakes(error: ValidationError) -> Iterator[Mistake]:
+    """What pydantic found, in plainer words."""
+    if (wrong := error.error_count()) > MAX_MISTAKES:
+        yield Mistake((), f"{wrong} of its fields are unknown, malformed or out of range")
+        return
+    for details in error.errors(include_url=False):
+        yield _mistake(details)
+
+
+def _mistake(details: ErrorDetails) -> Mistake:
+    kind, place, given = details["type"], details["loc"], details["input"]
+    text = _REASONS.get(kind, details["msg"])
+    if kind == "too_long":
+        text = f"it should have at most {details['ctx']['max_length']} items"
+    if kind == "json_invalid":
+        return Mistake((), f"it is not JSON: {details['ctx']['error']}")
+    if kind == "value_error":
+        cause = details["ctx"]["error"]
+        text = str(cause)
+        if isinstance(cause, WrongField):
+            return Mistake((*place, cause.field), text)
+    shown = given if isinstance(given, str | int | float) and kind not in _UNKNOWN else None
+    return Mistake(place, text, kind in _UNKNOWN, shown)

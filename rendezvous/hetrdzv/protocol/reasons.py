@@ -125,10 +125,10 @@ class WorldBounds:
     """
 
     least: int
-    most: int | None
+    most: int | None = None
     multiple: int
     min_nodes: int
-    max_nodes: int | None
+    max_nodes: int | None = None
 
     @property
     def smallest(self) -> int:
@@ -243,7 +243,7 @@ class Resting:
     kind: Literal["resting"] = "resting"
     ready: Ready
     restart: int
-    of: int | None
+    of: int | None = None
     quick: int
     until: float
 
@@ -312,7 +312,7 @@ class Full:
     """The round has as many nodes as `max_nodes` allows."""
 
     kind: Literal["full"] = "full"
-    max_nodes: int | None
+    max_nodes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

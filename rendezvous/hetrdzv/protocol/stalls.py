@@ -74,7 +74,7 @@ class Behind:
     """
 
     kind: Literal["behind"] = "behind"
-    waiting: Ranks | None
+    waiting: Ranks | None = None
     blamed: BlamedAll
     how: How
     place: Place | None = None

@@ -92,8 +92,8 @@ SENTENCES: list[tuple[Reason, str]] = [
             not_ready=parts.NotReady(nodes=MANY, why=Quoted("no GPU")),
         ),
         (
-            "no node is ready; waiting for 2 more in place of b; gpu1, gpu2, gpu3, gpu4, gpu5 and 2 more are not ready; "
-            "gpu1: no GPU"
+            "no node is ready; waiting for 2 more in place of b; gpu1, gpu2, gpu3, gpu4, gpu5 and 2 more are not "
+            "ready; gpu1: no GPU"
         ),
     ),
     (
@@ -103,22 +103,22 @@ SENTENCES: list[tuple[Reason, str]] = [
     (
         waits(lacks(never=(3, 5))),
         (
-            "1 of 2 nodes ready (a); nodes of 3, 5 slots never make a world whose size is from 8 to 16 and a multiple of "
-            "4: waiting for others"
+            "1 of 2 nodes ready (a); nodes of 3, 5 slots never make a world whose size is from 8 to 16 and a multiple "
+            "of 4: waiting for others"
         ),
     ),
     (
         waits(lacks(unit="rack")),
         (
-            "1 of 2 nodes ready (a); no set of whole units (rack) has a world size that is from 8 to 16 and a multiple of "
-            "4: waiting for others"
+            "1 of 2 nodes ready (a); no set of whole units (rack) has a world size that is from 8 to 16 and a multiple "
+            "of 4: waiting for others"
         ),
     ),
     (
         waits(lacks()),
         (
-            "1 of 2 nodes ready (a); no set of them has a world size that is from 8 to 16 and a multiple of 4: waiting for "
-            "others"
+            "1 of 2 nodes ready (a); no set of them has a world size that is from 8 to 16 and a multiple of 4: "
+            "waiting for others"
         ),
     ),
     (
@@ -165,8 +165,8 @@ SENTENCES: list[tuple[Reason, str]] = [
             )
         ),
         (
-            "2 nodes with 7 slots ready (a, b); last call: starts in 10 s, or as soon as 4 are ready, or as soon as nodes "
-            "with 8 slots are"
+            "2 nodes with 7 slots ready (a, b); last call: starts in 10 s, or as soon as 4 are ready, or as soon as "
+            "nodes with 8 slots are"
         ),
     ),
     (
@@ -193,8 +193,8 @@ SENTENCES: list[tuple[Reason, str]] = [
     (
         without_b(reasons.Misfit(slots=3, world_size=11, bounds=EVEN)),
         (
-            "round 4 runs without b, which is kept as a spare: with its 3 slots the world size would be 11, not a multiple "
-            "of 4"
+            "round 4 runs without b, which is kept as a spare: with its 3 slots the world size would be 11, not a "
+            "multiple of 4"
         ),
     ),
     (reasons.Rejected(why="it is not welcome"), "it is not welcome"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from hetrdzv.core.health.conduct import STRIKES
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection.joining import spare_unit
 from hetrdzv.core.selection.order import may_be_master, natural_key
@@ -292,7 +293,8 @@ def test_nodes_without_the_label_are_units_by_themselves() -> None:
 
 
 def test_a_node_set_aside_sets_its_rack_aside() -> None:
-    story = racks(strikes=1, max_nodes=2)
+    story = racks(max_nodes=2)
+    story.has_gone("n2", STRIKES - 1)
     story.leave("n2")
     story.join("n2", inc="n2-2", labels={"rack": "a"})
     story.join("n1")

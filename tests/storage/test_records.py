@@ -303,7 +303,6 @@ def full() -> Group:
             crash_loop=5,
             no_restart_on=(2, 64),
             restart_wait_s=30.0,
-            strikes=4,
             hang_timeout_s=30.0,
             growth_pause_s=5.0,
             on_join=OnJoin.SPARE,

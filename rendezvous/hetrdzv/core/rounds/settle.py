@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hetrdzv.core.explain import lacking, master_clause, not_ready_clause, standing
-from hetrdzv.core.health.conduct import with_blame, without_past
+from hetrdzv.core.health.conduct import STRIKES, with_blame, without_past
 from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, restart_wait_s
 from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
@@ -141,9 +141,8 @@ def _note_blame(work: Work, ended: Round, node_id: str) -> None:
     """Count a failure against its node; one that had the last few in a row is taken last from now on."""
     work.change(conduct=with_blame(work.group.conduct, ended, node_id, work.now))
     times = work.group.conduct[node_id].blamed
-    if times == work.group.spec.strikes:
-        last = "last failure was" if times == 1 else f"last {times} failures were"
-        text = f"the {last} of workers on {node_id}: other nodes are taken before it"
+    if times == STRIKES:
+        text = f"the last {times} failures were of workers on {node_id}: other nodes are taken before it"
         work.say("node_set_aside", text, node_id)
 
 

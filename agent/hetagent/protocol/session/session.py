@@ -8,7 +8,7 @@ for `requests`, then for `directives` and `notices`.
 import random
 from collections import deque
 from collections.abc import Callable
-from math import ceil, inf
+from math import inf
 from typing import Any
 
 from hetagent.protocol import reports, topics
@@ -16,12 +16,11 @@ from hetagent.protocol.offer import Offer
 from hetagent.protocol.requests import Answer, Head, Join, Leave, Poll, Request, Say
 from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S, Contact
 from hetagent.protocol.session.directives import Directives, Need
+from hetagent.protocol.session.joining import MAY_PASS, Joining
 from hetagent.protocol.session.outbox import Answered, Outbox
 from hetagent.protocol.session.refusals import (
     MISSING,
     STRANGERS,
-    conflict_of,
-    conflict_text,
     directive_of,
     is_answer,
     is_for_good,
@@ -32,20 +31,10 @@ from hetagent.protocol.session.schedule import Lane
 from hetagent.protocol.topics import Message, Topic
 from hetrdzv.protocol.errors import HetError, Unavailable
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, ProgressFields, StacksAsked
+from hetrdzv.protocol.wire import DirectiveReply, ProgressFields, StacksAsked
 
 PACE_S = 0.1
 """Polls that bring nothing new are at least this far apart, whatever the server does (seconds)."""
-
-FINISHING_RETRY_S = 0.3
-"""Pause before another attempt to join a group whose last job is still exiting (seconds)."""
-
-REJOIN_PACE_S = 0.3
-"""Joins that the session sends by itself are at least this far apart (seconds)."""
-
-IN_USE_RETRY_S = 0.5
-IN_USE_MARGIN_S = 2.0
-"""A node id in use is tried for a lease and this much longer: the agent that uses it may be dead (seconds)."""
 
 CONTRADICTED_S = 5.0
 """How long after a join another is sent if the server does not know whether this node is ready (seconds): a message
@@ -100,10 +89,7 @@ class Session:
         self._poll_at = 0.0
         self._ports = (0, 0)
         self._not_ready = ""  # why this node takes part in no round
-        self._join_due: JoinRequest | None = None
-        self._join_at = 0.0
-        self._joined_at = -inf  # when the last join was sent
-        self._join_number = 0  # that of its request
+        self._joining = Joining(group, self._notices)
         self._leaving = False
         self._goodbye: str | None = None
         self._goodbye_until = inf
@@ -111,11 +97,7 @@ class Session:
         # what the server knows of this node, as far as this node can tell
         self._known = False  # it has this node, so a poll makes sense
         self._maybe_known = False  # a join was sent that it may have accepted
-        self._ever_joined = False
-        self._in_use_until: float | None = None
-        self._conflict_until: float | None = None
         self._replaced_told = False
-        self._finishing_told = False
         self._refusal_told = False
 
     # -- inputs: what the agent says -----------------------------------------------------------------------
@@ -172,13 +154,13 @@ class Session:
 
     def leaving(self, why: str, now: float) -> None:
         """This node is about to leave and will not join again; its workers may still be running."""
-        self._leaving, self._join_due = True, None
+        self._leaving, self._joining.due = True, None
         if self._maybe_known:
             self.say(reports.leaving(self._told.newest_round, why), now)
 
     def leave(self, why: str, now: float) -> None:
         """The agent exits; its workers are gone."""
-        self._leaving, self._join_due = True, None
+        self._leaving, self._joining.due = True, None
         self._goodbye, self._goodbye_until = why[:256], now + LEAVE_PATIENCE_S
         self._told.left()
         self._contact.retry_at = min(self._contact.retry_at, now)
@@ -198,10 +180,8 @@ class Session:
         self._hear(lane, now)
         match request:
             case Join():
-                self._known = self._maybe_known = self._ever_joined = True
-                self._in_use_until, self._conflict_until, self._finishing_told = None, None, False
-                if request.body == self._join_due:
-                    self._join_due = None
+                self._known = self._maybe_known = True
+                self._joining.accepted(request.body)
             case Say():
                 self._outbox(request.topic).settle(answer)
             case Leave():
@@ -250,7 +230,8 @@ class Session:
 
     def notices(self) -> list[str]:
         """What the person at the terminal should know, since the last call."""
-        taken, self._notices = list(self._notices), deque()
+        taken = list(self._notices)
+        self._notices.clear()
         return taken
 
     def questions(self) -> list[StacksAsked]:
@@ -291,21 +272,21 @@ class Session:
             return due_at
         if self._goodbye is not None:
             return 0.0
-        return self._join_at if self._join_due is not None else None
+        return self._joining.due_at if self._joining.due is not None else None
 
     def _next_talk(self, now: float) -> Request:
         if self._reports.due_at() is not None:
             return self._reports.next(self._head(), now)
         if self._goodbye is not None:
             return Leave(**self._head(), incarnation=self.incarnation, reason=self._goodbye)
-        assert self._join_due is not None
-        self._joined_at, self._join_number = now, self._next_number
+        assert self._joining.due is not None
+        self._joining.sent(self._next_number, now)
         self._maybe_known = True
-        return Join(**self._head(), body=self._join_due)
+        return Join(**self._head(), body=self._joining.due)
 
     def _poll_due_at(self) -> float | None:
         """A poll is open whenever the server knows this node and no join is on its way."""
-        is_joining = self._join_due is not None or isinstance(self._talk.request, Join)
+        is_joining = self._joining.due is not None or isinstance(self._talk.request, Join)
         return None if is_joining else self._beside(self._poll_at)
 
     def _next_poll(self, now: float) -> Request:
@@ -354,12 +335,8 @@ class Session:
         """Have a join sent, unless this node is about to leave."""
         if not self._leaving and not self._told.exit_told:
             offer, over_round = self.offer, self._told.over_round
-            self._join_due = offer.request(self.incarnation, self._ports, over_round, self._not_ready)
-            self._join_at = at
-
-    def _rejoin(self, now: float) -> None:
-        """Join again without being asked to, but not in a busy loop, whatever the server says."""
-        self._join(max(now, self._joined_at + REJOIN_PACE_S))
+            self._joining.due = offer.request(self.incarnation, self._ports, over_round, self._not_ready)
+            self._joining.due_at = at
 
     # -- what the server says ------------------------------------------------------------------------------
 
@@ -373,21 +350,18 @@ class Session:
             now=now,
         )
         if self._told.exit_told:
-            self._join_due = None
-        if need is Need.ACKNOWLEDGE or (need is Need.JOIN and self._join_due is None):
-            self._rejoin(now)
+            self._joining.due = None
+        if need is Need.ACKNOWLEDGE or (need is Need.JOIN and self._joining.due is None):
+            self._join(self._joining.next_by_itself(now))
         elif self._is_contradicted(number, directive):
-            self._join(max(now, self._joined_at + CONTRADICTED_S))
+            self._join(self._joining.next_by_itself(now, CONTRADICTED_S))
 
     def _is_contradicted(self, number: int, directive: DirectiveReply) -> bool:
         """Whether the server, which has had our last join, takes this node for ready, and it is not; or the reverse."""
         if directive.kind is not DirectiveKind.WAIT or self.workers_may_run:
             return False
-        is_news = (
-            number >= self._join_number
-            and self._join_due is None
-            and not isinstance(self._talk.request, Join)
-        )
+        is_joining = self._joining.due is not None or isinstance(self._talk.request, Join)
+        is_news = number >= self._joining.number and not is_joining
         return is_news and (directive.reason == "not_ready") != bool(self._not_ready)
 
     def _give_up(self, why: str, reason: str = "refused", *, gone: bool = True) -> None:
@@ -402,7 +376,7 @@ class Session:
             self._finished = self._finished or self._goodbye is not None
         self._drop_messages()
         self._told.exit(reason, why)
-        self._join_due = None
+        self._joining.due = None
 
     # -- when a request fails ------------------------------------------------------------------------------
 
@@ -457,18 +431,11 @@ class Session:
                 self._hear(lane, now)
                 if not self._told.is_late(request.number):
                     self._forgotten(error, now)
-            case Join(), "spec_conflict":
+            case Join(), code if code in MAY_PASS:
                 self._hear(lane, now)
-                self._conflict(error, now)
-            case Join(), "node_id_in_use":
-                self._hear(lane, now)
-                self._in_use(error, now)
-            case Join(), "group_finishing":
-                self._hear(lane, now)
-                self._join_at = now + FINISHING_RETRY_S
-                if not self._finishing_told:
-                    self._finishing_told = True
-                    self._notices.append(f"{error}; waiting for that to happen")
+                lease_s = self._told.lease_s
+                if (why := self._joining.refused(error, self.offer.spec, lease_s, now)) is not None:
+                    self._give_up(why)
             case Join(), _ if self._is_final(error):
                 self._give_up(str(error))
             case _:
@@ -477,7 +444,7 @@ class Session:
     def _is_final(self, error: HetError) -> bool:
         """Whether it makes no sense to repeat a join that was refused with this error."""
         if error.code in STRANGERS:
-            return not self._ever_joined
+            return not self._joining.ever
         return is_for_good(error)
 
     def _hear(self, lane: Lane, now: float) -> None:
@@ -515,35 +482,6 @@ class Session:
             self._finished = True
         elif self.workers_may_run:
             self._told.stop("forgotten", f"the server has forgotten this node: {error}")
-        elif not self._leaving and self._join_due is None:
+        elif not self._leaving and self._joining.due is None:
             self._notices.append(f"the server has forgotten this node, joining again: {error}")
-            self._rejoin(now)
-
-    def _conflict(self, error: HetError, now: float) -> None:
-        """The group has other settings; it may take ours once the nodes that hold it to them have gone."""
-        found = conflict_of(error)
-        if found is None:
-            self._give_up(str(error))
-            return
-        text, patience_s = conflict_text(self.group, found, self.offer.spec), found.retry_for_s
-        if patience_s is not None and self._conflict_until is None:
-            self._conflict_until = now + patience_s + IN_USE_MARGIN_S
-            going = "it goes" if len(found.nodes) == 1 else "they go"
-            self._notices.append(f"{text}; trying again until {going} (at most {ceil(patience_s)} s more)")
-        if patience_s is None or self._conflict_until is None or now >= self._conflict_until:
-            self._give_up(text)
-            return
-        self._join_at = min(now + IN_USE_RETRY_S, self._conflict_until)
-
-    def _in_use(self, error: HetError, now: float) -> None:
-        """Another agent uses this node id; it may have died without the server having noticed yet."""
-        if self._in_use_until is not None and now >= self._in_use_until:
-            self._give_up(str(error))
-            return
-        if self._in_use_until is None:
-            patience_s = self._told.lease_s + IN_USE_MARGIN_S
-            self._in_use_until = now + patience_s
-            self._notices.append(
-                f"{error}; trying for {patience_s:g} s, in case that is this node's previous agent and has died"
-            )
-        self._join_at = min(now + IN_USE_RETRY_S, self._in_use_until)
+            self._join(self._joining.next_by_itself(now))

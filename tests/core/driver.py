@@ -20,24 +20,14 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import Event, Failure, Group, Node
+from hetrdzv.core.model import Conduct, Event, Failure, Group, Node
 from hetrdzv.core.plan import LeftOut
 from hetrdzv.core.rounds.timers import deadline
-from hetrdzv.core.why import (
-    why,
-)
-from hetrdzv.protocol.reasons import (
-    NodeReason,
-)
-from hetrdzv.protocol.states import (
-    ReportKind,
-)
-from hetrdzv.words import (
-    why as words,
-)
-from hetrdzv.words.times import (
-    Clock,
-)
+from hetrdzv.core.why import why
+from hetrdzv.protocol.reasons import NodeReason
+from hetrdzv.protocol.states import ReportKind
+from hetrdzv.words import why as words
+from hetrdzv.words.times import Clock
 
 LEASE_S = 5.0
 
@@ -100,6 +90,11 @@ class Story:
         fields |= more
         self.do(Join(node_id=node_id, incarnation=inc, slots=slots, after_round=after, **fields))
         return self.told(node_id)
+
+    def has_gone(self, node_id: str, times: int) -> None:
+        """A node has ended so many rounds by going, the last of them now."""
+        conduct = {**self.group.conduct, node_id: Conduct(departures=times, free_at=self.now)}
+        self.group = replace(self.group, conduct=conduct)
 
     def joins(self, *node_ids: str) -> None:
         for node_id in node_ids:

@@ -8,9 +8,7 @@ from hetrdzv.core.commands import NoteStall, Tick
 from hetrdzv.core.group import step
 from hetrdzv.core.model import Stall
 from hetrdzv.core.rounds.timers import deadline
-from hetrdzv.protocol.states import (
-    StallKind,
-)
+from hetrdzv.protocol.states import StallKind
 from tests.core.driver import LEASE_S, Story, running
 from tests.support.stalls import behind
 

@@ -2,14 +2,8 @@
 
 import pytest
 
-from hetrdzv.protocol.states import (
-    GroupState,
-    NodePhase,
-)
-from tests.core.driver import (
-    Story,
-    sentence,
-)
+from hetrdzv.protocol.states import GroupState, NodePhase
+from tests.core.driver import Story, sentence
 
 WHY = "node check failed (exit status 1): GPU 2: Xid 79"
 

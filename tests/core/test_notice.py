@@ -14,18 +14,9 @@ from hetrdzv.core.model import Group, Notice, Stall
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.states import (
-    EndKind,
-    GroupState,
-)
-from tests.core.driver import (
-    Story,
-    running,
-    sentence,
-)
-from tests.support.stalls import (
-    behind,
-)
+from hetrdzv.protocol.states import EndKind, GroupState
+from tests.core.driver import Story, running, sentence
+from tests.support.stalls import behind
 
 Act = Callable[[Story], None]
 

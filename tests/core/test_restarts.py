@@ -7,14 +7,8 @@ import pytest
 from hetrdzv.core.commands import Renew
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
 from hetrdzv.protocol.errors import StaleIncarnation, StaleRound, UnknownNode
-from hetrdzv.protocol.settings import (
-    UNLIMITED_RESTARTS,
-)
-from tests.core.driver import (
-    Story,
-    running,
-    sentence,
-)
+from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
+from tests.core.driver import Story, running, sentence
 
 
 def test_failure_costs_one_restart() -> None:

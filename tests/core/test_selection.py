@@ -8,17 +8,9 @@ from hetrdzv.core.selection import order as ordering
 from hetrdzv.core.selection.order import Former, Placement
 from hetrdzv.core.selection.ready import stranded
 from hetrdzv.core.selection.select import Selection, select
-from hetrdzv.protocol.ids import (
-    natural_key,
-)
-from hetrdzv.protocol.settings import (
-    GroupSpec,
-)
-from tests.core.driver import (
-    Story,
-    running,
-    sentence,
-)
+from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.settings import GroupSpec
+from tests.core.driver import Story, running, sentence
 
 
 def node(node_id: str, slots: int = 1, address: str = "10.0.0.1", role: str = "default") -> Node:

@@ -33,7 +33,7 @@ class Cluster:
 
     def __init__(self, slots: Mapping[str, int], **spec: object) -> None:
         self.slots = slots
-        self.story = Story(last_call_s=1.0, strikes=0, **spec)
+        self.story = Story(last_call_s=1.0, **spec)
         self.last: Round | None = None
 
     def come(self, *node_ids: str) -> None:

@@ -171,7 +171,6 @@ def test_create_sends_the_given_fields_only(ctl: Callable[..., str], server: Het
         ("crash-loop", 0),
         ("no-restart-on", [2, 64]),
         ("restart-wait-s", 5.0),
-        ("strikes", 2),
         ("hang-timeout-s", 30.0),
         ("rank-order", "gpu7,gpu2,*"),
         ("master", "public=yes"),

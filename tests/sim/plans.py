@@ -14,24 +14,11 @@ from math import inf
 from typing import Any
 
 from hetrdzv.core.commands import Drain, NoteStall, Restart, Undrain
-from hetrdzv.core.model import (
-    Group,
-)
-from hetrdzv.core.plan import (
-    Changes,
-    NewNode,
-    Plan,
-    plan,
-)
-from hetrdzv.core.why import (
-    why_left_out,
-)
-from hetrdzv.protocol.reasons import (
-    timeless,
-)
-from hetrdzv.protocol.states import (
-    GroupState,
-)
+from hetrdzv.core.model import Group
+from hetrdzv.core.plan import Changes, NewNode, Plan, plan
+from hetrdzv.core.why import why_left_out
+from hetrdzv.protocol.reasons import timeless
+from hetrdzv.protocol.states import GroupState
 from tests.sim.machine import Machine
 from tests.sim.scenario import Scenario, scenario
 from tests.sim.world import World

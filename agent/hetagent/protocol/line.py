@@ -7,9 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import (
-    Any,
-)
+from typing import Any
 
 from hetagent.protocol import reports
 from hetagent.protocol.delivery import Delivery
@@ -20,23 +18,11 @@ from hetagent.protocol.topics import Message, R
 from hetagent.protocol.waiting import TICK_S, Waiting, never_live
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, Unreachable
-from hetrdzv.protocol.reasons import (
-    Stalls,
-)
-from hetrdzv.protocol.settings import (
-    DEFAULTS,
-)
-from hetrdzv.protocol.stalls import (
-    whom,
-)
-from hetrdzv.protocol.states import (
-    DirectiveKind,
-)
-from hetrdzv.protocol.wire import (
-    DirectiveReply,
-    ProgressFields,
-    StacksAsked,
-)
+from hetrdzv.protocol.reasons import Stalls
+from hetrdzv.protocol.settings import DEFAULTS
+from hetrdzv.protocol.stalls import whom
+from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.wire import DirectiveReply, ProgressFields, StacksAsked
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import told
 

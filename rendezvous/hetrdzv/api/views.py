@@ -19,17 +19,7 @@ from hetrdzv.core.directive import Directive, Start, Warned, warned
 from hetrdzv.core.health.drift import drift
 from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import (
-    DRAINED,
-    Cancellation,
-    Failure,
-    Group,
-    Member,
-    Node,
-    RootCause,
-    Round,
-    Stall,
-)
+from hetrdzv.core.model import DRAINED, Cancellation, Failure, Group, Member, Node, RootCause, Round, Stall
 from hetrdzv.core.why import why, why_misfit
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.states import NodePhase

@@ -3,27 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-from hetrdzv.core.model import (
-    DRAINED,
-    Cancellation,
-    Group,
-    Member,
-    Node,
-    RootCause,
-    Round,
-)
+from hetrdzv.core.model import DRAINED, Cancellation, Group, Member, Node, RootCause, Round
 from hetrdzv.core.rounds.notice import ends_at, may_save
 from hetrdzv.core.why import why, why_waits
 from hetrdzv.protocol import reasons
 from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.reasons import (
-    NodeReason,
-)
-from hetrdzv.protocol.states import (
-    DirectiveKind,
-    GroupState,
-    NodePhase,
-)
+from hetrdzv.protocol.reasons import NodeReason
+from hetrdzv.protocol.states import DirectiveKind, GroupState, NodePhase
 
 EXIT_FAILED = 1
 EXIT_CANCELLED = 3

@@ -25,17 +25,7 @@ from hetrdzv.core.commands import (
 )
 from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.health.hangs import note_stall
-from hetrdzv.core.model import (
-    DRAINED,
-    OFFERED,
-    Cancellation,
-    Event,
-    Failure,
-    Group,
-    Node,
-    RootCause,
-    Round,
-)
+from hetrdzv.core.model import DRAINED, OFFERED, Cancellation, Event, Failure, Group, Node, RootCause, Round
 from hetrdzv.core.phrasing import count, describe_failure, names
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.settle import settle
@@ -58,9 +48,7 @@ from hetrdzv.core.rounds.transitions import (
     take_place_in_unit,
     withdraw,
 )
-from hetrdzv.protocol import (
-    parts,
-)
+from hetrdzv.protocol import parts
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import (
     DaemonRefused,
@@ -72,21 +60,10 @@ from hetrdzv.protocol.errors import (
     StaleRound,
     UnknownNode,
 )
-from hetrdzv.protocol.parts import (
-    quoted,
-)
-from hetrdzv.protocol.settings import (
-    GroupSpec,
-)
-from hetrdzv.protocol.states import (
-    EndKind,
-    GroupState,
-    NodePhase,
-    ReportKind,
-)
-from hetrdzv.words.why import (
-    never_met,
-)
+from hetrdzv.protocol.parts import quoted
+from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
+from hetrdzv.words.why import never_met
 
 FORMER_KEPT = 8
 """How many past incarnations of a node id are remembered, so that none of them is accepted again."""

@@ -10,20 +10,9 @@ from functools import cached_property
 
 from hetrdzv.core.patched import Patched
 from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.settings import (
-    GroupSpec,
-)
-from hetrdzv.protocol.stalls import (
-    Hang,
-    StallFacts,
-)
-from hetrdzv.protocol.states import (
-    EndKind,
-    GroupState,
-    NodePhase,
-    ShareSource,
-    StallKind,
-)
+from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.stalls import Hang, StallFacts
+from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ShareSource, StallKind
 
 DRAINED = "drained"
 """`Node.leaving` of a node that a person took out."""

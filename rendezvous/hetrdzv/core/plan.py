@@ -11,51 +11,19 @@ from itertools import count
 from math import inf, nextafter
 
 from hetrdzv.core.budget import Budget
-from hetrdzv.core.commands import (
-    Command,
-    Drain,
-    Join,
-    Leave,
-    NoteStall,
-    Put,
-    Renew,
-    Report,
-    Restart,
-    Tick,
-)
-from hetrdzv.core.directive import (
-    heading,
-)
+from hetrdzv.core.commands import Command, Drain, Join, Leave, NoteStall, Put, Renew, Report, Restart, Tick
+from hetrdzv.core.directive import heading
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import OFFERED, Event, Group, Member, Node, Round
 from hetrdzv.core.phrasing import names
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import begins_anew
-from hetrdzv.core.why import (
-    why,
-    why_left_out,
-)
-from hetrdzv.protocol.errors import (
-    NodeIdInUse,
-    PlanTooLarge,
-    UnknownNode,
-)
-from hetrdzv.protocol.ids import (
-    natural_key,
-)
-from hetrdzv.protocol.reasons import (
-    GroupReason,
-    WhyLeftOut,
-)
-from hetrdzv.protocol.settings import (
-    SETTINGS,
-)
-from hetrdzv.protocol.states import (
-    DirectiveKind,
-    GroupState,
-    NodePhase,
-    ReportKind,
-)
+from hetrdzv.core.why import why, why_left_out
+from hetrdzv.protocol.errors import NodeIdInUse, PlanTooLarge, UnknownNode
+from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.reasons import GroupReason, WhyLeftOut
+from hetrdzv.protocol.settings import SETTINGS
+from hetrdzv.protocol.states import DirectiveKind, GroupState, NodePhase, ReportKind
 
 MOST_TURNS = 60
 """How many turns a rehearsal takes at most; the longest that anybody has seen took 20."""

@@ -41,12 +41,7 @@ from hetrdzv.protocol.bounds import (
 from hetrdzv.protocol.daemon import MAX_CHARACTERS, MAX_WORDS
 from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH
 from hetrdzv.protocol.reasons import LeftOutReason, Reason
-from hetrdzv.protocol.settings import (
-    MAX_SLOTS,
-    MAX_WORLD_SIZE,
-    SETTINGS,
-    Setting,
-)
+from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE, SETTINGS, Setting
 from hetrdzv.protocol.states import DirectiveKind, GroupState, ReportKind
 
 MAX_ERRORS = 64

@@ -17,13 +17,7 @@ from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import require_speaker
-from hetrdzv.protocol.errors import (
-    HetError,
-    Refused,
-    ServerStopping,
-    StorageError,
-    UnknownGroup,
-)
+from hetrdzv.protocol.errors import HetError, Refused, ServerStopping, StorageError, UnknownGroup
 from hetrdzv.service.apart import apply_apart
 from hetrdzv.service.journal import log_events
 from hetrdzv.service.ledger import Change, Ledger, Proposal, quarantined

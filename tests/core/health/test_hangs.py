@@ -7,18 +7,9 @@ import pytest
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.errors import StaleRound
-from hetrdzv.protocol.stalls import (
-    BlamedAll,
-    Deadlock,
-    Knot,
-    Place,
-)
-from hetrdzv.protocol.states import (
-    StallKind,
-)
-from hetrdzv.protocol.who import (
-    Ranks,
-)
+from hetrdzv.protocol.stalls import BlamedAll, Deadlock, Knot, Place
+from hetrdzv.protocol.states import StallKind
+from hetrdzv.protocol.who import Ranks
 from hetrdzv.storage.records import changes
 from hetrdzv.words.stalls import lasting
 from tests.core.driver import Story

@@ -15,11 +15,7 @@ from hetrdzv.api.lenient import LenientRoute
 from hetrdzv.api.plans import plan_reply
 from hetrdzv.auth.policy import Permit, permit_of
 from hetrdzv.core.commands import Cancel, Put, Restart
-from hetrdzv.protocol import (
-    bounds,
-    settings,
-    wire,
-)
+from hetrdzv.protocol import bounds, settings, wire
 from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.protocol.plans import changes
 from hetrdzv.service.history import PLACE_PATTERN, Place, follow

@@ -9,16 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.phrasing import names
-from hetrdzv.protocol.ids import (
-    natural_key,
-)
-from hetrdzv.protocol.rank_order import (
-    OrderKind,
-    rank_order,
-)
-from hetrdzv.protocol.settings import (
-    GroupSpec,
-)
+from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.rank_order import OrderKind, rank_order
+from hetrdzv.protocol.settings import GroupSpec
 
 PARTS: Mapping[str, tuple[str, int]] = {
     "torch": ("torch", 3),

@@ -11,9 +11,7 @@ from math import prod
 from typing import Literal
 
 from hetrdzv.core.health.waits import NO_ANSWER, Blame, Collectives, Lane, Place, Waits, Worker, who_waits
-from hetrdzv.protocol import (
-    stalls,
-)
+from hetrdzv.protocol import stalls
 from hetrdzv.protocol.stalls import (
     MOST_BLAMED,
     Asked,
@@ -27,12 +25,8 @@ from hetrdzv.protocol.stalls import (
     StallFacts,
     Stuck,
 )
-from hetrdzv.protocol.states import (
-    StallKind,
-)
-from hetrdzv.protocol.who import (
-    Ranks,
-)
+from hetrdzv.protocol.states import StallKind
+from hetrdzv.protocol.who import Ranks
 
 __all__ = ["Collectives", "Verdict", "Worker", "judge"]
 

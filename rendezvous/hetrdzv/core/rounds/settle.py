@@ -8,27 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from hetrdzv.core.health.conduct import with_blame, without_past
+from hetrdzv.core.health.conduct import STRIKES, with_blame, without_past
 from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, restart_wait_s
 from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
 from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
-from hetrdzv.core.model import (
-    End,
-    Failure,
-    Group,
-    Node,
-    RootCause,
-    Round,
-)
-from hetrdzv.core.phrasing import (
-    count,
-    describe_failure,
-    names,
-    ranks,
-    spent_of,
-    with_last_line,
-)
+from hetrdzv.core.model import End, Failure, Group, Node, RootCause, Round
+from hetrdzv.core.phrasing import count, describe_failure, names, ranks, spent_of, with_last_line
 from hetrdzv.core.rounds.notice import ends_at, waited_for
 from hetrdzv.core.rounds.shares import at_forming
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
@@ -48,32 +34,12 @@ from hetrdzv.core.selection.joining import growth
 from hetrdzv.core.selection.order import former_round, place
 from hetrdzv.core.selection.ready import next_round, not_ready_nodes, out_of_reach, ready_nodes, stranded
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
-from hetrdzv.core.selection.units import (
-    broken_units_of,
-)
-from hetrdzv.core.why import (
-    apart,
-    no_master,
-    no_world,
-    nodes,
-    not_ready,
-    ready_of,
-)
-from hetrdzv.protocol.addresses import (
-    is_loopback,
-)
-from hetrdzv.protocol.settings import (
-    GroupSpec,
-    OnJoin,
-)
-from hetrdzv.protocol.states import (
-    EndKind,
-    GroupState,
-    NodePhase,
-)
-from hetrdzv.words import (
-    why as words,
-)
+from hetrdzv.core.selection.units import broken_units_of
+from hetrdzv.core.why import apart, no_master, no_world, nodes, not_ready, ready_of
+from hetrdzv.protocol.addresses import is_loopback
+from hetrdzv.protocol.settings import GroupSpec, OnJoin
+from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
+from hetrdzv.words import why as words
 
 
 def settle(work: Work) -> None:
@@ -168,9 +134,8 @@ def _note_blame(work: Work, ended: Round, node_id: str) -> None:
     """Count a failure against its node; one that had the last few in a row is taken last from now on."""
     work.change(conduct=with_blame(work.group.conduct, ended, node_id, work.now))
     times = work.group.conduct[node_id].blamed
-    if times == work.group.spec.strikes:
-        last = "last failure was" if times == 1 else f"last {times} failures were"
-        text = f"the {last} of workers on {node_id}: other nodes are taken before it"
+    if times == STRIKES:
+        text = f"the last {times} failures were of workers on {node_id}: other nodes are taken before it"
         work.say("node_set_aside", text, node_id)
 
 

@@ -5,12 +5,8 @@ from dataclasses import fields
 from math import gcd
 
 from hetrdzv.core.budget import Budget
-from hetrdzv.protocol.reasons import (
-    WorldBounds,
-)
-from hetrdzv.protocol.settings import (
-    GroupSpec,
-)
+from hetrdzv.protocol.reasons import WorldBounds
+from hetrdzv.protocol.settings import GroupSpec
 
 MOST_SEARCHED = 1 << 16
 """Up to which world size `never` looks at all sums (slots)."""

@@ -4,10 +4,7 @@ import random
 import re
 
 import pytest
-from tests.agent.protocol.session.driver import (
-    REFUSED,
-    Bench,
-)
+from tests.agent.protocol.session.driver import REFUSED, Bench
 
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session

@@ -1,11 +1,7 @@
 """A server that forgot this node, was restored from a copy, or is deposed."""
 
 import pytest
-from tests.agent.protocol.session.driver import (
-    FAILURE,
-    Bench,
-    problem,
-)
+from tests.agent.protocol.session.driver import FAILURE, Bench, problem
 
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Join, Poll, Say

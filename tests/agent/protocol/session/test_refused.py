@@ -1,19 +1,11 @@
 """Joins that are refused: which are final, which are tried again, and for how long."""
 
 import pytest
-from tests.agent.protocol.session.driver import (
-    SPEC,
-    Bench,
-    problem,
-)
+from tests.agent.protocol.session.driver import SPEC, Bench, problem
 
 from hetrdzv.core import commands
 from hetrdzv.protocol import states
-from hetrdzv.protocol.errors import (
-    HetError,
-    NotHetserver,
-    VersionMismatch,
-)
+from hetrdzv.protocol.errors import HetError, NotHetserver, VersionMismatch
 from hetrdzv.protocol.wire import SpecFields
 
 FATAL_AT_FIRST = [

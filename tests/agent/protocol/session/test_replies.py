@@ -3,11 +3,7 @@
 import random
 
 import pytest
-from tests.agent.protocol.session.driver import (
-    REFUSED,
-    SPEC,
-    Bench,
-)
+from tests.agent.protocol.session.driver import REFUSED, SPEC, Bench
 
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Join, Poll

@@ -5,7 +5,7 @@ import pytest
 from hetrdzv.protocol.events import NodeJoined, NodeNotReady, NodeReady
 from hetrdzv.protocol.parts import quoted
 from hetrdzv.protocol.states import GroupState, NodePhase
-from tests.core.driver import Story
+from tests.core.driver import Story, sentence
 
 WHY = "node check failed (exit status 1): GPU 2: Xid 79"
 
@@ -17,12 +17,12 @@ def kinds(story: Story) -> list[str]:
 def test_a_node_that_is_not_ready_is_shown_and_takes_part_once_it_is() -> None:
     story = Story(min_nodes=2, max_nodes=2)
     story.join("a")
-    assert story.join("b", not_ready=WHY).reason == "not_ready"
+    assert story.join("b", not_ready=WHY).code == "not_ready"
     assert story.events[-1].facts == NodeJoined(slots=1, address="10.0.0.1", not_ready=quoted(WHY))
     assert story.why == (
         f"1 of 2 nodes ready (a); waiting for 1 more (at most 600 s more); b is not ready: {WHY}"
     )
-    assert story.told("a").why == story.why
+    assert sentence(story.told("a")) == story.why
     assert story.join("b").kind == "start"
     assert story.events[-2].facts == NodeReady()
     assert story.order == ["a", "b"]
@@ -35,9 +35,9 @@ def test_without_it_the_others_begin_and_it_is_taken_in_later() -> None:
     story.wait(10.1)
     story.started("a")
     assert story.order == ["a"]
-    assert story.told("b").why == f"round 1 runs without b, which is not ready: {WHY}"
+    assert sentence(story.told("b")) == f"round 1 runs without b, which is not ready: {WHY}"
     story.join("b")
-    assert "will restart to include b" in story.told("b").why
+    assert "will restart to include b" in sentence(story.told("b"))
     story.wait(10.1)
     assert story.told("a").kind == "stop"
 
@@ -47,7 +47,7 @@ def test_a_spare_that_is_no_longer_ready_restarts_nobody_and_fills_no_gap() -> N
     story.joins("a", "b")
     story.started("a", "b")
     story.join("c")
-    assert story.join("c", not_ready=WHY).reason == "not_ready"
+    assert story.join("c", not_ready=WHY).code == "not_ready"
     assert story.events[-1].facts == NodeNotReady(why=quoted(WHY))
     story.leave("b")
     story.join("a")

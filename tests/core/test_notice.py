@@ -6,17 +6,21 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.core import explain
+from hetrdzv.core import why
 from hetrdzv.core.commands import Cancel, NoteStall, Tick
 from hetrdzv.core.group import step
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group, Notice, Stall
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import deadline
-from hetrdzv.protocol.causes import RestartAsked
+from hetrdzv.protocol.causes import Cancelled, Cause, Joined, MemberDrained, RestartAsked
 from hetrdzv.protocol.errors import Refused
+from hetrdzv.protocol.events import NoticeExpired, ReadyToStop, RoundJudged, StopAnnounced
+from hetrdzv.protocol.reasons import AboutToEnd
 from hetrdzv.protocol.states import GroupState
-from tests.core.driver import Story, running
+from hetrdzv.protocol.who import Nodes
+from tests.core.driver import Story, running, sentence
+from tests.support.stalls import behind
 
 Act = Callable[[Story], None]
 
@@ -37,17 +41,17 @@ def joins(story: Story) -> None:
     story.wait(1.0)
 
 
-PLANNED: dict[str, tuple[Act, str]] = {
-    "joined": (joins, "z joined"),
-    "drained": (lambda story: story.drain("b"), "b is leaving: drained"),
-    "restarted": (lambda story: story.restart(), "a restart was requested"),
-    "cancelled": (lambda story: story.cancel(), "the job was cancelled"),
+PLANNED: dict[str, tuple[Act, Cause]] = {
+    "joined": (joins, Joined(node_id="z", nodes=Nodes.of(["z"]))),
+    "drained": (lambda story: story.drain("b"), MemberDrained(node_id="b")),
+    "restarted": (lambda story: story.restart(), RestartAsked()),
+    "cancelled": (lambda story: story.cancel(), Cancelled()),
 }
 
 
 @pytest.fixture(params=PLANNED)
-def planned(request: pytest.FixtureRequest) -> tuple[str, Act, str]:
-    """A planned stop: its kind, what makes it, and its reason."""
+def planned(request: pytest.FixtureRequest) -> tuple[str, Act, Cause]:
+    """A planned stop: its kind, what makes it, and its cause."""
     return (request.param, *PLANNED[request.param])
 
 
@@ -56,7 +60,7 @@ def over(story: Story) -> str:
     return "cancelled" if story.group.state is GroupState.CANCELLED else str(story.ended)
 
 
-def test_without_notice_s_every_planned_stop_comes_at_once(planned: tuple[str, Act, str]) -> None:
+def test_without_notice_s_every_planned_stop_comes_at_once(planned: tuple[str, Act, Cause]) -> None:
     kind, act, _ = planned
     story = heeding("a", "b", notice_s=0.0)
     act(story)
@@ -64,30 +68,31 @@ def test_without_notice_s_every_planned_stop_comes_at_once(planned: tuple[str, A
     assert story.said("stop_announced") == []
 
 
-def test_the_workers_are_told_and_the_round_ends_once_all_are_ready(planned: tuple[str, Act, str]) -> None:
-    kind, act, why = planned
+def test_the_workers_are_told_and_the_round_ends_once_all_are_ready(planned: tuple[str, Act, Cause]) -> None:
+    kind, act, cause = planned
     story = heeding("a", "b")
     act(story)
-    assert story.said("stop_announced") == [f"round 1 is about to end ({why}): its workers have 30 s to save"]
+    assert story.facts("stop_announced") == [StopAnnounced(cause=cause, notice_s=30.0)]
     for node_id in ("a", "b"):
         told = story.told(node_id)
-        assert (told.kind, told.reason, told.round) == ("start", "notice", 1)
+        assert (told.kind, told.code, told.round) == ("start", "notice", 1)
         assert told.notice is not None
-        assert (told.notice.kind, told.notice.why, told.notice.left_s) == (kind, why, 30.0)
-    save = "waiting for a, b to save and be ready to stop (at most 30 s more)"
-    assert story.why == story.told("a").why == f"round 1 is about to end ({why}); {save}"
+        assert (told.notice.cause, told.notice.left_s) == (cause, 30.0)
+    until = story.now + 30.0
+    ending = AboutToEnd(round=1, cause=cause, nodes=Nodes.of(["a", "b"]), until=until)
+    assert story.reason == story.told("a").reason == ending
     story.wait(2.0)
     story.report("a", "ready_to_stop")
     assert "waiting for b to save" in story.why
     story.report("b", "ready_to_stop")
     assert over(story) == kind
-    assert story.said("ready_to_stop") == ["all nodes are ready to stop, 2.0 s after they were told"]
+    assert story.facts("ready_to_stop") == [ReadyToStop(took_s=2.0)]
     assert story.told("a").kind == ("exit" if kind == "cancelled" else "stop")
     assert story.told("b").kind == ("exit" if kind in ("cancelled", "drained") else "stop")
     assert story.group.restarts == 0
 
 
-def test_at_the_end_of_the_notice_the_stop_comes_all_the_same(planned: tuple[str, Act, str]) -> None:
+def test_at_the_end_of_the_notice_the_stop_comes_all_the_same(planned: tuple[str, Act, Cause]) -> None:
     kind, act, _ = planned
     story = heeding("a", "b")
     act(story)
@@ -97,10 +102,10 @@ def test_at_the_end_of_the_notice_the_stop_comes_all_the_same(planned: tuple[str
     assert step(story.group, Tick(), at - 1e-6).group is story.group
     story.pass_by(30.0)
     assert over(story) == kind
-    assert story.said("notice_expired") == ["b was not ready to stop within 30 s"]
+    assert story.facts("notice_expired") == [NoticeExpired(late=Nodes.of(["b"]), notice_s=30.0)]
 
 
-def test_a_death_cuts_it_short_and_costs_what_it_costs_without(planned: tuple[str, Act, str]) -> None:
+def test_a_death_cuts_it_short_and_costs_what_it_costs_without(planned: tuple[str, Act, Cause]) -> None:
     kind, act, _ = planned
     for dies, cost, end in ((Story.failed, 1, "failed"), (Story.lose, 0, "lost"), (Story.leave, 0, "left")):
         story = heeding("a", "b", "c", lease_s=5.0)
@@ -126,7 +131,7 @@ def test_nobody_is_told_while_the_round_starts_since_there_is_nothing_to_save() 
 def test_agents_that_know_no_notice_are_not_waited_for_and_run_on_meanwhile() -> None:
     story = heeding("a", deaf=("b",))
     story.drain("b")
-    assert story.told("b").reason == "round_formed"
+    assert story.told("b").code == "round_formed"
     assert story.told("b").notice is None
     assert "waiting for a to save" in story.why
     story.report("a", "ready_to_stop")
@@ -183,7 +188,7 @@ def test_several_reasons_are_one_stop_and_the_next_round_has_everybody() -> None
     story.drain("c")
     assert len(story.said("stop_announced")) == 1
     assert story.told("y").kind == "wait"
-    assert story.told("y").why == story.why
+    assert sentence(story.told("y")) == story.why
     for node_id in ("a", "b", "c"):
         story.report(node_id, "ready_to_stop")
     assert (story.told("b").kind, story.told("c").kind, story.told("a").kind) == ("exit", "exit", "stop")
@@ -221,9 +226,7 @@ def test_a_failure_in_the_notice_of_a_drain_costs_nothing_even_if_the_drained_no
         story.undrain("b")
     story.join("b")
     assert (story.group.restarts, story.group.state) == (0, "starting")
-    assert story.said("round_judged") == [
-        "round 1 ended because b is leaving: drained; failures elsewhere were a consequence"
-    ]
+    assert story.facts("round_judged") == [RoundJudged(cause=MemberDrained(node_id="b"))]
 
 
 def test_a_node_that_is_readmitted_in_time_stays() -> None:
@@ -231,10 +234,10 @@ def test_a_node_that_is_readmitted_in_time_stays() -> None:
     story.drain("b")
     story.undrain("b")
     assert story.said("node_undrained") == ["b may join again"]
-    assert (story.told("b").kind, story.told("b").reason) == ("start", "notice")
+    assert (story.told("b").kind, story.told("b").code) == ("start", "notice")
     story.report("a", "ready_to_stop")
     story.report("b", "ready_to_stop")
-    assert (story.told("b").kind, story.told("b").why) == ("stop", "b is leaving: drained")
+    assert (story.told("b").kind, sentence(story.told("b"))) == ("stop", "b is leaving: drained")
     story.joins("a", "b")
     assert story.order == ["a", "b"]
 
@@ -244,9 +247,9 @@ def test_a_readmitted_node_that_was_told_to_exit_does_so() -> None:
     story.succeeded("b")
     story.restart()
     story.drain("b")
-    assert (story.told("b").kind, story.told("b").reason) == ("exit", "drained")
+    assert (story.told("b").kind, story.told("b").code) == ("exit", "drained")
     story.undrain("b")
-    assert (story.told("b").kind, story.told("b").reason) == ("exit", "drained")
+    assert (story.told("b").kind, story.told("b").code) == ("exit", "drained")
 
 
 def test_a_node_that_has_succeeded_cuts_no_notice_short_by_leaving() -> None:
@@ -269,7 +272,7 @@ def test_a_job_that_succeeds_before_it_is_cancelled_was_not_cancelled() -> None:
     story.wait(1)
     told = story.join("c", spec={})
     assert told.cancellation is None
-    assert told.why.startswith("the earlier job of group 'g' has succeeded, before this node joined")
+    assert sentence(told).startswith("the earlier job of group 'g' has succeeded, before this node joined")
 
 
 def test_spares_get_one_text_during_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,8 +286,8 @@ def test_spares_get_one_text_during_a_notice(monkeypatch: pytest.MonkeyPatch) ->
         made.append(group)
         return waited_for(group)
 
-    monkeypatch.setattr(explain, "waited_for", counted)
-    assert story.told("b").why == story.told("c").why == story.why
+    monkeypatch.setattr(why, "waited_for", counted)
+    assert sentence(story.told("b")) == sentence(story.told("c")) == story.why
     assert "waiting for a to save" in story.why
     assert len(made) <= 1
 
@@ -308,7 +311,7 @@ def test_ready_to_stop_counts_for_its_round_only_and_not_without_a_notice() -> N
 def test_no_hang_is_found_while_workers_wait_for_the_end() -> None:
     story = heeding("a", "b", hang_timeout_s=5.0)
     story.restart()
-    stall = Stall(kind="behind", ranks=(0,), node_id="a", text="...", since=story.now)
+    stall = Stall(kind="behind", ranks=(0,), node_id="a", facts=behind(0, "a", waiting=(1,)), since=story.now)
     story.do(NoteStall(1, stall))
     story.wait(29.0)
     assert story.ended is None

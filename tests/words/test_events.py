@@ -32,13 +32,30 @@ from hetrdzv.protocol.causes import (
 )
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.events import CLASSES, Event, Facts, Place
-from hetrdzv.protocol.parts import Apart, CutOff, NoMaster, NotReady, Other, Quoted, Ready
+from hetrdzv.protocol.parts import (
+    Apart,
+    BrokenUnits,
+    CutOff,
+    NoMaster,
+    NotReady,
+    NoWorld,
+    Other,
+    Quoted,
+    Ready,
+    WorldBounds,
+)
+from hetrdzv.protocol.stalls import Hang
 from hetrdzv.protocol.who import Nodes
 from hetrdzv.words.events import LONGEST, event_text
+from tests.support.stalls import behind
 
 FAILED = FailedWorker(node_id="gpu2", rank=2, local_rank=0, exit_code=1, said=Quoted("ValueError: x"))
 KILLED = FailedWorker(node_id="gpu2", rank=2, local_rank=0, signal="SIGKILL")
 LOST = MemberLost(node_id="gpu3", why=Silent(for_s=5.0))
+WAIT = behind(0, "gpu2", waiting=(1,), number=4, of=5)
+HANG = Hang(facts=WAIT, for_s=30.0)
+WAITED = "rank 1 has waited 30 s for rank 0 (gpu2), which is at collective 4 of 5"
+EIGHT = WorldBounds(least=8, most=8, multiple=1, min_nodes=1, max_nodes=None)
 APART = Apart(met=0, world_size=4)
 ALONE = (
     "ranks 0, 1, 2, 3 never met: each may have trained alone, unless they meet in another way than "
@@ -134,10 +151,6 @@ SHOWN: list[tuple[Facts, str]] = [
         "gpu2 has come and gone 3 times: for 60 s it is kept as a spare, unless it is needed",
     ),
     (
-        events.NodeSetAside(blamed=1),
-        "the last failure was of workers on gpu2: other nodes are taken before it",
-    ),
-    (
         events.NodeSetAside(blamed=3),
         "the last 3 failures were of workers on gpu2: other nodes are taken before it",
     ),
@@ -161,12 +174,12 @@ SHOWN: list[tuple[Facts, str]] = [
     ),
     (events.SlowNetwork(what=Quoted("the network of gpu2 is slow")), "the network of gpu2 is slow"),
     (
-        events.Stalled(what="rank 1 has waited 15 s for rank 0"),
-        "round 3 stalls: rank 1 has waited 15 s for rank 0",
+        events.Stalled(stall=WAIT, for_s=15.0),
+        "round 3 stalls: rank 1 has waited 15 s for rank 0 (gpu2), which is at collective 4 of 5",
     ),
     (
-        events.GoesOn(what="rank 1 has waited 40 s for rank 0"),
-        "round 3 goes on, after rank 1 has waited 40 s for rank 0",
+        events.GoesOn(stall=WAIT, for_s=40.0),
+        "round 3 goes on, after rank 1 has waited 40 s for rank 0 (gpu2), which is at collective 4 of 5",
     ),
     (
         events.SharesChanged(moved=(events.Moved(Place("gpu1", 0, 2), 0.5, 0.75),), more=1),
@@ -206,8 +219,8 @@ ENDS: list[tuple[Any, str]] = [
         "gpu3 cannot reach the master gpu1: timed out",
     ),
     (Cancelled(by="an admin"), "the job was cancelled by an admin"),
-    (FailedWorker(node_id="gpu2", rank=2, local_rank=0, hang="rank 1 waits"), "a worker hangs: rank 1 waits"),
-    (FailedWorker(node_id=None, hang="all wait"), "the workers hang: all wait"),
+    (FailedWorker(node_id="gpu2", rank=2, local_rank=0, hang=HANG), f"a worker hangs: {WAITED}"),
+    (FailedWorker(node_id=None, hang=HANG), f"the workers hang: {WAITED}"),
     (Other(kind="sold"), "sold"),
 ]
 
@@ -246,7 +259,7 @@ FAILURES: list[tuple[Any, str]] = [
         JoinTimeout(
             within_s=60.0,
             ready=Ready(nodes=Nodes(), want=1, slots=0),
-            lack="the world size must be 8",
+            world=NoWorld(bounds=EIGHT, too_small=True),
             not_ready=NotReady(nodes=Nodes.of(["gpu2", "gpu3"]), why=Quoted("Xid 79")),
         ),
         (
@@ -255,10 +268,18 @@ FAILURES: list[tuple[Any, str]] = [
         ),
     ),
     (
+        JoinTimeout(
+            within_s=60.0,
+            ready=Ready(nodes=Nodes.of(["gpu1"]), want=1, slots=8),
+            units=BrokenUnits(label="rack", units=Nodes.of(["r1"]), missing=Nodes.of(["gpu2"])),
+        ),
+        "not enough nodes joined within 60 s: 1 node with 8 slots ready (gpu1); rack r1 is not whole without gpu2",
+    ),
+    (
         JoinTimeout(within_s=60.0, ready=Ready(nodes=Nodes.of(["gpu1", "gpu2"]), want=2), rule="public=yes"),
         (
-            "no node that may be master joined within 60 s: gpu1, gpu2 are ready, but none of them may be master, since "
-            "master is public=yes"
+            "no node that may be master joined within 60 s: gpu1, gpu2 are ready, but none of them may be master, "
+            "since master is public=yes"
         ),
     ),
 ]

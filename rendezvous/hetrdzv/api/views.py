@@ -16,11 +16,11 @@ from pydantic_core import to_json
 from hetrdzv.api.shares import member_weights, shares_reply
 from hetrdzv.api.workers import worker_replies
 from hetrdzv.core.directive import Directive, Start, Warned, warned
-from hetrdzv.core.explain import explain, explain_misfit, why_ended
 from hetrdzv.core.health.drift import drift
 from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Cancellation, Group, Member, Node, Round, Stall
+from hetrdzv.core.why import why, why_ended, why_misfit
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.causes import Drained, RootCause
 from hetrdzv.protocol.failure import Failure
@@ -33,8 +33,11 @@ from hetrdzv.service.progress.questions import About
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
+from hetrdzv.words import why as words
 from hetrdzv.words.events import event_text
-from hetrdzv.words.failures import failed_because, failed_worker, going
+from hetrdzv.words.failures import ending, failed_because, failed_worker, going
+from hetrdzv.words.stalls import stall as stall_text
+from hetrdzv.words.times import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +158,10 @@ def directive_reply(group: Group, directive: Directive, pace: Pace) -> wire.Dire
         kind=directive.kind,
         version=directive.version,
         round=directive.round,
+        code=directive.code,
         reason=directive.reason,
-        why=directive.why,
+        why=words.why(directive.reason, Clock(directive.clock)),
+        clock=directive.clock,
         poll_s=pace.poll_s,
         lease_s=pace.lease_s,
         keepalive_s=group.spec.lease_s,
@@ -186,7 +191,9 @@ def _cancelled(cancellation: Cancellation) -> wire.CancelledReply:
 
 
 def _notice(warned: Warned | None) -> wire.NoticeReply | None:
-    return None if warned is None else wire.NoticeReply.model_validate(warned)
+    if warned is None:
+        return None
+    return wire.NoticeReply(kind=warned.cause.kind, why=ending(warned.cause), left_s=warned.left_s)
 
 
 def _start(start: Start) -> wire.StartReply:
@@ -233,11 +240,13 @@ def _root_cause(cause: RootCause | None) -> wire.RootCauseReply | None:
 
 def group_summary(group: Group, now: float) -> wire.GroupSummary:
     """A group in brief."""
-    current = group.round
+    current, reason = group.round, why(group, now)
     return wire.GroupSummary(
         group_id=group.group_id,
         state=group.state,
-        why=explain(group, now),
+        reason=reason,
+        why=words.why(reason, Clock(now)),
+        clock=now,
         job=group.job,
         round=group.last_round,
         world_size=current.world_size if current is not None and current.end is None else 0,
@@ -335,7 +344,7 @@ def _round(
         master=wire.MasterReply.model_validate(current.master),
         members=[one.model_copy(update={"weights": each.get(one.node_id)}) for one in _members(shown)],
         shares=shares_reply(current.number, current.newest_shares),
-        ended=why_ended(current.end) if current.end is not None else None,
+        ended=words.ended_by(why_ended(current.number, current.end)) if current.end is not None else None,
         met=current.met,
         stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
         notice=_notice(warned(group, now)),
@@ -348,7 +357,7 @@ def _round(
 def _stall(stall: Stall, now: float) -> wire.StallReply:
     return wire.StallReply(
         kind=stall.kind,
-        text=stall.text,
+        text=stall_text(stall.facts),
         ranks=list(stall.ranks),
         node_id=stall.node_id,
         since_s=max(0.0, now - stall.since),
@@ -379,18 +388,19 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         speeds=list(node.speeds) or None,
         labels=dict(node.labels),
         device=dict(node.device),
-        why=_why(group, node),
+        why=_node_why(group, node),
         failure=_failure(node.failure),
     )
 
 
-def _why(group: Group, node: Node) -> str:
+def _node_why(group: Group, node: Node) -> str:
     """Why a node is gone, or in no round; empty: there is nothing to say."""
     if node.gone_why is not None:
         return going(node.gone_why)
     if node.leaving is not None:
         return going(node.leaving, left=False)
-    return node.not_ready or explain_misfit(group, node)
+    misfit = why_misfit(group, node)
+    return node.not_ready or (words.misfit(misfit) if misfit is not None else "")
 
 
 def node_state(group: Group, node: Node) -> wire.NodeState:

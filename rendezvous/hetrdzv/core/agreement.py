@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.phrasing import ended, names
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import STOP_GRACE_S
 from hetrdzv.core.rounds.transitions import Work, begin_job, begins_anew, expire
@@ -13,6 +12,8 @@ from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import SpecConflict
 from hetrdzv.protocol.events import SettingsChanged
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, differences, news_in
+from hetrdzv.words.phrasing import names
+from hetrdzv.words.why import ended
 
 NODES_NAMED = 8
 """How many of the nodes that hold a group to its settings an error lists."""

@@ -26,7 +26,6 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.health.hangs import note_stall
 from hetrdzv.core.model import OFFERED, Cancellation, Group, Node, Round
-from hetrdzv.core.phrasing import names
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.shares import refresh
@@ -48,6 +47,7 @@ from hetrdzv.core.rounds.transitions import (
     take_place_in_unit,
     withdraw,
 )
+from hetrdzv.core.why import apart
 from hetrdzv.protocol import events
 from hetrdzv.protocol.causes import (
     Announced,
@@ -78,6 +78,7 @@ from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.parts import MOST_OF_TEXT, quoted
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
+from hetrdzv.words.phrasing import names
 
 FORMER_KEPT = 8
 """How many past incarnations of a node id are remembered, so that none of them is accepted again."""
@@ -342,9 +343,9 @@ def _report(work: Work, command: Report) -> None:
                 work.change_node(node, phase=NodePhase.SUCCEEDED)
                 work.say(events.NodeSucceeded(), node.node_id)
             latest = work.group.round
-            apart = latest.apartness if latest is not None else None
-            if command.must_meet and latest is not None and apart is not None:
-                fail(work, RootCause(reason=WorkersApart(apart=apart), round=latest.number))
+            strangers = apart(latest) if latest is not None else None
+            if command.must_meet and latest is not None and strangers is not None:
+                fail(work, RootCause(reason=WorkersApart(apart=strangers), round=latest.number))
         case ReportKind.READY_TO_STOP:
             if current.notice is not None:
                 work.change_node(node, ready_to_stop=current.number)
@@ -375,8 +376,8 @@ def _count_met(work: Work, node: Node, current: Round, met: int) -> None:
         return
     current = replace(current, met=met)
     work.change(round=current)
-    if (apart := current.apartness) is not None:
-        work.say(events.NeverMet(apart=apart), node.node_id)
+    if (strangers := apart(current)) is not None:
+        work.say(events.NeverMet(apart=strangers), node.node_id)
 
 
 def _note_network(work: Work, node: Node, message: str) -> None:

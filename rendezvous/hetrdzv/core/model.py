@@ -12,8 +12,8 @@ from hetrdzv.core.patched import Patched
 from hetrdzv.protocol.causes import BadAddress, Cause, FailedWorker, Going, RootCause
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.parts import Apart
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.stalls import StallFacts
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ShareSource, StallKind
 
 
@@ -227,7 +227,7 @@ class Stall:
     Attributes:
         ranks: the first few workers that are waited for; empty if nobody is behind.
         node_id: the node of the first of them, or None.
-        text: all of it but the time, in a clause (`ranks 0 to 2 wait for rank 3 (gpu2), which is at ...`).
+        facts: all of it but the time.
         since: when that began, on the server's clock (seconds).
         stack: the Python stack of the first of `ranks`, once its agent has sent it.
         told: whether it has lasted long enough for an event and the state to say it.
@@ -238,7 +238,7 @@ class Stall:
     kind: StallKind
     ranks: tuple[int, ...]
     node_id: str | None
-    text: str
+    facts: StallFacts
     since: float
     stack: str = ""
     told: bool = False
@@ -316,11 +316,6 @@ class Round:
     def apart(self) -> bool:
         """Whether workers are known not to have met."""
         return self.met is not None and self.met < self.world_size
-
-    @property
-    def apartness(self) -> Apart | None:
-        """How many workers have met, where they are known not to have."""
-        return Apart(met=self.met or 0, world_size=self.world_size) if self.apart else None
 
     @property
     def newest_shares(self) -> Shares:

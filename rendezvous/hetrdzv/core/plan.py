@@ -11,31 +11,21 @@ from itertools import count
 from math import inf, nextafter
 
 from hetrdzv.core.budget import Budget
-from hetrdzv.core.commands import (
-    Command,
-    Drain,
-    Join,
-    Leave,
-    NoteStall,
-    Put,
-    Renew,
-    Report,
-    Restart,
-    Tick,
-)
+from hetrdzv.core.commands import Command, Drain, Join, Leave, NoteStall, Put, Renew, Report, Restart, Tick
 from hetrdzv.core.directive import heading
-from hetrdzv.core.explain import explain, explain_left_out
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import OFFERED, Group, Member, Node, Round
-from hetrdzv.core.phrasing import names
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import begins_anew
+from hetrdzv.core.why import why, why_left_out
+from hetrdzv.protocol.causes import Going, ShownCause
 from hetrdzv.protocol.errors import NodeIdInUse, PlanTooLarge, UnknownNode
 from hetrdzv.protocol.events import Event, RoundEnded
 from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.reasons import GroupReason, WhyLeftOut
 from hetrdzv.protocol.settings import SETTINGS
 from hetrdzv.protocol.states import DirectiveKind, GroupState, NodePhase, ReportKind
-from hetrdzv.words.failures import ending, going
+from hetrdzv.words.phrasing import names
 
 MOST_TURNS = 60
 """How many turns a rehearsal takes at most; the longest that anybody has seen took 20."""
@@ -96,11 +86,17 @@ class PlannedMember:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A node that would be in no round, and why."""
+    """A node that would be in no round, and why.
+
+    Attributes:
+        reason: of a spare; None: no round would run.
+        gone_why: why it would be gone; None: it would not be.
+    """
 
     node_id: str
     slots: int
-    why: str
+    reason: WhyLeftOut | None = None
+    gone_why: Going | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,16 +104,17 @@ class Plan:
     """What would happen.
 
     Attributes:
-        now: where the group stands now, in a sentence.
-        state, why: where it would be then, and why.
+        now: where the group stands now.
+        state, reason: where it would be then, and why.
+        clock: what the server's clock would read then (seconds).
         in_s: how long that would take by the group's own waits (seconds), without what workers take to save and stop.
-        ended: why the round that runs now would end; None: it would go on, or none runs.
+        ended: what would end the round that runs now; None: it would go on, or none runs.
         round, world_size: of the round that would run; 0: none would.
         was_round, was_world_size: of the newest round so far; 0: there was none.
         restarts: how many restarts the job would have used.
         master: the node id of that round's master; None without one.
         members: in rank order.
-        spares: the other nodes that would be here. Where no round would run, all of them, each without a `why`.
+        spares: the other nodes that would be here. Where no round would run, all of them, each without a reason.
         gone: the nodes that are here, or join, and would be gone.
         stops: node ids whose workers run now and would be stopped for good.
         restarted: node ids whose workers run now and would be restarted.
@@ -125,11 +122,12 @@ class Plan:
     """
 
     group_id: str
-    now: str
+    now: GroupReason
     state: GroupState
-    why: str
+    reason: GroupReason
+    clock: float
     in_s: float
-    ended: str | None
+    ended: ShownCause | None
     round: int
     world_size: int
     was_round: int
@@ -246,7 +244,7 @@ class _Rehearsal:
 def _answer(group: Group, node: Node) -> Command | None:
     """What the agent of a live node says once it has done what it has to do; None: it has nothing to say."""
     head = heading(group, node)
-    if head.reason == "notice" and node.ready_to_stop < head.round:
+    if head.code == "notice" and node.ready_to_stop < head.round:
         return Report(
             node_id=node.node_id,
             incarnation=node.incarnation,
@@ -371,9 +369,10 @@ def _compared(before: Group, rehearsal: _Rehearsal, now: float) -> Plan:
     came = after.nodes.keys() - before.nodes.keys()
     return Plan(
         group_id=after.group_id,
-        now=explain(before, now),
+        now=why(before, now),
         state=after.state,
-        why=explain(after, rehearsal.now),
+        reason=why(after, rehearsal.now),
+        clock=rehearsal.now,
         in_s=rehearsal.now - now,
         ended=_why_ended(before, rehearsal.events),
         round=then.number if then is not None else 0,
@@ -384,16 +383,12 @@ def _compared(before: Group, rehearsal: _Rehearsal, now: float) -> Plan:
         master=then.master.node_id if then is not None else None,
         members=members,
         spares=tuple(
-            LeftOut(
-                node.node_id,
-                node.slots,
-                explain_left_out(after, node, rehearsal.now) if then is not None else "",
-            )
+            LeftOut(node.node_id, node.slots, why_left_out(after, node) if then is not None else None)
             for node in others
             if not node.gone
         ),
         gone=tuple(
-            LeftOut(node.node_id, node.slots, going(node.gone_why) if node.gone_why is not None else "")
+            LeftOut(node.node_id, node.slots, gone_why=node.gone_why)
             for node in others
             if node.gone and (node.node_id in came or not before.nodes[node.node_id].gone)
         ),
@@ -422,8 +417,8 @@ def _works(group: Group, member: Member) -> bool:
     return node is not None and not node.gone and not node.stopped
 
 
-def _why_ended(before: Group, events: Sequence[Event]) -> str | None:
-    """Why the round that runs now would end."""
+def _why_ended(before: Group, events: Sequence[Event]) -> ShownCause | None:
+    """What would end the round that runs now."""
     if before.active_round is None:
         return None
-    return next((ending(one.facts.cause) for one in events if isinstance(one.facts, RoundEnded)), None)
+    return next((one.facts.cause for one in events if isinstance(one.facts, RoundEnded)), None)

@@ -9,13 +9,16 @@ from hetrdzv.protocol.parts import (
     MOST_OF_TEXT,
     NOTHING,
     Apart,
+    BrokenUnits,
     NoMaster,
     NotReady,
+    NoWorld,
     Other,
     Quoted,
     Ready,
     quoted,
 )
+from hetrdzv.protocol.stalls import Hang
 from hetrdzv.protocol.who import Nodes
 
 # -- why a node goes -----------------------------------------------------------------------------------------
@@ -100,7 +103,7 @@ class FailedWorker:
     local_rank: int = -1
     exit_code: int | None = None
     signal: str | None = None
-    hang: str = ""
+    hang: Hang | None = None
     said: Quoted = NOTHING
 
     @classmethod
@@ -264,7 +267,7 @@ class JoinTimeout:
 
     Attributes:
         rule: the setting `master`, where enough were ready, but none of them may be master.
-        lack: why those that are ready make no round, in a clause; empty: they are just too few.
+        units, world: why those that are ready make no round; None: they are just too few.
         not_ready: who was here, but not ready.
     """
 
@@ -272,7 +275,8 @@ class JoinTimeout:
     within_s: float
     ready: Ready
     rule: str | None = None
-    lack: str = ""
+    units: BrokenUnits | None = None
+    world: NoWorld | None = None
     not_ready: NotReady | None = None
 
 

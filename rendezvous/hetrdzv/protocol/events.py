@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 from hetrdzv.protocol.causes import FailedBecause, FailedWorker, Going, ShownCause
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.parts import BY_KIND, NOTHING, Apart, Other, Quoted, Ready
+from hetrdzv.protocol.stalls import StallFacts
 from hetrdzv.protocol.who import Nodes
 
 # -- a job from its beginning to its end ---------------------------------------------------------------------
@@ -281,18 +282,20 @@ class SlowNetwork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
-    """Workers have waited long for others."""
+    """Workers have waited long for others: for so many seconds."""
 
     kind: Literal["stalled"] = "stalled"
-    what: str
+    stall: StallFacts
+    for_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoesOn:
-    """They wait no longer."""
+    """They wait no longer: they have waited for so many seconds."""
 
     kind: Literal["goes_on"] = "goes_on"
-    what: str
+    stall: StallFacts
+    for_s: float
 
 
 @dataclass(frozen=True, slots=True)

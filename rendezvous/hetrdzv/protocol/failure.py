@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from hetrdzv.protocol.stalls import Hang
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
@@ -17,7 +19,7 @@ class Failure:
         final: the node's agent gives up with it, so that this node takes part in no further round.
         permanent: a restart would end the same way (the script has a syntax error), so none is spent.
         hang: nothing has exited, but the worker (rank -1: nobody in particular) kept others waiting for too long: who
-            waited for whom, in a clause. Then `message` is its Python stack, and `at` when the wait began.
+            waited for whom. Then `message` is its Python stack, and `at` when the wait began.
         collectives, step: how far the node's workers had come in the round: how many collectives the most advanced had
             asked for, and the highest step that a script told; None: unknown.
     """
@@ -30,6 +32,6 @@ class Failure:
     at: float = 0.0
     final: bool = False
     permanent: bool = False
-    hang: str = ""
+    hang: Hang | None = None
     collectives: int | None = None
     step: int | None = None

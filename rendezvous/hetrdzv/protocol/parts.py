@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NewType
 
-from hetrdzv.protocol.who import Nodes
+from hetrdzv.protocol.who import NOBODY, Nodes
 
 Quoted = NewType("Quoted", str)
 """Words of others, such as a line of a script's traceback: they are shown, and never searched."""
@@ -28,7 +28,7 @@ def quoted(text: str, most: int = MOST_QUOTED) -> Quoted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Other:
-    """A value of a kind that only newer servers know."""
+    """A value of a kind that only newer servers know; the last one of its unions."""
 
     kind: str
 
@@ -52,7 +52,7 @@ BY_KIND = ByKind()
 class Ready:
     """Which nodes are ready, of how many; `slots` they have where it is not nodes that are missing."""
 
-    nodes: Nodes
+    nodes: Nodes = NOBODY
     want: int
     slots: int | None = None
 
@@ -89,3 +89,56 @@ class NoMaster:
     masters: tuple[CutOff, ...]
     more: int = 0
     rule: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldBounds:
+    """The world sizes that a group allows, and how many nodes may make one.
+
+    Attributes:
+        least, most: bounds in slots; most is None where there is none.
+        multiple: every world size is a multiple of it.
+        min_nodes, max_nodes: bounds in nodes.
+    """
+
+    least: int
+    most: int | None = None
+    multiple: int
+    min_nodes: int
+    max_nodes: int | None = None
+
+    @property
+    def smallest(self) -> int:
+        """The smallest world size of all."""
+        return -(-self.least // self.multiple) * self.multiple
+
+    @property
+    def largest(self) -> int | None:
+        """The largest world size of all; None where there is no bound."""
+        return None if self.most is None else self.most - self.most % self.multiple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoWorld:
+    """Nodes make no world whose size is allowed.
+
+    Attributes:
+        never: no number of nodes with such slots ever makes one.
+        too_small: they have too few slots.
+        unit: the label whose units must be whole; None: there are none.
+    """
+
+    bounds: WorldBounds
+    never: tuple[int, ...] = ()
+    too_small: bool = False
+    unit: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenUnits:
+    """Units that are not whole: of the values of a label, and what the first of them lacks."""
+
+    kind: Literal["broken_unit"] = "broken_unit"
+    label: str
+    units: Nodes
+    missing: Nodes

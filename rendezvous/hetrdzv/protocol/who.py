@@ -33,6 +33,9 @@ class Nodes:
         return len(self.first) + self.more
 
 
+NOBODY = Nodes()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
     """Some ranks: the first few ranges (first and last rank of each), and how many more ranks there are."""

@@ -8,7 +8,9 @@ from hetrdzv.protocol.events import Event
 from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 from hetrdzv.words import failures
+from hetrdzv.words.clauses import never_met, standing
 from hetrdzv.words.phrasing import count, names, one_or_more
+from hetrdzv.words.stalls import lasting
 
 LONGEST = 2_000
 """How long the text of an event may be (characters)."""
@@ -70,7 +72,7 @@ def _restart_spent(facts: events.RestartSpent, event: Event) -> str:
 
 
 def _group_succeeded(facts: events.GroupSucceeded, event: Event) -> str:
-    apart = f", but {failures.never_met(facts.apart)}" if facts.apart is not None else ""
+    apart = f", but {never_met(facts.apart)}" if facts.apart is not None else ""
     return f"the job succeeded in round {event.round}{apart}"
 
 
@@ -79,7 +81,7 @@ def _group_failed(facts: events.GroupFailed, event: Event) -> str:
     if facts.budget is not None:
         text += f"; all {count(facts.budget, 'restart')} used up" if facts.budget else "; max_restarts is 0"
     if facts.gave_up is not None and facts.left is not None:
-        few = f"{failures.standing(facts.left)} {one_or_more(facts.left.nodes, 'is', 'are')} left"
+        few = f"{standing(facts.left)} {one_or_more(facts.left.nodes, 'is', 'are')} left"
         text += f"; {names(facts.gave_up)} gave up, and {few}"
     return text
 
@@ -138,7 +140,7 @@ def _node_undrained(facts: events.NodeUndrained, event: Event) -> str:
 
 def _node_set_aside(facts: events.NodeSetAside, event: Event) -> str:
     if facts.blamed is not None:
-        last = "last failure was" if facts.blamed == 1 else f"last {facts.blamed} failures were"
+        last = f"last {facts.blamed} failures were"
         return f"the {last} of workers on {event.node_id}: other nodes are taken before it"
     return (
         f"{event.node_id} has come and gone {facts.departures} times: for {facts.for_s or 0.0:.0f} s it is kept as a "
@@ -158,7 +160,7 @@ def _worker_failed(facts: events.WorkerFailed, event: Event) -> str:
 
 
 def _never_met(facts: events.NeverMet, event: Event) -> str:
-    return failures.never_met(facts.apart)
+    return never_met(facts.apart)
 
 
 def _slow_network(facts: events.SlowNetwork, event: Event) -> str:
@@ -166,11 +168,11 @@ def _slow_network(facts: events.SlowNetwork, event: Event) -> str:
 
 
 def _stalled(facts: events.Stalled, event: Event) -> str:
-    return f"round {event.round} stalls: {facts.what}"
+    return f"round {event.round} stalls: {lasting(facts.stall, facts.for_s)}"
 
 
 def _goes_on(facts: events.GoesOn, event: Event) -> str:
-    return f"round {event.round} goes on, after {facts.what}"
+    return f"round {event.round} goes on, after {lasting(facts.stall, facts.for_s)}"
 
 
 def _shares_changed(facts: events.SharesChanged, event: Event) -> str:

@@ -26,12 +26,18 @@ from hetrdzv.protocol.causes import (
     WorkerFault,
     WorkersApart,
 )
-from hetrdzv.protocol.parts import Apart, NoMaster, NotReady, Other, Ready
+from hetrdzv.protocol.parts import Other
+from hetrdzv.words.clauses import (
+    also_not_ready,
+    broken,
+    may_not_be_master,
+    never_met,
+    no_master,
+    no_world,
+    standing,
+)
 from hetrdzv.words.phrasing import count, names, one_or_more
-
-MOST_LISTED = 5
-"""Up to so many ranks are listed; of more, the first and the last are named."""
-
+from hetrdzv.words.stalls import lasting
 
 # -- nodes ---------------------------------------------------------------------------------------------------
 
@@ -75,7 +81,8 @@ def failed_worker(failed: FailedWorker, *, last_line: bool = False) -> str:
         last_line: whether the last line of one that exited is quoted.
     """
     if failed.hang:
-        return f"{'a worker hangs' if failed.rank >= 0 else 'the workers hang'}: {failed.hang}"
+        who = "a worker hangs" if failed.rank >= 0 else "the workers hang"
+        return f"{who}: {lasting(failed.hang.facts, failed.hang.for_s)}"
     who = f"the program of {failed.node_id}"
     if failed.rank >= 0:
         who = f"rank {failed.rank} (local rank {failed.local_rank}) on {failed.node_id}"
@@ -132,18 +139,6 @@ def cancelled(by: str) -> str:
     return f"the job was cancelled by {by}" if by else "the job was cancelled"
 
 
-def never_met(apart: Apart) -> str:
-    """What it means that workers have not met."""
-    hint = "unless they meet in another way than init_process_group with env://"
-    few = apart.world_size <= MOST_LISTED
-    ranks = ", ".join(map(str, range(apart.world_size))) if few else f"0 to {apart.world_size - 1}"
-    if apart.met:
-        return (
-            f"only {apart.met} of {apart.world_size} workers met: the others may have trained alone, {hint}"
-        )
-    return f"ranks {ranks} never met: each may have trained alone, {hint}"
-
-
 # -- jobs ----------------------------------------------------------------------------------------------------
 
 
@@ -176,39 +171,15 @@ def failed_because(reason: FailedBecause) -> str:
 
 
 def _join_timeout(reason: JoinTimeout) -> str:
-    nodes, late = reason.ready.nodes, not_ready(reason.not_ready)
+    nodes, late = reason.ready.nodes, also_not_ready(reason.not_ready)
     if reason.rule is not None:
         have = f"{names(nodes)} {one_or_more(nodes, 'is', 'are')} ready"
-        may = one_or_more(nodes, "it may not", "none of them may")
-        return (
-            f"no node that may be master joined within {reason.within_s:g} s: {have}, but {may} be master, since "
-            f"master is {reason.rule}{late}"
-        )
+        may = may_not_be_master(nodes, reason.rule)
+        return f"no node that may be master joined within {reason.within_s:g} s: {have}, but {may}{late}"
     who = f" ({names(nodes)})" if len(nodes) else ""
-    why = f"; {reason.lack}" if reason.lack else ""
-    return f"not enough nodes joined within {reason.within_s:g} s: {standing(reason.ready)} ready{who}{why}{late}"
-
-
-def standing(have: Ready) -> str:
-    """How many nodes there are, to be put before "ready": `2 of 3 nodes`, `2 nodes with 7 slots`."""
-    if have.slots is not None:
-        return f"{count(len(have.nodes), 'node')} with {count(have.slots, 'slot')}"
-    return f"{len(have.nodes)} of {count(have.want, 'node')}"
-
-
-def not_ready(late: NotReady | None) -> str:
-    """Which nodes are here but not ready, and why the first of them is not, to be put after a sentence; else empty."""
-    if late is None:
-        return ""
-    first = late.nodes.first[0]
-    if len(late.nodes) == 1:
-        return f"; {first} is not ready: {late.why}"
-    return f"; {names(late.nodes)} are not ready; {first}: {late.why}"
-
-
-def no_master(lack: NoMaster) -> str:
-    """Which masters cannot be reached from which nodes."""
-    parts = [f"{one.master} cannot be reached from {names(one.nodes)}" for one in lack.masters]
-    if lack.more:
-        parts.append(f"and {count(lack.more, 'more master')}")
-    return "; ".join(parts) + (f"; master is {lack.rule}" if lack.rule is not None else "")
+    lack = ""
+    if reason.units is not None:
+        lack = f"; {broken(reason.units)}"
+    elif reason.world is not None:
+        lack = f"; {no_world(reason.world)}"
+    return f"not enough nodes joined within {reason.within_s:g} s: {standing(reason.ready)} ready{who}{lack}{late}"

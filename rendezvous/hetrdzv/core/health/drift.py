@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.phrasing import names
 from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.rank_order import OrderKind, rank_order
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.words.phrasing import names
 
 PARTS: Mapping[str, tuple[str, int]] = {
     "torch": ("torch", 3),

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Round, Stall
-from hetrdzv.core.phrasing import lasting
 from hetrdzv.core.rounds.timers import hangs_at, stall_rests, told_at
 from hetrdzv.core.rounds.transitions import Work, end_round
 from hetrdzv.protocol.causes import FailedWorker
 from hetrdzv.protocol.events import GoesOn, Stalled
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.stalls import Hang
 from hetrdzv.protocol.states import StallKind
 
 SAME_S = 2.0
@@ -23,7 +23,7 @@ def note_stall(work: Work, command: NoteStall) -> None:
         return
     old = active.stall
     if old is not None and old.told and (new is None or new.since > old.since + SAME_S):
-        work.say(GoesOn(what=lasting(old.text, work.now - old.since)), old.node_id)
+        work.say(GoesOn(stall=old.facts, for_s=work.now - old.since), old.node_id)
         old = None
     if new is not None and old is not None and abs(new.since - old.since) <= SAME_S:
         same = new.kind == old.kind and (new.ranks == old.ranks or not set(new.ranks).isdisjoint(old.ranks))
@@ -42,7 +42,7 @@ def settle_stall(work: Work) -> None:
     for_s = work.now - stall.since
     if not stall.told and stall.is_known(at := told_at(work.group, stall)) and work.now >= at:
         work.change(round=replace(active, stall=replace(stall, told=True)))
-        work.say(Stalled(what=lasting(stall.text, for_s)), stall.node_id)
+        work.say(Stalled(stall=stall.facts, for_s=for_s), stall.node_id)
     if end_at is not None and stall.is_known(end_at) and work.now >= end_at:
         failure = _failure(active, stall, for_s)
         node_id = stall.node_id if failure.rank >= 0 else None
@@ -52,13 +52,9 @@ def settle_stall(work: Work) -> None:
 def _failure(active: Round, stall: Stall, for_s: float) -> Failure:
     """The hang as a failure of the first worker that is waited for, or of nobody."""
     member = active.member(stall.node_id) if stall.node_id is not None else None
+    hang = Hang(facts=stall.facts, for_s=for_s)
     if member is None or not stall.ranks or stall.kind is StallKind.DEADLOCK:
-        return Failure(local_rank=-1, rank=-1, at=stall.since, hang=lasting(stall.text, for_s))
+        return Failure(local_rank=-1, rank=-1, at=stall.since, hang=hang)
     rank = stall.ranks[0]
-    return Failure(
-        local_rank=rank - member.rank_offset,
-        rank=rank,
-        message=stall.stack,
-        at=stall.since,
-        hang=lasting(stall.text, for_s),
-    )
+    local_rank = rank - member.rank_offset
+    return Failure(local_rank=local_rank, rank=rank, message=stall.stack, at=stall.since, hang=hang)

@@ -8,8 +8,8 @@ from functools import lru_cache
 from statistics import median_high
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.phrasing import count, names
 from hetrdzv.protocol.ids import natural_key
+from hetrdzv.words.phrasing import count, names
 
 MEASURED = "measured"
 """The fact that says what an agent measured: `float16 on 4 x NVIDIA H100; 2 x Tesla T4`."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from hetrdzv.core.phrasing import ranked
+from hetrdzv.words.phrasing import ranked
 
 FAR = 0.1
 """A straggler keeps the others waiting for at least this share of the time (0 to 1)."""

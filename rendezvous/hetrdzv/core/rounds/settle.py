@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from hetrdzv.core.explain import lacking
-from hetrdzv.core.health.conduct import with_blame, without_past
+from hetrdzv.core.health.conduct import STRIKES, with_blame, without_past
 from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, restart_wait_s
 from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
@@ -35,7 +34,8 @@ from hetrdzv.core.selection.joining import growth
 from hetrdzv.core.selection.order import former_round, place
 from hetrdzv.core.selection.ready import next_round, not_ready_nodes, out_of_reach, ready_nodes, stranded
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
-from hetrdzv.core.selection.units import broken_clause
+from hetrdzv.core.selection.units import broken_units_of
+from hetrdzv.core.why import apart, no_master, no_world, not_ready, ready_of
 from hetrdzv.protocol import events
 from hetrdzv.protocol.addresses import is_loopback
 from hetrdzv.protocol.causes import (
@@ -49,11 +49,9 @@ from hetrdzv.protocol.causes import (
     WorkerFault,
 )
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.ids import natural_key
-from hetrdzv.protocol.parts import CutOff, NoMaster, NotReady, Ready, quoted
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
-from hetrdzv.protocol.who import MOST_NAMES, Nodes
+from hetrdzv.protocol.who import Nodes
 
 MOST_PLACES = 8
 """How many members the event names that a round has formed."""
@@ -92,7 +90,7 @@ def _progress(work: Work) -> None:
     if active is None:
         return
     if group.all_succeeded(active):
-        succeed(work, active.apartness)
+        succeed(work, apart(active))
     elif group.state is GroupState.STARTING and not any(
         group.phase_of(member) is NodePhase.STARTING for member in active.members
     ):
@@ -146,7 +144,7 @@ def _note_blame(work: Work, ended: Round, node_id: str) -> None:
     """Count a failure against its node; one that had the last few in a row is taken last from now on."""
     work.change(conduct=with_blame(work.group.conduct, ended, node_id, work.now))
     times = work.group.conduct[node_id].blamed
-    if times == work.group.spec.strikes:
+    if times == STRIKES:
         work.say(events.NodeSetAside(blamed=times), node_id)
 
 
@@ -220,7 +218,7 @@ def _fail_given_up(work: Work, end: End, cause: RootCause, given_up: set[str], l
     if end.kind in LOSSES:
         gone = MemberGone(kind=_GONE[end.kind], cause=end.cause, consequences=end.consequences)
         cause = RootCause(reason=gone, round=cause.round, node_id=end.node_id)
-    fail(work, cause, gave_up=Nodes.of(given_up), left=_ready(work.group.spec, left))
+    fail(work, cause, gave_up=Nodes.of(given_up), left=ready_of(work.group.spec, left))
 
 
 _GONE: Mapping[EndKind, Literal["node_lost", "node_left", "node_drained"]] = {
@@ -228,13 +226,6 @@ _GONE: Mapping[EndKind, Literal["node_lost", "node_left", "node_drained"]] = {
     EndKind.LEFT: "node_left",
     EndKind.DRAINED: "node_drained",
 }
-
-
-def _ready(spec: GroupSpec, nodes: Sequence[Node]) -> Ready:
-    """How many nodes there are, or where these are enough, with how many slots."""
-    enough = spec.sized and len(nodes) >= spec.min_nodes
-    slots = sum(node.slots for node in nodes) if enough else None
-    return Ready(nodes=Nodes.of(node.node_id for node in nodes), want=spec.min_nodes, slots=slots)
 
 
 # -- the next round forms ------------------------------------------------------------------------------------
@@ -266,7 +257,7 @@ def _form_or_fail(work: Work, ready: Sequence[Node], answer: Selection | Shortfa
         _start_round(work, answer)
         _tell_left_out(work)
     elif answer.lack is Lack.MASTER:
-        fail(work, RootCause(reason=Unreachable(no_master=_no_master(work.group, ready))))
+        fail(work, RootCause(reason=Unreachable(no_master=no_master(work.group, ready))))
     else:
         fail(work, RootCause(reason=_join_timeout(work.group, ready, answer)))
 
@@ -361,36 +352,14 @@ def _tell_left_out(work: Work) -> None:
             work.say(events.NodeLeftOut(master=active.master.node_id), node.node_id)
 
 
-def _no_master(group: Group, ready: Sequence[Node]) -> NoMaster:
-    """Which masters cannot be reached from which nodes, of those that are ready."""
-    among = {node.node_id for node in ready}
-    by_master: dict[str, list[str]] = {}
-    for node_id, master in group.unreachable:
-        if among >= {node_id, master}:
-            by_master.setdefault(master, []).append(node_id)
-    masters = sorted(by_master, key=natural_key)
-    return NoMaster(
-        masters=tuple(CutOff(master=name, nodes=Nodes.of(by_master[name])) for name in masters[:MOST_NAMES]),
-        more=max(0, len(masters) - MOST_NAMES),
-        rule=group.spec.master,
-    )
-
-
 def _join_timeout(group: Group, ready: Sequence[Node], answer: Shortfall) -> JoinTimeout:
     """What was missing when the time to join was over."""
-    spec = group.spec
-    without_master = answer.lack is Lack.ALLOWED_MASTER
-    late = not_ready_nodes(group)
-    first = min(late, key=lambda node: natural_key(node.node_id), default=None)
-    return JoinTimeout(
-        within_s=spec.join_timeout_s,
-        ready=_ready(spec, ready),
-        rule=spec.master if without_master else None,
-        lack="" if without_master else broken_clause(group, ready) or lacking(spec, ready, answer),
-        not_ready=None
-        if first is None
-        else NotReady(nodes=Nodes.of(node.node_id for node in late), why=quoted(first.not_ready)),
+    late = JoinTimeout(
+        within_s=group.spec.join_timeout_s, ready=ready_of(group.spec, ready), not_ready=not_ready(group)
     )
+    if answer.lack is Lack.ALLOWED_MASTER:
+        return replace(late, rule=group.spec.master)
+    return replace(late, units=broken_units_of(group, ready), world=no_world(group.spec, ready, answer))
 
 
 # -- a running round takes nodes in --------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from hetrdzv.core.health.conduct import with_departure
 from hetrdzv.core.model import End, Group, Node, Notice, Round
-from hetrdzv.core.phrasing import ended, names
 from hetrdzv.core.rounds.notice import takes_notice
 from hetrdzv.core.rounds.timers import Leases, expired
 from hetrdzv.core.selection.units import place_taken
@@ -28,6 +27,8 @@ from hetrdzv.protocol.parts import Apart, Ready
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.who import Nodes
+from hetrdzv.words.phrasing import names
+from hetrdzv.words.why import ended
 
 GONE_NODES_KEPT = 64
 """How many lost and left nodes a group remembers, beside the members of its round."""
@@ -159,7 +160,7 @@ def withdraw(work: Work, node: Node, cause: Cause, *, done: bool, since: float |
 def _note_departure(work: Work, node: Node) -> None:
     """Count a round that a node has ended by going; one that has done so too often is set aside."""
     group = work.group
-    work.change(conduct=with_departure(group.conduct, node.node_id, work.now, group.spec.strikes))
+    work.change(conduct=with_departure(group.conduct, node.node_id, work.now))
     known = work.group.conduct[node.node_id]
     if known.aside:
         facts = events.NodeSetAside(departures=known.departures, for_s=known.free_at - work.now)

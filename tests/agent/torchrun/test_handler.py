@@ -286,7 +286,7 @@ def test_a_final_failure_is_reported_until_the_job_is_over(
 
 
 @pytest.mark.parametrize(
-    "fields", [{"exit_code": 0, "outcome": "succeeded"}, {"exit_code": 4, "reason": "drained"}]
+    "fields", [{"exit_code": 0, "outcome": "succeeded"}, {"exit_code": 4, "code": "drained"}]
 )
 def test_torchrun_exits_as_hetagent_would(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's launch_agent() cannot handle a graceful exit."""

@@ -87,7 +87,7 @@ def directive_response(group: Group, directive: Directive, pace: Pace) -> Respon
 def asking_json(service: Service, node_id: str, told: Told) -> bytes:
     """The directive of a node that may be asked something, as JSON, with the question if there is one."""
     group, directive, pace = told
-    question = service.progress.question(group.group_id, node_id)
+    question = service.questions.next(group.group_id, node_id)
     if question is None:
         return directive_json(group, directive, pace)
     question.handed_at = service.now()

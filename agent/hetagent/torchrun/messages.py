@@ -10,7 +10,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from hetagent.node import console
-from hetagent.torchrun.callers import torchrun_is_calling
+from hetagent.torch_compat.callers import torchrun_is_calling
 from hetagent.torchrun.conf import OPTIONS
 from hetrdzv.protocol.wire import DirectiveReply
 

@@ -78,6 +78,7 @@ from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.parts import MOST_OF_TEXT, quoted
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
+from hetrdzv.protocol.warnings import Network
 from hetrdzv.words.phrasing import names
 
 FORMER_KEPT = 8
@@ -385,10 +386,10 @@ def _note_network(work: Work, node: Node, message: str) -> None:
     current = work.group.round
     if not message or current is None or node.node_id != current.master.node_id or current.network:
         return
-    network = tuple(quoted(line) for line in message.splitlines()[:MOST_OF_NETWORK] if line)
+    network = tuple(Network(text=quoted(line)) for line in message.splitlines()[:MOST_OF_NETWORK] if line)
     work.change(round=replace(current, network=network))
     for line in network:
-        work.say(events.SlowNetwork(what=line), node.node_id)
+        work.say(events.SlowNetwork(what=line.text), node.node_id)
 
 
 def _is_reached(group: Group, current: Round) -> bool:

@@ -15,6 +15,7 @@ from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.stalls import StallFacts
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ShareSource, StallKind
+from hetrdzv.protocol.warnings import Network, RoundWarning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,8 +294,8 @@ class Round:
     first: bool = False
     met: int | None = None
     restarted_by: FailedWorker | None = None
-    warnings: tuple[str, ...] = ()
-    network: tuple[str, ...] = ()
+    warnings: tuple[RoundWarning, ...] = ()
+    network: tuple[Network, ...] = ()
     shares: Shares = EQUAL_SHARES
     refreshed: tuple[Shares, ...] = ()
     stall: Stall | None = None

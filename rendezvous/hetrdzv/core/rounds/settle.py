@@ -51,6 +51,7 @@ from hetrdzv.protocol.causes import (
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
+from hetrdzv.protocol.warnings import RoundWarning
 from hetrdzv.protocol.who import Nodes
 
 MOST_PLACES = 8
@@ -274,7 +275,7 @@ def _track_waiting(work: Work, ready: Sequence[Node], answer: Selection | Shortf
     )
 
 
-def _warnings(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[str, ...]:
+def _warnings(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[RoundWarning, ...]:
     return (*drift(nodes), *unordered(spec, nodes), *slow_slots(nodes), *unlike_speeds(nodes))
 
 

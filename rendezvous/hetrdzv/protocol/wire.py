@@ -3,7 +3,6 @@
 Names are those of the core. Times are in seconds; names of durations end in `_s`.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -15,15 +14,14 @@ from pydantic import (
     PlainValidator,
     Strict,
     StringConstraints,
-    ValidationError,
     ValidationInfo,
-    WrapValidator,
     create_model,
     field_validator,
 )
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
+from hetrdzv import __version__
 from hetrdzv.core.commands import ReportKind as ReportKind  # part of the wire, for clients
 from hetrdzv.core.directive import DirectiveKind as DirectiveKind
 from hetrdzv.core.model import GroupState
@@ -33,17 +31,15 @@ from hetrdzv.core.spec import MAX_WORLD_SIZE as MAX_WORLD_SIZE
 from hetrdzv.core.spec import SETTINGS as SETTINGS
 from hetrdzv.core.spec import UNLIMITED_RESTARTS as UNLIMITED_RESTARTS
 from hetrdzv.core.spec import Setting as Setting
+from hetrdzv.protocol import versions
 from hetrdzv.protocol.daemon import MAX_CHARACTERS, MAX_WORDS
-from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH
+from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH, MAX_PLACE_LENGTH, PLACE_PATTERN
 
 MAX_BODY_BYTES = 1 << 20
 """The largest body of a request."""
 
 MAX_VALUES = 32_768
 """How many JSON values the body of a request may have, about; a node with 1,024 workers sends half as many."""
-
-MAX_ERRORS = 64
-"""A body with more mistakes than this is refused without a list of them: making that takes longer than all else."""
 
 MAX_NUMBER = 2**53
 """The largest integer that every reader of JSON understands as the same number."""
@@ -73,6 +69,7 @@ MAX_ALL_LANES = 1024
 """How many process groups of all workers of a node together."""
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN, max_length=MAX_ID_LENGTH)]
+PlaceText = Annotated[str, StringConstraints(pattern=PLACE_PATTERN, max_length=MAX_PLACE_LENGTH)]
 Text = Annotated[str, StringConstraints(max_length=16_384)]
 Word = Annotated[str, StringConstraints(max_length=MAX_CHARACTERS)]
 ShortText = Annotated[str, StringConstraints(max_length=256)]
@@ -124,20 +121,6 @@ Shown = Annotated[_T | SkipJsonSchema[str], Field(union_mode="left_to_right")]
 """A value that clients only show. One that this version does not know, from a newer server, stays a string."""
 
 
-def _few_errors(value: object, validate: Callable[[object], Any]) -> Any:
-    try:
-        return validate(value)
-    except ValidationError as error:
-        if (wrong := error.error_count()) <= MAX_ERRORS:
-            raise
-    text = "{wrong} of its fields are unknown, malformed or out of range"
-    raise PydanticCustomError("too_many_errors", text, {"wrong": wrong})
-
-
-Checked = Annotated[_T, WrapValidator(_few_errors)]
-"""The body of a request, as a route takes it: what is wrong with it is only listed if it is not too much."""
-
-
 MAX_KIND = 64
 
 
@@ -161,7 +144,7 @@ AnyReportKind = Annotated[
 
 
 class Wire(BaseModel):
-    """Base of requests: unknown fields are refused by name (but see api/lenient.py)."""
+    """Base of requests: unknown fields are refused by name (but see api/reading.py)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -975,3 +958,20 @@ class ProblemReply(Reply):
     field: str | None = None
     directive: DirectiveReply | None = None
     conflict: ConflictReply | None = None
+
+
+class HealthReply(Reply):
+    """What runs here."""
+
+    status: str
+    service: str = "hetserver"
+    version: str = __version__
+    api_version: int = versions.MAJOR
+    api_minor: int = versions.MINOR
+
+
+class ReadyReply(HealthReply):
+    """The role of this server among its peers, see `ReplicaStatus`."""
+
+    role: str
+    leader: str | None

@@ -1,0 +1,121 @@
+"""Values as JSON and back, for HTTP and for the store. The only module of this package that knows pydantic.
+
+Unknown fields are refused in requests, where they are typos, and ignored in replies and records, which a newer server
+may have written.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar, cast
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+T = TypeVar("T")
+
+Unknown = Literal["refuse", "ignore"]
+
+MAX_MISTAKES = 64
+"""JSON with more mistakes than this is refused without a list of them: making that takes longer than all else."""
+
+_EXTRA: Mapping[Unknown, Literal["forbid", "ignore"]] = {"refuse": "forbid", "ignore": "ignore"}
+
+_REASONS = {
+    "missing": "it is missing",
+    "model_type": "it must be a JSON object",
+    "dataclass_type": "it must be a JSON object",
+    "dict_type": "it must be a JSON object",
+    "extra_forbidden": "there is no such field",
+    "unexpected_keyword_argument": "there is no such field",
+}
+"""Plainer words for some of pydantic's errors."""
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """Something that is wrong with JSON.
+
+    Attributes:
+        place: the names of the fields, and the numbers of the items, that lead to it; empty: it is all of it.
+        text: what is wrong.
+        unknown: there is no such field.
+        given: the number or text that is there; None: it is neither, or it does not matter.
+    """
+
+    place: tuple[str | int, ...]
+    text: str
+    unknown: bool = False
+    given: str | float | None = None
+
+    @property
+    def field(self) -> str:
+        """The place as people write it (`spec.command.0`); empty for all of it."""
+        return ".".join(str(part)[:80] for part in self.place if part != "[key]")
+
+
+class Malformed(ValueError):
+    """JSON that is no value of a type.
+
+    Attributes:
+        mistakes: what is wrong with it, at least one.
+    """
+
+    def __init__(self, mistakes: tuple[Mistake, ...]) -> None:
+        shown = (f"{one.field}: {one.text}" if one.place else one.text for one in mistakes)
+        super().__init__("; ".join(shown))
+        self.mistakes = mistakes
+
+
+def read(kind: type[T], data: bytes | str, *, unknown: Unknown = "refuse") -> T:
+    """A value from JSON.
+
+    Args:
+        unknown: what becomes of fields that the type, or one inside it, does not have.
+
+    Raises:
+        Malformed: it is no value of this type; says where and why.
+    """
+    try:
+        reader: TypeAdapter[T] = adapter(cast(Any, kind))
+        return reader.validate_json(data, strict=True, extra=_EXTRA[unknown])
+    except ValidationError as error:
+        raise Malformed(tuple(mistakes(error))) from None
+
+
+def from_text(kind: type[T], texts: Mapping[str, str | Sequence[str]]) -> T:
+    """A value from the texts of its fields, as URLs and headers have them: numbers are written in digits.
+
+    Raises:
+        Malformed: they are no value of this type.
+    """
+    try:
+        reader: TypeAdapter[T] = adapter(cast(Any, kind))
+        return reader.validate_python(texts)
+    except ValidationError as error:
+        raise Malformed(tuple(mistakes(error))) from None
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """What reads and writes values of a type; made when it is first needed."""
+    return TypeAdapter(kind)
+
+
+def mistakes(error: ValidationError) -> Iterator[Mistake]:
+    """What pydantic found, in plainer words."""
+    if (wrong := error.error_count()) > MAX_MISTAKES:
+        yield Mistake((), f"{wrong} of its fields are unknown, malformed or out of range")
+        return
+    for details in error.errors(include_url=False):
+        yield _mistake(details)
+
+
+def _mistake(details: ErrorDetails) -> Mistake:
+    kind, place, given = details["type"], details["loc"], details["input"]
+    if kind == "json_invalid":
+        return Mistake((), f"it is not JSON: {details['ctx']['error']}")
+    shown = given if isinstance(given, str | int | float) and kind not in _UNKNOWN else None
+    return Mistake(place, _REASONS.get(kind, details["msg"]), kind in _UNKNOWN, shown)

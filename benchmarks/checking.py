@@ -11,7 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
-from hetrdzv.core.commands import Command, Join, Report, ReportKind, Restart, Tick
+from hetrdzv.core.commands import Command, Join, Report, Restart, Tick
+from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import ledger
 from hetrdzv.service.service import Service
 from hetrdzv.storage.sqlite import SqliteStore

@@ -35,7 +35,7 @@ from tests.support.servers import Hetserver
 
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import Problem, Unreachable
-from hetrdzv.protocol.wire import ReportKind
+from hetrdzv.protocol.states import ReportKind
 
 SLOTS = {"gpu1": 2, "gpu2": 1, "gpu3": 1}
 KINDS = ("server killed", "etcd member killed", "etcd leader killed", "server told to stop")

@@ -15,7 +15,7 @@ from benchmarks.tables import Table, median
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection.order import Former
 from hetrdzv.core.selection.select import Selection, Shortfall, select
-from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.settings import GroupSpec
 
 SIZES: Sequence[tuple[str, tuple[int, ...]]] = (
     ("8", (8,)),

@@ -27,12 +27,10 @@ import hetagent.options.parse
 import hetrdzv
 from hetrdzv.api.app import TABLE, create_app
 from hetrdzv.cli import hetctl, hetserver
-from hetrdzv.core.commands import ReportKind
-from hetrdzv.core.directive import DirectiveKind
-from hetrdzv.core.model import GroupState
-from hetrdzv.core.spec import SETTINGS, GroupSpec
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.settings import SETTINGS, GroupSpec
+from hetrdzv.protocol.states import DirectiveKind, GroupState, ReportKind
 from hetrdzv.service.journal import WARNINGS
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.service import Service

@@ -8,7 +8,7 @@ from hetagent.launch.kinds import kinds_with
 from hetagent.node.gpu import devices
 from hetagent.options.model import Options, UsageError
 from hetagent.torch_compat import local_world_size
-from hetrdzv.protocol.wire import MAX_SLOTS
+from hetrdzv.protocol.settings import MAX_SLOTS
 
 
 def slots_of(options: Options) -> tuple[devices.Devices | None, int]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from hetrdzv.core.model import GroupState
+from hetrdzv.protocol.states import GroupState
 
 DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
 

@@ -13,7 +13,6 @@ from hetrdzv.core.commands import (
     Put,
     Renew,
     Report,
-    ReportKind,
     Restart,
     Tick,
     Undrain,
@@ -24,6 +23,7 @@ from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Event, Failure, Group, Node
 from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.protocol.states import ReportKind
 
 LEASE_S = 5.0
 
@@ -57,8 +57,11 @@ class Story:
         if after is None:
             after = known.member_of if known is not None and same else 0
         fields: dict[str, Any] = {"address": "10.0.0.1", "port": 4000, "spec": self.spec}
+        fields["weighed"] = "weight" in more
         if known is not None and same:
-            fields |= {"labels": known.labels, "weight": known.weight, "spec": {}}
+            fields |= {"labels": known.labels, "spec": {}}
+            if "weight" not in more:
+                fields |= {"weight": known.weight, "weighed": known.weighed}
         fields |= more
         self.do(Join(node_id=node_id, incarnation=inc, slots=slots, after_round=after, **fields))
         return self.told(node_id)

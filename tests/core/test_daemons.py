@@ -6,7 +6,6 @@ import pytest
 
 from hetrdzv.core.commands import StartDaemon
 from hetrdzv.core.invariants import violations
-from hetrdzv.core.model import NodePhase
 from hetrdzv.protocol.errors import (
     DaemonRefused,
     NotMaster,
@@ -15,6 +14,7 @@ from hetrdzv.protocol.errors import (
     StaleRound,
     UnknownNode,
 )
+from hetrdzv.protocol.states import NodePhase
 from tests.core.driver import Story
 
 ORTED = ("orted", "-mca", "ess_base_vpid", "1")

@@ -6,8 +6,9 @@ import pytest
 
 from hetrdzv.core.commands import NoteStall, Tick
 from hetrdzv.core.group import step
-from hetrdzv.core.model import Stall, StallKind
+from hetrdzv.core.model import Stall
 from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.protocol.states import StallKind
 from tests.core.driver import LEASE_S, Story, running
 
 

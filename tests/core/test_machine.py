@@ -23,22 +23,22 @@ from hetrdzv.core.commands import (
     Refresh,
     Renew,
     Report,
-    ReportKind,
     Restart,
     StartDaemon,
     Tick,
     Undrain,
     Worked,
 )
-from hetrdzv.core.directive import Directive, DirectiveKind, directive
+from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.explain import explain
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import EndKind, Failure, Group, Stall, StallKind
+from hetrdzv.core.model import Failure, Group, Stall
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.ready import ready_nodes
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
+from hetrdzv.protocol.states import DirectiveKind, EndKind, ReportKind, StallKind
 from tests.core.drawn import is_drawn
 from tests.support.every_set import Case, best_of_all, not_best
 from tests.support.units import left_behind

@@ -1,6 +1,6 @@
 """What the nodes of a round found slow in the network between them is kept with the round."""
 
-from hetrdzv.core.commands import ReportKind
+from hetrdzv.protocol.states import ReportKind
 from tests.core.driver import Story
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetrdzv.core.model import GroupState, NodePhase
+from hetrdzv.protocol.states import GroupState, NodePhase
 from tests.core.driver import Story
 
 WHY = "node check failed (exit status 1): GPU 2: Xid 79"

@@ -10,10 +10,11 @@ from hetrdzv.core import explain
 from hetrdzv.core.commands import Cancel, NoteStall, Tick
 from hetrdzv.core.group import step
 from hetrdzv.core.invariants import violations
-from hetrdzv.core.model import EndKind, Group, GroupState, Notice, Stall
+from hetrdzv.core.model import Group, Notice, Stall
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.errors import Refused
+from hetrdzv.protocol.states import EndKind, GroupState
 from tests.core.driver import Story, running
 
 Act = Callable[[Story], None]

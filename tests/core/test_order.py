@@ -8,7 +8,7 @@ from itertools import combinations, permutations
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection.order import Former, Likeness, fill, in_order, may_be_master, natural_key, place
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
-from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.settings import GroupSpec
 from tests.core.driver import Story, running
 from tests.support.needs import ALL
 

@@ -3,9 +3,10 @@
 import pytest
 
 from hetrdzv.core.commands import NoteStall
-from hetrdzv.core.model import GroupState, Stall, StallKind
+from hetrdzv.core.model import Stall
 from hetrdzv.core.plan import Changes, NewNode, Plan, first_round, plan
 from hetrdzv.protocol.errors import InvalidSpec, NodeIdInUse, Refused, UnknownNode
+from hetrdzv.protocol.states import GroupState, StallKind
 from tests.core.driver import Story, running
 
 

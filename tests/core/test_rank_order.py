@@ -2,9 +2,15 @@
 
 import pytest
 
-from hetrdzv.core.selection.rank_order import MasterRule, OrderKind, RankOrder, master_rule, rank_order
-from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.errors import InvalidSpec
+from hetrdzv.protocol.rank_order import (
+    MasterRule,
+    OrderKind,
+    RankOrder,
+    master_rule,
+    rank_order,
+)
+from hetrdzv.protocol.settings import GroupSpec
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 
 from hetrdzv.core.commands import Renew
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
-from hetrdzv.core.spec import UNLIMITED_RESTARTS
 from hetrdzv.protocol.errors import StaleIncarnation, StaleRound, UnknownNode
+from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 from tests.core.driver import Story, running
 
 

@@ -8,7 +8,7 @@ from hetrdzv.core.selection import order as ordering
 from hetrdzv.core.selection.order import Former, Placement, natural_key
 from hetrdzv.core.selection.ready import stranded
 from hetrdzv.core.selection.select import Selection, select
-from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.settings import GroupSpec
 from tests.core.driver import Story, running
 
 

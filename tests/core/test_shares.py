@@ -9,9 +9,10 @@ import pytest
 
 from hetrdzv.core.commands import Refresh, Worked
 from hetrdzv.core.invariants import violations
-from hetrdzv.core.model import Shares, ShareSource
+from hetrdzv.core.model import Shares
 from hetrdzv.core.rounds.shares import ENOUGH_LOOKS, LEAST, MOST_RUNS, by_pace, runs_of, weights_of
 from hetrdzv.protocol.errors import NoSuchShares, StaleIncarnation, StaleRound
+from hetrdzv.protocol.states import ShareSource
 from tests.core.driver import Story, running
 
 PLENTY = 1000

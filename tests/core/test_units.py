@@ -11,8 +11,8 @@ from hetrdzv.core.model import Node
 from hetrdzv.core.selection.joining import spare_unit
 from hetrdzv.core.selection.order import may_be_master, natural_key
 from hetrdzv.core.selection.select import Lack, Selection
-from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.errors import InvalidSpec
+from hetrdzv.protocol.settings import GroupSpec
 from tests.core.driver import Story
 from tests.support.every_set import Case, best_of_all
 from tests.support.needs import ALL

@@ -14,12 +14,12 @@ from hetrdzv.core.health.waits import Collectives, Worker
 from hetrdzv.core.model import EQUAL_SHARES, Node
 from hetrdzv.core.plan import Changes, NewNode, plan
 from hetrdzv.core.rounds.shares import at_forming
-from hetrdzv.core.selection import rank_order as settings
 from hetrdzv.core.selection import subset
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol import rank_order
 from hetrdzv.protocol.errors import InvalidSpec, PlanTooLarge
+from hetrdzv.protocol.settings import GroupSpec
 
 
 def node(number: int, slots: int, **labels: str) -> Node:
@@ -128,8 +128,8 @@ class Counted(str):
 def test_a_repeated_word_is_found_without_comparing_all_with_all() -> None:
     words = [Counted(f"n{number}") for number in range(5_000)]
     Counted.compared = 0
-    assert settings._repeated(words) is None
-    assert settings._repeated([*words, Counted("n7")]) == "n7"
+    assert rank_order._repeated(words) is None
+    assert rank_order._repeated([*words, Counted("n7")]) == "n7"
     assert Counted.compared < 100
     text = ",".join(["*", *words, "n7"])
     with pytest.raises(InvalidSpec, match="names 'n7' twice"):

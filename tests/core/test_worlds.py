@@ -14,8 +14,8 @@ from hetrdzv.core.selection.order import natural_key
 from hetrdzv.core.selection.ready import next_round
 from hetrdzv.core.selection.select import MASTERS_TRIED, Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.errors import InvalidSpec
+from hetrdzv.protocol.settings import GroupSpec
 from tests.core.driver import Story, running
 from tests.core.worlds import PAGE, Cluster, page
 from tests.support.every_set import Case, best_of_all, fits

@@ -20,7 +20,7 @@ import yaml
 from hetagent.options.parse import parse
 from hetrdzv.cli import hetserver
 from hetrdzv.client import servers_from
-from hetrdzv.core.model import GroupState
+from hetrdzv.protocol.states import GroupState
 from hetrdzv.service.metrics import Metrics
 from tests.support import needs
 

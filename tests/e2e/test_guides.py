@@ -194,7 +194,7 @@ def test_the_code_in_the_page_on_resuming_is_the_examples() -> None:
 
 @pytest.mark.long
 def test_the_commands_of_the_page_on_upgrades(tmp_path: Path) -> None:
-    """With one version; tests/e2e/test_upgrade.py has two, under a running job."""
+    """With one version."""
     (where,) = commands("docs/upgrade.md", "Upgrade a running site")
     health, status, copy, copy_in_python, venv, install = commands("docs/upgrade.md", "Before")
     assert (venv, install) == ("python3 -m venv new", "new/bin/pip install .")

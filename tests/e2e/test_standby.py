@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetagent.worker.standby import STANDBY_FOR
+from hetagent.worker.standby import CHANNEL
 from tests.support.cluster import Agent, Cluster, cluster, leftovers, wait_for
 from tests.support.needs import ALL
 
@@ -193,7 +193,7 @@ def test_without_standbys(job: Cluster) -> None:
     agent = job.agent("a", 2, "--preload", "none")
     number = kill_one(job, job.world(2))
     job.progress(number)
-    assert not [child for child in psutil.Process(agent.pid).children() if STANDBY_FOR in child.environ()]
+    assert not [child for child in psutil.Process(agent.pid).children() if CHANNEL in child.environ()]
     job.end_well("a")
 
 

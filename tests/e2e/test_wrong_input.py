@@ -26,8 +26,8 @@ from hetagent import (
     cli,
 )
 from hetagent.node.network import hold_port
-from hetagent.protocol.session import session
-from hetrdzv.protocol.wire import DEFAULTS
+from hetagent.protocol.session import joining
+from hetrdzv.protocol.settings import DEFAULTS
 from tests.support.servers import ROOT, Hetserver, free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -407,7 +407,7 @@ def node(address: str = "10.0.0.5", **fields: Any) -> dict[str, Any]:
 
 
 def test_a_node_id_in_use(hetagent: Run, server: Hetserver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "IN_USE_MARGIN_S", 0.5 - DEFAULTS.lease_s)
+    monkeypatch.setattr(joining, "IN_USE_MARGIN_S", 0.5 - DEFAULTS.lease_s)
     put(server, "used", min_nodes=2)
     put(server, "used/nodes/gpu7", **node())
     said = hetagent("--server", server.url, "--group", "used", "--node-id", "gpu7", *CPU, "train.py")

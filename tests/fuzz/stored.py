@@ -1,7 +1,7 @@
 """Groups of every kind as they are stored; `python -m tests.fuzz.stored DIRECTORY` writes what today's code makes.
 
-What `tests/storage/fixtures/` has was written so by the version that its directory is named after, and is not
-written again: later versions have to read it.
+At every release, the first of which is 0.2.0, it is written into `tests/storage/fixtures/0.2.0`, and not again: later
+versions have to read it.
 """
 
 import json
@@ -139,7 +139,7 @@ def fixture(story: Story) -> Mapping[str, object]:
     """A group as JSON: its records, and what its nodes are told."""
     stored = records_of(story.group, story.events)
     return {
-        "records": {key: json.loads(record) for key, record in stored.items()},
+        "records": {key: record.decode() for key, record in stored.items()},
         "told": told(story.group, story.now),
     }
 
@@ -147,4 +147,5 @@ def fixture(story: Story) -> Mapping[str, object]:
 if __name__ == "__main__":
     for make in STORIES:
         path = Path(sys.argv[1], f"{make.__name__}.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(fixture(make()), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,10 +1,9 @@
 """Records what clients and servers of one version of the API say to each other, for test_compatibility.py.
 
-Run it at every release, in the checkout of that release, and check the files in:
+Run it at every release, the first of which is 0.2.0, in the checkout of that release, and check the files in:
 
-    .venv/bin/python -m tests.server.recording tests/server/fixtures/api-1.0
+    .venv/bin/python -m tests.server.recording tests/server/fixtures/0.2.0
 
-To record an older release, put its source tree first: `PYTHONPATH=OLD/rendezvous .venv/bin/python -m ...`.
 Every story is a file: a real client talks to a real hetserver, and each request with its reply is an `Exchange`.
 """
 
@@ -21,15 +20,9 @@ from typing import Any
 import httpx
 
 from hetrdzv.client import Client
+from hetrdzv.protocol import states, wire
+from hetrdzv.protocol.errors import HetError
 from tests.support.servers import Hetserver
-
-try:
-    from hetrdzv.protocol import wire
-    from hetrdzv.protocol.errors import HetError
-except ImportError:  # 0.1
-    from hetrdzv.errors import HetError  # type: ignore[no-redef]
-
-    from hetrdzv import wire  # type: ignore[no-redef]
 
 TOKENS = "adminadmin admin\nagentagent agent group=team-*\nreadreadread read\n"
 """A token file of the server in the story about tokens."""
@@ -152,7 +145,7 @@ def offer(incarnation: str, slots: int, port: int, after_round: int = 0, **more:
 
 def told(incarnation: str, number: int, kind: str, **more: Any) -> "wire.ReportRequest":
     """A report of an agent."""
-    return wire.ReportRequest(incarnation=incarnation, round=number, kind=wire.ReportKind(kind), **more)
+    return wire.ReportRequest(incarnation=incarnation, round=number, kind=states.ReportKind(kind), **more)
 
 
 # -- stories -------------------------------------------------------------------------------------------------

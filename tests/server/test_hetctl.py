@@ -28,8 +28,8 @@ from hetrdzv.cli.hetctl.groups import flag_type
 from hetrdzv.cli.hetctl.main import DESTRUCTIVE, cli, meant
 from hetrdzv.cli.hetctl.shell import completion
 from hetrdzv.client import Client
-from hetrdzv.core.commands import ReportKind
-from hetrdzv.core.spec import Setting
+from hetrdzv.protocol.settings import Setting
+from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.wire import FailureFields, GroupReply, JoinRequest, ReportRequest, SpecFields
 from tests.support.servers import ROOT, Hetserver
 
@@ -976,36 +976,6 @@ def test_another_program_answers(ctl: Callable[..., str]) -> None:
         threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
         said = ctl("--server", f"127.0.0.1:{web.server_port}", "status", status=1)
         assert "answered, but is not a hetserver (HTTP 200, text/html): check --server" in said
-        web.shutdown()
-
-
-class _Older(BaseHTTPRequestHandler):
-    """A hetserver of 0.1, which has no such route."""
-
-    def do_POST(self) -> None:
-        detail = f"there is nothing at {self.path}; see /docs for all routes"
-        problem = {"title": "Not Found", "status": 404, "detail": detail, "code": "no_such_route"}
-        self.send_response(404)
-        self.send_header("Content-Type", "application/problem+json")
-        self.send_header("Het-Api-Version", "1")
-        self.end_headers()
-        self.wfile.write(json.dumps(problem).encode())
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-def test_what_an_older_server_lacks_is_said(ctl: Callable[..., str]) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Older) as web:
-        threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
-        for lacks, *words in (
-            ("makes no plans", "plan", "job"),
-            ("shows no logs", "logs", "job"),
-            ("shows no stacks", "stacks", "job"),
-            ("has no dashboard", "dashboard"),
-        ):
-            said = ctl("--server", f"127.0.0.1:{web.server_port}", *words, status=1)
-            assert said == f"hetctl: this server {lacks}, since it is older: upgrade hetserver\n"
         web.shutdown()
 
 

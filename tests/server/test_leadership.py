@@ -20,7 +20,8 @@ from click.testing import CliRunner
 from hetrdzv.cli import hetserver
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import Unreachable
-from hetrdzv.protocol.wire import PollRequest, ProgressFields, ReportKind, SharesRequest, WorkerFields
+from hetrdzv.protocol.states import ReportKind
+from hetrdzv.protocol.wire import PollRequest, ProgressFields, SharesRequest, WorkerFields
 from tests.support.etcd import EtcdCluster, fill, make_room, make_tls, sturdy
 from tests.support.failover import FAILOVER_S, LEASE_S, SPEC, WAIT_S, Job, Servers, get, serving
 from tests.support.servers import Hetserver, free_port

@@ -24,7 +24,7 @@ from hetrdzv.api.http.limits import (
 )
 from hetrdzv.api.http.places import most_per_address
 from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Undrain
-from hetrdzv.protocol import wire
+from hetrdzv.protocol import bounds, wire
 from hetrdzv.protocol.errors import Busy, TooManyGroups, TooManyNodes, TooManyPolls
 from hetrdzv.protocol.routes import Role, Size
 from hetrdzv.settings import Limits
@@ -163,7 +163,7 @@ def test_whatever_agents_ask_counts_as_small() -> None:
 
 
 def test_large_bodies_share_what_there_is() -> None:
-    bodies, large = Bodies(), wire.MAX_BODY_BYTES
+    bodies, large = Bodies(), bounds.MAX_BODY_BYTES
     bodies.grow(0, SMALL_BODY_BYTES)
     for _ in range(BODIES_BYTES // large):
         bodies.grow(0, large)
@@ -522,7 +522,7 @@ def send_ahead(streams: list[socket.socket], data: bytes) -> None:
 
 
 AHEAD = 200
-BIG = wire.MAX_BODY_BYTES - 1_000
+BIG = bounds.MAX_BODY_BYTES - 1_000
 
 
 def poll_of(server: Hetserver, node: str, stack: ExitStack, padding: int = 0) -> socket.socket:

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.group import empty
-from hetrdzv.core.model import Group, Node, NodePhase
+from hetrdzv.core.model import Group, Node
+from hetrdzv.protocol.states import NodePhase
 from hetrdzv.service.liveness.leases import (
     MAX_BLIND_POLL_S,
     MAX_POLL_S,

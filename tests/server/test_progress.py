@@ -207,8 +207,9 @@ async def test_logs_are_asked_for_as_stacks_are_and_keep_their_end() -> None:
         assert (await client.post(f"{GROUP}/nodes/a/stacks", json=answer)).status_code == 204
         reply = (await asked).json()
         assert reply == {"round": 1, "logs": [{"rank": 0, "node_id": "a", "text": text, "why": ""}]}
-        older = (await client.post(f"{GROUP}/logs", params={"rank": 1})).json()["logs"]
-        assert older[0]["why"] == "its agent cannot send logs: it is older than this server"
+        silent = (await client.post(f"{GROUP}/logs", params={"rank": 1})).json()["logs"]
+        why = "its agent has sent nothing about its workers yet, so it is not asked for logs"
+        assert silent[0]["why"] == why
 
 
 async def test_where_it_is_too_long_a_log_loses_its_beginning_and_a_stack_its_end() -> None:
@@ -226,7 +227,7 @@ async def test_where_it_is_too_long_a_log_loses_its_beginning_and_a_stack_its_en
         assert one.text.endswith(end)
 
 
-async def test_stacks_of_an_older_agent_and_without_workers() -> None:
+async def test_stacks_of_an_agent_that_has_said_nothing_and_without_workers() -> None:
     async with serving() as (service, _), api(service) as client:
         await service.execute("g", join("a", min_nodes=2, max_nodes=2))
         refused = await client.post(f"{GROUP}/stacks")
@@ -236,7 +237,7 @@ async def test_stacks_of_an_older_agent_and_without_workers() -> None:
         assert (wrong.status_code, wrong.json()["code"]) == (404, "unknown_rank")
         shown = (await client.post(f"{GROUP}/stacks")).json()["stacks"]
         assert [(one["rank"], one["text"]) for one in shown] == [(0, ""), (1, "")]
-        assert "older" in shown[0]["why"]
+        assert "has sent nothing" in shown[0]["why"]
 
 
 async def test_the_stack_of_the_worker_that_is_waited_for_is_fetched_at_once() -> None:

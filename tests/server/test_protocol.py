@@ -5,7 +5,8 @@ import pytest
 from hetrdzv.protocol.addresses import is_loopback
 from hetrdzv.protocol.daemon import MAX_CHARACTERS, MAX_WORDS, refusal
 from hetrdzv.protocol.ids import MAX_ID_LENGTH, checked_id, is_id
-from hetrdzv.protocol.wire import DEFAULTS, SETTINGS, JoinRequest, SpecFields
+from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
+from hetrdzv.protocol.wire import JoinRequest, SpecFields
 
 
 @pytest.mark.parametrize("value", ["a", "0", "_", "-", "gpu2.rack-1", ".a", "a.", "..a", "x" * MAX_ID_LENGTH])

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.core.commands import Drain, NoteStall, ReportKind, StartDaemon, Tick
+from hetrdzv.core.commands import Drain, NoteStall, StartDaemon, Tick
 from hetrdzv.core.group import Transition
-from hetrdzv.core.model import Group, GroupState, Stall, StallKind
+from hetrdzv.core.model import Group, Stall
 from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StaleRound, StorageError, UnknownGroup
+from hetrdzv.protocol.states import GroupState, ReportKind, StallKind
 from hetrdzv.service import apart
 from hetrdzv.service import service as service_module
 from hetrdzv.service.service import Service

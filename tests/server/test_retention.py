@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Renew, ReportKind, Restart, Tick
+from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Renew, Restart, Tick
 from hetrdzv.protocol.errors import StorageError, TooManyGroups
+from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.liveness import silence
 from hetrdzv.service.retention import SWEEP_EVERY_S
 from hetrdzv.service.service import Service

@@ -12,7 +12,7 @@ import pytest
 from hetrdzv.core.commands import Cancel, Disconnect, Drain, Leave, Put, Renew, Restart, Tick
 from hetrdzv.core.group import empty
 from hetrdzv.core.invariants import InvariantError, check
-from hetrdzv.core.model import GroupState, Node, NodePhase
+from hetrdzv.core.model import Node
 from hetrdzv.core.phrasing import unreached
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.protocol.errors import (
@@ -26,6 +26,7 @@ from hetrdzv.protocol.errors import (
     UnknownGroup,
     UnknownNode,
 )
+from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.service import ledger
 from hetrdzv.service import service as service_module
 from hetrdzv.service.history import Place, follow

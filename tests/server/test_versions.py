@@ -4,8 +4,8 @@ import httpx
 import pytest
 
 from hetrdzv.api.reading import ignored
-from hetrdzv.core.directive import DirectiveKind
 from hetrdzv.protocol import versions
+from hetrdzv.protocol.states import DirectiveKind
 from tests.support.served import api, serving, two_nodes
 
 JOIN = {"incarnation": "i", "slots": 1, "address": "10.0.0.1", "port": 4000}
@@ -18,7 +18,7 @@ OTHERS = (
     {"Het-Api-Version": "1", "Het-Api-Minor": str(versions.MINOR)},
     {"Het-Api-Minor": str(versions.MINOR + 1)},
 )
-"""A person, 0.1, ourselves, and a person who copied half of the headers."""
+"""A person, one who does not say which minor version, ourselves, and a person who copied half of the headers."""
 
 
 def problem(response: httpx.Response, status: int, code: str) -> str:

@@ -7,15 +7,26 @@ agent does not protect itself against a session that hands out what it should no
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hetagent.protocol import reports
 from hetagent.protocol.line import LEAVE_S
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.requests import Answer, Request
+from hetagent.protocol.session.outbox import Answered
 from hetagent.protocol.session.session import Session
-from hetagent.protocol.session.sharing import Decided, SharesAnswer
+from hetagent.protocol.topics import SHARES, Message
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, FailureFields, ProgressFields, WorkerFields
+from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.wire import (
+    DirectiveReply,
+    FailureFields,
+    ProgressFields,
+    SharesReply,
+    SharesRequest,
+    WorkerFields,
+)
 from tests.sim.store import GROUP
 from tests.sim.workers import Fate, Workers, make_workers
 
@@ -142,8 +153,8 @@ class Agent:
             self.world.network.send(self, request)
         for notice in session.notices():
             self.world.checks.say(self.node_id, f"notices: {notice}")
-        for shares in session.shares_answers():
-            self._decided(shares)
+        for answered in session.answers():
+            self._decided(answered)
         fresh = session.directives()
         if fresh:
             self._fresh.extend(fresh)
@@ -200,7 +211,9 @@ class Agent:
                 return
             else:
                 self.world.note("master unreachable")
-                self.session.master_unreachable(directive.round, "timed out", self.world.timeline.now)
+                self.session.say(
+                    reports.master_unreachable(directive.round, "timed out"), self.world.timeline.now
+                )
         self._trying = False
         self._deliver()
 
@@ -248,7 +261,7 @@ class Agent:
         if not world.calm and self._rng.random() < scenario.fails / 5:
             world.checks.worker_failed(self.node_id, self.round, "cannot be started")
             failure = FailureFields(local_rank=-1, rank=-1, message="no such file")
-            self.session.failed(self.round, failure, world.timeline.now)
+            self.session.say(reports.failed(self.round, failure), world.timeline.now)
             return
         workers = make_workers(
             self.node_id,
@@ -285,7 +298,7 @@ class Agent:
     def _saved(self, workers: Workers, exits: bool) -> None:
         if workers is self.workers and not self._stopping and workers.alive and not workers.failed:
             self.world.note("workers have saved")
-            self.session.ready_to_stop(workers.round, self.world.timeline.now)
+            self.session.say(reports.ready_to_stop(workers.round), self.world.timeline.now)
             if exits:
                 self.world.workers_saved(self.machine, workers)
 
@@ -297,7 +310,7 @@ class Agent:
             self._workers_gone()
 
     def _launched(self, workers: Workers) -> None:
-        self.session.started(workers.round, self.world.timeline.now)
+        self.session.say(reports.started(workers.round), self.world.timeline.now)
         if self._pace.random() < self.world.scenario.asks:
             self.session.watch(self._sample)
             self._after(self._pace.uniform(0, 5), self._ask_shares, workers, 1)
@@ -316,10 +329,12 @@ class Agent:
 
     def _ask_shares(self, workers: Workers, number: int) -> None:
         if workers is self.workers and workers.alive and not self._stopping:
-            self.session.ask_shares(workers.round, number)
+            message = Message(SHARES, partial(SharesRequest, round=workers.round, number=number))
+            self.session.ask(message, self.world.timeline.now)
 
-    def _decided(self, told: SharesAnswer) -> None:
-        if isinstance(told.answer, Decided) and self.workers is not None and self.workers.round == told.round:
+    def _decided(self, answered: Answered) -> None:
+        _, told = answered
+        if isinstance(told, SharesReply) and self.workers is not None and self.workers.round == told.round:
             self.world.note("shares were decided")
             self._decision = told.number
             self._after(self._pace.uniform(0, 5), self._ask_shares, self.workers, told.number + 1)
@@ -335,7 +350,7 @@ class Agent:
         if self._script.random() < HOPELESS:
             self.world.note("script is hopeless")
             failure = failure.model_copy(update={"permanent": True})
-        self.session.failed(workers.round, failure, self.world.timeline.now)
+        self.session.say(reports.failed(workers.round, failure), self.world.timeline.now)
         self._stop(self.world.stop_timeout_s)
 
     def workers_succeeded(self, workers: Workers) -> None:
@@ -346,7 +361,9 @@ class Agent:
         if workers is self.workers and not self._stopping:
             met = self._script.choice((None, None, 0, 1, 1000))
             must_meet = self._script.random() < 0.1
-            self.session.succeeded(workers.round, self.world.timeline.now, met, must_meet=must_meet)
+            self.session.say(
+                reports.succeeded(workers.round, met, must_meet=must_meet), self.world.timeline.now
+            )
             self._workers_gone()
 
     # -- stopping --------------------------------------------------------------------------------------------

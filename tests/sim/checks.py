@@ -11,16 +11,18 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from hetagent.protocol.requests import Answer, AskShares, Join, Leave, Poll, Report, Request
+from hetagent.protocol import topics
+from hetagent.protocol.requests import Answer, Join, Leave, Poll, Request, Say
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
 from hetrdzv.core.explain import explain
 from hetrdzv.core.group import Transition, step
 from hetrdzv.core.invariants import violations
-from hetrdzv.core.model import EndKind, Group, GroupState, NodePhase, Round
+from hetrdzv.core.model import Group, Round
 from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply, ReportKind, SharesReply
+from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
+from hetrdzv.protocol.wire import DirectiveReply, SharesReply
 from hetrdzv.service import service as service_module
 from hetrdzv.service.liveness import leases as leases_module
 from tests.sim.store import Disk
@@ -243,10 +245,10 @@ class Checks:
                 case Join(body=body):
                     self._done.add((request.node_id, body.incarnation, "join", body.after_round, body.port))
                     problem = problem or _join_is_lost(request, disk)
-                case Report(body=report):
+                case Say(topic=topics.REPORT, body=report):
                     self._done.add((request.node_id, report.incarnation, report.kind, report.round))
                     problem = problem or _report_is_lost(request, disk)
-                case AskShares(body=asked):
+                case Say(topic=topics.SHARES, body=asked):
                     assert isinstance(answer, SharesReply)
                     decision = (asked.round, asked.number)
                     if self._shares.get(decision) != [list(run) for run in answer.weights]:
@@ -424,7 +426,7 @@ def _join_is_lost(request: Join, disk: Disk) -> str | None:
     return f"the acknowledgement of round {request.body.after_round}"
 
 
-def _report_is_lost(request: Report, disk: Disk) -> str | None:
+def _report_is_lost(request: Say, disk: Disk) -> str | None:
     body, node, current = request.body, disk.node(request.node_id), disk.round
     if node is None or node["incarnation"] != body.incarnation or current is None:
         return None
@@ -464,13 +466,13 @@ def _words(what: commands.Command | Request) -> str:
             return "tick"
         case Join():
             return f"join after round {what.body.after_round}"
-        case Report():
+        case Say(topic=topics.REPORT):
             return f"{what.body.kind} in round {what.body.round}"
         case Poll():
             return f"poll for {what.wait_s:.2f} s after {what.after}"
         case Leave():
             return "leave"
-        case AskShares():
+        case Say(topic=topics.SHARES):
             return f"ask for decision {what.body.number} on the shares of round {what.body.round}"
     node_id = getattr(what, "node_id", "")
     return f"{node_id + ': ' if node_id else ''}{type(what).__name__.lower()}"

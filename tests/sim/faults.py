@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 from hetrdzv.core.commands import Cancel, Drain, NoteStall, Restart, Undrain
-from hetrdzv.core.model import Stall, StallKind
+from hetrdzv.core.model import Stall
+from hetrdzv.protocol.states import StallKind
 from tests.sim.machine import Machine
 from tests.sim.network import DOWN, UP
 from tests.sim.scenario import MOST_MACHINES

@@ -37,7 +37,7 @@ MUTANTS = (
     Mutant("a stall costs a lease", f"{SERVICE}/liveness/leases.py", "        self._floor = now - self._late_s", "        pass"),
     Mutant("time in which the server stood still counts", "rendezvous/hetrdzv/service/liveness/clock.py", "            self.stalls += 1\n", "            self._now += passed_s\n"),
     Mutant("the session starts while workers run", f"{AGENT}/session/directives.py", "                if running:\n                    why = ", "                if False:\n                    why = "),
-    Mutant("the session gives up on reports", f"{AGENT}/session/session.py", "        if self._contact.is_old(request):\n            return\n", "        self._reports.drop('')\n        if self._contact.is_old(request):\n            return\n"),
+    Mutant("the session gives up on reports", f"{AGENT}/session/session.py", "        if self._contact.is_old(request):\n            return\n", "        self._reports.drop()\n        if self._contact.is_old(request):\n            return\n"),
     Mutant("nobody stops without a server", f"{AGENT}/session/contact.py", "        return None if self._heard_at is None else self._heard_at + max_disconnect_s\n", "        return None\n"),
     Mutant("a late answer proves that a server is there", f"{AGENT}/session/contact.py", "heard_at = min(now, sent_at + max_disconnect_s / 2)", "heard_at = now"),
     Mutant("any world size is a multiple", f"{CORE}/selection/worlds.py", "range(top - (top - rest) % stride, self.smallest - 1, -stride)", "range(top, 0, -1)"),

@@ -16,8 +16,9 @@ from typing import Any
 
 from hetrdzv.core.commands import Drain, NoteStall, Restart, Undrain
 from hetrdzv.core.explain import explain_left_out
-from hetrdzv.core.model import Group, GroupState
+from hetrdzv.core.model import Group
 from hetrdzv.core.plan import Changes, NewNode, Plan, plan
+from hetrdzv.protocol.states import GroupState
 from tests.sim.machine import Machine
 from tests.sim.scenario import Scenario, scenario
 from tests.sim.world import World

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.spec import GroupSpec, OnJoin
 from hetrdzv.protocol.errors import InvalidSpec
+from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.wire import SpecFields
 from tests.support.every_set import Case, best_of_all
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from hetagent.protocol.requests import Answer
 from hetrdzv.api import views
@@ -17,7 +18,6 @@ from hetrdzv.core.commands import Command, Leave, Renew
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
 from hetrdzv.protocol.wire import (
-    DaemonRequest,
     DirectiveReply,
     JoinRequest,
     PollRequest,
@@ -48,7 +48,7 @@ class _HungUp(Exception):
 
 
 class Connection:
-    """What the routes do with a request, without HTTP; a `hetagent.protocol.session.session.Server`."""
+    """What the routes do with a request, without HTTP; a `hetagent.protocol.requests.Server`."""
 
     def __init__(self, service: Service, polls: Polls) -> None:
         self._service = service
@@ -86,13 +86,15 @@ class Connection:
             raise _HungUp
         return views.directive_reply(*found)
 
-    async def shares(self, group: str, node: str, request: SharesRequest) -> SharesReply:
-        """As `POST .../shares`."""
+    async def say(self, group: str, node: str, topic: str, body: Any, reply: Any) -> Any:
+        """As `POST .../{topic}`; no agent of the simulation says anything else."""
+        return await {"shares": self._shares, "report": self._report}[topic](group, node, body)
+
+    async def _shares(self, group: str, node: str, request: SharesRequest) -> SharesReply:
         found = await decided(self._service, group, node, request.incarnation, request.round, request.number)
         return shares_reply(request.round, found)
 
-    async def report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
-        """As `POST .../report`."""
+    async def _report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
         try:
             await self._service.execute(group, report_command(node, request))
         except StaleRound as error:
@@ -100,10 +102,6 @@ class Connection:
             body = problem_body(error, directive=told)
             raise Problem(error.status, error.code, str(error), body) from None
         return views.directive_reply(*tell(self._service, group, node, request.incarnation))
-
-    async def start_daemon(self, group: str, node: str, request: DaemonRequest) -> DirectiveReply:
-        """No agent of the simulation has a launcher."""
-        raise NotImplementedError
 
     async def leave(self, group: str, node: str, *, incarnation: str, reason: str) -> None:
         """As `DELETE /v1/groups/{g}/nodes/{n}`."""

@@ -8,6 +8,7 @@ import pytest
 from hetrdzv.api.views import directive_reply
 from hetrdzv.core import commands
 from hetrdzv.core.model import Failure
+from hetrdzv.protocol import states
 from hetrdzv.protocol.wire import DirectiveReply
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.storage import records
@@ -103,7 +104,7 @@ def test_a_failure_that_never_was(story: Story, checks: Checks) -> None:
     before = story.group
     failure = Failure(local_rank=0, rank=2, exit_code=1)
     report = commands.Report(
-        node_id="b", incarnation="b-1", round=1, kind=commands.ReportKind.FAILED, failure=failure
+        node_id="b", incarnation="b-1", round=1, kind=states.ReportKind.FAILED, failure=failure
     )
     story.do(report)
     story.join("a")

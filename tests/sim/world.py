@@ -8,7 +8,8 @@ from math import inf
 
 from hetagent.protocol.requests import Leave
 from hetrdzv.core.commands import Undrain
-from hetrdzv.core.model import Group, GroupState, NodePhase
+from hetrdzv.core.model import Group
+from hetrdzv.protocol.states import GroupState, NodePhase
 from tests.sim.agents import Agent
 from tests.sim.checks import Checks, Violation, standing
 from tests.sim.faults import Faults

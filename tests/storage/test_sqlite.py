@@ -412,18 +412,6 @@ async def test_a_crash_between_a_commit_and_its_note_is_no_reason_to_refuse(path
     assert lock_of(path).read_bytes().split()[2] == b"%020d" % 2
 
 
-@pytest.mark.parametrize("lock", [b"4711\n", b"", b"\0" * 40])
-async def test_a_file_of_0_1_is_taken_over(lock: bytes, path: Path) -> None:
-    await filled(path)
-    with sqlite3.connect(path) as connection:
-        connection.execute("DELETE FROM meta WHERE key IN ('id', 'commits')")
-    connection.close()
-    lock_of(path).write_bytes(lock)
-    await filled(path)
-    path.write_bytes(b"")
-    assert "is empty. Put the newest file back" in await refusal(path)
-
-
 @pytest.mark.parametrize("what", ["state.db", "state.db-wal"])
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 async def test_a_file_that_is_taken_from_a_running_server(

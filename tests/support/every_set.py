@@ -10,7 +10,7 @@ from hetrdzv.core.selection.order import Former, may_be_master, natural_key
 from hetrdzv.core.selection.ready import ready_nodes
 from hetrdzv.core.selection.select import Selection, Shortfall, select
 from hetrdzv.core.selection.units import whole
-from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.settings import GroupSpec
 
 
 @dataclass(frozen=True)

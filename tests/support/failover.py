@@ -12,7 +12,8 @@ from typing import Any, Self
 
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import Unreachable
-from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, ReportKind, ReportRequest, SpecFields
+from hetrdzv.protocol.states import ReportKind
+from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, ReportRequest, SpecFields
 from tests.support.etcd import EtcdCluster
 from tests.support.servers import Hetserver
 

@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 
 from hetrdzv.api.app import create_app
-from hetrdzv.core.commands import Join, Report, ReportKind
+from hetrdzv.core.commands import Join, Report
 from hetrdzv.core.model import Group
+from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.liveness.clock import ServedClock
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import Batch, Snapshot

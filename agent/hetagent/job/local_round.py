@@ -359,9 +359,8 @@ class LocalRound:
             exit_code=failure.exit_code,
             signal=failure.signal,
             message=failure_message(left, failure.status, secrets),
+            permanent=is_permanent(left),
         )
-        if is_permanent(left):  # an older server knows no such field
-            fields = fields.model_copy(update={"permanent": True})
         if self._watching is not None:
             fields = fields.model_copy(update=self._watching.reached())
         return fields, f"{who} {how}"

@@ -25,16 +25,11 @@ from hetagent.node.network import NetworkError
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes import signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
+from hetagent.protocol import reports
 from hetagent.protocol.line import LEAVE_S, UNHEARD_LEAVE_S, Line
-from hetrdzv.protocol.wire import (
-    DEFAULTS,
-    UNLIMITED_RESTARTS,
-    DirectiveKind,
-    DirectiveReply,
-    FailureFields,
-    NoticeReply,
-    StartReply,
-)
+from hetrdzv.protocol.settings import DEFAULTS, UNLIMITED_RESTARTS
+from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.wire import DirectiveReply, FailureFields, NoticeReply, StartReply
 
 EXIT_FAILED = 1
 """What the server has an agent exit with for a failure that is not a worker's own (docs/design.md, Agent)."""
@@ -335,21 +330,22 @@ class Agent:
             self._tell(warning)
         if (met := self._local.late()) is not None:
             self._tell(f"round {self._round}: {self._local.meeting(met)}")
-            self._line.started(self._round, met)
+            self._line.say(reports.started(self._round, met))
         end = self._local.end()
         if end is None:
             self._on_ready_to_stop(self._local)
             return
         if end.failure is not None:
             failure, text = self._local.describe(end.failure, self._secrets())
-            self._line.failed(self._round, failure, end.failure.seen_at)
+            self._line.say(reports.failed(self._round, failure), end.failure.seen_at)
             self._tell(f"round {self._round}: {text}")
             self._account.loses(text, time.monotonic())
             self._stop(signal.SIGTERM, self._grace_s())
         else:
             self._tell(f"round {self._round}: all local workers succeeded; waiting for the others")
             self._account.waits_for_others(time.monotonic())
-            self._line.succeeded(self._round, self._local.met(), must_meet=self._must_meet)
+            met = self._local.met()
+            self._line.say(reports.succeeded(self._round, met, must_meet=self._must_meet))
             self._clear_workers(spare_detached=True)
 
     def _obey(self, directive: DirectiveReply) -> None:
@@ -400,7 +396,7 @@ class Agent:
         """Report that the workers have saved; do not wait for ever for the end of the round."""
         if local.ready_to_stop():
             self._tell(f"round {self._round}: the workers are ready to stop")
-            self._line.ready_to_stop(self._round)
+            self._line.say(reports.ready_to_stop(self._round))
         elif local.is_forgotten():
             self._tell(
                 f"round {self._round} goes on, but the workers here have stopped for its end: joining again"
@@ -536,7 +532,7 @@ class Agent:
             round=number,
             start=start,
             script_port=self._ports.script,
-            start_daemon=self._line.start_daemon,
+            ask=self._line.ask,
             interrupted=self._is_wanted,
         )
         self._local = LocalRound(
@@ -573,7 +569,7 @@ class Agent:
     def _share(self, assignment: Assignment) -> RoundShares:
         """The shares of a round, for its workers here."""
         decided = self._watching.decided if self._watching is not None else lambda number, others: None
-        return RoundShares(assignment, self._line.ask_shares, self._tell, decided)
+        return RoundShares(assignment, self._line.ask, self._tell, decided)
 
     def _heard_shares(self) -> RoundShares | None:
         """The shares of the round, if the kernel says when a worker asks for others."""
@@ -605,7 +601,7 @@ class Agent:
             self._account.trains(time.monotonic())
             self._pids = local.pids
             self._guardian.watch(self._pids)
-            self._line.started(local.number, network="\n".join(network))
+            self._line.say(reports.started(local.number, network="\n".join(network)))
 
     def _environ(self) -> dict[str, str]:
         return {
@@ -629,4 +625,4 @@ class Agent:
         failure = FailureFields(local_rank=-1, rank=-1, message=message[: failures.MAX_CHARACTERS])
         if isinstance(error, NotFound | Misfit):
             failure = failure.model_copy(update={"permanent": True})
-        self._line.failed(self._round, failure, time.monotonic())
+        self._line.say(reports.failed(self._round, failure))

@@ -19,8 +19,9 @@ from pathlib import Path
 from hetagent.launch.base import Assignment
 from hetagent.node import scratch
 from hetagent.node.created import Created
-from hetagent.protocol.session.sharing import Answered, Decided, Refused
+from hetagent.protocol.topics import SHARES, Message
 from hetagent.shares import ANSWER, ASK, FILE
+from hetrdzv.protocol.wire import SharesReply, SharesRequest
 
 WEIGHT, SUM = "HET_WEIGHT", "HET_WEIGHT_SUM"
 """Variables of a worker: its own weight, and the sum of all."""
@@ -36,8 +37,8 @@ KEPT = 2
 Runs = Sequence[tuple[int, float]]
 """How many ranks in a row have which weight, in rank order; empty: all have the same."""
 
-Ask = Callable[[int, int], "Future[Answered]"]
-"""Asks the server for a decision of a round, by the numbers of both; see `Line.ask_shares`."""
+Ask = Callable[[Message[SharesReply]], "Future[SharesReply]"]
+"""Asks the server for a decision; see `Line.ask`."""
 
 
 class RoundShares:
@@ -67,7 +68,6 @@ class RoundShares:
         self._tell = tell
         self._decided = decided
         self._asked: set[int] = set()  # those whose answers are kept, or will come
-        self._is_older = False  # the server
         parent = Path(tempfile.gettempdir())
         scratch.sweep(PREFIX, parent)
         self._folder = scratch.Folder(PREFIX, parent)
@@ -121,7 +121,8 @@ class RoundShares:
         }
         for number in sorted(numbers - self._asked):
             self._asked.add(number)
-            self._ask(self._round, number).add_done_callback(partial(self._answer, number))
+            message = Message(SHARES, partial(SharesRequest, round=self._round, number=number))
+            self._ask(message).add_done_callback(partial(self._answer, number))
 
     def close(self) -> None:
         """The workers are gone."""
@@ -131,23 +132,16 @@ class RoundShares:
 
     # -- in the line's thread ----------------------------------------------------------------------------------
 
-    def _answer(self, number: int, answer: "Future[Answered]") -> None:
+    def _answer(self, number: int, answer: "Future[SharesReply]") -> None:
         """Give the workers what the server has answered, if they are still there."""
         if answer.cancelled():
             return
-        match answer.result():
-            case Decided(runs):
-                weights = _spread(runs, self._start.world_size)
-            case Refused(why, is_older=True):
-                if not self._is_older:
-                    self._is_older = True
-                    self._tell(f"{why}: the shares of round {self._round} stay as they are")
-                weights = self._weights
-            case Refused(why):
-                self._tell(f"round {self._round}: no new shares: {why}")
-                with suppress(OSError):
-                    _put(ANSWER.format(path=self._path, number=number), {"error": why})
-                return
+        if (refusal := answer.exception()) is not None:
+            self._tell(f"round {self._round}: no new shares: {refusal}")
+            with suppress(OSError):
+                _put(ANSWER.format(path=self._path, number=number), {"error": str(refusal)})
+            return
+        weights = _spread(answer.result().weights, self._start.world_size)
         self._decided(number, weights != self._newest)
         self._newest = weights
         with suppress(OSError):

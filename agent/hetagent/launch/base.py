@@ -1,13 +1,14 @@
 """The contract between the run loop and every launch style."""
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from hetagent.launch.command import CommandError, WorkerCommand, group_command
+from hetagent.protocol.topics import Message
 from hetrdzv.protocol.wire import StartReply
 
 
@@ -42,7 +43,7 @@ class Assignment:
         start: what the server decided.
         script_port: the socket that holds this node's own `script_port`, listening; on the master it is
             the port that the round's members know as `start.master.script_port`.
-        start_daemon: on the master: has another member run something in this round, see `Line.start_daemon`.
+        ask: asks the server something about this round, see `Line.ask`.
         interrupted: whether a signal or the server wants the agent's attention: a `begin` that waits then gives up.
         notes: messages for the person at the terminal; a launch adds to them.
     """
@@ -52,7 +53,7 @@ class Assignment:
     round: int
     start: StartReply
     script_port: socket.socket | None = None
-    start_daemon: Callable[[int, str, Sequence[str]], "Future[str | None]"] | None = None
+    ask: Callable[[Message[Any]], "Future[Any]"] | None = None
     interrupted: Callable[[], bool] = lambda: False
     notes: list[str] = field(default_factory=list)
 

@@ -18,7 +18,7 @@ from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings
 from hetagent.options.values import label, notice_signal, port_range, seconds, setting, weight, world_size
 from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S
 from hetrdzv import __version__
-from hetrdzv.protocol.wire import SETTINGS, Setting
+from hetrdzv.protocol.settings import SETTINGS, Setting
 
 SPEC_FLAGS: Mapping[str, Setting] = {name: one for name, one in SETTINGS.items() if one.has_flag}
 """Settings of the group with a flag of their own name; --nnodes and --max-restarts are torchrun's."""

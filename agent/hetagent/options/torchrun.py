@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from hetagent.options.values import filters, seconds, setting
-from hetrdzv.protocol.wire import DEFAULTS, SETTINGS
+from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
 
 TORCHRUNS_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """torchrun's default for --signals-to-handle."""

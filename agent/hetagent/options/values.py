@@ -10,7 +10,8 @@ from dataclasses import replace
 from hetagent.node.network import parse_port_range
 from hetagent.options.model import Std, Streams
 from hetagent.options.slurm import UNHANDLED
-from hetrdzv.protocol.wire import MAX_WEIGHT, MIN_WEIGHT, Setting
+from hetrdzv.protocol.bounds import MAX_WEIGHT, MIN_WEIGHT
+from hetrdzv.protocol.settings import Setting
 
 
 def seconds(text: str) -> float:

@@ -6,26 +6,26 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import datetime
+from typing import Any
 
+from hetagent.protocol import reports
 from hetagent.protocol.delivery import Delivery
 from hetagent.protocol.mailbox import Mailbox
 from hetagent.protocol.requests import Answer, Request
 from hetagent.protocol.session.session import LEAVE_PATIENCE_S, Session
-from hetagent.protocol.session.sharing import Answered
+from hetagent.protocol.topics import Message, R
 from hetagent.protocol.waiting import TICK_S, Waiting, never_live
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.clock_times import with_clock_times
 from hetrdzv.protocol.errors import HetError, Unreachable
+from hetrdzv.protocol.settings import DEFAULTS
+from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.wire import (
-    DEFAULTS,
-    DirectiveKind,
     DirectiveReply,
-    FailureFields,
     ProgressFields,
-    StackFields,
     StacksAsked,
 )
 
@@ -74,9 +74,8 @@ class Line:
         self._hopeless = False  # no server will hear our goodbye
         self._abandoned = False  # nobody takes directives any more
         self._error: Exception | None = None  # what broke the thread, or is about to
-        self._show_stacks: Callable[[StacksAsked], None] = lambda asked: None
-        self._daemons: dict[tuple[int, str], Future[str | None]] = {}
-        self._shares: dict[tuple[int, int], Future[Answered]] = {}
+        self._on_question: Callable[[StacksAsked], None] = lambda asked: None
+        self._asked: dict[Message[Any], Future[Any]] = {}
         self._waiting = Waiting(tell, show_live)
         self._told_stall = ""  # what was shown of the stall, but its numbers
         self._stop_timeout_s = DEFAULTS.stop_timeout_s
@@ -107,86 +106,56 @@ class Line:
 
     def ready(self, after_round: int, port: int, script_port: int, not_ready: str = "") -> None:
         """Join, or ready for the next round: all workers of `after_round` are gone; see `Session.ready`."""
-        self._say(lambda now: self._session.ready(after_round, port, script_port, now, not_ready))
+        self._do(lambda now: self._session.ready(after_round, port, script_port, now, not_ready))
 
     def change_readiness(self, not_ready: str) -> None:
         """Whether this node can take part has changed since `ready`; see `Session.change_readiness`."""
-        self._say(lambda now: self._session.change_readiness(not_ready, now))
+        self._do(lambda now: self._session.change_readiness(not_ready, now))
 
-    def started(self, round_number: int, met: int | None = None, network: str = "") -> None:
-        """All local workers were started; see `Session.started`."""
-        self._say(lambda now: self._session.started(round_number, now, met, network))
+    def say(self, message: Message[Any], since: float | None = None) -> None:
+        """Tell the server.
 
-    def succeeded(self, round_number: int, met: int | None = None, *, must_meet: bool = False) -> None:
-        """All local workers ended with status 0; see `Session.succeeded`."""
-        self._say(lambda now: self._session.succeeded(round_number, now, met, must_meet=must_meet))
+        Args:
+            since: when it became true (monotonic seconds) [now].
+        """
+        self._do(lambda now: self._session.say(message, now if since is None else since))
 
-    def ready_to_stop(self, round_number: int) -> None:
-        """After a notice, all local workers may be stopped; see `Session.ready_to_stop`."""
-        self._say(lambda now: self._session.ready_to_stop(round_number, now))
-
-    def failed(self, round_number: int, failure: FailureFields, seen_at: float) -> None:
-        """A local worker failed; `seen_at` is when that was seen (monotonic seconds)."""
-        self._say(lambda now: self._session.failed(round_number, failure, seen_at))
-
-    def start_daemon(self, round_number: int, node_id: str, words: Sequence[str]) -> "Future[str | None]":
-        """This node is the round's master, and another member is to run a daemon.
+    def ask(self, message: Message[R]) -> "Future[R]":
+        """Tell the server, and hear its answer.
 
         Returns:
-            why it does not run, None once the server has accepted it; cancelled if there is no server any more.
+            the reply, or the server's refusal as an exception, in the line's thread; cancelled if the round is over, or
+            there is no server any more.
         """
-        answer: Future[str | None] = Future()
+        answer: Future[R] = Future()
 
-        def say(now: float) -> None:
-            former = self._daemons.setdefault((round_number, node_id), answer)
-            if former is not answer:
-                answer.set_result(f"{node_id} has already been given a daemon in round {round_number}")
-                return
-            self._session.start_daemon(round_number, node_id, words, now)
+        def ask(now: float) -> None:
+            self._asked[message] = answer
+            self._session.ask(message, now)
 
-        if not self._say(say):
-            answer.cancel()
-        return answer
-
-    def ask_shares(self, round_number: int, number: int) -> "Future[Answered]":
-        """The workers of a round ask for a decision on their shares.
-
-        Returns:
-            the answer, in the line's thread; cancelled if the round is over, or there is no server any more.
-        """
-        answer: Future[Answered] = Future()
-
-        def say(now: float) -> None:
-            self._shares[round_number, number] = answer
-            self._session.ask_shares(round_number, number)
-
-        if not self._say(say):
+        if not self._do(ask):
             answer.cancel()
         return answer
 
     def watch(
-        self, sample: Callable[[], ProgressFields | None], show_stacks: Callable[[StacksAsked], None]
+        self, sample: Callable[[], ProgressFields | None], on_question: Callable[[StacksAsked], None]
     ) -> None:
         """From now on, tell the server how far the workers have come; see `Session.watch`.
 
         Args:
             sample: called in the line's thread.
-            show_stacks: called there with each question about stacks, which `stacks` answers; must not wait.
+            on_question: called there with each question about workers; must not wait.
         """
 
-        def say(now: float) -> None:
+        def watch(now: float) -> None:
             self._session.watch(sample)
-            self._show_stacks = show_stacks
+            self._on_question = on_question
 
-        self._say(say)
+        self._do(watch)
 
-    def tell_progress(self) -> None:
+    def tell(self) -> None:
         """The server has to know at once how far the workers have come."""
-        self._say(lambda now: self._session.tell())
-
-    def stacks(self, number: int, stacks: Sequence[StackFields]) -> None:
-        """The answer to a question about stacks."""
-        self._say(lambda now: self._session.show_stacks(number, stacks))
+        self._do(lambda now: self._session.tell())
 
     def hang_timeout_s(self) -> float | None:
         """The group's setting, as last heard (seconds), or None."""
@@ -194,7 +163,7 @@ class Line:
 
     def leaving(self, why: str) -> None:
         """This node is about to leave; its workers may still be running."""
-        self._say(lambda now: self._session.leaving(why, now))
+        self._do(lambda now: self._session.leaving(why, now))
 
     def leave(
         self, why: str, timeout_s: float = LEAVE_S, is_hurried: Callable[[], bool] = lambda: False
@@ -210,7 +179,7 @@ class Line:
         """
         if not self._thread.is_alive():
             return True
-        self._say(lambda now: self._session.leave(why, now), last=True)
+        self._do(lambda now: self._session.leave(why, now), last=True)
         began_at = time.monotonic()
         until = began_at + (timeout_s if self._answered else min(timeout_s, UNHEARD_LEAVE_S))
         news_at: float | None = began_at + LEAVE_NEWS_S
@@ -233,7 +202,7 @@ class Line:
     def abandon(self, why: str) -> None:
         """This node has left, and its agent is gone: like `leave` and `close`, but without waiting."""
         self._abandoned = True
-        self._say(lambda now: self._session.leave(why, now), last=True)
+        self._do(lambda now: self._session.leave(why, now), last=True)
         self.close()  # if the thread has ended already
 
     def give_up(self, why: str) -> None:
@@ -241,7 +210,7 @@ class Line:
         self._hopeless = True
         self._exit("no server", why)
 
-    def _say(self, what: Callable[[float], None], *, last: bool = False) -> bool:
+    def _do(self, what: Callable[[float], None], *, last: bool = False) -> bool:
         """Have the thread do it; returns whether there still is a thread."""
 
         def run() -> None:
@@ -269,10 +238,8 @@ class Line:
         except Exception as error:
             self._break(error)
         finally:
-            for answer in self._daemons.values():
+            for answer in self._asked.values():
                 answer.cancel()
-            for shares in self._shares.values():
-                shares.cancel()
             if self._abandoned:
                 self._mailbox.close()
 
@@ -354,16 +321,16 @@ class Line:
         self._tell_notices()
         for directive in self._session.directives():
             self._delivery.add(directive)
-        for asked in self._session.stacks_asked():
-            self._show_stacks(asked)
-        for answer in self._session.daemon_answers():
-            self._daemons.pop((answer.round, answer.node_id)).set_result(answer.refusal)
-        for shares in self._session.shares_answers():
-            waiting = self._shares.pop((shares.round, shares.number))
-            if shares.answer is None:
-                waiting.cancel()
+        for question in self._session.questions():
+            self._on_question(question)
+        for message, found in self._session.answers():
+            answer = self._asked.pop(message)
+            if found is None:
+                answer.cancel()
+            elif isinstance(found, HetError):
+                answer.set_exception(found)
             else:
-                waiting.set_result(shares.answer)
+                answer.set_result(found)
 
     def _tell_wait(self, answer: DirectiveReply) -> None:
         """Show what the group waits for."""
@@ -388,5 +355,5 @@ class Line:
         """The agent has been handed a directive; a hook for subclasses."""
 
     def _master_unreachable(self, round_number: int, why: str) -> None:
-        self._session.master_unreachable(round_number, why, time.monotonic())
+        self._session.say(reports.master_unreachable(round_number, why), time.monotonic())
         self._kick.set()

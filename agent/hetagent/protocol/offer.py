@@ -1,13 +1,10 @@
 """What a node offers its group, and the join request that carries it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
-from hetrdzv.protocol.wire import MAX_NOT_READY, JoinRequest, SpecFields
-
-NEWER = frozenset({"takes_notice", "ready_within_s", "not_ready", "weight", "speeds"})
-"""Fields of a join that a server of 0.1 refuses; they are sent only where they say something."""
+from hetrdzv.protocol.bounds import MAX_NOT_READY
+from hetrdzv.protocol.wire import JoinRequest, SpecFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +30,6 @@ class Offer:
     ready_within_s: float = 0.0
     spec: SpecFields = field(default_factory=SpecFields)
 
-    def of_0_1(self) -> "Offer":
-        """As much of this offer as a server of 0.1 knows."""
-        return replace(self, ready_within_s=0.0, weight=None, speeds=(), takes_notice=False)
-
     def request(
         self, incarnation: str, ports: tuple[int, int], after_round: int, not_ready: str = ""
     ) -> JoinRequest:
@@ -50,13 +43,7 @@ class Offer:
         Raises:
             pydantic.ValidationError: no server could accept it.
         """
-        news: dict[str, Any] = {
-            "takes_notice": self.takes_notice,
-            "ready_within_s": self.ready_within_s,
-            "not_ready": not_ready[:MAX_NOT_READY],
-            "weight": self.weight,
-            "speeds": list(self.speeds),
-        }
+        weight = {} if self.weight is None else {"weight": self.weight}
         return JoinRequest(
             incarnation=incarnation,
             slots=self.slots,
@@ -70,6 +57,10 @@ class Offer:
             wants_command=self.wants_command,
             wants_members=self.wants_members,
             wants_daemon=self.wants_daemon,
+            takes_notice=self.takes_notice,
+            ready_within_s=self.ready_within_s,
+            not_ready=not_ready[:MAX_NOT_READY],
+            speeds=list(self.speeds) or None,
             spec=self.spec,
-            **{name: value for name, value in news.items() if value},
+            **weight,
         )

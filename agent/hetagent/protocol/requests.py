@@ -1,20 +1,15 @@
 """An agent's requests to a server, each of which can send itself."""
 
 from dataclasses import dataclass
-from typing import Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, TypeVar
 
+from pydantic import BaseModel
+
+from hetagent.protocol.topics import Topic
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.wire import (
-    DaemonRequest,
-    DirectiveReply,
-    JoinRequest,
-    PollRequest,
-    ProgressFields,
-    ReportRequest,
-    SharesReply,
-    SharesRequest,
-    StacksRequest,
-)
+from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, PollRequest, ProgressFields
+
+R = TypeVar("R", bound=BaseModel)
 
 
 class Server(Protocol):
@@ -31,24 +26,17 @@ class Server(Protocol):
     async def poll(self, group: str, node: str, request: PollRequest) -> DirectiveReply:
         """The same, and how far the node's workers have come."""
 
-    async def stacks(self, group: str, node: str, request: StacksRequest) -> None:
-        """Send the stacks that a reply to `poll` asks for."""
-
-    async def shares(self, group: str, node: str, request: SharesRequest) -> SharesReply:
-        """A decision on the shares of a round."""
-
-    async def report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
-        """Report on a round's workers."""
-
-    async def start_daemon(self, group: str, node: str, request: DaemonRequest) -> DirectiveReply:
-        """Have another member of a round run a daemon."""
+    async def say(
+        self, group: str, node: str, topic: str, body: BaseModel, reply: type[R] | None
+    ) -> R | None:
+        """Say something on a topic, which is the last part of its route; `reply` is what the server answers."""
 
     async def leave(self, group: str, node: str, *, incarnation: str, reason: str) -> None:
         """Say goodbye."""
 
 
-Answer = DirectiveReply | SharesReply | HetError | None
-"""What became of a request; the server answers `Leave` and `Stacks` with None, and `AskShares` with a decision."""
+Answer = BaseModel | HetError | None
+"""What became of a request: a reply, of which most are directives; None where the server has nothing to answer."""
 
 
 class Head(TypedDict):
@@ -90,7 +78,7 @@ class Poll(BaseRequest):
 
     Attributes:
         progress: how far the node's workers have come, with `posts`.
-        posts: the server takes progress, or may do so.
+        posts: it can say how far, and be asked for stacks.
     """
 
     incarnation: str
@@ -110,60 +98,16 @@ class Poll(BaseRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tell(BaseRequest):
-    """How far the node's workers have come, at once: a poll that does not wait."""
+class Say(BaseRequest):
+    """Something on a topic."""
 
-    body: PollRequest
-
-    async def send(self, server: Server) -> Answer:
-        """Send this request to a server."""
-        return await server.poll(self.group, self.node_id, self.body)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stacks(BaseRequest):
-    """The stacks that somebody wants to see."""
-
-    body: StacksRequest
+    topic: Topic[Any]
+    body: BaseModel
 
     async def send(self, server: Server) -> Answer:
         """Send this request to a server."""
-        await server.stacks(self.group, self.node_id, self.body)
-        return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskShares(BaseRequest):
-    """The node's workers ask for a decision on the shares of their round."""
-
-    body: SharesRequest
-
-    async def send(self, server: Server) -> Answer:
-        """Send this request to a server."""
-        return await server.shares(self.group, self.node_id, self.body)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report(BaseRequest):
-    """What became of a round's workers; its age is that at the time of sending."""
-
-    body: ReportRequest
-
-    async def send(self, server: Server) -> Answer:
-        """Send this request to a server."""
-        return await server.report(self.group, self.node_id, self.body)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartDaemon(BaseRequest):
-    """This node, the master of a round, has member `target` run a daemon."""
-
-    target: str
-    body: DaemonRequest
-
-    async def send(self, server: Server) -> Answer:
-        """Send this request to a server."""
-        return await server.start_daemon(self.group, self.target, self.body)
+        topic = self.topic
+        return await server.say(self.group, self.node_id, topic.route, self.body, topic.reply)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,4 +123,4 @@ class Leave(BaseRequest):
         return None
 
 
-Request = Join | Poll | Tell | Stacks | AskShares | Report | StartDaemon | Leave
+Request = Join | Poll | Say | Leave

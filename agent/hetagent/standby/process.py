@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetagent.node.processes import finding as processes
-from hetagent.worker.standby import CHANNEL, STANDBY_FOR, WORKER_OF, belongs_to_round
+from hetagent.worker.standby import CHANNEL, belongs_to_round
 
 TAKE_TIMEOUT_S = 2.0
 """How long a standby that was ready may take to become a worker (seconds); it needs about a millisecond."""
@@ -18,8 +18,8 @@ TAKE_TIMEOUT_S = 2.0
 END_TIMEOUT_S = 2.0
 """How long a standby may take to die (seconds)."""
 
-KEPT = (processes.NODE_ID, processes.AGENT_PID, processes.GROUP)
-"""The variables of a round by which a later agent finds what an earlier one has left behind."""
+KEPT = (processes.INCARNATION, processes.NODE_ID, processes.AGENT_PID, processes.GROUP)
+"""The variables of a round by which the agent, its guardian and a later agent find what they have to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,6 @@ class Standby:
         self._channel, theirs = socket.socketpair()
         self._printed = [os.memfd_create("stdout", os.MFD_CLOEXEC), os.memfd_create("stderr", os.MFD_CLOEXEC)]
         marks = {name: plan.environ[name] for name in KEPT if name in plan.environ}
-        marks[STANDBY_FOR] = plan.environ[WORKER_OF]
         environ = {**plan.steady, **marks, CHANNEL: str(theirs.fileno())}
         try:
             with theirs:

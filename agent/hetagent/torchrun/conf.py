@@ -21,7 +21,8 @@ from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.ids import checked_id
-from hetrdzv.protocol.wire import SETTINGS, UNLIMITED_RESTARTS, JoinRequest, SpecFields
+from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
+from hetrdzv.protocol.wire import JoinRequest, SpecFields
 
 TORCHS_STOP_TIMEOUT_S = 30.0
 """How long torch's agent gives workers to stop before a restart, whatever --shutdown-timeout says (seconds)."""

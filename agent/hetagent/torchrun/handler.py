@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous import (
 from hetagent.job.failures import MAX_CHARACTERS
 from hetagent.job.workers.store import STORE_TIMEOUT, HetRendezvousHandler
 from hetagent.node import names, network
+from hetagent.protocol import reports
 from hetagent.protocol.line import Line
 from hetagent.torch_compat import BARRIER_PASSED
 from hetagent.torchrun.background import Call
@@ -251,7 +252,7 @@ class TorchrunHandler(HetRendezvousHandler):
             failure = failure_of_callers()
             if final:
                 failure = failure.model_copy(update={"final": True})
-            directives.line.failed(directives.round, failure, time.monotonic())
+            directives.line.say(reports.failed(directives.round, failure))
 
     def _await_outcome(self, directives: Directives) -> None:
         """Keep the store until nobody needs it: the server has heard from every node that it succeeded.
@@ -300,12 +301,12 @@ class TorchrunHandler(HetRendezvousHandler):
             what = f"the agents of round {directive.round} did not meet in its store: {error}"
             self._tell(what)
             failure = FailureFields(local_rank=-1, rank=-1, message=what[:MAX_CHARACTERS])
-            directives.line.failed(directive.round, failure, time.monotonic())
+            directives.line.say(reports.failed(directive.round, failure))
             return None
         self._environment.add({"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id})
         self._round_store = RoundStore(store, self._on_success, self._await_barrier, self._during_round)
         directives.line.workers(running=True)
-        directives.line.started(directive.round)
+        directives.line.say(reports.started(directive.round))
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
         return RendezvousInfo(cast("Store", self._round_store), start.group_rank, start.nnodes, place)
 
@@ -318,7 +319,7 @@ class TorchrunHandler(HetRendezvousHandler):
     def _on_success(self) -> None:
         assert self._directives is not None
         self._succeeded = True
-        self._directives.line.succeeded(self._directives.round)
+        self._directives.line.say(reports.succeeded(self._directives.round))
         self._directives.line.workers(running=False)
 
     def _await_barrier(self, store: Store, timeout_s: float) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from hetagent.protocol.line import Line
 from hetagent.protocol.session.session import Session
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.wire import DirectiveKind, DirectiveReply
+from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.wire import DirectiveReply
 
 
 class PluginLine(Line):
@@ -28,7 +29,7 @@ class PluginLine(Line):
             self._idle = not running
             self._leave_if_over()
 
-        self._say(note)
+        self._do(note)
 
     def _handed_over(self, directive: DirectiveReply) -> None:
         if directive.kind is DirectiveKind.EXIT:
@@ -40,4 +41,4 @@ class PluginLine(Line):
             why = (
                 "its agent has finished" if self._exit_told.outcome == "succeeded" else "it was told to exit"
             )
-            self._say(lambda now: self._session.leave(why, now), last=True)
+            self._do(lambda now: self._session.leave(why, now), last=True)

@@ -13,7 +13,8 @@ from torch.distributed import Store, TCPStore
 from hetagent.job.workers.store import STORE_TIMEOUT
 from hetagent.torch_compat import ASSIGNED_RANKS, BARRIER_ENTERED, BARRIER_PASSED, ROLE_INFO, role_info
 from hetagent.torchrun.background import Call
-from hetrdzv.protocol.wire import MAX_SLOTS, StartReply
+from hetrdzv.protocol.settings import MAX_SLOTS
+from hetrdzv.protocol.wire import StartReply
 
 PAUSE_S = 0.02
 """Interval at which a round's store is polled (seconds)."""

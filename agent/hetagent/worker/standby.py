@@ -32,11 +32,8 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, NoReturn, TextIO
 
-STANDBY_FOR = "HET_STANDBY_FOR"
-"""Marks a standby; the incarnation of its agent."""
-
-WORKER_OF = "HET_INCARNATION"
-"""Marks a worker; of the same length, because the one becomes the other in place."""
+INCARNATION = "HET_INCARNATION"
+"""Marks workers and standbys: the incarnation of their agent, which alone knows which of them are standbys."""
 
 CHANNEL = "HET_STANDBY_FD"
 """The descriptor of the standby's end of the socket."""
@@ -120,9 +117,7 @@ def wait(started_as: "list[str]") -> "Callable[[], NoReturn] | None":
         _begin_anew(started_as, order["environ"])
     imported = _changes(before, os.environ)
     anew = _changed({**code, **files}, {**_code(script, path), **_versions(files)})
-    try:
-        _mark_as_worker()
-    except (OSError, ValueError):  # as programs do that rename themselves
+    if not _is_marked():  # a module has overwritten it, as programs do that rename themselves
         anew = "a module has overwritten its environment"
     if anew:
         _send(channel, {"taken": True, "anew": anew})
@@ -433,20 +428,13 @@ def _begin_anew(started_as: "list[str]", environ: "dict[str, str]") -> "NoReturn
     os.execvpe(started_as[0], started_as, environ)  # /proc/self/cmdline may be overwritten
 
 
-def _mark_as_worker() -> None:
-    """Change the mark in the environment that /proc shows, by which workers are found.
-
-    Python and C have a copy of their own; this is the memory that the kernel set up when the process was started.
-    """
-    with open("/proc/self/stat", "rb") as file:
-        # Fields 50 and 51 of proc(5), env_start and env_end; the name, which ends with the last ")", is the second.
-        fields = file.read().rpartition(b")")[2].split()
-    start, end = int(fields[47]), int(fields[48])
-    with open("/proc/self/mem", "r+b", buffering=0) as memory:
-        memory.seek(start)
-        environ = b"\0" + memory.read(end - start)
-        memory.seek(start + environ.index(f"\0{STANDBY_FOR}=".encode()))
-        memory.write(WORKER_OF.encode())
+def _is_marked() -> bool:
+    """Whether the environment that /proc shows still has the mark by which workers are found."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            return f"\0{INCARNATION}=".encode() in b"\0" + file.read()
+    except OSError:
+        return False
 
 
 def _renamed(name: "str | None") -> str:

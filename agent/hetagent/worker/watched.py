@@ -9,8 +9,9 @@ worker holds the GIL. Nothing of it may be noticed by the script:
 - They take no signals, and are never asked to end: the server would log that, too.
 - A child that the script forks has none of it.
 
-The server tells of some backends only, and of NCCL's groups without their names. So the worker notes each process group
-that it makes, in a file beside the socket.
+The server tells of some backends only, and of NCCL's groups neither their names nor what is a collective there. So the
+worker notes each process group that it makes, in a file beside the socket, and of NCCL's those in which it sends and
+receives.
 
 Standard library only.
 """
@@ -19,6 +20,7 @@ import _thread
 import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import signal
@@ -27,6 +29,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 OPEN_TIMEOUT_S = 5.0
@@ -41,6 +44,9 @@ SCRIPTS, OURS = 512, 64
 """Numbers of descriptors that the server does not use, and how many are left for it. Python's garbage collector may run
 in its threads while they show a stack. What it finalizes there writes to numbers of the script's table, and closes
 them: that must not meet a descriptor of the server."""
+
+COUNTS_PAIRS, PAIRED = "nccl", "<->"
+"""The backend of which nobody else tells where it sends and receives; how such a line begins (see groups.py)."""
 
 SERVER = b"pt_workerserver"
 """torch's name for the threads of its server, as far as the kernel keeps it."""
@@ -87,21 +93,49 @@ def _note_groups(path: str) -> None:
     """
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     pid = os.getpid()
+    paired: set[str] = set()
+
+    def note(fields: "Callable[[], list[str]]") -> None:
+        if os.getpid() == pid:
+            try:
+                _append(path, fields())
+            except Exception:  # what is noted would not be all
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+
+    def note_pair(group: "Any") -> None:
+        name = getattr(group, "group_name", "")
+        if name not in paired:
+            paired.add(name)
+            note(lambda: [PAIRED, name])
+
+    def note_group(group: "Any", config: str) -> "list[str]":
+        backends = _backends(group, config)
+        if COUNTS_PAIRS in backends and not hasattr(c10d.ProcessGroup.send, "__wrapped__"):
+            for name in ("send", "recv", "recv_anysource"):
+                setattr(c10d.ProcessGroup, name, _after(note_pair, getattr(c10d.ProcessGroup, name)))
+        return [c10d._world.pg_names[group], *backends]
 
     class Noting(dict):
         def __setitem__(self, group: "Any", config: "Any") -> None:
             super().__setitem__(group, config)
-            if os.getpid() == pid:
-                try:
-                    _append(path, [c10d._world.pg_names[group], *_backends(group, config)])
-                except Exception:  # what is noted would not be all
-                    with contextlib.suppress(OSError):
-                        os.unlink(path)
+            note(lambda: note_group(group, config))
 
     if c10d._world.pg_backend_config is not c10d._pg_backend_config or c10d._pg_backend_config:
         raise ValueError("torch keeps its groups elsewhere, or has some already")
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     c10d._pg_backend_config = Noting()
+
+
+def _after(note: "Any", method: "Any") -> "Any":
+    """The method, after `note` has been called with its object."""
+
+    @functools.wraps(method)
+    def noting(self: "Any", *args: "Any", **kwargs: "Any") -> "Any":
+        note(self)
+        return method(self, *args, **kwargs)
+
+    return noting
 
 
 def _append(path: str, fields: "list[str]") -> None:

@@ -5,12 +5,13 @@ from datetime import UTC, datetime
 from fastapi import Request
 
 from hetrdzv.auth.policy import permit_of
-from hetrdzv.core.commands import Cancel, Join, Report, ReportKind, StartDaemon
+from hetrdzv.core.commands import Cancel, Join, Report, StartDaemon
 from hetrdzv.core.health.waits import Collectives
 from hetrdzv.core.model import OFFERED, Failure
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.daemon import refusal
 from hetrdzv.protocol.errors import DaemonRefused
+from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.progress.progress import Said
 from hetrdzv.service.progress.questions import Stack
 from hetrdzv.service.progress.table import Sample

@@ -11,13 +11,13 @@ from starlette.requests import Request
 
 from hetrdzv.api.http.body import PARSED
 from hetrdzv.api.problems import InvalidField
-from hetrdzv.protocol import codec, versions, wire
+from hetrdzv.protocol import bounds, codec, versions
 from hetrdzv.protocol.codec import Malformed, Mistake
 from hetrdzv.protocol.routes import Route
 
 logger = logging.getLogger(__name__)
 
-PATH_KINDS: Mapping[str, Any] = {"group_id": wire.Id, "node_id": wire.Id, "name": wire.ShortText}
+PATH_KINDS: Mapping[str, Any] = {"group_id": bounds.Id, "node_id": bounds.Id, "name": bounds.ShortText}
 """The types of the names in paths."""
 
 

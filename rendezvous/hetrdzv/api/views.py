@@ -28,12 +28,12 @@ from hetrdzv.core.model import (
     Group,
     Member,
     Node,
-    NodePhase,
     RootCause,
     Round,
     Stall,
 )
 from hetrdzv.protocol import wire
+from hetrdzv.protocol.states import NodePhase
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress import slow, unseen
@@ -377,7 +377,7 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         incarnation=node.incarnation,
         role=node.role,
         weight=node.weight,
-        weighed=node.weighed_by_hand,
+        weighed=node.weighed,
         speeds=list(node.speeds) or None,
         labels=dict(node.labels),
         device=dict(node.device),

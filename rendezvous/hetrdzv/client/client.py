@@ -169,6 +169,13 @@ class Client:
         self._watch(response, reply.keepalive_s)
         return reply
 
+    async def say(
+        self, group: str, node: str, topic: str, body: BaseModel, reply: type[_R] | None
+    ) -> _R | None:
+        """Say something of a node; `topic` is the last part of its route, `reply` what the server answers."""
+        response = await self._send("POST", f"{_node(group, node)}/{topic}", body=body)
+        return self._parsed(reply, response) if reply is not None else None
+
     async def stacks(self, group: str, node: str, request: StacksRequest) -> None:
         """Send the stacks that a reply to a poll asked for."""
         await self._send("POST", f"{_node(group, node)}/stacks", body=request)

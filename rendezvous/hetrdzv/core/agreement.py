@@ -9,9 +9,9 @@ from hetrdzv.core.phrasing import ended, names
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import STOP_GRACE_S
 from hetrdzv.core.rounds.transitions import Work, begin_job, begins_anew, expire
-from hetrdzv.core.spec import SETTINGS, GroupSpec, differences, news_in
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import SpecConflict
+from hetrdzv.protocol.settings import SETTINGS, GroupSpec, differences, news_in
 
 NODES_NAMED = 8
 """How many of the nodes that hold a group to its settings an error lists."""

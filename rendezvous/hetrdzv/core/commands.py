@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from hetrdzv.core.model import Failure, Offer, Stall
+from hetrdzv.protocol.states import ReportKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +36,6 @@ class Disconnect:
 
     node_id: str
     incarnation: str
-
-
-class ReportKind(StrEnum):
-    """What a member reports about its workers in a round."""
-
-    STARTED = "started"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    READY_TO_STOP = "ready_to_stop"
-    MASTER_UNREACHABLE = "master_unreachable"
-    LEAVING = "leaving"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

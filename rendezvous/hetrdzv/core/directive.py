@@ -1,37 +1,18 @@
 """What one node has to do now. Reads a group, decides nothing."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from hetrdzv.core.explain import explain, explain_wait
-from hetrdzv.core.model import (
-    DRAINED,
-    Cancellation,
-    Group,
-    GroupState,
-    Member,
-    Node,
-    NodePhase,
-    RootCause,
-    Round,
-)
+from hetrdzv.core.model import DRAINED, Cancellation, Group, Member, Node, RootCause, Round
 from hetrdzv.core.phrasing import ended
 from hetrdzv.core.rounds.notice import ends_at, may_save
 from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.states import DirectiveKind, GroupState, NodePhase
 
 EXIT_FAILED = 1
 EXIT_CANCELLED = 3
 EXIT_DRAINED = 4
-
-
-class DirectiveKind(StrEnum):
-    """The four things that a node can be told to do."""
-
-    WAIT = "wait"
-    START = "start"
-    STOP = "stop"
-    EXIT = "exit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

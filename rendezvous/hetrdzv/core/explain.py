@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Conduct, Group, GroupState, Node, NodePhase, Round, Stall
+from hetrdzv.core.model import Conduct, Group, Node, Round, Stall
 from hetrdzv.core.phrasing import clipped, count, lasting, names, never_met, spent_of, unreached
 from hetrdzv.core.rounds.notice import ends_at, waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
@@ -13,7 +13,8 @@ from hetrdzv.core.selection.ready import next_round, not_ready_nodes, ready_node
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall
 from hetrdzv.core.selection.units import broken_clause
 from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.states import GroupState, NodePhase
 
 
 def explain(group: Group, now: float) -> str:

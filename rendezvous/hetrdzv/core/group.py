@@ -18,7 +18,6 @@ from hetrdzv.core.commands import (
     Refresh,
     Renew,
     Report,
-    ReportKind,
     Restart,
     StartDaemon,
     Tick,
@@ -30,13 +29,10 @@ from hetrdzv.core.model import (
     DRAINED,
     OFFERED,
     Cancellation,
-    EndKind,
     Event,
     Failure,
     Group,
-    GroupState,
     Node,
-    NodePhase,
     RootCause,
     Round,
 )
@@ -62,7 +58,6 @@ from hetrdzv.core.rounds.transitions import (
     take_place_in_unit,
     withdraw,
 )
-from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import (
     DaemonRefused,
@@ -74,6 +69,8 @@ from hetrdzv.protocol.errors import (
     StaleRound,
     UnknownNode,
 )
+from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
 
 FORMER_KEPT = 8
 """How many past incarnations of a node id are remembered, so that none of them is accepted again."""

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby, pairwise
 from math import inf
 
-from hetrdzv.core.model import Group, GroupState, Member, Node, NodePhase, Round
+from hetrdzv.core.model import Group, Member, Node, Round
 from hetrdzv.core.numbers import has_same_numbers, not_finite
 from hetrdzv.core.selection.order import may_be_master
-from hetrdzv.core.selection.rank_order import OrderKind, rank_order
 from hetrdzv.core.selection.worlds import Worlds
+from hetrdzv.protocol.rank_order import OrderKind, rank_order
+from hetrdzv.protocol.states import GroupState, NodePhase
 
 MOST_SHOWN = 5
 """How many violations an error names; the others are counted."""

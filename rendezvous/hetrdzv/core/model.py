@@ -6,61 +6,15 @@ are not stored: they record when a node was last heard from, and are reset when 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
 from functools import cached_property
 
 from hetrdzv.core.patched import Patched
-from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ShareSource, StallKind
 
 DRAINED = "drained"
 """`Node.leaving` of a node that a person took out."""
-
-
-class GroupState(StrEnum):
-    """Where a group stands (docs/design.md, "State machine")."""
-
-    WAITING = "waiting"
-    STARTING = "starting"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def terminal(self) -> bool:
-        """Whether the group's outcome is decided."""
-        return self in (GroupState.SUCCEEDED, GroupState.FAILED, GroupState.CANCELLED)
-
-
-class NodePhase(StrEnum):
-    """How far a node has got in its newest round, or why it is gone."""
-
-    READY = "ready"
-    STARTING = "starting"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    LOST = "lost"
-    LEFT = "left"
-
-    @property
-    def gone(self) -> bool:
-        """Whether the server no longer counts on the node."""
-        return self in (NodePhase.LOST, NodePhase.LEFT)
-
-
-class EndKind(StrEnum):
-    """What ended a round."""
-
-    FAILED = "failed"
-    LOST = "lost"
-    LEFT = "left"
-    DRAINED = "drained"
-    JOINED = "joined"
-    RESTARTED = "restarted"
-    MASTER_UNREACHABLE = "master_unreachable"
-    CANCELLED = "cancelled"  # of a `Notice` only: the job finishes then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +94,7 @@ class Offer:
         address, port, script_port: where the node's store listens, and the port that it holds for a script.
         labels: what the order of ranks and the choice of a master can go by; people see them too.
         weight: how fast each of its slots is, compared with those of the others (above 0).
-        weighed: whether somebody gave that weight; False: it is the default, or an older agent's or record's.
+        weighed: whether somebody gave that weight; False: it is the default.
         speeds: how fast its slots were measured to be, in the order of local ranks; only their ratios matter. Empty:
             they were not measured.
         device: facts that people see.
@@ -169,11 +123,6 @@ class Offer:
     takes_notice: bool = False
     ready_within_s: float = 0.0
     not_ready: str = ""
-
-    @property
-    def weighed_by_hand(self) -> bool:
-        """Whether somebody gave its weight: older agents sent one only if it was another than the default."""
-        return self.weighed or self.weight != 1
 
 
 OFFERED: tuple[str, ...] = tuple(one.name for one in fields(Offer))
@@ -283,16 +232,6 @@ class End:
     stopped_at: float | None = None
 
 
-class StallKind(StrEnum):
-    """What is wrong where workers wait for too long; see `wire.StallReply`."""
-
-    BEHIND = "behind"
-    NO_ANSWER = "no_answer"
-    DEADLOCK = "deadlock"
-    MISMATCH = "mismatch"
-    NOTHING_COMPLETES = "nothing_completes"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
     """A round is about to end though it runs well; its workers know, and have some time to save (notice.py).
@@ -337,15 +276,6 @@ class Stall:
     def is_known(self, at: float) -> bool:
         """Whether it is known to last at a moment (seconds on the server's clock)."""
         return self.known_until is None or at <= self.known_until
-
-
-class ShareSource(StrEnum):
-    """What shares follow from."""
-
-    EQUAL = "equal"
-    BY_HAND = "by hand"
-    MEASURED = "measured"
-    PACE = "pace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -465,7 +395,7 @@ class Group:
         conduct: nodes that did not stay, or whose workers failed, by node id.
         root_cause: why the group failed.
         previous_outcome: how the previous job ended, for nodes of it that are still here.
-        cancellation: who cancelled this job; None: nobody, or an older server noted it.
+        cancellation: who cancelled this job; None: nobody.
     """
 
     group_id: str

@@ -4,9 +4,10 @@ import heapq
 from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
-from hetrdzv.core.model import Failure, GroupState, Member, Round
+from hetrdzv.core.model import Failure, Member, Round
 from hetrdzv.core.selection.order import natural_key
-from hetrdzv.core.spec import UNLIMITED_RESTARTS
+from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
+from hetrdzv.protocol.states import GroupState
 
 
 def count(number: int, noun: str) -> str:

@@ -20,20 +20,20 @@ from hetrdzv.core.commands import (
     Put,
     Renew,
     Report,
-    ReportKind,
     Restart,
     Tick,
 )
-from hetrdzv.core.directive import DirectiveKind, heading
+from hetrdzv.core.directive import heading
 from hetrdzv.core.explain import explain, explain_left_out
 from hetrdzv.core.group import empty, step
-from hetrdzv.core.model import OFFERED, Event, Group, GroupState, Member, Node, NodePhase, Round
+from hetrdzv.core.model import OFFERED, Event, Group, Member, Node, Round
 from hetrdzv.core.phrasing import names
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import begins_anew
 from hetrdzv.core.selection.order import natural_key
-from hetrdzv.core.spec import SETTINGS
 from hetrdzv.protocol.errors import NodeIdInUse, PlanTooLarge, UnknownNode
+from hetrdzv.protocol.settings import SETTINGS
+from hetrdzv.protocol.states import DirectiveKind, GroupState, NodePhase, ReportKind
 
 MOST_TURNS = 60
 """How many turns a rehearsal takes at most; the longest that anybody has seen took 20."""

@@ -5,14 +5,14 @@ from typing import Annotated
 
 from annotated_types import MaxLen
 
-from hetrdzv.protocol import wire
+from hetrdzv.protocol import bounds
 from hetrdzv.protocol.routes import Parameter, Role, Route, Size
 
 _GROUP = "/groups/{group_id}"
 _NODE = f"{_GROUP}/nodes/{{node_id}}"
 _READ, _ADMIN = Role.READ, Role.ADMIN
 _IN_ROWS = Parameter("rows", Annotated[str, MaxLen(8)], "")
-_LINK = (Parameter("code", Annotated[str, MaxLen(128)], ""), Parameter("group", wire.Id, None))
+_LINK = (Parameter("code", Annotated[str, MaxLen(128)], ""), Parameter("group", bounds.Id, None))
 
 GROUPS = Route("GET", "/", _READ, str, page=True, size=Size.STREAM, scoped=True)
 GROUP = Route("GET", _GROUP, _READ, str, page=True, size=Size.STREAM, takes=(_IN_ROWS,))

@@ -5,12 +5,14 @@ may have written.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
+
+from hetrdzv.protocol.bounds import WrongField
 
 T = TypeVar("T")
 
@@ -79,10 +81,10 @@ def read(kind: type[T], data: bytes | str, *, unknown: Unknown = "refuse") -> T:
         Malformed: it is no value of this type; says where and why.
     """
     try:
-        reader: TypeAdapter[T] = adapter(cast(Any, kind))
-        return reader.validate_json(data, strict=True, extra=_EXTRA[unknown])
+        value: T = adapter(kind).validate_json(data, strict=True, extra=_EXTRA[unknown])
     except ValidationError as error:
         raise Malformed(tuple(mistakes(error))) from None
+    return value
 
 
 def from_text(kind: type[T], texts: Mapping[str, str | Sequence[str]]) -> T:
@@ -92,16 +94,49 @@ def from_text(kind: type[T], texts: Mapping[str, str | Sequence[str]]) -> T:
         Malformed: they are no value of this type.
     """
     try:
-        reader: TypeAdapter[T] = adapter(cast(Any, kind))
-        return reader.validate_python(texts)
+        value: T = adapter(kind).validate_python(texts)
     except ValidationError as error:
         raise Malformed(tuple(mistakes(error))) from None
+    return value
 
 
-@cache
+def checked(kind: type[T], value: object, *, unknown: Unknown = "refuse") -> T:
+    """A value from what a reader of JSON has made of it, or a value that was made here, after a check of its bounds.
+
+    Raises:
+        Malformed: it is no value of this type.
+    """
+    return read(kind, write(value), unknown=unknown)
+
+
+def write(
+    value: object, kind: Any = None, *, nulls: bool = False, without: AbstractSet[str] = frozenset()
+) -> bytes:
+    """A value as JSON.
+
+    Args:
+        kind: the type whose fields are written; None: the value's own.
+        nulls: whether fields without a value are written, as `null`.
+        without: fields that are not written.
+    """
+    known = adapter(type(value) if kind is None else kind)
+    return known.dump_json(value, exclude_none=not nulls, exclude=set(without) if without else None)
+
+
+def plain(value: object, kind: Any = None) -> Any:
+    """A value as a reader of its JSON would get it: of dicts, lists, texts, numbers and None."""
+    return adapter(type(value) if kind is None else kind).dump_python(value, mode="json")
+
+
+_adapters: dict[Any, TypeAdapter[Any]] = {}
+
+
 def adapter(kind: Any) -> TypeAdapter[Any]:
     """What reads and writes values of a type; made when it is first needed."""
-    return TypeAdapter(kind)
+    known = _adapters.get(kind)
+    if known is None:
+        known = _adapters[kind] = TypeAdapter(kind)
+    return known
 
 
 def mistakes(error: ValidationError) -> Iterator[Mistake]:
@@ -115,7 +150,15 @@ def mistakes(error: ValidationError) -> Iterator[Mistake]:
 
 def _mistake(details: ErrorDetails) -> Mistake:
     kind, place, given = details["type"], details["loc"], details["input"]
+    text = _REASONS.get(kind, details["msg"])
+    if kind == "too_long" and "max_length" in details["ctx"]:
+        text = f"it should have at most {details['ctx']['max_length']} items"
     if kind == "json_invalid":
         return Mistake((), f"it is not JSON: {details['ctx']['error']}")
+    if kind == "value_error":
+        cause = details["ctx"]["error"]
+        text = str(cause)
+        if isinstance(cause, WrongField):
+            return Mistake((*place, cause.field), text)
     shown = given if isinstance(given, str | int | float) and kind not in _UNKNOWN else None
-    return Mistake(place, _REASONS.get(kind, details["msg"]), kind in _UNKNOWN, shown)
+    return Mistake(place, text, kind in _UNKNOWN, shown)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
-from hetrdzv.core.model import GroupState
+from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.wire import EventReply, Reply
 
 OUTCOMES = {f"group_{state}": state.value for state in GroupState if state.terminal}

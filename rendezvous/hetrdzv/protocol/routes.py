@@ -10,9 +10,9 @@ from enum import Enum, IntEnum
 from types import NoneType
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from annotated_types import Ge, Le, Lt, MaxLen
+from annotated_types import Ge, Le, MaxLen
 
-from hetrdzv.protocol import wire
+from hetrdzv.protocol import bounds, wire
 
 Reply = TypeVar("Reply")
 
@@ -104,22 +104,22 @@ class Route(Generic[Reply]):
 
 NODES = Parameter("nodes", Literal["all", "none"], "all", "Whether the reply shows the nodes of the group.")
 WAIT = Parameter("wait", Annotated[float, Ge(0), Le(3600)], 0.0, "Seconds; at most half the lease.")
-INCARNATION = Parameter("incarnation", wire.Id)
+INCARNATION = Parameter("incarnation", bounds.Id)
 RANKS = Parameter(
     "rank",
-    Annotated[list[Annotated[int, Ge(0), Lt(wire.MAX_WORLD_SIZE)]], MaxLen(128)],
+    Annotated[list[bounds.Rank], MaxLen(128)],
     None,
     "Whose (global rank), may be repeated; default: all.",
     many=True,
 )
 _PAGE_OF_NODES = (
     NODES,
-    Parameter("after", wire.Id, None, "Nodes behind this one, in the order shown."),
+    Parameter("after", bounds.Id, None, "Nodes behind this one, in the order shown."),
     Parameter("limit", Annotated[int, Ge(1), Le(100_000)], None, "How many nodes at most."),
 )
 _EVENTS_AFTER = (
-    Parameter("after", Annotated[int, Ge(0), Le(wire.MAX_NUMBER)], 0),
-    Parameter("last_event_id", wire.PlaceText, None, header=True),
+    Parameter("after", bounds.Count, 0),
+    Parameter("last_event_id", bounds.Place, None, header=True),
 )
 
 STACKS_WAIT_S = 10.0
@@ -137,14 +137,14 @@ _AGENT, _SMALL = Role.AGENT, Size.SMALL
 
 JOIN = Route("PUT", _NODE, _AGENT, wire.DirectiveReply, size=_SMALL, hot=True, body=wire.JoinRequest, takes=(WAIT,))
 DIRECTIVE = Route("GET", f"{_NODE}/directive", _AGENT, wire.DirectiveReply, size=_SMALL, hot=True,
-                  takes=(INCARNATION, Parameter("after", Annotated[str, MaxLen(256)], None), WAIT))
+                  takes=(INCARNATION, Parameter("after", bounds.ShortText, None), WAIT))
 POLL = Route("POST", f"{_NODE}/directive", _AGENT, wire.DirectiveReply, size=_SMALL, hot=True, body=wire.PollRequest)
 REPORT = Route("POST", f"{_NODE}/report", _AGENT, wire.DirectiveReply, size=_SMALL, hot=True, body=wire.ReportRequest)
 SHARES = Route("POST", f"{_NODE}/shares", _AGENT, wire.SharesReply, size=_SMALL, body=wire.SharesRequest)
 STACKS = Route("POST", f"{_NODE}/stacks", _AGENT, NoneType, size=_SMALL, body=wire.StacksRequest)
 DAEMON = Route("POST", f"{_NODE}/daemon", _AGENT, wire.DirectiveReply, size=_SMALL, body=wire.DaemonRequest)
 LEAVE = Route("DELETE", _NODE, _AGENT, NoneType, size=_SMALL,
-              takes=(INCARNATION, Parameter("reason", Annotated[str, MaxLen(256)], "")))
+              takes=(INCARNATION, Parameter("reason", bounds.ShortText, "")))
 
 # -- what people ask -------------------------------------------------------------------------------------------------
 

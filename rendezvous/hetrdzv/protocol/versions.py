@@ -2,7 +2,7 @@
 
 Every request and reply has two headers, `Het-Api-Version` (the major version) and `Het-Api-Minor`. Programs with
 different majors refuse each other. Within a major, additions only: whoever meets a newer minor ignores what it does
-not know. 0.1 sends no minor, which is 1.0. A request with neither header is from a person (curl, a browser).
+not know. A request with neither header is from a person (curl, a browser).
 
 What changes which number is in docs/operations.md, Upgrades.
 """
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from hetrdzv.protocol.errors import VersionMismatch
 
-MAJOR, MINOR = 1, 1
-"""What this hetrdzv speaks. 0.1 spoke 1.0."""
+MAJOR, MINOR = 1, 0
+"""What this hetrdzv speaks."""
 
 MAJOR_HEADER, MINOR_HEADER = "Het-Api-Version", "Het-Api-Minor"
 
@@ -48,7 +48,7 @@ def is_newer(headers: Mapping[str, str]) -> bool:
 
 
 def minor_of(headers: Mapping[str, str]) -> int:
-    """The minor version that the sender of a request or a reply speaks; 0.1 does not say that it is 0."""
+    """The minor version that the sender of a request or a reply speaks; 0 if it does not say."""
     return _number(headers.get(MINOR_HEADER, "")) or 0
 
 

@@ -22,54 +22,32 @@ from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from hetrdzv import __version__
-from hetrdzv.core.commands import ReportKind as ReportKind  # part of the wire, for clients
-from hetrdzv.core.directive import DirectiveKind as DirectiveKind
-from hetrdzv.core.model import GroupState
-from hetrdzv.core.spec import DEFAULTS as DEFAULTS
-from hetrdzv.core.spec import MAX_SLOTS as MAX_SLOTS
-from hetrdzv.core.spec import MAX_WORLD_SIZE as MAX_WORLD_SIZE
-from hetrdzv.core.spec import SETTINGS as SETTINGS
-from hetrdzv.core.spec import UNLIMITED_RESTARTS as UNLIMITED_RESTARTS
-from hetrdzv.core.spec import Setting as Setting
 from hetrdzv.protocol import versions
+from hetrdzv.protocol.bounds import (
+    MAX_ALL_LANES,
+    MAX_KIND,
+    MAX_KNOWN_S,
+    MAX_LABEL_CHARACTERS,
+    MAX_LABELS,
+    MAX_LANES,
+    MAX_NOT_READY,
+    MAX_NUMBER,
+    MAX_PLANNED,
+    MAX_SECONDS,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+)
 from hetrdzv.protocol.daemon import MAX_CHARACTERS, MAX_WORDS
-from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH, MAX_PLACE_LENGTH, PLACE_PATTERN
-
-MAX_BODY_BYTES = 1 << 20
-"""The largest body of a request."""
-
-MAX_VALUES = 32_768
-"""How many JSON values the body of a request may have, about; a node with 1,024 workers sends half as many."""
-
-MAX_NUMBER = 2**53
-"""The largest integer that every reader of JSON understands as the same number."""
-
-MAX_SECONDS = 1e9
-"""The longest duration (seconds): about thirty years. Sums of such and of clocks keep their milliseconds."""
-
-MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
-"""Bounds of a node's weight: ratios and sums of weights stay far from what a float cannot hold."""
-
-MAX_NOT_READY = 2_000
-"""How long the reason may be why a node is not ready (characters)."""
-
-MAX_LABELS = 64
-"""How many labels, or facts of its device, a node has at most."""
-
-MAX_LABEL_CHARACTERS = 4_096
-"""How many characters its labels have in all, and the facts of its device: a reply may show those of all nodes."""
-
-MAX_KNOWN_S = 3600.0
-"""For how long a sample may hold (seconds)."""
-
-MAX_LANES = 32
-"""How many process groups of one worker a sample may tell of."""
-
-MAX_ALL_LANES = 1024
-"""How many process groups of all workers of a node together."""
+from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH
+from hetrdzv.protocol.settings import (
+    MAX_SLOTS,
+    MAX_WORLD_SIZE,
+    SETTINGS,
+    Setting,
+)
+from hetrdzv.protocol.states import DirectiveKind, GroupState, ReportKind
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN, max_length=MAX_ID_LENGTH)]
-PlaceText = Annotated[str, StringConstraints(pattern=PLACE_PATTERN, max_length=MAX_PLACE_LENGTH)]
 Text = Annotated[str, StringConstraints(max_length=16_384)]
 Word = Annotated[str, StringConstraints(max_length=MAX_CHARACTERS)]
 ShortText = Annotated[str, StringConstraints(max_length=256)]
@@ -119,9 +97,6 @@ _T = TypeVar("_T")
 
 Shown = Annotated[_T | SkipJsonSchema[str], Field(union_mode="left_to_right")]
 """A value that clients only show. One that this version does not know, from a newer server, stays a string."""
-
-
-MAX_KIND = 64
 
 
 def _report_kind(value: object) -> ReportKind | str:
@@ -199,7 +174,7 @@ _SPEC_FIELDS: dict[str, Any] = {
 
 
 class SpecFields(create_model("SpecFields", __base__=Wire, **_SPEC_FIELDS)):  # type: ignore[misc]
-    """Settings of a group (core/spec.py). A field that is not given is not compared."""
+    """Settings of a group (protocol/settings.py). A field that is not given is not compared."""
 
     model_config = ConfigDict(json_schema_extra=_with_ranges)
 
@@ -422,10 +397,6 @@ class NewNodeFields(Wire):
     weight: Weight | None = None
 
 
-MAX_PLANNED = 10_000
-"""How many nodes a plan may add, remove or drain at most."""
-
-
 class PlanRequest(Wire):
     """`POST /v1/groups/{g}/plan`: what a plan supposes, all at once; see core/plan.py, Changes."""
 
@@ -584,7 +555,7 @@ class DirectiveReply(Reply):
         replaced: the settings of the group that this node's join replaced, as they were and as it gave them.
         cancelled: with `exit` of a node that joined after the job was cancelled.
         hang: with `stop` and `exit`: the round was ended since its workers hung.
-        hang_timeout_s: see core/spec.py.
+        hang_timeout_s: see protocol/settings.py.
         stacks, logs: in reply to a `POST` only.
         notice: with `start`: the round is about to end, and its workers may save now.
         warnings: with `start`: what differs between the nodes and matters.
@@ -702,7 +673,7 @@ class RoundReply(Reply):
     """The newest round.
 
     Attributes:
-        shares: the newest decision on how much of the work each rank gets; None: an older server has made none.
+        shares: the newest decision on how much of the work each rank gets.
         ended: why it is over; None while it runs.
         met: how many workers have found each other in the round's store; None: unknown.
         stall: who is waited for; None: nobody, as far as can be seen.
@@ -747,8 +718,7 @@ class NodeReply(Reply):
     """A node as people see it.
 
     Attributes:
-        port: where it hosts the store of a round; until then it accepts connections there, so that peers can try it. 0:
-            the server is older, and does not tell.
+        port: where it hosts the store of a round; until then it accepts connections there, so that peers can try it.
         heard_s_ago: the time since its last heartbeat (seconds), None once it is gone.
         weighed: whether its weight was given by hand.
         speeds: how fast its slots were measured to be, in the order of local ranks; None: they were not measured.

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from hetrdzv.core.model import Event, Group, GroupState, NodePhase, StallKind
+from hetrdzv.core.model import Event, Group
+from hetrdzv.protocol.states import GroupState, NodePhase, StallKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -9,7 +9,6 @@ A group of which a record cannot be read is set aside as a whole: its records st
 
 Every record carries `"v"` and `"crc"`, the CRC-32 of its key and of all that follows: what a disk or a person changed,
 or filed under another key, is noticed. (It is made here, once for all stores; it is no protection against malice.)
-Records of 0.1 have no checksum.
 
 Adding a field with a default needs no new version: older records get the default. Unknown fields are ignored, so
 removing a field needs none either, and an older server of the same version can take over. Anything else needs a new
@@ -19,17 +18,16 @@ version, which older servers refuse to read.
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import NoReturn, TypeVar
 from urllib.parse import quote, unquote
 from zlib import crc32
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
-
 from hetrdzv.core.model import Event, Group, Node, Round
 from hetrdzv.core.patched import differing
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import InvalidSpec, StorageError
 
 VERSION = 1
@@ -95,13 +93,6 @@ class _Versioned:
     v: int
 
 
-_VERSIONED = TypeAdapter(_Versioned)
-_GROUP = TypeAdapter(Group)
-_NODE = TypeAdapter(Node)
-_ROUND = TypeAdapter(Round)
-_EVENT = TypeAdapter(StoredEvent)
-
-
 # -- keys ------------------------------------------------------------------------------------------------
 
 
@@ -158,22 +149,22 @@ def changes(
     group_id = new.group_id
     if old is None or old != replace(new, nodes=old.nodes, round=old.round):
         key = _group_key(group_id)
-        puts[key] = _record(_GROUP, key, new, _STORED_APART)
+        puts[key] = _record(key, new, _STORED_APART)
     if new.round is not None and (old is None or _without_stall(old.round) != _without_stall(new.round)):
         key = _round_key(group_id)
-        puts[key] = _record(_ROUND, key, new.round, _MEMORY_ONLY_OF_ROUND)
+        puts[key] = _record(key, new.round, _MEMORY_ONLY_OF_ROUND)
     known = old.nodes if old is not None else {}
     for node in differing(known, new.nodes) if changed is None else changed:
         before = known.get(node.node_id)
         if before is None or _differs(before, node):
             key = _node_key(group_id, node.node_id)
-            puts[key] = _record(_NODE, key, node, _MEMORY_ONLY)
+            puts[key] = _record(key, node, _MEMORY_ONLY)
     return puts, set() if old is None else _vanished(old, new)
 
 
 def event_record(group_id: str, stored: StoredEvent) -> bytes:
     """The record of an event."""
-    return _record(_EVENT, event_key(group_id, stored.number), stored)
+    return _record(event_key(group_id, stored.number), stored)
 
 
 def _keys(group: Group) -> set[str]:
@@ -200,8 +191,8 @@ def _differs(before: Node, node: Node) -> bool:
     return _stored(before) != _stored(node)
 
 
-def _record(adapter: TypeAdapter[T], key: str, value: T, without: set[str] | None = None) -> bytes:
-    body = adapter.dump_json(value, exclude=without)[1:]
+def _record(key: str, value: object, without: AbstractSet[str] = frozenset()) -> bytes:
+    body = codec.write(value, nulls=True, without=without)[1:]
     return b'{"v":%d,"crc":"%b",%b' % (VERSION, _checksum(key, body), body)
 
 
@@ -283,13 +274,13 @@ def set_aside(wrong: Mapping[str, str], records: Mapping[str, bytes]) -> dict[st
 def _read_into(parts: _Parts, place: str, key: str, record: bytes) -> None:
     match place.split("/"):
         case ["group"]:
-            parts.group = _read(_GROUP, key, record)
+            parts.group = _read(Group, key, record)
         case ["round"]:
-            parts.round = _read(_ROUND, key, record)
+            parts.round = _read(Round, key, record)
         case ["nodes", node]:
-            parts.nodes[unquote(node)] = _read(_NODE, key, record)
+            parts.nodes[unquote(node)] = _read(Node, key, record)
         case ["events", _]:
-            parts.events.append(_read(_EVENT, key, record))
+            parts.events.append(_read(StoredEvent, key, record))
         case _:
             _malformed(key, "this hetserver does not know such a key")
 
@@ -310,9 +301,9 @@ def _in_order(events: list[StoredEvent]) -> tuple[StoredEvent, ...]:
     return tuple(sorted(events, key=lambda stored: stored.number))
 
 
-def _read(adapter: TypeAdapter[T], key: str, record: bytes) -> T:
+def _read(kind: type[T], key: str, record: bytes) -> T:
     try:
-        version = _VERSIONED.validate_json(record, strict=True).v
+        version = codec.read(_Versioned, record, unknown="ignore").v
         if version > VERSION:
             raise _NewerRecord(
                 f"record {key} has version {version}, but this hetserver reads at most version {VERSION}: "
@@ -321,20 +312,15 @@ def _read(adapter: TypeAdapter[T], key: str, record: bytes) -> T:
         if version < 1:
             _malformed(key, f"version {version} does not exist")
         seal = _SEAL.match(record)
-        if seal is not None and seal[1] != _checksum(key, record[seal.end() :]):
+        if seal is None:
+            _malformed(key, "it has no checksum")
+        if seal[1] != _checksum(key, record[seal.end() :]):
             _malformed(
                 key, "its checksum is wrong: it was changed since it was written, or under another key"
             )
-        return adapter.validate_json(record, strict=True)
-    except ValidationError as error:
-        _malformed(key, "; ".join(_line(detail) for detail in error.errors(include_url=False)), error)
-    except InvalidSpec as error:
+        return codec.read(kind, record, unknown="ignore")
+    except (codec.Malformed, InvalidSpec) as error:
         _malformed(key, str(error), error)
-
-
-def _line(error: ErrorDetails) -> str:
-    place = ".".join(str(part) for part in error["loc"])
-    return f"{place}: {error['msg']}" if place else error["msg"]
 
 
 def _malformed(key: str, why: str, cause: Exception | None = None) -> NoReturn:

@@ -40,7 +40,7 @@ _PUT = "INSERT INTO records VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value 
 _DELETE = "DELETE FROM records WHERE key = ?"
 _ADVANCE_CLOCK = "UPDATE meta SET value = max(value, ?) WHERE key = 'clock'"
 _COUNT = "UPDATE meta SET value = value + 1 WHERE key = 'commits' AND value = ?"
-_ADD_COUNT = "INSERT OR IGNORE INTO meta VALUES ('id', ?), ('commits', 0)"  # a file of 0.1 has none
+_ADD_COUNT = "INSERT OR IGNORE INTO meta VALUES ('id', ?), ('commits', 0)"
 
 _ANOTHER_FILE = "name another file with --store"
 
@@ -294,6 +294,6 @@ class _StateFile:
 
 
 def _marker(connection: sqlite3.Connection) -> Marker | None:
-    """What the file says of itself; None: it is of 0.1."""
+    """What the file says of itself; None: nothing yet."""
     found = dict(connection.execute("SELECT key, value FROM meta WHERE key IN ('id', 'commits')"))
     return Marker(found["id"], found["commits"]) if len(found) == 2 else None

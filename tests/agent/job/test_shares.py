@@ -14,8 +14,9 @@ from hetagent.job import shares
 from hetagent.job.shares import RoundShares
 from hetagent.launch.base import Assignment
 from hetagent.node.created import Created
-from hetagent.protocol.session.sharing import Answered, Decided, Refused
-from hetrdzv.protocol.wire import MasterReply, StartReply
+from hetagent.protocol.topics import SHARES, Message
+from hetrdzv.protocol.errors import NoSuchShares
+from hetrdzv.protocol.wire import MasterReply, SharesReply, SharesRequest, StartReply
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
@@ -43,21 +44,28 @@ def assignment(
     return Assignment(group="g", node_id="a", round=3, start=start)
 
 
+def decision(*weights: tuple[int, float]) -> SharesReply:
+    return SharesReply(round=3, number=1, weights=list(weights))
+
+
 class Place:
     """A round's shares, and what they have asked the server."""
 
     def __init__(self, of: Assignment) -> None:
-        self.asked: dict[int, Future[Answered]] = {}
+        self.asked: dict[int, Future[SharesReply]] = {}
         self.said: list[str] = []
         self.decided: list[tuple[int, bool]] = []
         self.shares = RoundShares(of, self._ask, self.said.append, self._note)
         self.path = str(self.shares.environ(0, one_per_node=False)["HET_WEIGHTS_FILE"])
 
-    def _ask(self, round_number: int, number: int) -> "Future[Answered]":
-        assert round_number == 3
-        assert number not in self.asked, "asked twice"
-        self.asked[number] = Future()
-        return self.asked[number]
+    def _ask(self, message: Message[SharesReply]) -> "Future[SharesReply]":
+        assert message.topic is SHARES
+        body = message.body(incarnation="i")
+        assert isinstance(body, SharesRequest)
+        assert body.round == 3
+        assert body.number not in self.asked, "asked twice"
+        self.asked[body.number] = Future()
+        return self.asked[body.number]
 
     def _note(self, number: int, others: bool) -> None:
         self.decided.append((number, others))
@@ -114,12 +122,12 @@ def test_a_decision_is_asked_for_once_and_answered_with_a_file(place: Callable[[
     found.asks(1)
     found.asks(1)
     assert not Path(f"{found.path}.1").exists()
-    found.asked[1].set_result(Decided(((3, 1.0), (1, 0.25))))
+    found.asked[1].set_result(decision((3, 1.0), (1, 0.25)))
     assert found.read(1) == {"round": 3, "number": 1, "weights": [1.0, 1.0, 1.0, 0.25]}
     assert found.read()["weights"] == [1.0] * 4, "the weights of the beginning stay"
     assert (found.decided, found.said) == ([(1, True)], [])
     found.asks(2)
-    found.asked[2].set_result(Decided(((3, 1.0), (1, 0.25))))
+    found.asked[2].set_result(decision((3, 1.0), (1, 0.25)))
     assert found.decided[1:] == [(2, False)]
 
 
@@ -127,7 +135,7 @@ def test_the_last_two_answers_are_kept(place: Callable[[Assignment], Place]) -> 
     found = place(assignment())
     for number in (1, 2, 3):
         found.asks(number)
-        found.asked[number].set_result(Decided(()))
+        found.asked[number].set_result(decision())
     there = sorted(one.name for one in Path(found.path).parent.iterdir())
     assert there == ["weights", "weights.2", "weights.3", "weights.ask.2", "weights.ask.3"]
 
@@ -138,26 +146,17 @@ def test_who_asks_for_an_answer_that_is_no_longer_there_does_not_wait_in_vain(
     found = place(assignment())
     for number in (1, 2, 3):
         found.asks(number)
-        found.asked[number].set_result(Decided(()))
+        found.asked[number].set_result(decision())
     del found.asked[1]
     found.asks(1)
-    found.asked[1].set_result(Refused("the last one is 3"))
+    found.asked[1].set_exception(NoSuchShares("the last one is 3"))
     assert found.read(1) == {"error": "the last one is 3"}
-
-
-def test_an_older_server_leaves_the_weights_as_they_are(place: Callable[[Assignment], Place]) -> None:
-    found = place(assignment(weights=[(3, 1.0), (1, 0.5)]))
-    for number in (1, 2, 3, 4):
-        found.asks(number)
-        found.asked[number].set_result(Refused("it is older", is_older=True))
-        assert found.read(number) == {"round": 3, "number": number, "weights": [1.0, 1.0, 1.0, 0.5]}
-    assert found.said == ["it is older: the shares of round 3 stay as they are"]
 
 
 def test_a_refusal_is_shown_and_reaches_the_worker(place: Callable[[Assignment], Place]) -> None:
     found = place(assignment())
     found.asks(7)
-    found.asked[7].set_result(Refused("there is no such decision"))
+    found.asked[7].set_exception(NoSuchShares("there is no such decision"))
     assert found.read(7) == {"error": "there is no such decision"}
     assert found.said == ["round 3: no new shares: there is no such decision"]
 
@@ -167,7 +166,7 @@ def test_an_answer_after_the_round_is_nothing(place: Callable[[Assignment], Plac
     found.asks(1)
     found.asks(2)
     found.shares.close()
-    found.asked[1].set_result(Decided(()))
+    found.asked[1].set_result(decision())
     found.asked[2].cancel()
     assert not Path(found.path).parent.exists()
 

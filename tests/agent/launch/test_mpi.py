@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.agent.launch.test_horovod import assignment, members
@@ -19,9 +20,11 @@ from hetagent.launch.mpi.mpirun import MEMORY, Mpi, mpirun_words
 from hetagent.launch.mpi.relay import Relay
 from hetagent.node import network
 from hetagent.node import scratch as folders
+from hetagent.protocol.topics import Message
 from hetagent.worker import rsh
 from hetrdzv.protocol.daemon import PROGRAM, refusal
-from hetrdzv.protocol.wire import MemberReply
+from hetrdzv.protocol.errors import DaemonRefused
+from hetrdzv.protocol.wire import DaemonRequest, MemberReply
 
 # what mpirun 4.1.4 passes to its remote shell, where the user's shell is bash and where it is sh
 GIVEN = [
@@ -216,18 +219,21 @@ def test_a_member_refuses_a_daemon_that_loads_code(launch: Mpi) -> None:
 
 
 @pytest.fixture
-def master(launch: Mpi) -> tuple[Mpi, list[tuple[int, str, list[str]]], "Future[str | None]"]:
+def master(launch: Mpi) -> tuple[Mpi, list[tuple[int, str, list[str]]], "Future[Any]"]:
     """The launch on the master of a round of three nodes, what it asked of members, and what these answer."""
     mine = assignment("a", 2, 1, 3)
     mine.script_port = network.hold_port("127.0.0.1", None)
     asked: list[tuple[int, str, list[str]]] = []
-    answer: Future[str | None] = Future()
+    answer: Future[Any] = Future()
 
-    def start_daemon(number: int, node_id: str, words: Sequence[str]) -> "Future[str | None]":
-        asked.append((number, node_id, list(words)))
+    def ask(message: Message[Any]) -> "Future[Any]":
+        body = message.body(incarnation="i")
+        assert isinstance(body, DaemonRequest)
+        assert body.master == "a"
+        asked.append((body.round, message.to, list(body.words)))
         return answer
 
-    mine.start_daemon = start_daemon
+    mine.ask = ask
     command = launch.begin(mine)
     assert command is not None
     assert (command.entrypoint, command.args[-2:]) == ("mpirun", ("/bin/true", "x"))
@@ -242,7 +248,7 @@ def call(launch: Mpi, *words: str) -> "subprocess.Popen[str]":
 
 
 def test_the_remote_shell_ends_well_when_the_member_was_told(
-    master: tuple[Mpi, list[tuple[int, str, list[str]]], "Future[str | None]"],
+    master: tuple[Mpi, list[tuple[int, str, list[str]]], "Future[Any]"],
 ) -> None:
     launch, asked, answer = master
     process = call(launch, "n1-b", *GIVEN)
@@ -257,16 +263,17 @@ def test_the_remote_shell_ends_well_when_the_member_was_told(
 
 
 def test_the_remote_shell_says_why_a_member_does_not_start(
-    master: tuple[Mpi, list[tuple[int, str, list[str]]], "Future[str | None]"],
+    master: tuple[Mpi, list[tuple[int, str, list[str]]], "Future[Any]"],
 ) -> None:
     launch, asked, answer = master
-    answer.set_result("its agent was started without --launch mpi")
+    answer.set_exception(DaemonRefused("its agent was started without --launch mpi"))
     for words, says in (
         (("n1-b", *GIVEN), "n1-b was not started: its agent was started without --launch mpi"),
         (("n9-x", *GIVEN), "there is no host 'n9-x' in round 1"),
         (("localhost", *GIVEN), "there is no host 'localhost'"),
         (("n2-c", "reboot"), "mpirun would run ['reboot'] on another host, not orted"),
         (("n2-c", "orted", "-mca", "orte_fork_agent", "x"), "'orte_fork_agent', which is refused"),
+        (("n2-c", *GIVEN, "-mca", "orte_hnp_uri", "x" * 40_000), "give them shorter ids"),
     ):
         process = call(launch, *words)
         assert says in process.communicate(timeout=20)[1]
@@ -275,7 +282,7 @@ def test_the_remote_shell_says_why_a_member_does_not_start(
 
 
 def test_after_the_round_the_remote_shell_fails_at_once(
-    master: tuple[Mpi, list[tuple[int, str, list[str]]], "Future[str | None]"],
+    master: tuple[Mpi, list[tuple[int, str, list[str]]], "Future[Any]"],
 ) -> None:
     launch, _, answer = master
     process = call(launch, "n1-b", *GIVEN)
@@ -322,9 +329,9 @@ def test_ranks_run_the_script_as_python_would(launch: Mpi, tmp_path: Path) -> No
 
 
 def test_whatever_is_sent_to_the_relay_it_goes_on(tmp_path: Path) -> None:
-    def ask(host: str, words: Sequence[str]) -> "Future[str | None]":
-        done: Future[str | None] = Future()
-        done.set_result(f"{host} {len(words)}")
+    def ask(host: str, words: Sequence[str]) -> "Future[Any]":
+        done: Future[Any] = Future()
+        done.set_exception(CommandError(f"{host} {len(words)}"))
         return done
 
     relay = Relay(tmp_path, ask)

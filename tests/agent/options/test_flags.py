@@ -13,7 +13,7 @@ from hetagent.options.model import Options, Std, TorchrunOptions, UsageError
 from hetagent.options.parse import parse
 from hetagent.options.torchrun import REFUSED, spellings
 from hetagent.options.values import setting
-from hetrdzv.core.spec import Setting
+from hetrdzv.protocol.settings import Setting
 
 SERVER = ("--server", "http://host:29400")
 

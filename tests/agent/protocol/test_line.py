@@ -6,18 +6,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from random import Random
 from types import TracebackType
 from typing import Any, Self
 
 import pytest
 
-from hetagent.protocol import preflight
+from hetagent.protocol import preflight, reports
 from hetagent.protocol.line import UNHEARD_LEAVE_S, Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
-from hetrdzv.protocol.errors import HetError, Unreachable
-from hetrdzv.protocol.wire import DirectiveReply, FailureFields
+from hetagent.protocol.topics import DAEMON, Message
+from hetrdzv.protocol.errors import HetError, Problem, Unreachable
+from hetrdzv.protocol.wire import DaemonRequest, DirectiveReply, FailureFields
 
 TIMING = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 7.0, "max_disconnect_s": 600.0}
 
@@ -76,11 +78,8 @@ class FakeClient:
             await asyncio.sleep(0.005)
         return await self._answer("poll")
 
-    async def report(self, group: str, node: str, request: Any) -> DirectiveReply:
-        return await self._answer("report", request)
-
-    async def start_daemon(self, group: str, node: str, request: Any) -> DirectiveReply:
-        return await self._answer("daemon", (node, request.round, request.words))
+    async def say(self, group: str, node: str, topic: str, body: Any, reply: Any) -> DirectiveReply:
+        return await self._answer(topic, body)
 
     async def leave(self, group: str, node: str, *, incarnation: str, reason: str) -> None:
         await self._answer("leave", reason)
@@ -166,14 +165,14 @@ def test_what_the_agent_says_arrives(talk: Talk) -> None:
     talk.begin()
     talk.client.says = start(1)
     soon(lambda: [one for one in talk.news() if one.kind == "start"])
-    talk.line.started(1)
-    talk.line.failed(1, FailureFields(local_rank=0, rank=0, exit_code=3), time.monotonic() - 2)
-    reports = soon(lambda: len(talk.client.heard("report")) == 2 and talk.client.heard("report"))
-    assert [report.kind for report in reports] == ["started", "failed"]
-    assert 2 <= reports[1].age_s < 5
+    talk.line.say(reports.started(1))
+    talk.line.say(reports.failed(1, FailureFields(local_rank=0, rank=0, exit_code=3)), time.monotonic() - 2)
+    told = soon(lambda: len(talk.client.heard("report")) == 2 and talk.client.heard("report"))
+    assert [report.kind for report in told] == ["started", "failed"]
+    assert 2 <= told[1].age_s < 5
     assert talk.line.leave("done", 5.0)
     assert talk.client.heard("leave") == ["done"]
-    talk.line.started(1)  # harmless afterwards
+    talk.line.say(reports.started(1))  # harmless afterwards
 
 
 def test_a_start_waits_until_the_master_is_reached(talk: Talk) -> None:
@@ -408,34 +407,40 @@ def test_a_daemon_that_comes_during_the_preflight_waits_for_one(
     assert talk.news(0.3) == []
 
 
-def test_a_daemon_is_answered(talk: Talk) -> None:
+# -- questions ---------------------------------------------------------------------------------------------
+
+
+def daemon() -> Message[DirectiveReply]:
+    return Message(DAEMON, partial(DaemonRequest, master="a", round=1, words=["orted"]), to="b")
+
+
+def in_round(talk: Talk) -> None:
     talk.client.says = start(1)
     talk.begin()
     talk.next()
-    assert talk.line.start_daemon(1, "b", ["orted", "x"]).result(10) is None
-    assert talk.client.heard("daemon") == [("b", 1, ["orted", "x"])]
 
 
-def test_a_daemon_that_is_given_twice_while_the_server_thinks_is_refused(talk: Talk) -> None:
-    talk.client.says = start(1)
-    talk.begin()
-    talk.next()
-    talk.client.hangs = True
-    first = talk.line.start_daemon(1, "b", ["orted"])
-    assert "has already been given a daemon in round 1" in str(
-        talk.line.start_daemon(1, "b", ["other"]).result(10)
-    )
-    talk.client.hangs = False
-    assert first.result(10) is None
+def test_what_the_agent_asks_is_answered(talk: Talk) -> None:
+    in_round(talk)
+    assert talk.line.ask(daemon()).result(10) == talk.client.says
+    assert [(one.round, one.words, one.incarnation) for one in talk.client.heard("daemon")] == [
+        (1, ["orted"], "1")
+    ]
 
 
-def test_a_daemon_without_a_server_is_cancelled_with_the_line(talk: Talk) -> None:
-    talk.client.says = start(1)
-    talk.begin()
-    talk.next()
+def test_a_refusal_is_an_exception(talk: Talk) -> None:
+    in_round(talk)
+    talk.client.fails = Problem(409, "daemon_refused", "it runs another one", {})
+    refused = talk.line.ask(daemon()).exception(10)
+    assert isinstance(refused, HetError)
+    assert str(refused) == "it runs another one"
+
+
+def test_without_a_server_what_was_asked_is_cancelled_with_the_line(talk: Talk) -> None:
+    in_round(talk)
     talk.client.fails = Unreachable("no server answers")
-    waiting = talk.line.start_daemon(1, "b", ["orted"])
+    waiting = talk.line.ask(daemon())
     assert talk.line.leave("over", 10.0)
     assert waiting.cancelled()
     talk.line.close()
-    assert talk.line.start_daemon(1, "b", ["orted"]).cancelled()
+    assert talk.line.ask(daemon()).cancelled()

@@ -17,7 +17,6 @@ from hetagent.node.processes import finding as processes
 from hetagent.standby import keeper, policy
 from hetagent.standby.keeper import Standbys
 from hetagent.standby.process import Plan
-from hetagent.worker.standby import STANDBY_FOR
 
 INCARNATION = standbys.MARKS[processes.INCARNATION]
 
@@ -51,7 +50,7 @@ class Kept:
 
 def living() -> list[int]:
     """The pids of all standbys."""
-    return processes.marked(INCARNATION, STANDBY_FOR)
+    return processes.marked(INCARNATION)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from hetagent.node.processes import finding as processes
 from hetagent.standby import process
 from hetagent.standby.process import NotTaken, Plan, Standby
 from hetagent.worker import standby as standby_main
-from hetagent.worker.standby import NAME, STANDBY_FOR
+from hetagent.worker.standby import NAME
 
 SLOW = """
 import os, time
@@ -47,7 +47,6 @@ def _nothing_is_left() -> Iterator[None]:
     yield
     assert standbys.descriptors() == before
     assert processes.marked(standbys.MARKS[processes.INCARNATION]) == []
-    assert processes.marked(standbys.MARKS[processes.INCARNATION], STANDBY_FOR) == []
     assert standbys.zombies() == []
 
 
@@ -79,13 +78,12 @@ def test_one_that_is_taken_before_it_is_ready_runs_once_it_is(plan: Plan, tmp_pa
 
 
 def test_its_marks_before_and_after(plan: Plan, tmp_path: Path) -> None:
-    """A standby is found as its agent's standby, never as its worker; a worker the other way round."""
+    """It is found as its agent's all the time; its name says that it waits."""
     (tmp_path / "s.py").write_text("import time; time.sleep(300)")
     incarnation = standbys.MARKS[processes.INCARNATION]
     standby = standbys.ready(plan, ["imported"])
     pid = standby.process.pid
-    assert processes.marked(incarnation) == []
-    assert processes.marked(incarnation, STANDBY_FOR) == [pid]
+    assert processes.marked(incarnation) == [pid]
     assert comm(pid) == NAME
     before = processes.environment(pid)
     assert {name: before[name] for name in (processes.NODE_ID, processes.AGENT_PID, processes.GROUP)} == {
@@ -96,10 +94,6 @@ def test_its_marks_before_and_after(plan: Plan, tmp_path: Path) -> None:
     try:
         # At once, since the agent may have to kill it at once.
         assert processes.marked(incarnation) == [pid]
-        assert processes.marked(incarnation, STANDBY_FOR) == []
-        after = processes.environment(pid)
-        assert after[processes.INCARNATION] == incarnation
-        assert STANDBY_FOR not in after
         assert comm(pid) != NAME
         assert worker.pid == pid == os.getsid(pid)
     finally:
@@ -302,7 +296,7 @@ with open("/proc/self/mem", "r+b", buffering=0) as memory:
 
 
 @pytest.mark.parametrize("when", ["importing", "ready"])
-def test_one_whose_mark_cannot_be_changed_begins_anew(plan: Plan, tmp_path: Path, when: str) -> None:
+def test_one_whose_mark_is_gone_begins_anew(plan: Plan, tmp_path: Path, when: str) -> None:
     (tmp_path / "overwrites.py").write_text(OVERWRITES)
     (tmp_path / "s.py").write_text(
         f"{SCRIPT}print(b'HET_INCARNATION=' in open('/proc/self/environ', 'rb').read())"
@@ -477,8 +471,3 @@ def test_plans_that_fit(plan: Plan) -> None:
     assert not plan.fits(Plan((*plan.args, "--lr=1"), plan.environ))
     assert not plan.fits(Plan(plan.args, {**plan.environ, "OMP_NUM_THREADS": "1"}))
     assert not plan.fits(Plan(plan.args, {name: v for name, v in plan.environ.items() if name != "GO"}))
-
-
-def test_the_marks_are_of_one_length() -> None:
-    """The one becomes the other in the memory that the kernel set up."""
-    assert len(STANDBY_FOR) == len(processes.INCARNATION)

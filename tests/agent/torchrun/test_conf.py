@@ -15,7 +15,7 @@ from hetagent.torchrun import conf as torchrun_conf
 from hetagent.torchrun import create_handler
 from hetagent.torchrun.conf import OPTIONS, ConfError, conf_of, take_token
 from hetrdzv.auth.files import AccessError
-from hetrdzv.protocol.wire import UNLIMITED_RESTARTS
+from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 
 
 def test_what_torchrun_passes_is_understood() -> None:

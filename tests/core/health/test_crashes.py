@@ -2,8 +2,8 @@
 
 import pytest
 
-from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.errors import InvalidSpec
+from hetrdzv.protocol.settings import GroupSpec
 from tests.core.driver import Story, running
 
 

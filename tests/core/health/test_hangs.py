@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.commands import NoteStall
-from hetrdzv.core.model import Stall, StallKind
+from hetrdzv.core.model import Stall
 from hetrdzv.protocol.errors import StaleRound
+from hetrdzv.protocol.states import StallKind
 from hetrdzv.storage.records import changes
 from tests.core.driver import Story
 from tests.support.restored import restore

@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from hetrdzv.api.app import TABLE
 from hetrdzv.api.reading import PATH_KINDS
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.wire import MAX_VALUES, Weight
+from hetrdzv.protocol.bounds import MAX_VALUES
+from hetrdzv.protocol.wire import Weight
 from tests.fuzz.models import limits_of
 from tests.server.api.test_requests import JOIN, NODE, problem
 from tests.support.served import api, serving

@@ -13,7 +13,7 @@ SPEC = {"min_nodes": 2, "max_nodes": 2, "notice_s": 600.0}
 
 
 async def begin(client: httpx.AsyncClient, **more: Any) -> None:
-    """Round 1 runs on node a, whose agent takes notice, and on node b, whose agent is of 0.1."""
+    """Round 1 runs on node a, whose agent takes notice, and on node b, whose agent does not."""
     offer: dict[str, Any] = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 4000}
     offer |= {"spec": SPEC | more}
     for node_id in "ab":

@@ -9,9 +9,10 @@ import pytest
 from hetrdzv.api.app import create_app
 from hetrdzv.auth.tokens import EVERYTHING
 from hetrdzv.core.commands import Leave, NoteStall
-from hetrdzv.core.model import Stall, StallKind
+from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.live import EVERY_S, MOST_BYTES_PER_S, SHARE, Hub, interval_s
 from hetrdzv.dashboard.scenes import MAPS, GroupScene, GroupsScene, told_until
+from hetrdzv.protocol.states import StallKind
 from hetrdzv.protocol.wire import EventReply
 from hetrdzv.service.service import Service
 from tests.server.told import BEGAN

@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from hetrdzv.core.model import NodePhase
 from hetrdzv.dashboard.scenes import bars
 from hetrdzv.dashboard.timeline import Span, spans
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.past import past
+from hetrdzv.protocol.states import NodePhase
 from tests.server.told import BEGAN, Told, at, restarted, running
 
 

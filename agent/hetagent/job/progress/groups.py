@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 SUFFIX = ".groups"
 """What the note's name has more than the socket's."""
 
+PAIRED = "<->"
+"""Begins a line that names a group in which the worker sends and receives."""
+
 MAX_NOTE = 4 << 20
 """The longest note that is read (bytes); a group takes about 50."""
 
@@ -21,12 +24,14 @@ class Groups:
         known: whether there is a note. If torch's internals are not as expected, there is none.
         backends: torch's names for those that the groups have.
         names: by backend, of its groups, in the order in which they were made.
+        paired: the names of those in which it has sent to or received from single members, as far as that is noted.
     """
 
     path: str
     known: bool = False
     backends: list[str] = field(default_factory=list)
     names: dict[str, list[str]] = field(default_factory=dict)
+    paired: frozenset[str] = frozenset()
     _size: int = -1
 
     def read(self) -> None:
@@ -41,9 +46,12 @@ class Groups:
             self.known, self._size = False, -1
 
     def _take(self, note: bytes) -> None:
-        self.names = {}
+        self.names, paired = {}, set()
         for line in note.decode().split("\n")[:-1]:
             name, *backends = line.split("\t")
+            if name == PAIRED:
+                paired.update(backends)
+                continue
             for backend in backends:
                 self.names.setdefault(backend, []).append(name)
-        self.backends, self.known = list(self.names), True
+        self.backends, self.paired, self.known = list(self.names), frozenset(paired), True

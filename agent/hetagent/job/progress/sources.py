@@ -107,6 +107,8 @@ class Source:
             why = "records nothing: is TORCH_FR_BUFFER_SIZE 0?"
         if not why and self.seen is not None and self.seen.nameless and not self.trace.counts_operations:
             why = "has groups that torch does not name"
+        if not why and self.seen is not None:
+            why = self.seen.unclear
         return why and f"{self.name} {why}"
 
 

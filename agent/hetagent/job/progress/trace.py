@@ -4,16 +4,20 @@ An answer names process groups in two ways. `pg_status` has the counts by a numb
 groups, in the order in which it made them: it differs from worker to worker. The `entries`, which are the last few
 operations, have that number and the name of the group, which is the same on all its members. So names are remembered.
 
-With gloo and nccl2 the counts include what was sent to and received from single members, which others know nothing of;
-an entry says how many of its group's operations were collectives. Several threads may finish operations at the same
-time, and the older one last: the entries know better what is done.
+With gloo and nccl2 the counts are numbers of operations: gloo's begin with 1, those of nccl2 with 0. They include what
+was sent to and received from single members, and what a group with several backends does with another one, which says
+nothing about its other members; an entry says how many of its group's operations were collectives by then. Several
+threads may finish operations at the same time, and the older one last: the entries know better what is done.
 
-The older NCCL counts collectives only. Its entries are not asked for (see sources.py), so its groups have the names
-that the worker has noted: torch numbers them in the order in which they were made.
+The older NCCL counts collectives on their own, and what is sent and received on its own, and tells the number of
+whichever was last. Its entries are not asked for (see sources.py), so the worker notes in which groups it sends and
+receives: their numbers say nothing. It notes their names, too: torch numbers them in the order in which they were made.
 """
 
 import json
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +25,10 @@ from hetrdzv.protocol.wire import CollectivesFields
 
 OP_LENGTH, NAME_LENGTH = 120, 120
 """How much is told of an operation, and of a group's name (characters)."""
+
+PAIRED = "counts what it sends and receives with its collectives"
+UNCOUNTED = "does not count: is TORCH_NCCL_BLOCKING_WAIT set?"
+"""Why a worker may wait in a group whose numbers say nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +41,7 @@ class Seen:
         newest_at: when the last operation was asked for (seconds of the wall clock); None: unknown.
         nameless: whether there are groups whose name is not known.
         records: whether the recorder knows of any group. It does not if it is switched off.
+        unclear: why the worker may wait in a group of which nothing can be told; empty: it does not.
     """
 
     counts: Mapping[str, tuple[int, int, int]]
@@ -40,14 +49,24 @@ class Seen:
     newest_at: float | None
     nameless: bool
     records: bool
+    unclear: str = ""
 
 
 @dataclass(slots=True)
 class _Group:
     name: str
-    apart: int = 0  # how many of the operations counted so far were no collectives
     op: str = ""
-    done: int = 0  # the newest operation before any that is not done, of those of which there are entries
+    done: int = -1  # the newest operation before any that is not done, of those of which there are entries
+    entries: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # operations: number, how many collectives by then
+
+    def collectives(self, operation: int) -> int:
+        """How many collectives there were up to an operation; those without an entry are taken for some."""
+        if not self.entries:
+            return max(0, operation)
+        number, collectives = self.entries[max(0, bisect_right(self.entries, (operation, operation + 1)) - 1)]
+        return max(0, collectives + operation - number)
 
 
 @dataclass(slots=True)
@@ -65,11 +84,12 @@ class Trace:
     counts_operations: bool = True
     _groups: dict[str, _Group] = field(default_factory=dict)
 
-    def read(self, answer: bytes, names: Sequence[str] = ()) -> Seen:
+    def read(self, answer: bytes, names: Sequence[str] = (), paired: AbstractSet[str] = frozenset()) -> Seen:
         """Read an answer.
 
         Args:
             names: of all groups of this backend, in the order of their making, if its entries do not tell.
+            paired: the names of those in which the worker sends and receives, if its entries do not tell.
 
         Raises:
             ValueError: it is none.
@@ -83,18 +103,32 @@ class Trace:
             counts = {str(number): _counts(one) for number, one in found.get("pg_status", {}).items()}
         except (AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"not an answer of torch's flight recorder: {error}") from error
-        groups = [
-            self._collectives(self._groups[number], sizes, *one)
-            for number, one in counts.items()
-            if number in self._groups
-        ]
+        named = {number: one for number, one in counts.items() if number in self._groups}
+        unclear = {} if self.counts_operations else self._unclear(named, paired)
         return Seen(
             counts=counts,
-            groups=groups,
+            groups=[
+                self._collectives(self._groups[number], sizes, *one)
+                for number, one in named.items()
+                if number not in unclear
+            ],
             newest_at=newest_ns / 1e9 if newest_ns else None,
-            nameless=len(groups) < len(counts),
+            nameless=len(named) < len(counts),
             records=bool(sizes),
+            unclear=next(filter(None, unclear.values()), ""),
         )
+
+    def _unclear(
+        self, counts: Mapping[str, tuple[int, int, int]], paired: AbstractSet[str]
+    ) -> dict[str, str]:
+        """The groups whose numbers say nothing, and why the worker may wait there; empty: it does not."""
+        found = {}
+        for number, (enqueued, _, completed) in counts.items():
+            if enqueued < 0:  # torch has recorded an operation, so it does not count
+                found[number] = UNCOUNTED
+            elif self._groups[number].name in paired:
+                found[number] = PAIRED if enqueued != completed else ""
+        return found
 
     def _read_names(self, names: Sequence[str], sizes: Mapping[str, int]) -> None:
         """Give groups their names; none, if there are groups of which the worker has not noted that it made them."""
@@ -109,20 +143,26 @@ class Trace:
         """Remember what the entries say about their groups; when the newest was asked for (nanoseconds, 0: never)."""
         newest_ns = 0
         undone: dict[str, int] = {}
+        for group in self._groups.values():
+            del group.entries[:-1]
         for entry in entries:  # in the order of time
             newest_ns = max(newest_ns, int(entry["time_created_ns"]))
-            if entry.get("is_p2p"):
-                continue
-            group = self._groups.setdefault(str(entry["pg_id"]), _Group(str(entry["process_group"][0])))
+            number = str(entry["pg_id"])
+            group = self._groups.setdefault(number, _Group(str(entry["process_group"][0])))
             if self.counts_operations:
                 operation = int(entry["op_id"])
-                if not entry.get("retired"):
-                    undone.setdefault(str(entry["pg_id"]), operation)
-                group.done = undone.get(str(entry["pg_id"]), operation + 1) - 1
-                group.apart = max(0, operation - int(entry["collective_seq_id"]))
+                group.entries.append((operation, int(entry["collective_seq_id"])))
+                if not entry.get("is_p2p"):
+                    if not entry.get("retired"):
+                        undone.setdefault(number, operation)
+                    group.done = undone.get(number, operation + 1) - 1
+            if entry.get("is_p2p"):
+                continue
             name = str(entry.get("profiling_name", "")).rpartition(":")[2]
             sizes = json.dumps(entry.get("input_sizes", []), separators=(",", ":"))
             group.op = f"{name} {sizes}"[:OP_LENGTH]
+        for group in self._groups.values():
+            group.entries.sort()
         return newest_ns
 
     def _collectives(
@@ -132,17 +172,17 @@ class Trace:
         return CollectivesFields(
             name=group.name[:NAME_LENGTH] + self.suffix,
             size=size,
-            enqueued=max(0, enqueued - group.apart),
-            started=max(0, started - group.apart),
-            completed=max(0, max(completed, min(enqueued, group.done)) - group.apart),
+            enqueued=group.collectives(enqueued),
+            started=group.collectives(started),
+            completed=group.collectives(max(completed, min(enqueued, group.done))),
             op=group.op,
         )
 
 
 def _counts(status: Mapping[str, Any]) -> tuple[int, int, int]:
-    """The last operation asked for, started and completed; -1, which stands for none, becomes 0."""
+    """The last operation asked for, started and completed; -1: none."""
     enqueued, started, completed = (
-        max(0, int(status[f"last_{what}_collective"])) for what in ("enqueued", "started", "completed")
+        int(status[f"last_{what}_collective"]) for what in ("enqueued", "started", "completed")
     )
     return enqueued, started, completed
 

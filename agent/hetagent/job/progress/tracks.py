@@ -9,15 +9,8 @@ from enum import StrEnum
 from math import inf
 
 from hetagent.job.progress.cpu import CpuTime
-from hetrdzv.protocol.wire import (
-    MAX_ALL_LANES,
-    MAX_KNOWN_S,
-    MAX_LANES,
-    MAX_SECONDS,
-    CollectivesFields,
-    ProgressFields,
-    WorkerFields,
-)
+from hetrdzv.protocol.bounds import MAX_ALL_LANES, MAX_KNOWN_S, MAX_LANES, MAX_SECONDS
+from hetrdzv.protocol.wire import CollectivesFields, ProgressFields, WorkerFields
 
 STILL_MIN_S = 2.0
 """A worker that moves at least this often is never `still` (seconds)."""

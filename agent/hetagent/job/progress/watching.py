@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 
 from hetagent.job.output import shown
 from hetagent.job.progress import stacks
@@ -11,7 +12,8 @@ from hetagent.job.progress.watch import Watch
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import python
 from hetagent.protocol.line import Line
-from hetrdzv.protocol.wire import LogsAsked, ProgressFields, StackFields, StacksAsked
+from hetagent.protocol.topics import STACKS, Message
+from hetrdzv.protocol.wire import LogsAsked, ProgressFields, StackFields, StacksAsked, StacksRequest
 
 STACKS_S = 5.0
 """How long it may take to answer who wants to see stacks (seconds)."""
@@ -91,7 +93,7 @@ class Watching:
         self._watch = Watch(
             assignment.round,
             assignment.start.world_size,
-            self._line.tell_progress,
+            self._line.tell,
             hang_timeout_s=self._line.hang_timeout_s,
             cpu=self._cpu,
             unseen=self._unseen,
@@ -172,7 +174,7 @@ class Watching:
 
         def answer() -> None:
             told = self._told(watch, asked) if watch is not None else []
-            self._line.stacks(asked.number, told)
+            self._line.say(Message(STACKS, partial(StacksRequest, number=asked.number, stacks=told)))
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
 

@@ -154,8 +154,9 @@ class Looker:
                 self._find()
                 health.answered(now, 0.0)
             else:
+                self.groups.read()  # whatever the answer tells was noted before
                 names = self.groups.names.get(self._asks.name, ())
-                self._take(self._asks, self._asks.trace.read(answer, names), now)
+                self._take(self._asks, self._asks.trace.read(answer, names, self.groups.paired), now)
                 self._asks.costs.append(now - self.asked.at)
                 health.answered(now, self._pause_s(self._asks))
         except NoAnswer as error:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 from hetagent.launch.base import Assignment, Launch, Setup, environ_of_node
 from hetagent.launch.command import RUNNER, CommandError, WorkerCommand
@@ -16,8 +16,9 @@ from hetagent.launch.mpi import orted
 from hetagent.launch.mpi.folders import Scratch, sweep
 from hetagent.launch.mpi.relay import Relay
 from hetagent.node import network
-from hetrdzv.protocol.daemon import PROGRAM
-from hetrdzv.protocol.wire import MemberReply
+from hetagent.protocol.topics import DAEMON, Message
+from hetrdzv.protocol.daemon import PROGRAM, refusal
+from hetrdzv.protocol.wire import DaemonRequest, MemberReply
 
 CHECK_TIMEOUT_S = 20.0
 """How long `mpirun --version` may take (seconds)."""
@@ -188,20 +189,23 @@ def _networks(members: Sequence[MemberReply]) -> str | None:
 
 def _pass_on(
     assignment: Assignment, members: Sequence[MemberReply], host: str, words: Sequence[str]
-) -> "Future[str | None]":
+) -> "Future[Any]":
     """Have a member run mpirun's daemon."""
-    assert assignment.start_daemon is not None
+    assert assignment.ask is not None
     target = next((one.node_id for one in members[1:] if orted.host_name(one) == host), None)
     try:
         if target is None:
             raise CommandError(f"there is no host '{host}' in round {assignment.round}")
         daemon = orted.command_line(words)
         orted.arguments(daemon)  # checked here, so that an error shows at this terminal
+        if (why := refusal(daemon)) is not None:
+            raise CommandError(f"{why}; it names all nodes, so give them shorter ids")
     except CommandError as error:
-        refused: Future[str | None] = Future()
-        refused.set_result(str(error))
+        refused: Future[Any] = Future()
+        refused.set_exception(error)
         return refused
-    return assignment.start_daemon(assignment.round, target, daemon)
+    body = partial(DaemonRequest, master=assignment.node_id, round=assignment.round, words=daemon)
+    return assignment.ask(Message(DAEMON, body, to=target))
 
 
 def _plain(command: WorkerCommand) -> list[str]:

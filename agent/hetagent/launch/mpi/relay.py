@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 from hetagent.launch.command import python
 from hetagent.worker import rsh
@@ -17,8 +18,8 @@ MAX_BYTES = 1 << 20
 READ_TIMEOUT_S = 10.0
 PAUSE_S = 0.1
 
-Ask = Callable[[str, Sequence[str]], "Future[str | None]"]
-"""Has a host run a command line; the result is why it does not, or None."""
+Ask = Callable[[str, Sequence[str]], "Future[Any]"]
+"""Has a host run a command line; an exception says why it does not."""
 
 
 class Relay:
@@ -83,8 +84,12 @@ class Relay:
             return
         self._ask(host, words).add_done_callback(lambda done: self._answer(connection, done))
 
-    def _answer(self, connection: socket.socket, done: "Future[str | None]") -> None:
-        refusal = "this agent is shutting down" if done.cancelled() else done.result()
+    def _answer(self, connection: socket.socket, done: "Future[Any]") -> None:
+        refusal = None
+        if done.cancelled():
+            refusal = "the round is over, or this agent is shutting down"
+        elif (error := done.exception()) is not None:
+            refusal = str(error)
         with contextlib.suppress(OSError):
             connection.sendall(json.dumps({"refusal": refusal}).encode())
         self._drop(connection)

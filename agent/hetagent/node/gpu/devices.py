@@ -8,7 +8,7 @@ from typing import Literal
 
 from hetagent.node.console import counted
 from hetagent.node.gpu.discovery import Gpu, NoGpus, discover, is_rocm, visible_to_torch
-from hetrdzv.protocol.wire import MAX_SLOTS
+from hetrdzv.protocol.settings import MAX_SLOTS
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HIP_VISIBLE = "HIP_VISIBLE_DEVICES"

@@ -15,16 +15,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from hetagent.worker.standby import STANDBY_FOR, WORKER_OF
+from hetagent.worker.standby import INCARNATION as INCARNATION
 
-INCARNATION = WORKER_OF
 NODE_ID = "HET_NODE_ID"
 AGENT_PID = "HET_AGENT_PID"
 GROUP = "TORCHELASTIC_RUN_ID"
 CHECK_FOR = "HET_CHECK_FOR"
 """Marks the processes of a node check; the incarnation of its agent."""
 
-MARKS = (INCARNATION, STANDBY_FOR, CHECK_FOR)
+MARKS = (INCARNATION, CHECK_FOR)
 """What marks the processes that an agent has started, directly or not."""
 
 KILL_TIMEOUT_S = 10.0
@@ -238,7 +237,7 @@ def kill_all_of(
 ) -> list[int]:
     """`kill_tree` for all that this incarnation's agent has started, but for what it keeps for later rounds.
 
-    A standby shows the mark of a worker only once it has noticed that it was taken, so all marks count alike.
+    Standbys have the mark of workers: their agent knows which sessions are theirs (`kept`), and nobody else need.
 
     Returns:
         the pids that would not die.

@@ -8,7 +8,9 @@ counted.
 from collections import deque
 from enum import Enum
 
-from hetrdzv.protocol.wire import DEFAULTS, DirectiveKind, DirectiveReply, SpecFields
+from hetrdzv.protocol.settings import DEFAULTS
+from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.wire import DirectiveReply, SpecFields
 
 
 class Need(Enum):

@@ -17,6 +17,11 @@ STRANGERS = frozenset(
 )
 """Errors that tell a newcomer that its --server or token is wrong, but a member only that some proxy has a hiccup."""
 
+MISSING = frozenset({"unknown_group", "unknown_node"})
+"""Errors of a server that does not know who is talking: it may have lost its state, or never had it."""
+
+REFUSALS = (404, 405, 413, 422)
+"""What a proxy may answer once, or a server that finds a body too long."""
 
 CREDENTIALS = frozenset({"unauthorized", "forbidden", "certificate_required"})
 """Errors of a server that does not accept this agent's token or certificate, or not for what it asked."""
@@ -27,13 +32,18 @@ def is_for_good(error: HetError) -> bool:
     return isinstance(error, Problem) and 400 <= error.status < 500 and error.status not in (408, 429)
 
 
+def is_refusal(error: HetError) -> bool:
+    """Whether a server, or a proxy before it, does not take what a request carries, though it may take others."""
+    return isinstance(error, Problem) and error.status in REFUSALS and error.code not in STRANGERS | MISSING
+
+
 def is_answer(error: HetError) -> bool:
     """Whether a server that works has answered."""
     return isinstance(error, Problem) and error.status < 500
 
 
 def conflict_of(error: HetError) -> ConflictReply | None:
-    """What is in the way of other settings, if the server is new enough to say."""
+    """What is in the way of other settings, if the server says so."""
     return _part(error, "conflict", ConflictReply)
 
 

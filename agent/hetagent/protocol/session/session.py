@@ -7,76 +7,38 @@ for `requests`, then for `directives` and `notices`.
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
-from math import ceil, inf
+from collections.abc import Callable
+from math import inf
+from typing import Any
 
-from pydantic import ValidationError
-
-from hetagent.protocol.offer import NEWER, Offer
-from hetagent.protocol.requests import (
-    Answer,
-    AskShares,
-    Head,
-    Join,
-    Leave,
-    Poll,
-    Report,
-    Request,
-    Stacks,
-    StartDaemon,
-    Tell,
-)
-from hetagent.protocol.session.asides import Asides
+from hetagent.protocol import reports, topics
+from hetagent.protocol.offer import Offer
+from hetagent.protocol.requests import Answer, Head, Join, Leave, Poll, Request, Say
 from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S, Contact
 from hetagent.protocol.session.directives import Directives, Need
+from hetagent.protocol.session.joining import MAY_PASS, Joining
+from hetagent.protocol.session.outbox import Answered, Outbox
 from hetagent.protocol.session.refusals import (
+    MISSING,
     STRANGERS,
-    conflict_of,
-    conflict_text,
     directive_of,
     is_answer,
     is_for_good,
     replaced_text,
 )
-from hetagent.protocol.session.reports import DaemonAnswer, Reports
-from hetagent.protocol.session.sharing import SharesAnswer, Sharing
+from hetagent.protocol.session.samples import Samples
+from hetagent.protocol.session.schedule import Lane
+from hetagent.protocol.topics import Message, Topic
 from hetrdzv.protocol.errors import HetError, Unavailable
-from hetrdzv.protocol.wire import (
-    DaemonRequest,
-    DirectiveKind,
-    DirectiveReply,
-    FailureFields,
-    JoinRequest,
-    ProgressFields,
-    ReportKind,
-    ReportRequest,
-    SharesReply,
-    StackFields,
-    StacksAsked,
-)
+from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.wire import DirectiveReply, ProgressFields, StacksAsked
 
 PACE_S = 0.1
 """Polls that bring nothing new are at least this far apart, whatever the server does (seconds)."""
 
-FINISHING_RETRY_S = 0.3
-"""Pause before another attempt to join a group whose last job is still exiting (seconds)."""
-
-TELL_PACE_S = 1.0
-"""How long after it was sent progress is sent anew that the server has not taken (seconds)."""
-
-SHARES_PACE_S = 0.3
-"""How long after it was asked a decision on shares is asked for again that no server has answered (seconds)."""
-
-REJOIN_PACE_S = 0.3
-"""Joins that the session sends by itself are at least this far apart (seconds)."""
-
-IN_USE_RETRY_S = 0.5
-IN_USE_MARGIN_S = 2.0
-"""A node id in use is tried for a lease and this much longer: the agent that uses it may be dead (seconds)."""
-
 CONTRADICTED_S = 5.0
 """How long after a join another is sent if the server does not know whether this node is ready (seconds): a message
-was late, or the server is older and does not care."""
+was late."""
 
 REFUSES_PROGRESS = "the server does not take how far the workers have come, so no hang is noticed"
 
@@ -110,25 +72,24 @@ class Session:
         self.incarnation = incarnation
         self.offer = offer
         self._contact = Contact(rng, connect_timeout_s)
-        self._reports = Reports()
         self._notices: deque[str] = deque()
         self._told = Directives(offer.spec)
-        self._asides = Asides(incarnation)
-        self._sharing = Sharing(incarnation)
-        # requests
+        # what is to be sent
         self._next_number = 1
-        self._poll: Poll | None = None
-        self._poll_sent_at = self._aside_sent_at = self._aside_at = 0.0
-        self._shares_sent_at = self._shares_at = 0.0
-        self._talk: Join | Report | StartDaemon | Leave | None = None
-        self._talk_sent_at = 0.0
+        self._answers: deque[Answered] = deque()
+        self._samples = Samples(incarnation)
+        self._talk = Lane(self._talk_due_at, self._next_talk)
+        self._poll = Lane(self._poll_due_at, self._next_poll)
+        self._news = Lane(
+            lambda: self._beside(self._samples.news_due_at()), lambda now: self._samples.news(self._head())
+        )
+        self._lanes = [self._talk, self._poll, self._news]
+        self._reports = Outbox(topics.REPORT, incarnation, self._answers)
+        self._outboxes: dict[Topic[Any], Outbox] = {topics.REPORT: self._reports}
         self._poll_at = 0.0
         self._ports = (0, 0)
         self._not_ready = ""  # why this node takes part in no round
-        self._join_due: JoinRequest | None = None
-        self._join_at = 0.0
-        self._joined_at = -inf  # when the last join was sent
-        self._join_number = 0  # that of its request
+        self._joining = Joining(group, self._notices)
         self._leaving = False
         self._goodbye: str | None = None
         self._goodbye_until = inf
@@ -136,13 +97,8 @@ class Session:
         # what the server knows of this node, as far as this node can tell
         self._known = False  # it has this node, so a poll makes sense
         self._maybe_known = False  # a join was sent that it may have accepted
-        self._ever_joined = False
-        self._in_use_until: float | None = None
-        self._conflict_until: float | None = None
         self._replaced_told = False
-        self._finishing_told = False
         self._refusal_told = False
-        self._is_older = False  # the server knows of no nodes that are not ready
 
     # -- inputs: what the agent says -----------------------------------------------------------------------
 
@@ -172,52 +128,17 @@ class Session:
             self._not_ready = not_ready
             self._join(now)
 
-    def started(self, round_number: int, now: float, met: int | None = None, network: str = "") -> None:
-        """All local workers of the round were started.
+    def say(self, message: Message[Any], now: float) -> None:
+        """Tell the server; `now` is when it became true, which may be a while ago."""
+        if not self._finished:
+            self._outbox(message.topic).add(message, now)
 
-        Args:
-            met: on its master, how many workers have come to its store; None: unknown.
-            network: on its master, what is slow in the network between its nodes, a line each.
-        """
-        self._report(ReportKind.STARTED, round_number, now, met=met, message=network)
-
-    def succeeded(
-        self, round_number: int, now: float, met: int | None = None, *, must_meet: bool = False
-    ) -> None:
-        """All local workers of the round ended with status 0.
-
-        Args:
-            met: on its master, how many workers have come to its store; None: unknown.
-            must_meet: whether it is a failure if that is not all of them.
-        """
-        self._report(ReportKind.SUCCEEDED, round_number, now, met=met, must_meet=must_meet)
-
-    def ready_to_stop(self, round_number: int, now: float) -> None:
-        """After a notice, all local workers have said that they may be stopped."""
-        self._report(ReportKind.READY_TO_STOP, round_number, now)
-
-    def failed(self, round_number: int, failure: FailureFields, now: float) -> None:
-        """A local worker failed; `now` is when that was seen."""
-        self._report(ReportKind.FAILED, round_number, now, failure=failure)
-
-    def master_unreachable(self, round_number: int, message: str, now: float) -> None:
-        """The round's master does not answer at its address; no worker was started."""
-        self._report(ReportKind.MASTER_UNREACHABLE, round_number, now, message=message)
-
-    def start_daemon(self, round_number: int, node_id: str, words: Sequence[str], now: float) -> None:
-        """This node is the round's master, and another member is to run a daemon; see `daemon_answers`."""
-        try:
-            body = DaemonRequest(
-                master=self.node_id, incarnation=self.incarnation, round=round_number, words=list(words)
-            )
-        except ValidationError:
-            why = "its command line is longer than a server accepts; it names all nodes, so give them shorter ids"
-            self._reports.refuse_daemon(round_number, node_id, why)
-            return
+    def ask(self, message: Message[Any], now: float) -> None:
+        """Tell the server, and hear its answer; see `answers`."""
         if self._finished or self._told.exit_told:
-            self._reports.refuse_daemon(round_number, node_id, "this agent is about to exit")
+            self._answers.append((message, None))
         else:
-            self._reports.add_daemon(body, node_id, now)
+            self._outbox(message.topic).add(message, now, asks=True)
 
     def watch(self, sample: Callable[[], ProgressFields | None]) -> None:
         """From now on, tell the server how far the workers have come.
@@ -225,29 +146,21 @@ class Session:
         Args:
             sample: says how far; None: nobody knows, or there are none.
         """
-        self._asides.sample = sample
+        self._samples.sample = sample
 
     def tell(self) -> None:
         """The server has to know at once how far the workers have come."""
-        self._asides.tell()
-
-    def show_stacks(self, number: int, stacks: Sequence[StackFields]) -> None:
-        """The answer to a question of `stacks_asked`."""
-        self._asides.answer(number, stacks)
-
-    def ask_shares(self, round_number: int, number: int) -> None:
-        """The workers of a round ask for a decision on their shares; see `shares_answers`."""
-        self._sharing.add(round_number, number)
+        self._samples.tell()
 
     def leaving(self, why: str, now: float) -> None:
         """This node is about to leave and will not join again; its workers may still be running."""
-        self._leaving, self._join_due = True, None
+        self._leaving, self._joining.due = True, None
         if self._maybe_known:
-            self._report(ReportKind.LEAVING, self._told.newest_round, now, message=why)
+            self.say(reports.leaving(self._told.newest_round, why), now)
 
     def leave(self, why: str, now: float) -> None:
         """The agent exits; its workers are gone."""
-        self._leaving, self._join_due = True, None
+        self._leaving, self._joining.due = True, None
         self._goodbye, self._goodbye_until = why[:256], now + LEAVE_PATIENCE_S
         self._told.left()
         self._contact.retry_at = min(self._contact.retry_at, now)
@@ -255,81 +168,57 @@ class Session:
 
     def received(self, request: Request, answer: Answer, now: float) -> None:
         """A request was answered, or failed; a reply to none in flight (a duplicate) is ignored."""
-        if request == self._poll:
-            self._poll = None
-        elif request == self._talk:
-            self._talk = None
-        elif not (self._asides.settle(request) or self._sharing.settle(request)):
+        lane = next((lane for lane in self._lanes if lane.request == request), None)
+        if lane is None:
             return
+        lane.request = None
         if self._finished:
             return
-        if isinstance(request, AskShares):
-            self._decided(request, answer, now)
-            return
-        assert not isinstance(answer, SharesReply)
         if isinstance(answer, HetError):
-            if self._asides.refused(request, answer, now):
-                self._hear(request, now)
-                if not self._refusal_told:
-                    self._refusal_told = True
-                    self._notices.append(f"{REFUSES_PROGRESS}: {answer}; trying again from time to time")
-            elif isinstance(request, Tell):
-                self._asides.tell()
-                self._aside_at = self._aside_sent_at + TELL_PACE_S
-            elif not isinstance(request, Stacks):
-                self._refused(request, answer, now)
+            self._failed(lane, request, answer, now)
             return
-        self._hear(request, now)
+        self._hear(lane, now)
         match request:
             case Join():
-                self._known = self._maybe_known = self._ever_joined = True
-                self._in_use_until, self._conflict_until, self._finishing_told = None, None, False
-                if request.body == self._join_due:
-                    self._join_due = None
-            case Report() | StartDaemon():
-                self._reports.settle()
+                self._known = self._maybe_known = True
+                self._joining.accepted(request.body)
+            case Say():
+                self._outbox(request.topic).settle(answer)
             case Leave():
                 self._finished = True
-        if answer is not None:
-            if isinstance(request, Tell) or (isinstance(request, Poll) and request.posts):
-                self._asides.accepted(answer.stacks or answer.logs, now)
-            if answer.replaced and not self._replaced_told:
-                self._replaced_told = True
-                self._notices.append(replaced_text(self.group, answer.replaced, self.offer.spec))
-            version = self._told.version
-            self._take(request.number, answer, now)
-            if isinstance(request, Poll):
-                self._poll_at = self._poll_sent_at + (PACE_S if self._told.version == version else 0.0)
+        if isinstance(answer, DirectiveReply):
+            self._directed(lane, request, answer, now)
+
+    def _directed(self, lane: Lane, request: Request, directive: DirectiveReply, now: float) -> None:
+        """A directive has come in answer to a request."""
+        if isinstance(request, Poll) and request.posts:
+            self._samples.accepted(directive.stacks or directive.logs, now)
+        if directive.replaced and not self._replaced_told:
+            self._replaced_told = True
+            self._notices.append(replaced_text(self.group, directive.replaced, self.offer.spec))
+        version = self._told.version
+        self._take(request.number, directive, now)
+        if lane is self._poll:
+            self._poll_at = lane.sent_at + (PACE_S if self._told.version == version else 0.0)
 
     # -- outputs -------------------------------------------------------------------------------------------
 
     def requests(self, now: float) -> list[Request]:
-        """What is to be sent now. Each is in flight until `received`; at most one poll and one other request are."""
+        """What is to be sent now; each is in flight until `received`.
+
+        At most one poll is, one join, report or goodbye, and one message on each other topic.
+        """
         self._pass_time(now)
-        due: list[Request] = []
-        talk_at = self._talk_at()
-        if talk_at is not None and now >= talk_at:
-            self._talk, self._talk_sent_at = self._next_talk(now), now
-            due.append(self._talk)
-        poll_at = self._next_poll_at()
-        if poll_at is not None and now >= poll_at:
-            wait_s = 0.0 if self._contact.away else min(self._told.poll_s, self._told.max_disconnect_s / 2)
-            self._poll = self._asides.poll(self._head(), self._told.version, wait_s, now)
-            self._poll_sent_at = now
-            due.append(self._poll)
-        aside_at = self._next_aside_at()
-        if aside_at is not None and now >= aside_at:
-            self._aside_sent_at = now
-            due += self._asides.requests(self._head)
-        shares_at = self._next_shares_at()
-        if shares_at is not None and now >= shares_at:
-            self._shares_sent_at = now
-            due.append(self._sharing.next(self._head))
-        return due
+        sent = []
+        for lane in self._lanes:
+            due_at = self._due_at(lane)
+            if due_at is not None and now >= due_at and (request := lane.send(now)) is not None:
+                sent.append(request)
+        return sent
 
     def wakeup(self) -> float | None:
         """When to ask for `requests` again if nothing happens before; None: no need."""
-        moments = [self._talk_at(), self._next_poll_at(), self._next_aside_at(), self._next_shares_at()]
+        moments = [self._due_at(lane) for lane in self._lanes]
         moments.append(self._disconnects_at())
         if self._goodbye is not None and not self._finished:
             moments.append(self._goodbye_until)
@@ -341,20 +230,19 @@ class Session:
 
     def notices(self) -> list[str]:
         """What the person at the terminal should know, since the last call."""
-        taken, self._notices = list(self._notices), deque()
+        taken = list(self._notices)
+        self._notices.clear()
         return taken
 
-    def stacks_asked(self) -> list[StacksAsked]:
-        """Whose stacks the server wants to see, since the last call; see `show_stacks`."""
-        return self._asides.asked()
+    def questions(self) -> list[StacksAsked]:
+        """What the server has asked of workers since the last call; each is answered with a message on `STACKS`."""
+        return self._samples.questions()
 
-    def daemon_answers(self) -> list[DaemonAnswer]:
-        """What became of the daemons that this master asked for, since the last call; each is answered once."""
-        return self._reports.take_answers()
-
-    def shares_answers(self) -> list[SharesAnswer]:
-        """What became of the decisions on shares that were asked for, since the last call; each is answered once."""
-        return self._sharing.take_answers()
+    def answers(self) -> list[Answered]:
+        """What became of what was asked, since the last call; each is answered once."""
+        taken = list(self._answers)
+        self._answers.clear()
+        return taken
 
     @property
     def hang_timeout_s(self) -> float | None:
@@ -373,45 +261,49 @@ class Session:
 
     # -- what is to be sent, and when ----------------------------------------------------------------------
 
-    def _talk_at(self) -> float | None:
-        """When the next report, goodbye or join is to be sent; in this order, one at a time."""
-        if self._talk is not None or self._finished:
-            return None
-        if self._reports or self._goodbye is not None:
-            return self._contact.retry_at
-        if self._join_due is not None:
-            return max(self._join_at, self._contact.retry_at)
-        return None
+    def _due_at(self, lane: Lane) -> float | None:
+        """When a lane's next request is to be sent."""
+        due_at = None if self._finished else lane.due_at()
+        return None if due_at is None else max(due_at, self._contact.retry_at)
 
-    def _next_talk(self, now: float) -> Join | Report | StartDaemon | Leave:
-        if self._reports:
+    def _talk_due_at(self) -> float | None:
+        """The next report, the goodbye or a join; in this order, one at a time."""
+        if (due_at := self._reports.due_at()) is not None:
+            return due_at
+        if self._goodbye is not None:
+            return 0.0
+        return self._joining.due_at if self._joining.due is not None else None
+
+    def _next_talk(self, now: float) -> Request:
+        if self._reports.due_at() is not None:
             return self._reports.next(self._head(), now)
         if self._goodbye is not None:
             return Leave(**self._head(), incarnation=self.incarnation, reason=self._goodbye)
-        assert self._join_due is not None
-        self._joined_at, self._join_number = now, self._next_number
+        assert self._joining.due is not None
+        self._joining.sent(self._next_number, now)
         self._maybe_known = True
-        return Join(**self._head(), body=self._join_due)
+        return Join(**self._head(), body=self._joining.due)
 
-    def _next_poll_at(self) -> float | None:
-        """When the next poll is due: one is open whenever the server knows this node and no join is on its way."""
-        if self._poll is not None or not self._known or self._goodbye is not None or self._finished:
-            return None
-        if self._join_due is not None or isinstance(self._talk, Join):
-            return None
-        return max(self._poll_at, self._contact.retry_at)
+    def _poll_due_at(self) -> float | None:
+        """A poll is open whenever the server knows this node and no join is on its way."""
+        is_joining = self._joining.due is not None or isinstance(self._talk.request, Join)
+        return None if is_joining else self._beside(self._poll_at)
 
-    def _next_aside_at(self) -> float | None:
-        """When to send what goes beside polls and reports."""
-        if not self._asides.due or not self._known or self._goodbye is not None or self._finished:
-            return None
-        return max(self._contact.retry_at, self._aside_at, self._asides.again_at)
+    def _next_poll(self, now: float) -> Request:
+        wait_s = 0.0 if self._contact.away else min(self._told.poll_s, self._told.max_disconnect_s / 2)
+        return self._samples.poll(self._head(), self._told.version, wait_s, now)
 
-    def _next_shares_at(self) -> float | None:
-        """When to ask for a decision on shares."""
-        if not self._sharing.due or not self._known or self._goodbye is not None or self._finished:
-            return None
-        return max(self._contact.retry_at, self._shares_at)
+    def _beside(self, due_at: float | None) -> float | None:
+        """When what goes beside joins and reports is due: the server has to know this node."""
+        return due_at if self._known and self._goodbye is None else None
+
+    def _outbox(self, topic: Topic[Any]) -> Outbox:
+        """The messages on a topic; what does not go in order has a lane of its own."""
+        if topic not in self._outboxes:
+            self._outboxes[topic] = outbox = Outbox(topic, self.incarnation, self._answers)
+            lane = Lane(lambda: self._beside(outbox.due_at()), lambda now: outbox.next(self._head(), now))
+            self._lanes.append(lane)
+        return self._outboxes[topic]
 
     def _disconnects_at(self) -> float | None:
         """When workers are to be stopped because no server answers (rule 8)."""
@@ -439,39 +331,12 @@ class Session:
         number, self._next_number = self._next_number, self._next_number + 1
         return {"number": number, "group": self.group, "node_id": self.node_id}
 
-    def _report(
-        self,
-        kind: ReportKind,
-        round_number: int,
-        now: float,
-        failure: FailureFields | None = None,
-        message: str = "",
-        met: int | None = None,
-        must_meet: bool = False,
-    ) -> None:
-        body = ReportRequest(
-            incarnation=self.incarnation, round=round_number, kind=kind, failure=failure, message=message
-        )
-        if met is not None:  # a server of 0.1 knows no such fields
-            body = body.model_copy(update={"met": met, "must_meet": must_meet})
-        if not self._finished:
-            self._reports.add(body, now)
-
     def _join(self, at: float) -> None:
         """Have a join sent, unless this node is about to leave."""
-        offer = self.offer.of_0_1() if self._is_older else self.offer
-        body = offer.request(self.incarnation, self._ports, self._told.over_round, self._not_ready)
-        if self._is_older and self._not_ready:
-            self._join_due = None
-            self._notices.append(
-                "the server is older than this agent: it is not told that this node is not ready"
-            )
-        elif not self._leaving and not self._told.exit_told:
-            self._join_due, self._join_at = body, at
-
-    def _rejoin(self, now: float) -> None:
-        """Join again without being asked to, but not in a busy loop, whatever the server says."""
-        self._join(max(now, self._joined_at + REJOIN_PACE_S))
+        if not self._leaving and not self._told.exit_told:
+            offer, over_round = self.offer, self._told.over_round
+            self._joining.due = offer.request(self.incarnation, self._ports, over_round, self._not_ready)
+            self._joining.due_at = at
 
     # -- what the server says ------------------------------------------------------------------------------
 
@@ -485,26 +350,19 @@ class Session:
             now=now,
         )
         if self._told.exit_told:
-            self._join_due = None
-        if need is Need.ACKNOWLEDGE or (need is Need.JOIN and self._join_due is None):
-            self._rejoin(now)
+            self._joining.due = None
+        if need is Need.ACKNOWLEDGE or (need is Need.JOIN and self._joining.due is None):
+            self._join(self._joining.next_by_itself(now))
         elif self._is_contradicted(number, directive):
-            self._join(max(now, self._joined_at + CONTRADICTED_S))
+            self._join(self._joining.next_by_itself(now, CONTRADICTED_S))
 
     def _is_contradicted(self, number: int, directive: DirectiveReply) -> bool:
         """Whether the server, which has had our last join, takes this node for ready, and it is not; or the reverse."""
-        if directive.kind is not DirectiveKind.WAIT or self.workers_may_run or self._is_older:
+        if directive.kind is not DirectiveKind.WAIT or self.workers_may_run:
             return False
-        is_news = number >= self._join_number and self._join_due is None and not isinstance(self._talk, Join)
+        is_joining = self._joining.due is not None or isinstance(self._talk.request, Join)
+        is_news = number >= self._joining.number and not is_joining
         return is_news and (directive.reason == "not_ready") != bool(self._not_ready)
-
-    def _decided(self, request: AskShares, answer: Answer, now: float) -> None:
-        """A decision on shares has come, or not yet."""
-        assert isinstance(answer, SharesReply | HetError)
-        if self._sharing.received(answer):
-            self._hear(request, now)
-        else:
-            self._shares_at = self._shares_sent_at + SHARES_PACE_S
 
     def _give_up(self, why: str, reason: str = "refused", *, gone: bool = True) -> None:
         """This agent cannot continue: it has to stop its workers and exit with 1.
@@ -516,50 +374,68 @@ class Session:
         if gone:
             self._known = self._maybe_known = False
             self._finished = self._finished or self._goodbye is not None
-        self._reports.drop(why)
+        self._drop_messages()
         self._told.exit(reason, why)
-        self._join_due = None
+        self._joining.due = None
 
     # -- when a request fails ------------------------------------------------------------------------------
 
-    def _refused(self, request: Request, error: HetError, now: float) -> None:
+    def _failed(self, lane: Lane, request: Request, error: HetError, now: float) -> None:
+        """A request was refused, or no server answered."""
+        if isinstance(request, Poll) and self._samples.refused(request, error, now):
+            self._hear(lane, now)
+            if not self._refusal_told:
+                self._refusal_told = True
+                self._notices.append(f"{REFUSES_PROGRESS}: {error}; trying again from time to time")
+        elif lane is self._news:
+            self._samples.failed(lane.sent_at)
+        elif isinstance(request, Say):
+            self._not_said(lane, request, error, now)
+        else:
+            self._refused(lane, request, error, now)
+
+    def _not_said(self, lane: Lane, request: Say, error: HetError, now: float) -> None:
+        outbox, in_order = self._outbox(request.topic), request.topic.in_order
+        match error.code:
+            case "stale_incarnation":
+                self._hear(lane, now)
+                self._give_up(str(error))
+            case "stale_round":
+                self._hear(lane, now)
+                outbox.settle(None)
+                if (directive := directive_of(error)) is not None:
+                    self._take(request.number, directive, now)
+            case code if code in MISSING and in_order:
+                self._hear(lane, now)
+                if not self._told.is_late(request.number):
+                    self._forgotten(error, now)
+            case "invalid_request" | "body_too_large" if in_order:
+                self._hear(lane, now)
+                self._give_up(f"the server rejects a report of this agent: {error}", gone=False)
+            case _ if in_order:
+                self._unanswered(request, error, now)
+            case code if is_for_good(error) and code not in STRANGERS:
+                self._hear(lane, now)
+                outbox.settle(error)
+            case _:
+                outbox.fail(lane.sent_at)
+
+    def _refused(self, lane: Lane, request: Request, error: HetError, now: float) -> None:
         match request, error.code:
             case Leave(), _ if is_answer(error) and error.code not in STRANGERS:
                 self._finished = True
             case _, "stale_incarnation":
-                self._hear(request, now)
+                self._hear(lane, now)
                 self._give_up(str(error))
-            case Report() | StartDaemon(), "stale_round":
-                self._hear(request, now)
-                self._reports.settle(str(error))
-                directive = directive_of(error)
-                if directive is not None:
-                    self._take(request.number, directive, now)
-            case StartDaemon(), code if is_for_good(error) and code not in STRANGERS:
-                self._hear(request, now)
-                self._reports.settle(str(error))
-            case Poll() | Report(), "unknown_group" | "unknown_node":
-                self._hear(request, now)
+            case Poll(), code if code in MISSING:
+                self._hear(lane, now)
                 if not self._told.is_late(request.number):
                     self._forgotten(error, now)
-            case Report(), "invalid_request" | "body_too_large":
-                self._hear(request, now)
-                self._rejected(error)
-            case Join(), "spec_conflict":
-                self._hear(request, now)
-                self._conflict(error, now)
-            case Join(), "node_id_in_use":
-                self._hear(request, now)
-                self._in_use(error, now)
-            case Join(), "group_finishing":
-                self._hear(request, now)
-                self._join_at = now + FINISHING_RETRY_S
-                if not self._finishing_told:
-                    self._finishing_told = True
-                    self._notices.append(f"{error}; waiting for that to happen")
-            case Join(), "invalid_request" if request.body.model_fields_set & NEWER:
-                self._hear(request, now)
-                self._join_older(now)
+            case Join(), code if code in MAY_PASS:
+                self._hear(lane, now)
+                lease_s = self._told.lease_s
+                if (why := self._joining.refused(error, self.offer.spec, lease_s, now)) is not None:
+                    self._give_up(why)
             case Join(), _ if self._is_final(error):
                 self._give_up(str(error))
             case _:
@@ -568,22 +444,18 @@ class Session:
     def _is_final(self, error: HetError) -> bool:
         """Whether it makes no sense to repeat a join that was refused with this error."""
         if error.code in STRANGERS:
-            return not self._ever_joined
+            return not self._joining.ever
         return is_for_good(error)
 
-    def _hear(self, request: Request, now: float) -> None:
+    def _hear(self, lane: Lane, now: float) -> None:
         """A server answered."""
-        match request:
-            case Poll():
-                sent_at = self._poll_sent_at
-            case Tell() | Stacks():
-                sent_at = self._aside_sent_at
-            case AskShares():
-                sent_at = self._shares_sent_at
-            case _:
-                sent_at = self._talk_sent_at
-        if self._contact.heard(sent_at, self._next_number, self._told.max_disconnect_s, now):
+        if self._contact.heard(lane.sent_at, self._next_number, self._told.max_disconnect_s, now):
             self._notices.append("the server is back")
+
+    def _drop_messages(self) -> None:
+        """There is nobody to take them."""
+        for outbox in self._outboxes.values():
+            outbox.drop()
 
     def _unanswered(self, request: Request, error: HetError, now: float) -> None:
         """No server answered; the request is repeated until one does."""
@@ -602,58 +474,14 @@ class Session:
             running = self.workers_may_run and not self._told.stop_told
             self._notices.append(f"{news}; {'workers continue, ' if running else ''}trying again")
 
-    def _rejected(self, error: HetError) -> None:
-        """The server does not understand a report: it may be of 0.1, and refuse what it does not know."""
-        report = self._reports.simplify()
-        if report is None:
-            self._give_up(f"the server rejects a report of this agent: {error}", gone=False)
-        elif report.must_meet:
-            self._notices.append("the server is older than this agent: --require-rendezvous has no effect")
-
-    def _join_older(self, now: float) -> None:
-        """The server may be of 0.1, and refuse what it does not know: it only hears of a node that is ready."""
-        if self.offer.weight is not None and not self._is_older:
-            self._notices.append("the server is older than this agent: --weight has no effect")
-        self._is_older = True
-        self._join(now)
-
     def _forgotten(self, error: HetError, now: float) -> None:
         """The server no longer has this node, nor the round that it may be in."""
         self._known = self._maybe_known = False
-        self._reports.drop(str(error))
+        self._drop_messages()
         if self._goodbye is not None:
             self._finished = True
         elif self.workers_may_run:
             self._told.stop("forgotten", f"the server has forgotten this node: {error}")
-        elif not self._leaving and self._join_due is None:
+        elif not self._leaving and self._joining.due is None:
             self._notices.append(f"the server has forgotten this node, joining again: {error}")
-            self._rejoin(now)
-
-    def _conflict(self, error: HetError, now: float) -> None:
-        """The group has other settings; it may take ours once the nodes that hold it to them have gone."""
-        found = conflict_of(error)
-        if found is None:
-            self._give_up(str(error))
-            return
-        text, patience_s = conflict_text(self.group, found, self.offer.spec), found.retry_for_s
-        if patience_s is not None and self._conflict_until is None:
-            self._conflict_until = now + patience_s + IN_USE_MARGIN_S
-            going = "it goes" if len(found.nodes) == 1 else "they go"
-            self._notices.append(f"{text}; trying again until {going} (at most {ceil(patience_s)} s more)")
-        if patience_s is None or self._conflict_until is None or now >= self._conflict_until:
-            self._give_up(text)
-            return
-        self._join_at = min(now + IN_USE_RETRY_S, self._conflict_until)
-
-    def _in_use(self, error: HetError, now: float) -> None:
-        """Another agent uses this node id; it may have died without the server having noticed yet."""
-        if self._in_use_until is not None and now >= self._in_use_until:
-            self._give_up(str(error))
-            return
-        if self._in_use_until is None:
-            patience_s = self._told.lease_s + IN_USE_MARGIN_S
-            self._in_use_until = now + patience_s
-            self._notices.append(
-                f"{error}; trying for {patience_s:g} s, in case that is this node's previous agent and has died"
-            )
-        self._join_at = min(now + IN_USE_RETRY_S, self._in_use_until)
+            self._join(self._joining.next_by_itself(now))

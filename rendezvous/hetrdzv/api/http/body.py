@@ -6,8 +6,8 @@ from typing import Self
 from starlette.types import Message, Receive
 
 from hetrdzv.api.http.limits import Bodies
+from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_VALUES
 from hetrdzv.protocol.errors import BodyTooLarge
-from hetrdzv.protocol.wire import MAX_BODY_BYTES, MAX_VALUES
 
 PARSED = "hetrdzv.parsed"
 """In the scope of a request: to be called if its body is dropped long before its answer (`Body.parsed`)."""

@@ -12,13 +12,14 @@ from hetrdzv.api.problems import InvalidField, StaleReport
 from hetrdzv.api.reading import ignored
 from hetrdzv.api.shares import shares_reply
 from hetrdzv.auth.policy import permit_of
-from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, ReportKind, StartDaemon, Undrain
+from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, StartDaemon, Undrain
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol import routes, wire
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.keepalive import SOCKET_HEADER, name_of
+from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.versions import is_newer
 from hetrdzv.service.polls.directives import Told, tell
 from hetrdzv.service.progress.progress import Said

@@ -23,12 +23,8 @@ TYPO = 0.8
 _T = TypeVar("_T")
 
 
-def call(ask: Callable[[Client], Coroutine[Any, Any, _T]], *, older: str = "") -> _T:
-    """Run a coroutine with a client of the server that the shared options name.
-
-    Args:
-        older: what a server lacks that has no such route: `makes no plans`.
-    """
+def call(ask: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
+    """Run a coroutine with a client of the server that the shared options name."""
     options = shared()
 
     async def run() -> _T:
@@ -36,10 +32,6 @@ def call(ask: Callable[[Client], Coroutine[Any, Any, _T]], *, older: str = "") -
             try:
                 return await ask(client)
             except Problem as problem:
-                if problem.code == "no_such_route" and older:
-                    raise click.ClickException(
-                        f"this server {older}, since it is older: upgrade hetserver"
-                    ) from None
                 if problem.code != UnknownGroup.code:
                     raise
                 meant = await _meant_group(client, click.get_current_context().params.get("group"))
@@ -73,7 +65,7 @@ def standing(group: GroupSummary) -> str:
 
 def show_plan(group: str, request: PlanRequest) -> None:
     """Ask what would happen to a group, and print that as a picture or as JSON."""
-    tell_plan(call(lambda client: client.plan(group, request), older="makes no plans"), request)
+    tell_plan(call(lambda client: client.plan(group, request)), request)
 
 
 def tell_plan(reply: PlanReply, request: PlanRequest) -> None:

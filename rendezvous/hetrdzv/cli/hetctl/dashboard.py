@@ -31,7 +31,7 @@ def dashboard(group: str | None, no_open: bool) -> None:
         reply = await client.sign_in_code()
         return client.last_server, reply
 
-    server, reply = call(ask, older="has no dashboard")
+    server, reply = call(ask)
     if shared().as_json:
         print_json(reply)
         return

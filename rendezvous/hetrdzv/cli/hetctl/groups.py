@@ -22,9 +22,10 @@ from hetrdzv.cli.hetctl.options import (
     command,
     shared,
 )
-from hetrdzv.core.model import GroupState
 from hetrdzv.core.phrasing import count
-from hetrdzv.protocol.wire import SETTINGS, PlanRequest, Setting, SpecFields
+from hetrdzv.protocol.settings import SETTINGS, Setting
+from hetrdzv.protocol.states import GroupState
+from hetrdzv.protocol.wire import PlanRequest, SpecFields
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -148,7 +149,7 @@ def cancel(group: str) -> None:
 @GROUP
 def export(group: str) -> None:
     """Print what the server stores of GROUP, as JSON; also of a group that it has quarantined and cannot serve."""
-    print_json(call(lambda client: client.export(group), older="exports no groups"))
+    print_json(call(lambda client: client.export(group)))
 
 
 @command("Forget a group.")

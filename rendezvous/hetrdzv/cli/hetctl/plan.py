@@ -11,18 +11,12 @@ from hetrdzv.cli.hetctl.calls import show_plan, tell_plan
 from hetrdzv.cli.hetctl.groups import settings_of_a_group, spec_of
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command
 from hetrdzv.core.plan import first_round
+from hetrdzv.protocol.bounds import MAX_WEIGHT, MIN_WEIGHT
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.ids import checked_id
 from hetrdzv.protocol.plans import changes, new_nodes
-from hetrdzv.protocol.wire import (
-    MAX_SLOTS,
-    MAX_WEIGHT,
-    MIN_WEIGHT,
-    NewNodeFields,
-    PlanReply,
-    PlanRequest,
-    SpecFields,
-)
+from hetrdzv.protocol.settings import MAX_SLOTS
+from hetrdzv.protocol.wire import NewNodeFields, PlanReply, PlanRequest, SpecFields
 
 NO_GROUP = "example"
 """What a group is called that is on no server."""

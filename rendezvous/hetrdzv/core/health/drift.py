@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from hetrdzv.core.model import Node
 from hetrdzv.core.phrasing import names
 from hetrdzv.core.selection.order import natural_key
-from hetrdzv.core.selection.rank_order import OrderKind, rank_order
-from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.rank_order import OrderKind, rank_order
+from hetrdzv.protocol.settings import GroupSpec
 
 PARTS: Mapping[str, tuple[str, int]] = {
     "torch": ("torch", 3),

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from hetrdzv.core.commands import NoteStall
-from hetrdzv.core.model import EndKind, Failure, Round, Stall, StallKind
+from hetrdzv.core.model import Failure, Round, Stall
 from hetrdzv.core.phrasing import describe_hang, lasting
 from hetrdzv.core.rounds.timers import hangs_at, stall_rests, told_at
 from hetrdzv.core.rounds.transitions import Work, end_round
+from hetrdzv.protocol.states import EndKind, StallKind
 
 SAME_S = 2.0
 """Two looks at one stall may differ by this in when it began (seconds)."""

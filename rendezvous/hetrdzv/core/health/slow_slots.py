@@ -73,7 +73,7 @@ def slow_slots(nodes: Sequence[Node]) -> tuple[str, ...]:
 def unlike_speeds(nodes: Sequence[Node]) -> tuple[str, ...]:
     """Why measured speeds say nothing about shares: some nodes have none, or they were measured in several dtypes."""
     measured = [node for node in nodes if node.speeds]
-    if not measured or any(node.weighed_by_hand for node in nodes):
+    if not measured or any(node.weighed for node in nodes):
         return ()
     found = []
     if without := [node.node_id for node in nodes if not node.speeds]:

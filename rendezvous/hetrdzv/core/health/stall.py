@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import prod
 
 from hetrdzv.core.health.waits import NO_ANSWER, Blame, Collectives, Lane, Place, Waits, Worker, who_waits
-from hetrdzv.core.model import StallKind
 from hetrdzv.core.phrasing import ranked
+from hetrdzv.protocol.states import StallKind
 
 __all__ = ["Collectives", "Verdict", "Worker", "judge"]
 

@@ -7,7 +7,8 @@ as each has said that its workers are ready to stop, or after `notice_s`. Whatev
 from collections.abc import Sequence
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Group, GroupState, Member, Node, NodePhase, Notice, Round
+from hetrdzv.core.model import Group, Member, Node, Notice, Round
+from hetrdzv.protocol.states import GroupState, NodePhase
 
 
 def takes_notice(group: Group) -> bool:

@@ -14,7 +14,7 @@ from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, resta
 from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
 from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
-from hetrdzv.core.model import End, EndKind, Failure, Group, GroupState, Node, NodePhase, RootCause, Round
+from hetrdzv.core.model import End, Failure, Group, Node, RootCause, Round
 from hetrdzv.core.phrasing import (
     count,
     describe_failure,
@@ -45,8 +45,9 @@ from hetrdzv.core.selection.order import former_round, place
 from hetrdzv.core.selection.ready import next_round, not_ready_nodes, out_of_reach, ready_nodes, stranded
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.units import broken_clause
-from hetrdzv.core.spec import GroupSpec, OnJoin
 from hetrdzv.protocol.addresses import is_loopback
+from hetrdzv.protocol.settings import GroupSpec, OnJoin
+from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 
 
 def settle(work: Work) -> None:

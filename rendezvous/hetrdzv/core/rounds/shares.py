@@ -16,10 +16,11 @@ from statistics import median
 
 from hetrdzv.core.commands import Refresh, Worked
 from hetrdzv.core.health.slow_slots import are_few
-from hetrdzv.core.model import EQUAL_SHARES, Node, Round, Shares, ShareSource
+from hetrdzv.core.model import EQUAL_SHARES, Node, Round, Shares
 from hetrdzv.core.phrasing import ranks
 from hetrdzv.core.rounds.transitions import Work, require_speaker
 from hetrdzv.protocol.errors import NoSuchShares, StaleRound
+from hetrdzv.protocol.states import ShareSource
 
 KEPT = 2
 """How many decisions of a round are kept beside that of its beginning: a rank may still ask for the last but one."""
@@ -81,7 +82,7 @@ def at_forming(nodes: Sequence[Node]) -> Shares:
     Args:
         nodes: its members in rank order.
     """
-    if any(node.weighed_by_hand for node in nodes):
+    if any(node.weighed for node in nodes):
         each = groupby(nodes, key=lambda node: node.weight)
         runs = tuple((sum(node.slots for node in alike), weight) for weight, alike in each)
         return Shares(runs=runs if len(runs) > 1 else (), source=ShareSource.BY_HAND)

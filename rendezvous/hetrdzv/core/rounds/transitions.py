@@ -8,13 +8,10 @@ from hetrdzv.core.health.conduct import with_departure
 from hetrdzv.core.model import (
     DRAINED,
     End,
-    EndKind,
     Event,
     Failure,
     Group,
-    GroupState,
     Node,
-    NodePhase,
     Notice,
     RootCause,
     Round,
@@ -23,8 +20,9 @@ from hetrdzv.core.phrasing import ended, names
 from hetrdzv.core.rounds.notice import takes_notice
 from hetrdzv.core.rounds.timers import Leases, expired
 from hetrdzv.core.selection.units import place_taken
-from hetrdzv.core.spec import GroupSpec
 from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
+from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 
 GONE_NODES_KEPT = 64
 """How many lost and left nodes a group remembers, beside the members of its round."""

@@ -8,14 +8,15 @@ from functools import cached_property
 
 from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.memo import kept, kept_for
-from hetrdzv.core.model import Group, Node, NodePhase, Round
+from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.order import former_round
 from hetrdzv.core.selection.ready import READ, needed, ready_nodes
 from hetrdzv.core.selection.select import Shortfall, select
 from hetrdzv.core.selection.units import broken_units, value_of, whole
 from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.core.spec import GroupSpec, OnJoin
 from hetrdzv.protocol.addresses import is_loopback
+from hetrdzv.protocol.settings import GroupSpec, OnJoin
+from hetrdzv.protocol.states import NodePhase
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import Any
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Member, Node, Round
-from hetrdzv.core.selection.rank_order import REST, OrderKind, RankOrder, master_rule, rank_order
-from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.rank_order import REST, OrderKind, RankOrder, master_rule, rank_order
+from hetrdzv.protocol.settings import GroupSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Sequence
 from hetrdzv.core.budget import Budget
 from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.memo import kept, kept_for
-from hetrdzv.core.model import Group, Node, NodePhase, Round
+from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.order import former_round
 from hetrdzv.core.selection.select import Selection, Shortfall, select
 from hetrdzv.core.selection.subset import MOST_WORK
 from hetrdzv.core.selection.units import in_units, whole
 from hetrdzv.protocol.addresses import is_loopback
+from hetrdzv.protocol.states import NodePhase
 
 READ = ("spec", "nodes", "drained", "job", "round", "seats", "unreachable", "failed_masters", "conduct")
 """What of a group decides who forms its rounds."""

@@ -24,7 +24,7 @@ from hetrdzv.core.selection.order import (
 from hetrdzv.core.selection.subset import Kind
 from hetrdzv.core.selection.units import in_units
 from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.settings import GroupSpec
 
 Pairs = AbstractSet[tuple[str, str]]
 """(node, master) pairs of node ids: the first could not reach the second's port."""

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from math import inf
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Group, Node, NodePhase
+from hetrdzv.core.model import Group, Node
 from hetrdzv.core.phrasing import names
 from hetrdzv.core.selection.order import natural_key
-from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.states import NodePhase
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from hetrdzv.core.budget import Budget
-from hetrdzv.core.spec import GroupSpec
+from hetrdzv.protocol.settings import GroupSpec
 
 MOST_SEARCHED = 1 << 16
 """Up to which world size `never` looks at all sums (slots)."""

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from hetrdzv.core.commands import Command, Join, Leave, Renew, Report, ReportKind, StartDaemon
+from hetrdzv.core.commands import Command, Join, Leave, Renew, Report, StartDaemon
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
+from hetrdzv.protocol.states import ReportKind
 
 POLLS_PER_S = 33
 """How many polls a second a server asks for from nodes whose connections break when their host does."""
@@ -20,7 +21,7 @@ MAX_POLL_S = 60.0
 """No poll of such a node waits longer (seconds)."""
 
 BLIND_POLLS_PER_S = 500
-"""How many polls a second it asks for from nodes behind a proxy and older agents: only polls show that they live."""
+"""How many polls a second it asks for from nodes behind a proxy: only polls show that they live."""
 
 MAX_BLIND_POLL_S = 30.0
 """No poll of such a node waits longer (seconds)."""

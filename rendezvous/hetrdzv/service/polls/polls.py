@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from hetrdzv.core.commands import Join, Renew
-from hetrdzv.core.directive import DirectiveKind
+from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.polls.directives import Told, heading_of, tell, watch
 from hetrdzv.service.progress.progress import Said

@@ -196,7 +196,7 @@ class Progress:
             sent = {one.rank: one for one in answers.get(node_id, ())}
             why = f"its agent has not answered within {STACK_WITHIN_S:g} s"
             if node_id not in able:
-                why = f"its agent cannot send {about}: it is older than this server"
+                why = f"its agent has sent nothing about its workers yet, so it is not asked for {about}"
             found += [sent.get(rank) or Stack(rank, node_id, why=why) for rank in their]
         return sorted(found, key=lambda one: one.rank)
 

@@ -71,7 +71,7 @@ def test_a_group_without_a_name_counts_but_is_not_told() -> None:
     seen = Trace(2).read(answer(g7=(3, -1, 3)))
     assert seen.groups == []
     assert seen.nameless
-    assert seen.counts == {"7": (3, 0, 3)}
+    assert seen.counts == {"7": (3, -1, 3)}
 
 
 def test_what_was_sent_to_single_members_is_no_collective() -> None:
@@ -149,18 +149,113 @@ def test_the_oldest_torch_says_the_same_of_nccl_with_less_around_it() -> None:
     assert (group.name, group.size, group.enqueued, group.completed) == ("0/nccl", 2, 3, 2)
 
 
-def test_nccl2_has_the_entries_of_its_own_recorder() -> None:
-    """It writes no start, counts what is sent to one member, and its `state` follows `retired`."""
-    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0,1]"}}
-    done = {"retired": True, "state": "completed", "time_discovered_completed_ns": 5}
-    entries = [
-        entry(0, "0", 1, 1, "nccl2:all_reduce", **done),
-        entry(0, "0", 1, 2, "nccl2:send 0->1", is_p2p=True, p2p_seq_id=1, **done),
-        entry(0, "0", 2, 3, "nccl2:all_reduce", input_sizes=[[4, 4]], state="scheduled"),
+def hooked(operation: int, sequence: int, what: str = "all_reduce", **more: Any) -> dict[str, Any]:
+    """An entry of the recorder that torch 2.15 attaches to groups of nccl2, of an operation that is not done.
+
+    What is done is left out of its answers. It writes no start, and numbers operations from 0, of whatever kind.
+    """
+    return entry(0, "0", sequence, operation, f"nccl2:{what}", state="scheduled", **more)
+
+
+def sent(operation: int, sequence: int) -> dict[str, Any]:
+    """The same of what is sent to a single member: `sequence` collectives came before."""
+    return hooked(operation, sequence, "send 0->1", is_p2p=True, p2p_seq_id=1)
+
+
+NCCL2_CONFIG = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+
+
+@pytest.mark.parametrize(
+    ("entries", "enqueued", "completed", "seen"),
+    [
+        ([hooked(0, 1)], 0, -1, (1, 0)),  # the first collective of all
+        ([], 0, 0, (1, 1)),
+        ([hooked(0, 1), hooked(1, 2)], 1, -1, (2, 0)),
+        ([hooked(1, 2)], 1, 0, (2, 1)),
+        ([sent(1, 1)], 1, 0, (1, 1)),  # it waits for a receiver, not in a collective
+        ([sent(1, 1), sent(2, 1)], 2, 0, (1, 1)),
+        ([sent(1, 1), hooked(2, 2)], 2, 0, (2, 1)),
+        ([hooked(1, 2), sent(2, 2)], 2, 0, (2, 1)),
+        ([], 3, 3, (2, 2)),  # the entries have gone, and had shown one that was none
+    ],
+    ids=[
+        "first",
+        "first done",
+        "two",
+        "second",
+        "sends",
+        "sends twice",
+        "sends first",
+        "sends then",
+        "later",
+    ],
+)
+def test_nccl2_numbers_operations_from_0_and_tells_which_are_collectives(
+    entries: list[dict[str, Any]], enqueued: int, completed: int, seen: tuple[int, int]
+) -> None:
+    trace = Trace(2, "/nccl2")
+    before = sent(2, 1) if enqueued == 3 else hooked(0, 1)
+    trace.read(answer(before, config=NCCL2_CONFIG, g0=(int(before["op_id"]), -1, -1)))
+    told = trace.read(answer(*entries, config=NCCL2_CONFIG, g0=(enqueued, -1, completed)))
+    (group,) = told.groups
+    assert (group.name, group.size, group.started) == ("0/nccl2", 2, 0)
+    assert (group.enqueued, group.completed) == seen
+    assert told.unclear == ""
+
+
+def test_the_first_collective_of_nccl2_is_waited_for() -> None:
+    """Numbers from 0: the one that waits there has to differ from one that has asked for nothing."""
+    waits = Trace(2, "/nccl2").read(answer(hooked(0, 1), config=NCCL2_CONFIG, g0=(0, -1, -1))).groups
+    idle = Trace(2, "/nccl2").read(answer(config=NCCL2_CONFIG)).groups
+    workers = [
+        Worker(rank, node, idle_s=60.0, collectives=tuple(Collectives(**vars(one)) for one in groups))
+        for rank, node, groups in ((0, "a", waits), (1, "b", idle))
     ]
-    (group,) = Trace(2, "/nccl2").read(answer(*entries, config=config, g0=(3, -1, 2))).groups
-    assert (group.name, group.size, group.enqueued, group.started, group.completed) == ("0/nccl2", 2, 2, 0, 1)
-    assert group.op == "all_reduce [[4,4]]"
+    verdict = judge(workers, 2)
+    assert verdict is not None
+    assert (verdict.ranks, verdict.node_id) == ((1,), "b")
+
+
+PIPELINE = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
+"""Groups of three stages, as NCCL's recorder tells of them without entries."""
+
+
+def stages(*numbers: tuple[int, int]) -> list[Worker]:
+    """Three stages that have stood still for a minute: the last number asked for and done, and who has noted pairs."""
+    workers = []
+    for rank, (enqueued, completed) in enumerate(numbers):
+        status = {
+            "last_enqueued_collective": str(enqueued),
+            "last_started_collective": "-1",
+            "last_completed_collective": str(completed),
+        }
+        said = {"pg_config": PIPELINE, "pg_status": {"0": status}, "version": "2.10"}
+        trace = Trace(3, "/nccl", counts_operations=False)
+        seen = trace.read(json.dumps(said).encode(), ["0"], {"0"})
+        groups = tuple(Collectives(**vars(one)) for one in seen.groups)
+        state = "unknown" if seen.unclear else "runs"
+        workers.append(Worker(rank, f"n{rank}", state=state, idle_s=60.0, collectives=groups))
+    return workers
+
+
+def test_stages_of_a_pipeline_over_nccl_are_not_compared_by_what_they_send_and_receive() -> None:
+    """The first and the last wait to receive, the one between computes; it has sent more than they have."""
+    assert judge(stages((37, 36), (74, 74), (36, 35)), 3) is None
+    assert judge(stages((37, 37), (74, 74), (36, 35)), 3) is None
+
+
+def test_a_worker_of_nccl_may_wait_only_where_something_is_not_done() -> None:
+    waits, done, _ = stages((37, 36), (74, 74), (36, 36))
+    assert (waits.state, done.state, done.collectives) == ("unknown", "runs", ())
+
+
+def test_nccl_that_waits_in_the_main_thread_does_not_count() -> None:
+    """With TORCH_NCCL_BLOCKING_WAIT torch records operations, but its numbers stay as they were."""
+    status = {f"last_{what}_collective": "-1" for what in ("enqueued", "started", "completed")}
+    said = {"pg_config": NCCL2_CONFIG, "pg_status": {"0": status}, "version": "2.10"}
+    seen = Trace(2, "/nccl", counts_operations=False).read(json.dumps(said).encode(), ["0"])
+    assert (seen.groups, seen.nameless) == ([], False)
+    assert seen.unclear == "does not count: is TORCH_NCCL_BLOCKING_WAIT set?"
 
 
 def test_groups_of_several_backends_with_one_name_are_several() -> None:

@@ -2,7 +2,9 @@
 
 from hetagent.job.progress.trace import NAME_LENGTH, OP_LENGTH
 from hetagent.job.progress.tracks import FEW_LOOKS, FIRST_LOOKS, HOLDS_S, Said, State, Track, Tracks
-from hetrdzv.protocol.wire import MAX_BODY_BYTES, MAX_LANES, MAX_SLOTS, CollectivesFields, PollRequest
+from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_LANES
+from hetrdzv.protocol.settings import MAX_SLOTS
+from hetrdzv.protocol.wire import CollectivesFields, PollRequest
 
 GROUP = CollectivesFields(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
 

@@ -18,14 +18,9 @@ from hetagent.job.progress.watch import Watch
 from hetagent.node.network import hold_port
 from hetagent.progress import FILE
 from hetagent.worker import runner
-from hetrdzv.protocol.wire import (
-    MAX_BODY_BYTES,
-    MAX_SLOTS,
-    ProgressFields,
-    StackFields,
-    StacksRequest,
-    WorkerFields,
-)
+from hetrdzv.protocol.bounds import MAX_BODY_BYTES
+from hetrdzv.protocol.settings import MAX_SLOTS
+from hetrdzv.protocol.wire import ProgressFields, StackFields, StacksRequest, WorkerFields
 
 SCRIPT = """
 import ctypes, os, time

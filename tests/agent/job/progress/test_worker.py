@@ -18,6 +18,7 @@ from tests.agent.job.progress.test_trace import NCCL_ANSWER
 from tests.support.cluster import wait_for
 
 from hetagent.job.progress import asking
+from hetagent.job.progress import groups as groups_file
 from hetagent.job.progress.groups import Groups
 from hetagent.job.progress.sources import AGAIN_MAX_S, LATE_S, Health
 from hetagent.job.progress.tracks import Track
@@ -346,6 +347,66 @@ def test_a_real_worker_notes_the_backends_of_its_groups(
         looker.close()
         worker.communicate("")
     assert worker.returncode == 0
+
+
+SENDS = """
+import subprocess, sys
+import torch, torch.distributed as dist
+rank = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+plain = dist.ProcessGroup.send
+if rank == 0:
+    subprocess.Popen([sys.executable, __file__, "1"])
+    # gloo in place of NCCL, which needs a GPU
+    type(dist.distributed_c10d._pg_backend_config).__setitem__.__globals__["COUNTS_PAIRS"] = "gloo"
+dist.init_process_group("gloo", init_method=f"file://{__file__}.store", rank=rank, world_size=2)
+side = dist.new_group([0, 1], backend="gloo")
+dist.all_reduce(torch.ones(3))
+for _ in range(2):
+    if rank == 0:
+        dist.send(torch.ones(3), 1, group=side)
+        dist.recv(torch.ones(3), group=side)
+    else:
+        dist.recv(torch.ones(3), 0, group=side)
+        dist.isend(torch.ones(3), 0, group=side).wait()
+if rank == 0:
+    print(dist.ProcessGroup.send is plain, dist.ProcessGroup.send.__name__)
+dist.destroy_process_group()
+"""
+
+
+def test_a_real_worker_notes_in_which_of_nccls_groups_it_sends_and_receives(tmp_path: Path) -> None:
+    """torch's answer about NCCL does not tell these from collectives; other scripts have nothing replaced."""
+    script = tmp_path / "script.py"
+    script.write_text(SENDS)
+    environ = {**os.environ, "HET_PROGRESS_SOCKET": str(tmp_path / "s")}
+    done = subprocess.run(
+        [sys.executable, runner.__file__, str(script)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False send\n"
+    groups = Groups(str(tmp_path / "s.groups"))
+    groups.read()
+    assert (groups.names, groups.paired) == ({"gloo": ["0", "1"]}, {"1"})
+    assert (tmp_path / "s.groups").read_text().count(groups_file.PAIRED) == 1
+
+
+def test_what_is_sent_and_received_over_nccl_makes_a_worker_unknown_while_it_is_not_done(
+    make: Callable[[list[str]], Worker],
+) -> None:
+    worker = make(OF_213)
+    worker.server.answers |= {NCCL: ("200 OK", NCCL_ANSWER), GLOO: ("200 OK", EMPTY)}
+    worker.note("0\tnccl\n7e0f3c\tnccl\n5\tnccl\n<->\t7e0f3c\n")
+    now = time.monotonic()
+    worker.look(now)
+    assert worker.looker.blind(now) == ""  # all of that group is done
+    assert [one.name for one in worker.looker.track.groups] == ["0/nccl"]
+    worker.note("<->\t0\n")
+    worker.look(now + 2)
+    worker.look(now + 2)
+    assert worker.looker.blind(now + 2) == "nccl counts what it sends and receives with its collectives"
 
 
 def test_a_note_that_is_not_whole_is_none(tmp_path: Path) -> None:

@@ -1,22 +1,15 @@
 """The agent's session against the real core, without sockets or a clock: what tests of the session drive."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from hetagent.protocol import reports, topics
 from hetagent.protocol.offer import Offer
-from hetagent.protocol.requests import (
-    Answer,
-    AskShares,
-    Join,
-    Leave,
-    Poll,
-    Report,
-    Request,
-    Stacks,
-    StartDaemon,
-    Tell,
-)
+from hetagent.protocol.requests import Answer, Join, Leave, Poll, Request, Say
 from hetagent.protocol.session.session import Session
+from hetagent.protocol.topics import Topic
 from hetrdzv.api.commands import join_command
 from hetrdzv.core import commands
 from hetrdzv.core.directive import Directive, directive
@@ -138,18 +131,16 @@ class Server:
         group_id, node_id = request.group, request.node_id
         try:
             match request:
-                case Poll(posts=True) | Tell() | Stacks() if self.is_older:
+                case Poll(posts=True) | Say(topic=topics.STACKS) if self.is_older:
                     return Problem(405, "method_not_allowed", "not supported", {})
-                case AskShares() if self.is_older:
-                    return Problem(404, "no_such_route", "there is nothing at ...", {})
-                case AskShares(body=asked):
+                case Say(topic=topics.SHARES, body=asked):
                     fields = asked.model_dump()
                     self.do(commands.Refresh(node_id=node_id, **fields), now, group_id)
                     current = self.groups[group_id].round
                     decided = current.decided(asked.number) if current is not None else None
                     assert decided is not None
                     return SharesReply(round=asked.round, number=asked.number, weights=list(decided.runs))
-                case Stacks(body=stacks):
+                case Say(topic=topics.STACKS, body=stacks):
                     self.stacks.append(stacks)
                     return None
                 case Join(body=body):
@@ -158,16 +149,14 @@ class Server:
                     self.do(commands.Renew(node_id, incarnation), now, group_id)
                     if request.posts:
                         return self._polled(request.progress, node_id, now, group_id)
-                case Tell(body=told):
-                    self.do(commands.Renew(node_id, told.incarnation), now, group_id)
-                    return self._polled(told.progress, node_id, now, group_id)
-                case Report(body=report):
+                case Say(topic=topics.REPORT, body=report):
                     failure = Failure(**report.failure.model_dump()) if report.failure is not None else None
                     fields = report.model_dump(exclude={"failure"})
                     self.do(commands.Report(node_id=node_id, failure=failure, **fields), now, group_id)
-                case StartDaemon(target=target, body=daemon):
+                case Say(topic=topics.DAEMON, body=daemon):
                     fields = daemon.model_dump(exclude={"words"}) | {"words": tuple(daemon.words)}
-                    self.do(commands.StartDaemon(node_id=target, **fields), now, group_id)
+                    self.do(commands.StartDaemon(node_id=node_id, **fields), now, group_id)
+                    node_id = daemon.master
                 case Leave(incarnation=incarnation, reason=reason):
                     self.do(
                         commands.Leave(node_id=node_id, incarnation=incarnation, why=reason), now, group_id
@@ -273,7 +262,7 @@ class Bench:
     def started(self, number: int = 1) -> None:
         """Run until the node's workers of round `number` run."""
         self.ready(number - 1)
-        self.session.started(number, self.now)
+        self.session.say(reports.started(number), self.now)
         self.pump()
         assert self.last.kind == "start"
         assert self.last.round == number
@@ -287,6 +276,10 @@ class Bench:
     def finished(self) -> bool:
         return self.session.finished
 
+    def said(self, topic: Topic[Any]) -> list[Say]:
+        """What was sent on a topic."""
+        return on_topic(self.sent, topic)
+
     @property
     def last(self) -> DirectiveReply:
         return self.told[-1]
@@ -298,6 +291,10 @@ class Bench:
     @property
     def group(self) -> Group:
         return self.server.groups["g"]
+
+
+def on_topic(requests: Sequence[Request], topic: Topic[Any]) -> list[Say]:
+    return [one for one in requests if isinstance(one, Say) and one.topic == topic]
 
 
 def problem(status: int, code: str, text: str = "the server's text") -> Problem:

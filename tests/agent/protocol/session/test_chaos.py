@@ -13,6 +13,7 @@ from tests.agent.protocol.session.driver import (
     Server,
 )
 
+from hetagent.protocol import reports
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.requests import Answer, Poll, Request
 from hetagent.protocol.session.session import Session
@@ -83,12 +84,12 @@ class Agent:
                     rng.uniform(0, 0.2),
                     self.say,
                     told.round,
-                    lambda: self.session.started(told.round, world.now),
+                    lambda: self.session.say(reports.started(told.round), world.now),
                 )
                 if world.calm or rng.random() < 0.1:
-                    done = lambda: self.session.succeeded(told.round, world.now)  # noqa: E731
+                    done = lambda: self.session.say(reports.succeeded(told.round), world.now)  # noqa: E731
                 else:
-                    done = lambda: self.session.failed(told.round, FAILURE, world.now)  # noqa: E731
+                    done = lambda: self.session.say(reports.failed(told.round, FAILURE), world.now)  # noqa: E731
                 world.at(rng.uniform(0.2, 4), self.say, told.round, done)
             case "stop":
                 assert self.running == told.round

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from tests.agent.protocol.session.driver import (
-    Bench,
-    problem,
-)
+from tests.agent.protocol.session.driver import REFUSED, Bench, on_topic, problem
 
-from hetagent.protocol.requests import Poll, StartDaemon
-from hetagent.protocol.session.reports import DaemonAnswer
+from hetagent.protocol import reports
+from hetagent.protocol.requests import Poll
+from hetagent.protocol.topics import DAEMON, Message
 from hetrdzv.core import commands
-from hetrdzv.protocol.wire import SpecFields
+from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.wire import DaemonRequest, DirectiveReply, SpecFields
 
 ORTED = ["orted", "-mca", "ess_base_vpid", "1"]
 TWO = SpecFields(min_nodes=2, max_nodes=2, lease_s=600.0, max_disconnect_s=60.0)
@@ -81,7 +81,7 @@ def test_a_daemon_that_comes_after_a_stop_is_not_handed_out(member: Bench) -> No
     member.server.do(from_master(), member.now)
     answer = member.execute(late)
     member.server.do(commands.Restart(), member.now)
-    member.session.started(1, member.now)  # its answer is the stop
+    member.session.say(reports.started(1), member.now)  # its answer is the stop
     member.pump()
     assert member.last.kind == "stop"
     member.receive(late, answer)
@@ -116,11 +116,19 @@ def test_every_round_has_a_daemon_of_its_own(member: Bench) -> None:
     assert member.last.start.daemon == [*ORTED, "anew"]
 
 
+def give(bench: Bench, target: str = "b") -> Message[DirectiveReply]:
+    """The master of round 1 has another member run its daemon."""
+    message = Message(DAEMON, partial(DaemonRequest, master="a", round=1, words=ORTED), to=target)
+    bench.session.ask(message, bench.now)
+    return message
+
+
 def test_the_master_hears_that_its_daemon_was_taken(master: Bench) -> None:
-    master.session.start_daemon(1, "b", ORTED, master.now)
+    message = give(master)
     master.pump()
-    assert master.session.daemon_answers() == [DaemonAnswer(1, "b", None)]
-    assert master.session.daemon_answers() == []
+    ((answered, answer),) = master.session.answers()
+    assert answered is message
+    assert isinstance(answer, DirectiveReply)
     assert list(master.group.nodes["b"].daemon) == ORTED
     master.run(10)
     assert master.kinds == [("start", 1)]
@@ -133,63 +141,30 @@ def test_the_master_hears_why_it_was_refused() -> None:
         ("x", "'x' is not another member"),
         ("a", "'a' is not another member"),
     ):
-        bench.session.start_daemon(1, target, ORTED, bench.now)
+        give(bench, target)
         bench.pump()
-        (answer,) = bench.session.daemon_answers()
-        assert answer.node_id == target
-        assert answer.refusal is not None
-        assert says in answer.refusal
+        ((_, answer),) = bench.session.answers()
+        assert isinstance(answer, HetError)
+        assert says in str(answer)
     assert bench.session.workers_may_run
     assert bench.kinds == [("start", 1)]
 
 
-def test_a_daemon_that_no_server_could_take_is_refused_at_once(master: Bench) -> None:
-    master.session.start_daemon(1, "b", ["orted", "x" * 40_000], master.now)
-    assert "longer than a server accepts" in str(master.session.daemon_answers())
-    assert not [request for request in master.send() if isinstance(request, StartDaemon)]
-
-
-def test_a_daemon_is_sent_again_when_the_server_was_only_busy(master: Bench) -> None:
-    master.session.start_daemon(1, "b", ORTED, master.now)
-    (sent,) = [request for request in master.send() if isinstance(request, StartDaemon)]
-    master.receive(sent, problem(408, "request_too_slow"))
-    assert master.session.daemon_answers() == []
+@pytest.mark.parametrize("error", [REFUSED, problem(408, "request_too_slow"), problem(503, "unavailable")])
+def test_a_daemon_is_sent_again_until_the_server_has_it(master: Bench, error: HetError) -> None:
+    give(master)
+    (sent,) = on_topic(master.send(), DAEMON)
+    master.receive(sent, error)
+    assert master.session.answers() == []
     master.run(3)
-    assert [answer.refusal for answer in master.session.daemon_answers()] == [None]
+    ((_, answer),) = master.session.answers()
+    assert isinstance(answer, DirectiveReply)
 
 
-def test_a_daemon_is_sent_again_while_the_server_is_away(master: Bench) -> None:
-    master.away()
-    master.session.start_daemon(1, "b", ORTED, master.now)
-    master.run(3)
-    assert master.session.daemon_answers() == []
-    master.away(None)
-    master.run(3)
-    assert master.session.daemon_answers() == [DaemonAnswer(1, "b", None)]
-
-
-def test_a_daemon_of_a_round_that_is_over_is_refused_and_the_stop_is_taken(master: Bench) -> None:
+def test_a_daemon_of_a_round_that_is_over_is_nothing_and_the_stop_is_taken(master: Bench) -> None:
     master.flight.clear()  # the open poll hears nothing any more
     master.server.do(commands.Restart(), master.now)
-    master.session.start_daemon(1, "b", ORTED, master.now)
+    message = give(master)
     master.pump()
-    assert "round 1 of group 'g' is over" in str(master.session.daemon_answers())
+    assert master.session.answers() == [(message, None)]
     assert master.kinds == [("start", 1), ("stop", 1)]
-
-
-def test_who_is_given_up_or_forgotten_has_its_daemons_answered(master: Bench) -> None:
-    master.away(problem(409, "stale_incarnation"))
-    master.session.start_daemon(1, "b", ORTED, master.now)
-    master.session.start_daemon(1, "c", ORTED, master.now)
-    master.run(3)
-    assert [one.refusal for one in master.session.daemon_answers()] == ["the server's text"] * 2
-    master.session.start_daemon(1, "d", ORTED, master.now)
-    assert master.session.daemon_answers() == [DaemonAnswer(1, "d", "this agent is about to exit")]
-
-
-def test_a_group_that_is_gone_answers_daemons(master: Bench) -> None:
-    del master.server.groups["g"]
-    master.session.start_daemon(1, "b", ORTED, master.now)
-    master.pump()
-    assert "there is no group" in str(master.session.daemon_answers())
-    assert master.last.kind == "stop"

@@ -7,10 +7,11 @@ from tests.agent.protocol.session.driver import (
     problem,
 )
 
-from hetagent.protocol.requests import Join, Poll, Report
+from hetagent.protocol import reports
+from hetagent.protocol.requests import Join, Poll, Say
 from hetrdzv.core import commands
-from hetrdzv.core.directive import DirectiveKind
 from hetrdzv.core.model import Group, Node
+from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.wire import SpecFields
 
 
@@ -20,7 +21,7 @@ def test_forgotten_with_workers_is_a_stop_and_then_a_new_join(bench: Bench, by_r
     bench.started()
     bench.server.groups.clear()
     if by_report:
-        bench.session.succeeded(1, bench.now)
+        bench.session.say(reports.succeeded(1), bench.now)
         (report,) = bench.send()
         bench.receive(report, bench.execute(report))
     else:
@@ -77,14 +78,14 @@ def test_a_stale_incarnation_has_to_stop_and_exit(bench: Bench) -> None:
 def test_a_report_from_before_is_not_taken_for_one_from_after(bench: Bench) -> None:
     bench.started()
     bench.run(3)
-    bench.session.succeeded(1, bench.now)
+    bench.session.say(reports.succeeded(1), bench.now)
     (report,) = bench.send()
     ((poll, _),) = bench.flight
     bench.receive(poll, problem(404, "unknown_group"))
-    bench.session.failed(1, FAILURE, bench.now)
+    bench.session.say(reports.failed(1, FAILURE), bench.now)
     bench.receive(report, problem(409, "stale_round"))
     (again,) = bench.send()
-    assert isinstance(again, Report)
+    assert isinstance(again, Say)
     assert again.body.kind == "failed"
 
 

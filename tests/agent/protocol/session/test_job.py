@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from tests.agent.protocol.session.driver import Bench
 
-from hetagent.protocol.requests import Join, Leave, Poll, Report
+from hetagent.protocol import reports
+from hetagent.protocol.requests import Join, Leave, Poll, Say
 from hetagent.protocol.requests import Server as ServerOfRequests
 from hetrdzv.client.client import Client
 from hetrdzv.core import commands
@@ -25,7 +26,7 @@ def test_a_job_from_join_to_goodbye(bench: Bench) -> None:
     assert bench.last.start.master.port == 1234
     assert bench.group.state == "running"
     bench.run(30)
-    bench.session.succeeded(1, bench.now)
+    bench.session.say(reports.succeeded(1), bench.now)
     bench.pump()
     assert bench.kinds == [("start", 1), ("exit", 1)]
     assert bench.last.outcome == "succeeded"
@@ -66,9 +67,9 @@ def test_every_stop_is_followed_by_a_join_that_does_not_wait_for_the_open_poll(b
 
 def test_at_most_one_poll_and_one_other_are_in_flight(bench: Bench) -> None:
     bench.ready()
-    bench.session.started(1, bench.now)
-    bench.session.succeeded(1, bench.now)
-    assert [type(request) for request in bench.send()] == [Report]  # its poll is open already
+    bench.session.say(reports.started(1), bench.now)
+    bench.session.say(reports.succeeded(1), bench.now)
+    assert [type(request) for request in bench.send()] == [Say]  # its poll is open already
     assert [type(request) for request, _ in bench.flight] == [Poll]
     assert bench.send() == []
 
@@ -102,12 +103,12 @@ async def test_requests_are_sent_by_the_clients_own_methods(bench: Bench) -> Non
     bench.session.leave("bye", bench.now)
     bench.pump()
     join, report, poll, leave = (
-        next(r for r in bench.sent if isinstance(r, kind)) for kind in (Join, Report, Poll, Leave)
+        next(r for r in bench.sent if isinstance(r, kind)) for kind in (Join, Say, Poll, Leave)
     )
     answers: list[object] = [await request.send(recorder) for request in (join, poll, report, leave)]
     assert answers == ["reply", "reply", "reply", None]
     assert [call[:3] for call in calls] == [
-        (name, "g", "a") for name in ("join", "directive", "report", "leave")
+        (name, "g", "a") for name in ("join", "directive", "say", "leave")
     ]
 
 

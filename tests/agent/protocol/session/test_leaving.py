@@ -6,9 +6,10 @@ from tests.agent.protocol.session.driver import (
     Bench,
 )
 
-from hetagent.protocol.requests import Join, Leave, Poll, Report
+from hetagent.protocol import reports
+from hetagent.protocol.requests import Join, Leave, Poll, Say
 from hetrdzv.core import commands
-from hetrdzv.core.directive import DirectiveKind
+from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.wire import SpecFields
 
 
@@ -51,10 +52,10 @@ def test_leaving_before_the_first_join_is_silent(bench: Bench) -> None:
 
 def test_a_goodbye_comes_after_the_reports_before_it(bench: Bench) -> None:
     bench.started()
-    bench.session.failed(1, FAILURE, bench.now)
+    bench.session.say(reports.failed(1, FAILURE), bench.now)
     bench.session.leave("done", bench.now)
     bench.pump()
-    assert [type(request) for request in bench.sent[-2:]] == [Report, Leave]
+    assert [type(request) for request in bench.sent[-2:]] == [Say, Leave]
     assert bench.group.nodes["a"].failure is not None
 
 

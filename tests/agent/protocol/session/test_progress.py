@@ -1,11 +1,14 @@
 """How far the workers have come goes with the polls, and at once where the server has to know; stacks if asked for."""
 
+from functools import partial
+
 import pytest
 from tests.agent.protocol.session.driver import Bench, problem
 
-from hetagent.protocol.requests import Poll, Stacks, Tell
+from hetagent.protocol.requests import Poll
 from hetagent.protocol.session.session import REFUSES_PROGRESS
-from hetrdzv.protocol.wire import ProgressFields, StackFields, StacksAsked, WorkerFields
+from hetagent.protocol.topics import STACKS, Message
+from hetrdzv.protocol.wire import ProgressFields, StackFields, StacksAsked, StacksRequest, WorkerFields
 
 
 def sample() -> ProgressFields:
@@ -14,6 +17,11 @@ def sample() -> ProgressFields:
 
 def polls(bench: Bench) -> list[Poll]:
     return [request for request in bench.sent if isinstance(request, Poll)]
+
+
+def news(bench: Bench) -> list[Poll]:
+    """What was told beside the open poll."""
+    return [poll for poll in polls(bench) if poll.progress is not None and poll.wait_s == 0]
 
 
 def test_polls_are_as_before_until_there_is_progress_and_carry_it_then(bench: Bench) -> None:
@@ -35,8 +43,8 @@ def test_what_the_server_has_to_know_is_told_beside_the_open_poll(bench: Bench) 
     ((open_poll, _),) = bench.flight
     bench.session.tell()
     bench.pump()
-    assert isinstance(told := bench.sent[-1], Tell)
-    assert (told.body.progress, told.body.wait_s) == (sample(), 0.0)
+    assert isinstance(told := bench.sent[-1], Poll)
+    assert (told.progress, told.wait_s) == (sample(), 0.0)
     assert [request for request, _ in bench.flight] == [open_poll]
 
 
@@ -50,7 +58,7 @@ def test_progress_that_a_server_did_not_get_is_told_a_little_later(bench: Bench)
     assert bench.session.requests(bench.now) == []
     bench.session.watch(newer := lambda: sample().model_copy(update={"age_s": 0.5}))
     bench.run(2)
-    assert [one.body.progress for one in bench.sent if isinstance(one, Tell)] == [sample(), newer()]
+    assert [one.progress for one in news(bench)] == [sample(), newer()]
     assert bench.notices == []
     assert bench.kinds == [("start", 1)]
 
@@ -65,7 +73,7 @@ def test_an_older_server_is_polled_as_before_and_asked_again_more_and_more_rarel
     if told:
         bench.session.tell()
     bench.run(600)
-    posted = [poll.posts for poll in polls(bench)] + [isinstance(one, Tell) for one in bench.sent]
+    posted = [poll.posts for poll in polls(bench)]
     assert 5 < posted.count(True) < 20
     assert not polls(bench)[-1].posts
     (said,) = bench.notices
@@ -123,20 +131,20 @@ def test_a_question_about_stacks_is_handed_out_once_and_its_answer_sent_once(ben
     bench.session.watch(sample)
     bench.server.asks = StacksAsked(number=4, round=1, ranks=[0])
     bench.run(9)
-    assert bench.session.stacks_asked() == [bench.server.asks]
-    assert bench.session.stacks_asked() == []
+    assert bench.session.questions() == [bench.server.asks]
+    assert bench.session.questions() == []
     stack = StackFields(rank=0, text="line 7 in <module>")
-    bench.session.show_stacks(4, [stack])
+    bench.session.say(Message(STACKS, partial(StacksRequest, number=4, stacks=[stack])), bench.now)
     bench.pump()
     bench.server.asks = None
     assert [(one.number, one.stacks) for one in bench.server.stacks] == [(4, [stack])]
-    assert [type(one) for one in bench.sent].count(Stacks) == 1
+    assert len(bench.said(STACKS)) == 1
     for number in (5, 6, 5, 6):  # of two people
         bench.server.asks = StacksAsked(number=number, round=1)
         bench.run(2)
-    assert [one.number for one in bench.session.stacks_asked()] == [5, 6]
+    assert [one.number for one in bench.session.questions()] == [5, 6]
     bench.server.asks = None
     bench.run(10)
     bench.server.asks = StacksAsked(number=5, round=1)  # of another server, which counts anew
     bench.run(3)
-    assert bench.session.stacks_asked() == [bench.server.asks]
+    assert bench.session.questions() == [bench.server.asks]

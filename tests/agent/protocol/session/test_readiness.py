@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 from tests.agent.protocol.session.driver import Bench, problem
 
-from hetagent.protocol.offer import NEWER
 from hetagent.protocol.requests import Answer, Join, Request
 from hetrdzv.core import commands
-from hetrdzv.core.model import GroupState, NodePhase
+from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.wire import SpecFields
 
 WHY = "node check failed (exit status 1): no InfiniBand"
@@ -98,56 +97,18 @@ def test_a_late_message_that_says_the_reverse_is_corrected(late: str) -> None:
 
 
 def test_a_server_that_does_not_care_is_told_now_and_then() -> None:
-    """One that is older leaves out what it does not know, and takes the node for ready."""
+    """One that takes the node for ready, whatever it says."""
 
-    class Older(Bench):
+    class Deaf(Bench):
         def execute(self, request: Request) -> Answer:
             if isinstance(request, Join):
                 request = replace(request, body=request.body.model_copy(update={"not_ready": ""}))
             return super().execute(request)
 
-    bench = Older(spec=TWO)
+    bench = Deaf(spec=TWO)
     ready(bench, WHY)
     bench.run(60)
     assert 2 < len(joins(bench)) <= 13
-
-
-class Of01(Bench):
-    """With a server of 0.1, which refuses what it does not know."""
-
-    def execute(self, request: Request) -> Answer:
-        if isinstance(request, Join) and NEWER & request.body.model_fields_set:
-            return problem(422, "invalid_request")
-        return super().execute(request)
-
-
-def test_a_server_of_0_1_hears_of_it_once_it_is_ready() -> None:
-    bench = Of01()
-    bench.session.offer = replace(bench.session.offer, ready_within_s=60.0)
-    ready(bench, WHY)
-    bench.run(60)
-    assert bench.told == []
-    assert bench.notices == [
-        "the server is older than this agent: it is not told that this node is not ready"
-    ]
-    change(bench, "")
-    assert bench.last.kind == "start"
-    assert len(joins(bench)) == 2
-
-
-def test_a_server_of_0_1_is_not_told_how_long_a_check_takes() -> None:
-    bench = Of01()
-    bench.session.offer = replace(bench.session.offer, ready_within_s=60.0)
-    ready(bench)
-    assert (bench.last.kind, bench.notices) == ("start", [])
-
-
-def test_a_server_of_0_1_is_not_told_a_weight() -> None:
-    bench = Of01()
-    bench.session.offer = replace(bench.session.offer, weight=0.5)
-    ready(bench)
-    assert bench.last.kind == "start"
-    assert bench.notices == ["the server is older than this agent: --weight has no effect"]
 
 
 def test_a_join_that_a_server_refuses_for_good_is_not_sent_for_ever() -> None:
@@ -159,22 +120,8 @@ def test_a_join_that_a_server_refuses_for_good_is_not_sent_for_ever() -> None:
     bench.session.offer = replace(bench.session.offer, weight=0.5)
     ready(bench)
     bench.run(10)
-    assert len(joins(bench)) == 2
+    assert len(joins(bench)) == 1
     assert bench.last.kind == "exit"
-
-
-def test_a_server_of_0_1_is_not_told_that_notices_are_taken() -> None:
-    bench = Of01()
-    bench.session.offer = replace(bench.session.offer, takes_notice=True)
-    ready(bench)
-    assert (bench.last.kind, bench.notices) == ("start", [])
-    assert len(joins(bench)) == 2
-
-
-def test_of_what_is_new_only_what_says_something_is_sent(bench: Bench) -> None:
-    ready(bench)
-    join = next(one for one in bench.sent if isinstance(one, Join))
-    assert not NEWER & join.body.model_fields_set
 
 
 def test_a_server_that_forgot_a_node_is_told_again_that_it_is_not_ready() -> None:

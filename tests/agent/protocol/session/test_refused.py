@@ -8,6 +8,7 @@ from tests.agent.protocol.session.driver import (
 )
 
 from hetrdzv.core import commands
+from hetrdzv.protocol import states
 from hetrdzv.protocol.errors import (
     HetError,
     NotHetserver,
@@ -144,7 +145,7 @@ def test_a_group_that_is_finishing_is_waited_for(bench: Bench) -> None:
         ),
         bench.now,
     )
-    for kind in (commands.ReportKind.STARTED, commands.ReportKind.SUCCEEDED):
+    for kind in (states.ReportKind.STARTED, states.ReportKind.SUCCEEDED):
         bench.server.do(commands.Report(node_id="b", incarnation="i0", round=1, kind=kind), bench.now)
     bench.ready()
     bench.run(3)
@@ -194,7 +195,7 @@ def test_other_world_sizes_are_told_as_the_flag() -> None:
 def test_settings_are_given_again_until_the_last_old_node_has_gone() -> None:
     bench = Bench(spec=nnodes(1, 1))
     other_node(bench, min_nodes=2, max_nodes=2)
-    leaving = commands.Report(node_id="b", incarnation="i0", round=0, kind=commands.ReportKind.LEAVING)
+    leaving = commands.Report(node_id="b", incarnation="i0", round=0, kind=states.ReportKind.LEAVING)
     bench.server.do(leaving, bench.now)
     bench.ready()
     assert bench.told == []
@@ -211,7 +212,7 @@ def test_settings_are_given_again_until_the_last_old_node_has_gone() -> None:
 def test_settings_are_not_given_again_for_ever() -> None:
     bench = Bench(spec=nnodes(1, 1))
     other_node(bench, min_nodes=2, max_nodes=2, stop_timeout_s=1.0)
-    leaving = commands.Report(node_id="b", incarnation="i0", round=0, kind=commands.ReportKind.LEAVING)
+    leaving = commands.Report(node_id="b", incarnation="i0", round=0, kind=states.ReportKind.LEAVING)
     bench.server.do(leaving, bench.now)
     begun = bench.now
     bench.ready()

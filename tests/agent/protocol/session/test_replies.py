@@ -9,10 +9,11 @@ from tests.agent.protocol.session.driver import (
     Bench,
 )
 
+from hetagent.protocol import reports
 from hetagent.protocol.requests import Join, Poll
 from hetagent.protocol.session.session import Session
 from hetrdzv.core import commands
-from hetrdzv.core.directive import DirectiveKind
+from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.wire import SpecFields
 
 
@@ -39,7 +40,7 @@ def test_a_doubled_reply_is_ignored(bench: Bench) -> None:
 
 def test_an_older_start_that_comes_after_the_stop_is_not_told_again(bench: Bench) -> None:
     bench.started()
-    bench.session.succeeded(1, bench.now)
+    bench.session.say(reports.succeeded(1), bench.now)
     (report,) = bench.send()
     ((poll, _),) = bench.flight
     bench.flight.clear()
@@ -190,7 +191,7 @@ def test_a_start_while_an_older_round_runs_stops_that_first(bench: Bench) -> Non
 def test_a_failure_that_comes_after_the_server_was_heard_is_not_news(bench: Bench) -> None:
     bench.started()
     bench.now += 1
-    bench.session.succeeded(1, bench.now)
+    bench.session.say(reports.succeeded(1), bench.now)
     (report,) = bench.send()
     bench.receive(report, bench.server.told("a", bench.now))
     ((poll, _),) = bench.flight

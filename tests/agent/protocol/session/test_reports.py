@@ -7,11 +7,13 @@ from tests.agent.protocol.session.driver import (
     FAILURE,
     REFUSED,
     Bench,
-    Server,
+    on_topic,
     problem,
 )
 
-from hetagent.protocol.requests import Answer, Join, Report, Request
+from hetagent.protocol import reports
+from hetagent.protocol.requests import Join
+from hetagent.protocol.topics import REPORT
 from hetrdzv.core import commands
 from hetrdzv.protocol.errors import Problem
 
@@ -20,16 +22,16 @@ def test_reports_go_out_in_order_and_their_age_is_that_at_sending(bench: Bench) 
     bench.ready()
     bench.away()
     seen_at = bench.now - 0.5
-    bench.session.started(1, bench.now)
-    bench.session.failed(1, FAILURE, seen_at)
+    bench.session.say(reports.started(1), bench.now)
+    bench.session.say(reports.failed(1, FAILURE), seen_at)
     bench.run(4)
     assert bench.kinds == [("start", 1)]
     before, bench.sent = bench.sent, []
-    assert sum(isinstance(request, Report) for request in before) > 3  # 0.1, 0.2, 0.4, … s apart
+    assert len(on_topic(before, REPORT)) > 3  # 0.1, 0.2, 0.4, … s apart
     bench.away(None)
     bench.run(2.5)
-    reports = [request.body for request in bench.sent if isinstance(request, Report)]
-    assert [report.kind.value for report in reports][-2:] == ["started", "failed"]
+    told = [request.body for request in bench.said(REPORT)]
+    assert [report.kind.value for report in told][-2:] == ["started", "failed"]
     failure = bench.group.nodes["a"].failure
     assert failure is not None
     assert failure.at == pytest.approx(seen_at)
@@ -40,11 +42,11 @@ def test_pauses_grow_to_two_seconds_with_jitter(bench: Bench) -> None:
     bench.started()
     bench.run(3)
     bench.away()
-    bench.session.succeeded(1, bench.now)
+    bench.session.say(reports.succeeded(1), bench.now)
     moments = []
     for number in range(12):
         sent = bench.send() + ([bench.flight[0][0]] if number == 0 else [])
-        assert isinstance(sent[0], Report)
+        assert on_topic(sent[:1], REPORT)
         moments.append(bench.now)
         for request in sent:
             bench.receive(request, REFUSED)
@@ -61,7 +63,7 @@ def test_pauses_grow_to_two_seconds_with_jitter(bench: Bench) -> None:
 def test_a_join_waits_until_the_reports_before_it_are_settled(bench: Bench) -> None:
     bench.started()
     bench.away()
-    bench.session.failed(1, FAILURE, bench.now)
+    bench.session.say(reports.failed(1, FAILURE), bench.now)
     bench.session.ready(1, 1, 1, bench.now)
     bench.run(3)
     assert not any(isinstance(request, Join) for request in bench.sent[3:])
@@ -76,7 +78,7 @@ def test_a_stale_report_is_moot_and_brings_the_directive(bench: Bench) -> None:
     """Rule (a)."""
     bench.started()
     bench.server.do(commands.Restart(), bench.now)  # the poll's answer is still on its way
-    bench.session.succeeded(1, bench.now)
+    bench.session.say(reports.succeeded(1), bench.now)
     (report,) = bench.send()
     answer = bench.execute(report)
     assert isinstance(answer, Problem)
@@ -85,7 +87,7 @@ def test_a_stale_report_is_moot_and_brings_the_directive(bench: Bench) -> None:
     assert bench.kinds == [("start", 1), ("stop", 1)]
     bench.pump()
     assert bench.kinds == [("start", 1), ("stop", 1)]
-    assert sum(isinstance(request, Report) for request in bench.sent) == 2
+    assert len(bench.said(REPORT)) == 2
 
 
 @pytest.mark.parametrize("body", [{}, {"directive": None}, {"directive": {"kind": "jump"}}])
@@ -93,21 +95,21 @@ def test_a_stale_report_without_a_readable_directive_is_moot_too(
     bench: Bench, body: dict[str, object]
 ) -> None:
     bench.started()
-    bench.session.succeeded(1, bench.now)
+    bench.session.say(reports.succeeded(1), bench.now)
     (report,) = bench.send()
     bench.receive(report, Problem(409, "stale_round", "over", body))
-    assert not any(isinstance(request, Report) for request in bench.send())
+    assert not on_topic(bench.send(), REPORT)
     assert bench.kinds == [("start", 1)]
 
 
 def test_a_report_whose_answer_is_lost_is_repeated_without_harm(bench: Bench) -> None:
     bench.started()
-    bench.session.failed(1, FAILURE, bench.now)
+    bench.session.say(reports.failed(1, FAILURE), bench.now)
     (report,) = bench.send()
     bench.execute(report)
     bench.receive(report, REFUSED)
     bench.run(1)
-    assert sum(isinstance(r, Report) and r.body.kind == "failed" for r in bench.sent) == 2
+    assert [one.body.kind for one in bench.said(REPORT)].count("failed") == 2
     assert bench.kinds == [("start", 1), ("stop", 1)]
     bench.ready(1)
     assert bench.group.restarts == 1
@@ -115,7 +117,7 @@ def test_a_report_whose_answer_is_lost_is_repeated_without_harm(bench: Bench) ->
 
 def test_a_report_that_the_server_cannot_read_ends_the_agent(bench: Bench) -> None:
     bench.started()
-    bench.session.succeeded(1, bench.now)
+    bench.session.say(reports.succeeded(1), bench.now)
     (report,) = bench.send()
     bench.receive(report, problem(422, "invalid_request", "failure: too long"))
     assert bench.last.kind == "exit"
@@ -124,36 +126,3 @@ def test_a_report_that_the_server_cannot_read_ends_the_agent(bench: Bench) -> No
     bench.pump()
     assert bench.session.finished
     assert bench.group.nodes["a"].phase == "left"
-
-
-class OldServer(Server):
-    """A server of 0.1: it refuses fields that it does not know."""
-
-    def execute(self, request: Request, now: float) -> Answer:
-        if isinstance(request, Report):
-            sent = request.body.model_dump(exclude_unset=True)
-            newer = {"met", "must_meet"} & sent.keys() or {"permanent"} & (sent.get("failure") or {}).keys()
-            if newer:
-                return problem(422, "invalid_request", f"{newer} is unknown")
-        return super().execute(request, now)
-
-
-def test_a_server_of_0_1_gets_reports_that_it_understands() -> None:
-    bench = Bench(server=OldServer())
-    bench.started()
-    bench.session.started(1, bench.now, met=0)
-    bench.session.succeeded(1, bench.now, met=0, must_meet=True)
-    bench.run(1)
-    assert (bench.last.kind, bench.last.exit_code) == ("exit", 0)
-    assert bench.notices == ["the server is older than this agent: --require-rendezvous has no effect"]
-
-
-def test_a_server_of_0_1_is_told_of_hopeless_failures_too() -> None:
-    bench = Bench(server=OldServer())
-    bench.started()
-    bench.session.failed(1, FAILURE.model_copy(update={"permanent": True}), bench.now)
-    bench.run(1)
-    failure = bench.group.nodes["a"].failure
-    assert failure is not None
-    assert (failure.exit_code, failure.message) == (1, "boom")
-    assert bench.kinds[-1] == ("stop", 1)

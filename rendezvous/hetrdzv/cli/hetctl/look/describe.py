@@ -16,7 +16,8 @@ from hetrdzv.cli.hetctl.options import GROUP, MAYBE_GROUP, NODE_ID, command, sha
 from hetrdzv.client import Client
 from hetrdzv.core.phrasing import names
 from hetrdzv.protocol.past import past
-from hetrdzv.protocol.wire import DEFAULTS, EventReply, EventsReply, GroupReply, NodeReply, Reply
+from hetrdzv.protocol.settings import DEFAULTS
+from hetrdzv.protocol.wire import EventReply, EventsReply, GroupReply, NodeReply, Reply
 
 LAST_ROUNDS, LAST_EVENTS = 5, 10
 """How many of each are shown."""

@@ -21,10 +21,6 @@ GAP = "…"
 """Stands for lines that nobody has seen."""
 
 
-OLDER = "shows no logs"
-"""What an older server does."""
-
-
 @command("Show the end of what workers have written to stderr.")
 @GROUP
 @RANKS
@@ -43,9 +39,9 @@ def logs(group: str, rank: tuple[int, ...], tail: int | None, follow: bool) -> N
     most = tail if tail is not None or rank else FEW
     try:
         if follow:
-            call(lambda client: _follow(client, group, rank, most), older=OLDER)
+            call(lambda client: _follow(client, group, rank, most))
             return
-        reply = call(lambda client: client.logs_of(group, rank), older=OLDER)
+        reply = call(lambda client: client.logs_of(group, rank))
     except KeyboardInterrupt:
         if not follow:
             raise

@@ -8,8 +8,8 @@ from hetrdzv.cli.hetctl.calls import call, complain, standing, tell
 from hetrdzv.cli.hetctl.events import RETRY_S
 from hetrdzv.cli.hetctl.options import GROUP, Seconds, command, shared
 from hetrdzv.client import Client
-from hetrdzv.core.model import GroupState
 from hetrdzv.protocol.errors import Problem, UnknownGroup, Unreachable
+from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.wire import GroupReply
 
 TIMED_OUT, ENDED_OTHERWISE = 3, 4

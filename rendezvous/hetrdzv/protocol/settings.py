@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
-from hetrdzv.core.selection.rank_order import (
+from hetrdzv.protocol.differences import NO_VALUE, Difference
+from hetrdzv.protocol.errors import InvalidSpec
+from hetrdzv.protocol.rank_order import (
     clipped_value,
     contradicts_master,
     master_rule,
     rank_order,
     unit_label,
 )
-from hetrdzv.protocol.differences import NO_VALUE, Difference
-from hetrdzv.protocol.errors import InvalidSpec
 
 
 class OnJoin(StrEnum):

@@ -1,0 +1,54 @@
+"""What a node reports of a round's workers, as messages."""
+
+from functools import partial
+from typing import Any
+
+from hetagent.protocol.topics import REPORT, Message
+from hetrdzv.protocol.states import ReportKind
+from hetrdzv.protocol.wire import DirectiveReply, FailureFields, ReportRequest
+
+Report = Message[DirectiveReply]
+
+
+def started(round_number: int, met: int | None = None, network: str = "") -> Report:
+    """All local workers of the round were started.
+
+    Args:
+        met: on its master, how many workers have come to its store; None: unknown.
+        network: on its master, what is slow in the network between its nodes, a line each.
+    """
+    return _report(ReportKind.STARTED, round_number, met=met, message=network)
+
+
+def succeeded(round_number: int, met: int | None = None, *, must_meet: bool = False) -> Report:
+    """All local workers of the round ended with status 0.
+
+    Args:
+        met: on its master, how many workers have come to its store; None: unknown.
+        must_meet: whether it is a failure if that is not all of them.
+    """
+    return _report(ReportKind.SUCCEEDED, round_number, met=met, must_meet=must_meet)
+
+
+def ready_to_stop(round_number: int) -> Report:
+    """After a notice, all local workers have said that they may be stopped."""
+    return _report(ReportKind.READY_TO_STOP, round_number)
+
+
+def failed(round_number: int, failure: FailureFields) -> Report:
+    """A local worker failed."""
+    return _report(ReportKind.FAILED, round_number, failure=failure)
+
+
+def master_unreachable(round_number: int, why: str) -> Report:
+    """The round's master does not answer at its address; no worker was started."""
+    return _report(ReportKind.MASTER_UNREACHABLE, round_number, message=why)
+
+
+def leaving(round_number: int, why: str) -> Report:
+    """This node is about to leave and will not join again; its workers may still be running."""
+    return _report(ReportKind.LEAVING, round_number, message=why)
+
+
+def _report(kind: ReportKind, round_number: int, **fields: Any) -> Report:
+    return Message(REPORT, partial(ReportRequest, round=round_number, kind=kind, **fields))

@@ -1,0 +1,57 @@
+"""What a node has to say beside its joins, polls and goodbye: one row per topic, and one way for all of them.
+
+Whoever has something to say makes a `Message`; the session sends it when its row says so.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel
+
+from hetrdzv.protocol.wire import DirectiveReply, SharesReply
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic(Generic[R]):
+    """A subject, and how it is said.
+
+    Attributes:
+        route: the last part of its route: `POST /v1/groups/{g}/nodes/{n}/{route}`.
+        reply: what the server answers; None: nothing.
+        in_order: it goes with joins and the goodbye, one at a time in the order of saying, and if the server does not
+            understand it, the agent ends. Else it goes beside them, and a refusal concerns nothing but this message.
+        repeats: until the server has taken or refused it, or its round is over; else it is sent once.
+        pause_s: how long after an attempt another follows (seconds). What goes in order follows the pauses of the
+            contact with the server.
+        dated: the body says how long ago it became true (`age_s`).
+    """
+
+    route: str
+    reply: type[R] | None
+    in_order: bool = False
+    repeats: bool = True
+    pause_s: float = 0.0
+    dated: bool = False
+
+
+REPORT = Topic(route="report", reply=DirectiveReply, in_order=True, dated=True)
+SHARES = Topic(route="shares", reply=SharesReply, pause_s=0.3)
+DAEMON = Topic(route="daemon", reply=DirectiveReply, pause_s=0.3)
+STACKS: Topic[None] = Topic(route="stacks", reply=None, repeats=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Message(Generic[R]):
+    """Something to say.
+
+    Attributes:
+        body: makes the body of the request; it is given `incarnation`, and `age_s` if the topic is dated.
+        to: the member that it is for; empty: this node.
+    """
+
+    topic: Topic[R]
+    body: Callable[..., BaseModel]
+    to: str = ""

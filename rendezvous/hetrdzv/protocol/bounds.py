@@ -1,0 +1,172 @@
+"""What a value may be at most: the types of the fields of everything that crosses a wall, each with its bounds.
+
+Times are in seconds. What `annotated_types` has no word for is a rule of our own, which tells pydantic's schemas about
+itself; nothing of pydantic is imported for that.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le, Lt, MaxLen
+
+from hetrdzv.protocol.daemon import MAX_CHARACTERS
+from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH, MAX_PLACE_LENGTH, PLACE_PATTERN
+from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
+
+MAX_BODY_BYTES = 1 << 20
+"""The largest body of a request."""
+
+MAX_VALUES = 32_768
+"""How many JSON values the body of a request may have, about; a node with 1,024 workers sends half as many."""
+
+MAX_NUMBER = 2**53
+"""The largest integer that every reader of JSON understands as the same number."""
+
+MAX_SECONDS = 1e9
+"""The longest duration (seconds): about thirty years. Sums of such and of clocks keep their milliseconds."""
+
+MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
+"""Bounds of a node's weight: ratios and sums of weights stay far from what a float cannot hold."""
+
+MAX_NOT_READY = 2_000
+"""How long the reason may be why a node is not ready (characters)."""
+
+MAX_LABELS = 64
+"""How many labels, or facts of its device, a node has at most."""
+
+MAX_LABEL_CHARACTERS = 4_096
+"""How many characters its labels have in all, and the facts of its device: a reply may show those of all nodes."""
+
+MAX_KNOWN_S = 3600.0
+"""For how long a sample may hold (seconds)."""
+
+MAX_LANES = 32
+"""How many process groups of one worker a sample may tell of."""
+
+MAX_ALL_LANES = 1024
+"""How many process groups of all workers of a node together."""
+
+MAX_PLANNED = 10_000
+"""How many nodes a plan may add, remove or drain at most."""
+
+MAX_KIND = 64
+"""How long a word may be that stands for a kind of a newer version (characters)."""
+
+
+class WrongField(ValueError):
+    """What `__post_init__` of a value raises if a field of it does not go with the others."""
+
+    def __init__(self, field: str, text: str) -> None:
+        super().__init__(text)
+        self.field = field
+
+
+# -- rules of our own ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """A text matches a regular expression from its beginning to its end."""
+
+    pattern: str
+
+    def __get_pydantic_core_schema__(self, kind: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
+        return {**schema_of(kind), "pattern": self.pattern}
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """A tuple has no more items than this; reading it ends at the first wrong one, or where it gets too long."""
+
+    items: int
+
+    def __get_pydantic_core_schema__(self, kind: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
+        return {**schema_of(kind), "max_length": self.items, "fail_fast": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A value passes a check, which raises ValueError with what is wrong with it."""
+
+    check: Callable[[Any], None]
+
+    def __get_pydantic_core_schema__(self, kind: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
+        return {"type": "function-after", "function": _plainly(self.check), "schema": schema_of(kind)}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFirst:
+    """What is to become a value passes a check before its parts are looked at."""
+
+    check: Callable[[Any], None]
+
+    def __get_pydantic_core_schema__(self, kind: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
+        return {"type": "function-before", "function": _plainly(self.check), "schema": schema_of(kind)}
+
+
+def _plainly(check: Callable[[Any], None]) -> dict[str, Any]:
+    def checked(value: Any) -> Any:
+        check(value)
+        return value
+
+    return {"type": "no-info", "function": checked}
+
+
+@dataclass(frozen=True, slots=True)
+class OrNewer:
+    """Of an enum or a text: the enum where it has the word, else the text, which a newer version has sent."""
+
+    def __get_pydantic_core_schema__(self, kind: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
+        return {**schema_of(kind), "mode": "left_to_right"}
+
+    def __get_pydantic_json_schema__(self, core: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
+        return schema_of({**core, "choices": core["choices"][:1]})
+
+
+# -- texts -----------------------------------------------------------------------------------------------------
+
+Id = Annotated[str, MaxLen(MAX_ID_LENGTH), Matches(ID_PATTERN)]
+Place = Annotated[str, MaxLen(MAX_PLACE_LENGTH), Matches(PLACE_PATTERN)]
+"""In a history."""
+Text = Annotated[str, MaxLen(16_384)]
+Word = Annotated[str, MaxLen(MAX_CHARACTERS)]
+ShortText = Annotated[str, MaxLen(256)]
+Kind = Annotated[str, MaxLen(MAX_KIND)]
+"""A word that this version does not know."""
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------
+
+Whole = Annotated[int, Ge(-MAX_NUMBER), Le(MAX_NUMBER)]
+Count = Annotated[int, Ge(0), Le(MAX_NUMBER)]
+Positive = Annotated[int, Ge(1), Le(MAX_NUMBER)]
+Slots = Annotated[int, Ge(1), Le(MAX_SLOTS)]
+Workers = Annotated[int, Ge(0), Le(MAX_WORLD_SIZE)]
+"""How many workers."""
+Rank = Annotated[int, Ge(0), Lt(MAX_WORLD_SIZE)]
+ExitCode = Annotated[int, Ge(-(2**31)), Lt(2**32)]
+"""Unix has 0 to 255, Windows 32 bits."""
+Port = Annotated[int, Ge(1), Le(65_535)]
+Seconds = Annotated[float, Ge(-MAX_SECONDS), Le(MAX_SECONDS)]
+Duration = Annotated[float, Ge(0), Le(MAX_SECONDS)]
+Fraction = Annotated[float, Ge(0), Le(1)]
+Weight = Annotated[float, Ge(MIN_WEIGHT), Le(MAX_WEIGHT)]
+Speed = Annotated[float, Ge(1e-12), Le(1e24)]
+"""In any unit, since only the ratios of speeds matter."""
+
+
+# -- labels ----------------------------------------------------------------------------------------------------
+
+
+def _few(labels: object) -> None:
+    if isinstance(labels, dict) and len(labels) > MAX_LABELS:
+        raise ValueError(f"Dictionary should have at most {MAX_LABELS} items, not {len(labels)}")
+
+
+def _short(labels: Mapping[str, str]) -> None:
+    if (given := sum(len(name) + len(value) for name, value in labels.items())) > MAX_LABEL_CHARACTERS:
+        raise ValueError(f"It should have at most {MAX_LABEL_CHARACTERS} characters in all, not {given}")
+
+
+Labels = Annotated[Mapping[ShortText, ShortText], MaxLen(MAX_LABELS), Checked(_short), CheckedFirst(_few)]

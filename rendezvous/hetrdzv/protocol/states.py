@@ -1,0 +1,88 @@
+"""The words for states and kinds: what groups, nodes, rounds, reports and directives can be."""
+
+from enum import StrEnum
+
+
+class GroupState(StrEnum):
+    """Where a group stands (docs/design.md, "State machine")."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the group's outcome is decided."""
+        return self in (GroupState.SUCCEEDED, GroupState.FAILED, GroupState.CANCELLED)
+
+
+class NodePhase(StrEnum):
+    """How far a node has got in its newest round, or why it is gone."""
+
+    READY = "ready"
+    STARTING = "starting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    LOST = "lost"
+    LEFT = "left"
+
+    @property
+    def gone(self) -> bool:
+        """Whether the server no longer counts on the node."""
+        return self in (NodePhase.LOST, NodePhase.LEFT)
+
+
+class EndKind(StrEnum):
+    """What ended a round."""
+
+    FAILED = "failed"
+    LOST = "lost"
+    LEFT = "left"
+    DRAINED = "drained"
+    JOINED = "joined"
+    RESTARTED = "restarted"
+    MASTER_UNREACHABLE = "master_unreachable"
+    CANCELLED = "cancelled"  # of a `Notice` only: the job finishes then
+
+
+class StallKind(StrEnum):
+    """What is wrong where workers wait for too long; see `wire.StallReply`."""
+
+    BEHIND = "behind"
+    NO_ANSWER = "no_answer"
+    DEADLOCK = "deadlock"
+    MISMATCH = "mismatch"
+    NOTHING_COMPLETES = "nothing_completes"
+
+
+class ShareSource(StrEnum):
+    """What shares follow from."""
+
+    EQUAL = "equal"
+    BY_HAND = "by hand"
+    MEASURED = "measured"
+    PACE = "pace"
+
+
+class ReportKind(StrEnum):
+    """What a member reports about its workers in a round."""
+
+    STARTED = "started"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    READY_TO_STOP = "ready_to_stop"
+    MASTER_UNREACHABLE = "master_unreachable"
+    LEAVING = "leaving"
+
+
+class DirectiveKind(StrEnum):
+    """The four things that a node can be told to do."""
+
+    WAIT = "wait"
+    START = "start"
+    STOP = "stop"
+    EXIT = "exit"

@@ -1,0 +1,175 @@
+"""Values as JSON and back: what is refused, with which words, and what is written."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import pytest
+
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.bounds import (
+    MAX_LABELS,
+    AtMost,
+    Count,
+    Duration,
+    Id,
+    Labels,
+    OrNewer,
+    ShortText,
+    Slots,
+    WrongField,
+)
+from hetrdzv.protocol.codec import MAX_MISTAKES, Malformed, read, write
+from hetrdzv.protocol.states import GroupState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    """A value in another one."""
+
+    count: Count = 0
+    lasts_s: Duration = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known(Inner):
+    """What the server knows besides."""
+
+    secret: str = "not for others"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    """A value with one field of each kind."""
+
+    node_id: Id
+    slots: Slots = 1
+    labels: Labels = field(default_factory=dict)
+    several: Annotated[tuple[Inner, ...], AtMost(3)] = ()
+    state: Annotated[GroupState | str, OrNewer()] = GroupState.WAITING
+    why: ShortText | None = None
+    flag: bool = False
+    inner: Inner | None = None
+
+    def __post_init__(self) -> None:
+        if self.flag and self.slots == 1:
+            raise WrongField("slots", "there must be several with flag")
+
+
+WHOLE = Outer(
+    node_id="a",
+    slots=2,
+    labels={"rack": "r1"},
+    several=(Inner(count=1), Inner(lasts_s=2.5)),
+    state=GroupState.RUNNING,
+    why="because",
+    flag=True,
+    inner=Inner(),
+)
+
+
+@pytest.mark.parametrize("value", [WHOLE, Outer(node_id="a")])
+@pytest.mark.parametrize("nulls", [True, False])
+def test_a_value_comes_back(value: Outer, nulls: bool) -> None:
+    assert read(Outer, write(value, nulls=nulls)) == value
+
+
+def test_fields_without_a_value_are_written_only_where_that_is_asked() -> None:
+    assert "why" not in json.loads(write(Outer(node_id="a")))
+    assert json.loads(write(Outer(node_id="a"), nulls=True))["why"] is None
+    assert "labels" not in json.loads(write(WHOLE, without={"labels"}))
+
+
+def test_only_the_fields_of_the_type_that_was_declared_are_written() -> None:
+    value = Outer(node_id="a", several=(Known(count=1),), inner=Known())
+    assert b"secret" not in write(value)
+    assert b"secret" in write(Known())
+    assert b"secret" not in write(Known(), Inner)
+
+
+def test_a_word_of_a_newer_version_stays_a_text() -> None:
+    assert read(Outer, b'{"node_id": "a", "state": "running"}').state is GroupState.RUNNING
+    assert read(Outer, b'{"node_id": "a", "state": "resting"}').state == "resting"
+
+
+def refusal(news: Mapping[str, Any]) -> codec.Mistake:
+    with pytest.raises(Malformed) as caught:
+        read(Outer, json.dumps({"node_id": "a", **news}))
+    return caught.value.mistakes[0]
+
+
+@pytest.mark.parametrize(
+    ("news", "where", "says"),
+    [
+        ({"node_id": "a/b"}, "node_id", "should match pattern"),
+        ({"node_id": "a" * 129}, "node_id", "at most 128 characters"),
+        ({"slots": "2"}, "slots", "valid integer"),
+        ({"slots": True}, "slots", "valid integer"),
+        ({"slots": 2.0}, "slots", "valid integer"),
+        ({"slots": 0}, "slots", "greater than or equal to 1"),
+        ({"slots": 1 << 60}, "slots", "less than or equal to 1024"),
+        ({"flag": 1}, "flag", "valid boolean"),
+        ({"flag": True}, "slots", "there must be several with flag"),
+        ({"several": [{}, {"lasts_s": float("nan")}]}, "several.1.lasts_s", "less than or equal"),
+        ({"several": [{"lasts_s": float("inf")}]}, "several.0.lasts_s", "less than or equal"),
+        ({"several": [{}] * 4}, "several", "it should have at most 3 items"),
+        ({"several": {}}, "several", "valid array"),
+        ({"inner": {"cuont": 1}}, "inner.cuont", "there is no such field"),
+        ({"inner": []}, "inner", "it must be a JSON object"),
+        ({"labels": {"rack": 1}}, "labels.rack", "valid string"),
+        (
+            {"labels": {f"x{n}": 1 for n in range(30_000)}},
+            "labels",
+            f"at most {MAX_LABELS} items, not 30000",
+        ),
+        ({"labels": {f"x{n}": "x" * 256 for n in range(17)}}, "labels", "at most 4096 characters in all"),
+    ],
+)
+def test_a_mistake_is_named(news: Mapping[str, Any], where: str, says: str) -> None:
+    mistake = refusal(news)
+    assert mistake.field == where
+    assert says in mistake.text
+
+
+def test_unknown_fields_are_refused_or_ignored() -> None:
+    data = b'{"node_id": "a", "inner": {"news": 1}}'
+    with pytest.raises(Malformed) as caught:
+        read(Outer, data)
+    assert [(one.field, one.unknown) for one in caught.value.mistakes] == [("inner.news", True)]
+    assert read(Outer, data, unknown="ignore") == Outer(node_id="a", inner=Inner())
+
+
+def test_what_was_given_comes_with_the_mistake() -> None:
+    assert refusal({"slots": "two"}).given == "two"
+    assert refusal({"slots": [2]}).given is None
+    assert refusal({"slotss": "a secret, perhaps"}).given is None
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"node_id": "\\ud800"}', b"[" * 10_000, b"\xff\xfe{}"])
+def test_what_is_not_json_is_refused(data: bytes) -> None:
+    with pytest.raises(Malformed, match="it is not JSON: ") as caught:
+        read(Outer, data)
+    assert caught.value.mistakes[0].field == ""
+
+
+@pytest.mark.parametrize("data", [b"1", b"[]", b"null", b'"a"'])
+def test_what_is_no_object_is_refused(data: bytes) -> None:
+    with pytest.raises(Malformed, match="it must be a JSON object"):
+        read(Outer, data)
+
+
+def test_many_mistakes_are_counted_only() -> None:
+    few, many = ({f"x{n}": 1 for n in range(wrong)} for wrong in (MAX_MISTAKES, MAX_MISTAKES + 1))
+    assert refusal(few).field == "x0"
+    assert refusal(many) == codec.Mistake((), "65 of its fields are unknown, malformed or out of range")
+
+
+def test_a_value_that_was_made_here_can_be_checked() -> None:
+    assert codec.checked(Outer, WHOLE) == WHOLE
+    with pytest.raises(Malformed, match="slots: Input should be less than or equal to 1024"):
+        codec.checked(Outer, Outer(node_id="a", slots=2_000))
+
+
+def test_a_plain_value_is_what_a_reader_of_json_gets() -> None:
+    assert codec.plain(WHOLE) == json.loads(write(WHOLE, nulls=True))

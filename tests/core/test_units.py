@@ -231,6 +231,28 @@ def test_a_node_that_was_heard_beside_the_new_one_is_missed(address: str) -> Non
     assert "rack a is not whole without n1" in story.why
 
 
+def rack_that_lost_one() -> Story:
+    """Rack a is n1 and n2, on hosts of their own, and n2 is lost; then n5 comes from the host of n1."""
+    story = Story(unit="rack", last_call_s=1)
+    story.join("n1", labels={"rack": "a"}, address="10.0.0.1")
+    story.join("n2", labels={"rack": "a"}, address="10.0.0.2")
+    story.wait(6, silent=("n2",))
+    assert story.node("n2").gone
+    story.join("n5", labels={"rack": "a"}, address="10.0.0.1")
+    return story
+
+
+def test_a_node_takes_the_place_of_one_at_its_address_before_that_of_one_that_is_gone() -> None:
+    story = rack_that_lost_one()
+    assert (story.node("n1").heir, story.node("n2").heir) == ("n5", None)
+
+
+def test_a_node_beside_one_at_its_address_takes_the_place_of_one_that_is_gone() -> None:
+    story = rack_that_lost_one()
+    story.renew("n1")
+    assert (story.node("n1").heir, story.node("n2").heir) == (None, "n5")
+
+
 def test_a_drained_node_is_not_missed() -> None:
     story = racks()
     story.drain("n2")

@@ -68,11 +68,14 @@ def broken_units(group: Group) -> Mapping[str, Unit]:
     return found
 
 
-def place_taken(group: Group, node: Node) -> Node | None:
-    """Whose place a node takes that is new in its unit: of the first that is gone, else of one that may be.
+def place_taken(group: Group, node: Node, beside: str | None = None) -> Node | None:
+    """Whose place a node takes that is new in its unit; None: nobody's.
 
-    That is one at the same address: it may have come back under another name before its lease has ended. If it has
-    not, it will be heard again.
+    That of one at the same address, since it may have come back under another name, even before its lease has ended: if
+    it has not, it will be heard again. Else that of the first that is gone.
+
+    Args:
+        beside: the node id of one that is known to be another, though it is at the same address.
     """
     value = value_of(group.spec, node)
     if value is None:
@@ -80,13 +83,17 @@ def place_taken(group: Group, node: Node) -> Node | None:
     others = (
         other
         for other in group.nodes.values()
-        if (other.gone_at is not None or other.address == node.address)
+        if (other.gone_at is not None or (other.address == node.address and other.node_id != beside))
         and other.heir is None
         and other.node_id != node.node_id
         and value_of(group.spec, other) == value
         and _counts(group, other)
     )
-    return min(others, key=lambda other: inf if other.gone_at is None else other.gone_at, default=None)
+    return min(
+        others,
+        key=lambda other: (other.address != node.address, inf if other.gone_at is None else other.gone_at),
+        default=None,
+    )
 
 
 def _counts(group: Group, node: Node) -> bool:

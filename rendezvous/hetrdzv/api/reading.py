@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import make_dataclass
 from functools import lru_cache
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import unquote_plus
 
 from starlette.requests import Request
 
@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 PATH_KINDS: Mapping[str, Any] = {"group_id": bounds.Id, "node_id": bounds.Id, "name": bounds.ShortText}
 """The types of the names in paths."""
+
+
+_JSON = (b"content-type", b"application/json")
 
 
 class Reader:
@@ -59,7 +62,7 @@ class Reader:
         """The names in the path, and the parameters."""
         texts = dict(request.path_params)
         if query := request.scope["query_string"]:
-            for name, values in parse_qs(query.decode("latin-1"), keep_blank_values=True).items():
+            for name, values in _parsed(query).items():
                 if name in self._known:
                     texts[name] = values if self._known[name] else values[-1]
                 elif not self._route.page:
@@ -81,7 +84,7 @@ class Reader:
         kind, data = self._route.body, (await request.receive()).get("body", b"")
         if not data and not self._route.needs_body:
             return kind()
-        if not data or not _is_json(request.headers.get("content-type", "")):
+        if not data or not _is_json(request):
             what = "must be a JSON object, sent with Content-Type: application/json" if data else "is missing"
             raise Malformed((Mistake((), f"it {what}"),))
         try:
@@ -102,8 +105,20 @@ def ignored(what: str) -> None:
     logger.warning("ignoring %s: a client is newer than this server; upgrade hetserver to use it", what)
 
 
-def _is_json(content_type: str) -> bool:
-    kind = content_type.partition(";")[0].strip().lower()
+def _parsed(query: bytes) -> Mapping[str, list[str]]:
+    """The parameters in a query; half the time of `parse_qs`."""
+    found: dict[str, list[str]] = {}
+    for each in query.decode("latin-1").split("&"):
+        if each:
+            name, _, text = each.partition("=")
+            found.setdefault(unquote_plus(name), []).append(unquote_plus(text))
+    return found
+
+
+def _is_json(request: Request) -> bool:
+    if _JSON in request.scope["headers"]:  # nearly always, and a tenth of the time of what follows
+        return True
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 

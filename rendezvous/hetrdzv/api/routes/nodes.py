@@ -27,6 +27,8 @@ from hetrdzv.service.shares import decided
 
 handlers = Handlers()
 
+_SOCKET_HEADER = SOCKET_HEADER.lower().encode()
+
 REPLIES_KEPT = 4
 """How many replies to waiting nodes are kept per group; all its nodes get the same."""
 
@@ -82,8 +84,8 @@ async def _answer_poll(
 
 def _is_direct(request: Request) -> bool:
     """Whether no proxy is between us and the agent: it sees the same address of its connection as we do."""
-    own = request.headers.get(SOCKET_HEADER)
-    return own is not None and own == name_of(request.scope.get("client"))
+    own = next((value for name, value in request.scope["headers"] if name == _SOCKET_HEADER), None)
+    return own is not None and own.decode("latin-1") == name_of(request.scope.get("client"))
 
 
 def _directive(told: Told) -> bytes:

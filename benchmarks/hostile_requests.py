@@ -59,7 +59,6 @@ SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "lease_s": (0.5, 1, 5),
     "crash_loop": (0, 3),
     "no_restart_on": ([], [2]),
-    "strikes": (0, 1, 3),
     "hang_timeout_s": (None, 1, 1, 30),
     "growth_pause_s": (0, 1),
     "on_join": ("restart", "spare"),

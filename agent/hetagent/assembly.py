@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
-from hetagent import torch_compat
 from hetagent.cli import EXIT_FAILED, EXIT_SIGNAL
 from hetagent.job.after_start import LaunchLook, Meeting
 from hetagent.job.between import Once
@@ -57,6 +56,7 @@ from hetagent.slots import isolated, narrow, slots_of
 from hetagent.speeds import speed_check, to_measure
 from hetagent.standby import policy
 from hetagent.standby.keeper import Standbys
+from hetagent.torch_compat import flags as torchs
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client.client import Client
@@ -126,7 +126,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     Returns:
         the exit status.
     """
-    torch_compat.refuse_what_is_missing(options.torchrun)
+    torchs.refuse_what_is_missing(options.torchrun)
     servers = options.servers if server is None else (server.url,)
     token_file = options.token_file.absolute() if options.token_file is not None and server is None else None
     access = Access(servers=servers, token=token, token_file=token_file, tls=tls)
@@ -447,7 +447,7 @@ def _worker_spec(
     options: Options, slots: int, handler: HetRendezvousHandler, command: WorkerCommand | None
 ) -> WorkerSpec:
     entrypoint, args = (sys.executable, ()) if command is None else (command.entrypoint, command.args)
-    return torch_compat.worker_spec(options.torchrun, slots, handler, entrypoint, args)
+    return torchs.worker_spec(options.torchrun, slots, handler, entrypoint, args)
 
 
 def _logs_specs(options: Options) -> LogsSpecs:
@@ -455,15 +455,15 @@ def _logs_specs(options: Options) -> LogsSpecs:
     ranks = set(flags.local_ranks_filter) if flags.local_ranks_filter is not None else None
     common: Mapping[str, Any] = {
         "log_dir": flags.log_dir,
-        "redirects": torch_compat.std(flags.redirects),
-        "tee": torch_compat.std(flags.tee),
+        "redirects": torchs.std(flags.redirects),
+        "tee": torchs.std(flags.tee),
         "local_ranks_filter": ranks,
     }
     if flags.log_dir is not None and os.path.isfile(flags.log_dir):
         raise UsageError(f"{typed('--log-dir', flags.log_dir)} is a file: name a folder")
     try:
         if flags.logs_specs is not None:
-            specs: LogsSpecs = torch_compat.logs_specs_class(flags.logs_specs)(**common)
+            specs: LogsSpecs = torchs.logs_specs_class(flags.logs_specs)(**common)
             return specs
         return RoundLogsSpecs(**common)
     except OSError as error:

@@ -5,9 +5,11 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import combinations, permutations
 
+from hetrdzv.core.health.conduct import STRIKES
 from hetrdzv.core.model import Node
-from hetrdzv.core.selection.order import Former, Likeness, fill, in_order, may_be_master, natural_key, place
+from hetrdzv.core.selection.order import Former, Likeness, fill, in_order, may_be_master, place
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
+from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.settings import GroupSpec
 from tests.core.driver import Story, running
 from tests.support.needs import ALL
@@ -382,10 +384,11 @@ def test_a_lost_master_is_waited_for_if_nobody_else_may() -> None:
 
 
 def test_a_node_set_aside_is_taken_if_only_it_may_be_master() -> None:
-    story = Story(min_nodes=1, master="n2", strikes=1, last_call_s=0)
+    story = Story(min_nodes=1, master="n2", last_call_s=0)
     story.join("n1")
     story.join("n2")
     story.started("n1", "n2")
+    story.has_gone("n2", STRIKES - 1)
     story.leave("n2")
     story.join("n1")
     story.join("n2", inc="n2-2")

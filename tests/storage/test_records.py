@@ -44,17 +44,12 @@ from hetrdzv.core.model import (
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import Refused, StorageError
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
+from hetrdzv.protocol.stalls import Hang
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind, ShareSource
 from hetrdzv.storage import records
-from hetrdzv.storage.records import (
-    StoredEvent,
-    changes,
-    event_key,
-    event_prefix,
-    event_record,
-    group_prefix,
-)
+from hetrdzv.storage.records import StoredEvent, changes, event_key, event_prefix, event_record, group_prefix
 from tests.support.restored import restore, sealed
+from tests.support.stalls import behind
 
 NOW = 5_000.0
 """The clock of the server that restores (seconds)."""
@@ -239,7 +234,8 @@ def full() -> Group:
         collectives=70,
         step=12,
     )
-    hang = Failure(local_rank=0, rank=4, message="line 7", at=91.5, hang="rank 0 has waited 30 s for rank 4")
+    stood = Hang(facts=behind(4, "b", waiting=(0,)), for_s=30.0)
+    hang = Failure(local_rank=0, rank=4, message="line 7", at=91.5, hang=stood)
     node = Node(
         node_id="gpu0",
         incarnation="x",
@@ -303,7 +299,6 @@ def full() -> Group:
             crash_loop=5,
             no_restart_on=(2, 64),
             restart_wait_s=30.0,
-            strikes=4,
             hang_timeout_s=30.0,
             growth_pause_s=5.0,
             on_join=OnJoin.SPARE,

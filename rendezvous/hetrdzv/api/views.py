@@ -17,21 +17,11 @@ from hetrdzv.api.shares import member_weights, shares_reply
 from hetrdzv.api.workers import worker_replies
 from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import Directive, Start, Warned, warned
-from hetrdzv.core.explain import explain, explain_misfit
 from hetrdzv.core.health.drift import drift
 from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import (
-    DRAINED,
-    Cancellation,
-    Failure,
-    Group,
-    Member,
-    Node,
-    RootCause,
-    Round,
-    Stall,
-)
+from hetrdzv.core.model import DRAINED, Cancellation, Failure, Group, Member, Node, RootCause, Round, Stall
+from hetrdzv.core.why import why, why_misfit
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.service.liveness.leases import Pace
@@ -41,6 +31,9 @@ from hetrdzv.service.progress.questions import About
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
+from hetrdzv.words import why as words
+from hetrdzv.words.stalls import stall as stall_text
+from hetrdzv.words.times import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +159,10 @@ def directive_reply(group: Group, directive: Directive, pace: Pace) -> wire.Dire
         kind=directive.kind,
         version=directive.version,
         round=directive.round,
+        code=directive.code,
         reason=directive.reason,
-        why=directive.why,
+        why=words.why(directive.reason, Clock(directive.clock)),
+        clock=directive.clock,
         poll_s=pace.poll_s,
         lease_s=pace.lease_s,
         keepalive_s=group.spec.lease_s,
@@ -235,11 +230,13 @@ def _root_cause(cause: RootCause | None) -> wire.RootCauseReply | None:
 
 def group_summary(group: Group, now: float) -> wire.GroupSummary:
     """A group in brief."""
-    current = group.round
+    current, reason = group.round, why(group, now)
     return wire.GroupSummary(
         group_id=group.group_id,
         state=group.state,
-        why=explain(group, now),
+        reason=reason,
+        why=words.why(reason, Clock(now)),
+        clock=now,
         job=group.job,
         round=group.last_round,
         world_size=current.world_size if current is not None and current.end is None else 0,
@@ -350,7 +347,7 @@ def _round(
 def _stall(stall: Stall, now: float) -> wire.StallReply:
     return wire.StallReply(
         kind=stall.kind,
-        text=stall.text,
+        text=stall_text(stall.facts),
         ranks=list(stall.ranks),
         node_id=stall.node_id,
         since_s=max(0.0, now - stall.since),
@@ -365,6 +362,7 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
     """
     active = group.active_round
     member = active.member(node.node_id) if active is not None and group.in_round(node) else None
+    misfit = why_misfit(group, node)
     return wire.NodeReply(
         node_id=node.node_id,
         state=node_state(group, node),
@@ -381,7 +379,10 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         speeds=list(node.speeds) or None,
         labels=dict(node.labels),
         device=dict(node.device),
-        why=node.gone_why or node.leaving or node.not_ready or explain_misfit(group, node),
+        why=node.gone_why
+        or node.leaving
+        or node.not_ready
+        or (words.misfit(misfit) if misfit is not None else ""),
         failure=_failure(node.failure),
     )
 

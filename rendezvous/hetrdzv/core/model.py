@@ -11,6 +11,7 @@ from functools import cached_property
 from hetrdzv.core.patched import Patched
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.stalls import Hang, StallFacts
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ShareSource, StallKind
 
 DRAINED = "drained"
@@ -31,7 +32,7 @@ class Failure:
         final: the node's agent gives up with it, so that this node takes part in no further round.
         permanent: a restart would end the same way (the script has a syntax error), so none is spent.
         hang: nothing has exited, but the worker (rank -1: nobody in particular) kept others waiting for too long: who
-            waited for whom, in a clause. Then `message` is its Python stack, and `at` when the wait began.
+            waited for whom. Then `message` is its Python stack, and `at` when the wait began.
         collectives, step: how far the node's workers had come in the round: how many collectives the most advanced had
             asked for, and the highest step that a script told; None: unknown.
     """
@@ -44,7 +45,7 @@ class Failure:
     at: float = 0.0
     final: bool = False
     permanent: bool = False
-    hang: str = ""
+    hang: Hang | None = None
     collectives: int | None = None
     step: int | None = None
 
@@ -256,7 +257,7 @@ class Stall:
     Attributes:
         ranks: the first few workers that are waited for; empty if nobody is behind.
         node_id: the node of the first of them, or None.
-        text: all of it but the time, in a clause (`ranks 0 to 2 wait for rank 3 (gpu2), which is at ...`).
+        facts: all of it but the time.
         since: when that began, on the server's clock (seconds).
         stack: the Python stack of the first of `ranks`, once its agent has sent it.
         told: whether it has lasted long enough for an event and the state to say it.
@@ -267,7 +268,7 @@ class Stall:
     kind: StallKind
     ranks: tuple[int, ...]
     node_id: str | None
-    text: str
+    facts: StallFacts
     since: float
     stack: str = ""
     told: bool = False

@@ -9,11 +9,13 @@ from hetrdzv.api.dispatch import service_of
 from hetrdzv.auth.hosts import same_origin
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.commands import Command, Drain, Restart, Undrain
-from hetrdzv.core.phrasing import count, names
 from hetrdzv.core.plan import Changes, Plan
 from hetrdzv.dashboard import routing
 from hetrdzv.dashboard.render import HEADERS, page
 from hetrdzv.protocol.errors import ForeignHost
+from hetrdzv.words.phrasing import count, names
+from hetrdzv.words.times import Clock
+from hetrdzv.words.why import why
 
 CSRF_HEADER = "x-csrf-token"
 
@@ -134,7 +136,7 @@ def told(found: Plan) -> list[str]:
     elif found.world_size:
         lines.append(f"Round {found.round} goes on.")
     else:
-        lines.append(f"Then no round runs: {found.why}.")
+        lines.append(f"Then no round runs: {why(found.reason, Clock(found.clock))}.")
     if found.moves:
         lines.append(f"Ranks change on {names(found.moves)}.")
     if found.spares and found.world_size:

@@ -39,12 +39,8 @@ from hetrdzv.protocol.bounds import (
 )
 from hetrdzv.protocol.daemon import MAX_CHARACTERS, MAX_WORDS
 from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH
-from hetrdzv.protocol.settings import (
-    MAX_SLOTS,
-    MAX_WORLD_SIZE,
-    SETTINGS,
-    Setting,
-)
+from hetrdzv.protocol.reasons import LeftOutReason, Reason
+from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE, SETTINGS, Setting
 from hetrdzv.protocol.states import DirectiveKind, GroupState, ReportKind
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN, max_length=MAX_ID_LENGTH)]
@@ -546,7 +542,10 @@ class DirectiveReply(Reply):
     """What a node has to do now.
 
     Attributes:
-        version: opaque; changes with kind, round or reason.
+        version: opaque; changes with kind, round or code.
+        code: what it says in a word.
+        reason, why: why it says that, and the same in a sentence, with what is left of each wait; None: `why` says it.
+        clock: what the server's clock reads, which the moments in `reason` are of (seconds).
         job: how many jobs the group has had, this one included.
         poll_s: how long the next poll may wait (seconds).
         lease_s: without a heartbeat for this long, the node is lost (seconds).
@@ -564,8 +563,10 @@ class DirectiveReply(Reply):
     kind: DirectiveKind
     version: str
     round: int
-    reason: str
+    code: str
+    reason: Reason | None = None
     why: str
+    clock: float = 0.0
     poll_s: float
     lease_s: float
     stop_timeout_s: float
@@ -754,11 +755,18 @@ class CountsReply(Reply):
 
 
 class GroupSummary(Reply):
-    """A group in `GET /v1/groups`."""
+    """A group in `GET /v1/groups`.
+
+    Attributes:
+        reason, why: why it stands where it stands, and the same in a sentence; None: `why` says it.
+        clock: what the server's clock reads, which the moments in `reason` are of (seconds).
+    """
 
     group_id: str
     state: Shown[GroupState]
+    reason: Reason | None = None
     why: str
+    clock: float = 0.0
     job: int
     round: int
     world_size: int
@@ -827,10 +835,11 @@ class PlannedMemberReply(Reply):
 
 
 class LeftOutReply(Reply):
-    """A node that would be in no round, and why."""
+    """A node that would be in no round, why, and the same in a clause."""
 
     node_id: str
     slots: int
+    reason: LeftOutReason | None = None
     why: str = ""
 
 
@@ -840,6 +849,7 @@ class PlanReply(Reply):
     group_id: str
     now: str
     state: Shown[GroupState]
+    reason: Reason | None = None
     why: str
     in_s: float
     ended: str | None = None

@@ -15,16 +15,9 @@ from typing import Any
 from hetrdzv.core.commands import Command, Disconnect, Join, Put, Report, Tick
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group
-from hetrdzv.core.phrasing import names
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import require_speaker
-from hetrdzv.protocol.errors import (
-    HetError,
-    Refused,
-    ServerStopping,
-    StorageError,
-    UnknownGroup,
-)
+from hetrdzv.protocol.errors import HetError, Refused, ServerStopping, StorageError, UnknownGroup
 from hetrdzv.service.apart import apply_apart
 from hetrdzv.service.journal import log_events
 from hetrdzv.service.ledger import Change, Ledger, Proposal, quarantined
@@ -42,6 +35,7 @@ from hetrdzv.service.timers import Timers
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
 from hetrdzv.storage.base import NothingWritten, StateStore
 from hetrdzv.storage.records import StoredEvent
+from hetrdzv.words.phrasing import names
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from hetrdzv.api import views
 from hetrdzv.api.bound import Handlers
 from hetrdzv.api.commands import cancellation
 from hetrdzv.api.dispatch import service_of
+from hetrdzv.api.plans import plan_reply
 from hetrdzv.auth.policy import Permit, permit_of
 from hetrdzv.core.commands import Put, Restart
-from hetrdzv.core.explain import explain
 from hetrdzv.protocol import routes, wire
 from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.protocol.plans import changes
@@ -96,7 +96,7 @@ async def plan_group(request: Request, group_id: str, body: wire.PlanRequest) ->
     supposed = changes(body)
     found = await service.plans.plan(service.group(group_id), supposed, service.now())
     nodes = len(found.members) + len(found.spares)
-    return await views.made(nodes, lambda: wire.PlanReply.model_validate(found))
+    return await views.made(nodes, lambda: plan_reply(found))
 
 
 @handlers(routes.STACKS_OF)
@@ -127,7 +127,9 @@ async def _asked(
     group = service.group(group_id)
     active = group.active_round
     if active is None or group.state.terminal:
-        raise NoRound(f"group '{group_id}' has no workers now: {explain(group, service.now())}")
+        raise NoRound(
+            f"group '{group_id}' has no workers now: {views.group_summary(group, service.now()).why}"
+        )
     if ranks is None and active.world_size > MOST_RANKS:
         raise UnknownRank(
             f"round {active.number} of group '{group_id}' has {active.world_size:,} ranks, but no more than "

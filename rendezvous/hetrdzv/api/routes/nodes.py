@@ -99,7 +99,7 @@ def _directive(told: Told) -> bytes:
     ):
         return views.directive_json(group, directive, pace)
     known = _replies(group)
-    key = (directive.version, directive.why, pace)
+    key = (directive.version, directive.reason, int(directive.clock), pace)
     if key not in known:
         if len(known) >= REPLIES_KEPT:
             known.clear()

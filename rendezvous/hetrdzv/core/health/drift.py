@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.phrasing import names
-from hetrdzv.core.selection.order import natural_key
+from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.rank_order import OrderKind, rank_order
 from hetrdzv.protocol.settings import GroupSpec
 

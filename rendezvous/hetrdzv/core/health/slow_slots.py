@@ -9,7 +9,7 @@ from statistics import median_high
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.phrasing import count, names
-from hetrdzv.core.selection.order import natural_key
+from hetrdzv.protocol.ids import natural_key
 
 MEASURED = "measured"
 """The fact that says what an agent measured: `float16 on 4 x NVIDIA H100; 2 x Tesla T4`."""

@@ -170,7 +170,7 @@ def withdraw(
 def _note_departure(work: Work, node: Node) -> None:
     """Count a round that a node has ended by going; one that has done so too often is set aside."""
     group = work.group
-    work.change(conduct=with_departure(group.conduct, node.node_id, work.now, group.spec.strikes))
+    work.change(conduct=with_departure(group.conduct, node.node_id, work.now))
     known = work.group.conduct[node.node_id]
     if known.aside:
         text = (

@@ -11,10 +11,11 @@ from math import inf
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.phrasing import names
-from hetrdzv.core.selection.order import natural_key
+from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.reasons import BrokenUnits
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import NodePhase
+from hetrdzv.protocol.who import Nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +111,12 @@ def _serves(group: Group, node: Node) -> bool:
     return node.phase is NodePhase.READY or (group.active_round is not None and group.in_round(node))
 
 
-def broken_clause(group: Group, nodes: Iterable[Node]) -> str:
-    """Which of the units of some nodes are not whole, and what the first of them lacks, in a clause; else empty."""
+def broken_units_of(group: Group, nodes: Iterable[Node]) -> BrokenUnits | None:
+    """Which of the units of some nodes are not whole, and what the first of them lacks; None: all are."""
     broken, label = broken_units(group), group.spec.unit
     here = {value_of(group.spec, node) for node in nodes}
     values = [value for value in here if value is not None and value in broken]
-    if not values:
-        return ""
+    if not values or label is None:
+        return None
     first = min(values, key=natural_key)
-    lacks = f"without {names(broken[first].missing)}"
-    if len(values) == 1:
-        return f"{label} {first} is not whole {lacks}"
-    return f"{label} {names(values)} are not whole: {first} is {lacks}"
+    return BrokenUnits(label=label, units=Nodes.of(values), missing=Nodes.of(broken[first].missing))

@@ -296,7 +296,7 @@ class Progress:
             kind=verdict.kind,
             ranks=verdict.ranks,
             node_id=verdict.node_id,
-            text=verdict.text,
+            facts=verdict.facts,
             since=since,
             known_until=known_until,
         )
@@ -369,7 +369,7 @@ def _is_same(noted: Stall | None, found: Stall | None, now: float) -> bool:
     """Whether the group knows already what was found, and will know it for a while."""
     if noted is None or found is None:
         return noted is found
-    same = (noted.kind, noted.ranks, noted.text) == (found.kind, found.ranks, found.text)
+    same = (noted.kind, noted.ranks, noted.facts) == (found.kind, found.ranks, found.facts)
     return same and abs(noted.since - found.since) < SAME_S and not _lasts_longer(found, noted, now)
 
 

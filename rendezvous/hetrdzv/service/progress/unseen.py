@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from hetrdzv.core.model import Group, Round
-from hetrdzv.core.phrasing import ranked
 from hetrdzv.service.progress.table import Seen
+from hetrdzv.words.phrasing import ranked
 
 AFTER_S = 30.0
 """How long a round, or a worker in it, has to have been like that until it is said (seconds): scripts import first."""

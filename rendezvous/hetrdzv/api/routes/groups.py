@@ -141,7 +141,7 @@ async def _asked(
         raise UnknownRank(
             f"round {active.number} of group '{group_id}' has ranks 0 to {last}, not {unknown[0]}"
         )
-    return active.number, await service.progress.stacks(group, active, ranks, about)
+    return active.number, await service.questions.of_workers(group, active, ranks, about)
 
 
 @handlers(routes.EVENTS)

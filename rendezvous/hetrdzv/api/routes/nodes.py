@@ -78,7 +78,7 @@ async def _answer_poll(
         told = await polls.answer(caller, group_id, command, after, wait_s, direct=direct, said=words)
     if told is None:  # nobody reads it
         return None
-    asked = words is not None and polls.service.progress.question(group_id, node_id) is not None
+    asked = words is not None and polls.service.questions.next(group_id, node_id) is not None
     return views.asking_json(polls.service, node_id, told) if asked else _directive(told)
 
 
@@ -117,7 +117,7 @@ async def send_stacks(request: Request, group_id: str, node_id: str, body: wire.
     """The agent's answer to the question for stacks in the reply to one of its polls."""
     service = service_of(request)
     require_speaker(service.group(group_id), node_id, body.incarnation)
-    service.progress.answered(group_id, node_id, body.number, stacks(node_id, body))
+    service.questions.answered(group_id, node_id, body.number, stacks(node_id, body))
 
 
 @handlers(routes.SHARES)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from starlette.requests import Request
+from starlette.requests import Request, cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,7 +21,7 @@ from hetrdzv.api.http.limits import Admission
 from hetrdzv.api.refused import RefusalLog, client_of
 from hetrdzv.auth.hosts import same_origin, trusted_host
 from hetrdzv.auth.policy import Permit
-from hetrdzv.auth.sessions import Sessions, cookie_in, cookie_name
+from hetrdzv.auth.sessions import Sessions, cookie_name
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import (
@@ -194,7 +194,7 @@ class Gate:
         Raises:
             Unauthorized: it is not.
         """
-        cookie = cookie_in(headers.get("cookie", ""), cookie_name(headers.get("host", "")))
+        cookie = cookie_parser(headers.get("cookie", "")).get(cookie_name(headers.get("host", "")))
         session = self._sessions.find(cookie) if cookie else None
         if session is None:
             raise Unauthorized(

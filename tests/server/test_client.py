@@ -15,9 +15,8 @@ import pytest
 
 from hetrdzv.client import Client, normal_url, servers_from
 from hetrdzv.protocol.errors import HetError, NotHetserver, Problem, Unreachable, VersionMismatch
-from hetrdzv.protocol.history import EventReply
 from hetrdzv.protocol.versions import MAJOR, MINOR
-from hetrdzv.protocol.wire import JoinRequest, ReportRequest, SpecFields
+from hetrdzv.protocol.wire import EventReply, JoinRequest, ReportRequest, SpecFields
 
 TOKEN = "s3cr3t-t0ken"
 CUT = b""

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from hetrdzv.protocol.history import EventReply
+from hetrdzv.protocol.wire import EventReply
 from hetrdzv.words.past import DownReply, PastReply, past
 from tests.server.told import BEGAN, at, restarted, running
 

@@ -15,6 +15,7 @@ from pydantic_core import to_json
 
 from hetrdzv.api.shares import member_weights, shares_reply
 from hetrdzv.api.workers import worker_replies
+from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import Directive, Start, Warned, warned
 from hetrdzv.core.health.drift import drift
 from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
@@ -24,9 +25,9 @@ from hetrdzv.core.why import why, why_ended, why_misfit
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.causes import Drained, RootCause
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.history import EventReply
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.warnings import AnyWarning
+from hetrdzv.protocol.wire import EventReply
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress import slow, unseen
@@ -147,6 +148,11 @@ async def group_response(service: Service, group: Group, page: Page = ALL) -> Re
             dict(service.progress.workers(group)),
         ),
     )
+
+
+async def changed(service: Service, group_id: str, command: Command, nodes: str) -> Response:
+    """Execute a person's command and answer with the group, and `nodes` (`all` or `none`) of it."""
+    return await group_response(service, await service.execute(group_id, command), PAGES[nodes])
 
 
 async def made(nodes: int, make: Callable[[], BaseModel]) -> Response:

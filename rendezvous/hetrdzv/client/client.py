@@ -8,7 +8,7 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 from pydantic import BaseModel
@@ -26,6 +26,8 @@ from hetrdzv.protocol.keepalive import SOCKET_HEADER, keep_alive, name_of
 from hetrdzv.protocol.wire import (
     DaemonRequest,
     DirectiveReply,
+    EventReply,
+    EventsReply,
     ExportReply,
     GroupReply,
     GroupsReply,
@@ -42,9 +44,6 @@ from hetrdzv.protocol.wire import (
     StacksReply,
     StacksRequest,
 )
-
-if TYPE_CHECKING:  # agents read no history, and do not load its values
-    from hetrdzv.protocol.history import EventReply, EventsReply
 
 KEEP_ALIVE_S = 2.0
 """How long an idle connection is kept (seconds): less than a server keeps it (uvicorn: 5 s), so that no request
@@ -266,20 +265,16 @@ class Client:
         """What is stored of a group, also of one that the server cannot serve."""
         return await self._ask(ExportReply, "GET", f"{_group(group)}/export")
 
-    async def events(self, group: str, after: int = 0) -> "EventsReply":
+    async def events(self, group: str, after: int = 0) -> EventsReply:
         """A group's events after number `after`."""
-        from hetrdzv.protocol.history import EventsReply
-
         return await self._ask(EventsReply, "GET", f"{_group(group)}/events", query={"after": str(after)})
 
-    def follow(self, group: str, after: int = 0) -> "AsyncIterator[EventReply]":
+    def follow(self, group: str, after: int = 0) -> AsyncIterator[EventReply]:
         """A group's events after number `after`, each once, for as long as the caller wants.
 
         Raises `Unreachable` only if the first connection fails; after that, lost connections are retried forever,
         since servers get restarted. If the group is deleted and created again, its events follow, from number 1.
         """
-        from hetrdzv.protocol.history import EventReply
-
         path = f"{_group(group)}/events"
 
         async def connect(after: int, place: str | None) -> httpx.Response:

@@ -4,15 +4,12 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import httpx
 from httpx_sse import EventSource, SSEError
 
 from hetrdzv.protocol.errors import InvalidRequest, NotHetserver, Problem, Unreachable
-
-if TYPE_CHECKING:
-    from hetrdzv.protocol.history import EventReply
+from hetrdzv.protocol.wire import EventReply
 
 SILENCE_S = 45.0
 """A stream that is silent for longer, keep-alive comments included, is connected again (seconds)."""
@@ -25,8 +22,8 @@ Connect = Callable[[int, str | None], Awaitable[httpx.Response]]
 
 
 async def history(
-    connect: Connect, parse: "Callable[[str], EventReply]", after: int
-) -> "AsyncIterator[EventReply]":
+    connect: Connect, parse: Callable[[str], EventReply], after: int
+) -> AsyncIterator[EventReply]:
     """The events after number `after`, each once, for as long as the caller wants.
 
     If the group is deleted and created again meanwhile, its events follow, from number 1.
@@ -97,7 +94,7 @@ class _Position:
         """The number to ask a server with: it sends the events after it."""
         return self._after - 1 if self._after in self._seen else self._after
 
-    def advance(self, event: "EventReply") -> bool:
+    def advance(self, event: EventReply) -> bool:
         """Take an event as read; False: it is not to be shown."""
         if event.number <= self._after:
             if self._seen.get(event.number) == event:

@@ -17,9 +17,8 @@ from hetrdzv.protocol.events import (
     RoundJudged,
     RoundRunning,
 )
-from hetrdzv.protocol.history import EventReply
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.protocol.wire import Reply
+from hetrdzv.protocol.wire import EventReply, Reply
 from hetrdzv.words.failures import ending, failed_worker
 
 OUTCOMES = {f"group_{state}": state.value for state in GroupState if state.terminal}

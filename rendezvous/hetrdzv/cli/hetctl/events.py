@@ -9,7 +9,7 @@ from hetrdzv.cli.hetctl.calls import call, complain, print_json
 from hetrdzv.cli.hetctl.options import GROUP, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import Problem, UnknownGroup, Unreachable
-from hetrdzv.protocol.history import EventReply
+from hetrdzv.protocol.wire import EventReply
 
 RETRY_S = 1.0
 """Pause before a server that went away is tried again (seconds)."""

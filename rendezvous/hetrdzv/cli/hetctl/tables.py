@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl.shares import shares_of
-from hetrdzv.protocol.history import EventReply
 from hetrdzv.protocol.inert import inert
 from hetrdzv.protocol.wire import (
+    EventReply,
     FailureReply,
     GroupReply,
     GroupSummary,

@@ -41,6 +41,7 @@ from hetrdzv.protocol.wire import (
     StacksRequest,
     StartReply,
 )
+from hetrdzv.words.failures import ending
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import why
 
@@ -85,7 +86,11 @@ def reply_of(group: Group, told: Directive) -> DirectiveReply:
         stop_timeout_s=group.spec.stop_timeout_s,
         max_disconnect_s=group.spec.max_disconnect_s,
         start=start,
-        notice=NoticeReply.model_validate(told.notice) if told.notice is not None else None,
+        notice=None
+        if told.notice is None
+        else NoticeReply(
+            kind=told.notice.cause.kind, why=ending(told.notice.cause), left_s=told.notice.left_s
+        ),
         outcome=told.outcome,
         exit_code=told.exit_code,
         replaced=[DifferenceReply.model_validate(one) for one in told.replaced] or None,

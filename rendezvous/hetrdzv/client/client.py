@@ -59,7 +59,7 @@ soon still renews the lease in time.
 STACKS_WAIT_S = 10.0
 """How long a server waits for agents to send stacks, or logs (seconds)."""
 
-_R = TypeVar("_R", bound=BaseModel)
+_R = TypeVar("_R")
 
 
 class Client:

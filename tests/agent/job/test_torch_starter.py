@@ -30,6 +30,7 @@ from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import NEEDS, numa
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.wire import StartReply
 
 # torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
@@ -38,7 +39,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
 ]
 
-START = StartReply.model_validate(
+START = codec.checked(
+    StartReply,
     {
         "group_rank": 0,
         "rank_offset": 0,
@@ -50,7 +52,8 @@ START = StartReply.model_validate(
         "restart_count": 1,
         "max_restarts": 3,
         "master": {"node_id": "b", "address": "127.0.0.1", "port": 1, "script_port": 2},
-    }
+    },
+    unknown="ignore",
 )
 
 

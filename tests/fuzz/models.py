@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -17,6 +18,7 @@ from hetrdzv.protocol.wire import JoinRequest
 Strategy = st.SearchStrategy[Any]
 
 
+@cache
 def values(kind: Any, *, optional: bool = True) -> Strategy:
     """Any value of a type that crosses a wall; fields with a default are given or not.
 
@@ -60,6 +62,7 @@ def _fitting(kind: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _values(kind: Any, about: list[Any]) -> Strategy:
+    kind = getattr(kind, "__supertype__", kind)  # of a NewType
     origin = get_origin(kind)
     if origin is Annotated:
         kind, *more = get_args(kind)

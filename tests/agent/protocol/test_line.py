@@ -245,7 +245,7 @@ def test_a_stop_overtakes_a_start_that_has_overtaken_another(
     talk.next()
     talk.client.says = start(1, "b", port=7)
     soon(lambda: tried == [7])
-    talk.client.says = with_daemon(talk.client.says, ["orted"])
+    talk.client.says = with_daemon(talk.client.says, ("orted",))
     soon(lambda: tried == [7, 7])
     talk.client.says = directive("stop", 1)
     assert talk.next().kind == "stop"
@@ -358,7 +358,7 @@ def test_one_that_was_never_started_can_be_left_and_closed(talk: Talk) -> None:
 # -- a launcher's daemon -----------------------------------------------------------------------------------
 
 
-def with_daemon(found: DirectiveReply, words: list[str]) -> DirectiveReply:
+def with_daemon(found: DirectiveReply, words: tuple[str, ...]) -> DirectiveReply:
     assert found.start is not None
     head = {"version": f"{found.version}.daemon", "code": "daemon"}
     return replace(found, start=replace(found.start, daemon=words), **head)
@@ -377,7 +377,7 @@ def test_a_daemon_that_follows_the_start_is_handed_over_without_another_prefligh
     talk.client.says = start(3, master="b", port=7)
     talk.begin()
     assert talk.next().code == "start"
-    talk.client.says = with_daemon(talk.client.says, ["orted"])
+    talk.client.says = with_daemon(talk.client.says, ("orted",))
     found = talk.next()
     assert found.start is not None
     assert (found.round, found.start.daemon) == (3, ("orted",))
@@ -400,7 +400,7 @@ def test_a_daemon_that_comes_during_the_preflight_waits_for_one(
     talk.client.says = start(1, master="b", port=7)
     talk.begin()
     soon(lambda: tried == [7])
-    talk.client.says = with_daemon(talk.client.says, ["orted"])
+    talk.client.says = with_daemon(talk.client.says, ("orted",))
     found = talk.next()
     go_on.set()
     assert found.start is not None

@@ -642,7 +642,7 @@ class Requests:
                 if [told["kind"], told["round"]] != [node.told.get("kind"), node.told.get("round")]:
                     node.news = node.manner.news = node.manner.news + 1
                 node.told = told
-                self.told[f"{told['kind']}: {told['reason']}"] += 1
+                self.told[f"{told['kind']}: {told['code']}"] += 1
             for name, value in _facts(told):
                 self.known[name].append(value)
         elif said.get("code") == "stale_round":

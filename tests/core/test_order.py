@@ -11,6 +11,8 @@ from hetrdzv.core.selection.order import Former, Likeness, fill, in_order, may_b
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.warnings import NoLabel, NoWeights, RoundWarning
+from hetrdzv.protocol.who import Nodes
 from tests.core.driver import Story, running
 from tests.support.needs import ALL
 
@@ -318,7 +320,7 @@ def test_slower_nodes_are_last() -> None:
 
 
 def test_what_an_order_goes_by_and_nodes_lack_is_a_warning() -> None:
-    def warnings(order: str, *labels: dict[str, str]) -> tuple[str, ...]:
+    def warnings(order: str, *labels: dict[str, str]) -> tuple[RoundWarning, ...]:
         story = Story(min_nodes=len(labels), max_nodes=len(labels), rank_order=order)
         for number, one in enumerate(labels):
             story.join(f"n{number}", labels=one)
@@ -327,10 +329,10 @@ def test_what_an_order_goes_by_and_nodes_lack_is_a_warning() -> None:
 
     zoned = {"zone": "x", "rack": "1"}
     assert warnings("topology:zone,rack", zoned, {"zone": "y"}, {}) == (
-        "n2 has no label zone, by which ranks are ordered: it comes last",
-        "n1, n2 have no label rack, by which ranks are ordered: they come last",
+        NoLabel(label="zone", orders="ranks", nodes=Nodes.of(["n2"])),
+        NoLabel(label="rack", orders="ranks", nodes=Nodes.of(["n1", "n2"])),
     )
-    assert warnings("speed", {}, {}) == ("rank_order is speed, but no node has a --weight: ranks are sticky",)
+    assert warnings("speed", {}, {}) == (NoWeights(),)
     assert warnings("speed", {}) == warnings("sticky", {}, zoned) == warnings("n1,*", {}, {}) == ()
 
 

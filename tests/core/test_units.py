@@ -15,6 +15,8 @@ from hetrdzv.core.selection.select import Lack, Selection
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.warnings import NoLabel
+from hetrdzv.protocol.who import Nodes
 from tests.core.driver import Story, sentence
 from tests.support.every_set import Case, best_of_all
 from tests.support.needs import ALL
@@ -311,7 +313,7 @@ def test_nodes_without_the_label_are_units_by_themselves() -> None:
     assert story.order == ["n1", "n2", "n3"]
     assert story.group.round is not None
     assert story.group.round.warnings == (
-        "n2, n3 have no label rack, by which units are formed: each is a unit by itself",
+        NoLabel(label="rack", orders="units", nodes=Nodes.of(["n2", "n3"])),
     )
 
 

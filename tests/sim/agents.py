@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hetagent.job.shares import SHARES
+from hetagent.job.share_files import SHARES
 from hetagent.protocol import reports
 from hetagent.protocol.line import LEAVE_S
 from hetagent.protocol.offer import Offer

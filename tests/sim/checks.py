@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from hetagent.job import shares
+from hetagent.job import share_files
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Answer, Join, Leave, Poll, Request, Say
 from hetrdzv.core import commands
@@ -250,7 +250,7 @@ class Checks:
                 case Say(topic=reports.REPORT, body=report):
                     self._done.add((request.node_id, report.incarnation, report.kind, report.round))
                     problem = problem or _report_is_lost(request, disk)
-                case Say(topic=shares.SHARES, body=asked):
+                case Say(topic=share_files.SHARES, body=asked):
                     assert isinstance(answer, SharesReply)
                     decision = (asked.round, asked.number)
                     if self._shares.get(decision) != [list(run) for run in answer.weights]:
@@ -474,7 +474,7 @@ def _words(what: commands.Command | Request) -> str:
             return f"poll for {what.wait_s:.2f} s after {what.after}"
         case Leave():
             return "leave"
-        case Say(topic=shares.SHARES):
+        case Say(topic=share_files.SHARES):
             return f"ask for decision {what.body.number} on the shares of round {what.body.round}"
     node_id = getattr(what, "node_id", "")
     return f"{node_id + ': ' if node_id else ''}{type(what).__name__.lower()}"

@@ -43,13 +43,31 @@ from hetrdzv.core.model import (
 )
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import Refused, StorageError
+from hetrdzv.protocol.parts import Quoted
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.stalls import Hang
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind, ShareSource
+from hetrdzv.protocol.warnings import Differs, Network, NoWeights, SlowNode, SlowSlots, Version
+from hetrdzv.protocol.who import Nodes, Ranks
 from hetrdzv.storage import records
 from hetrdzv.storage.records import StoredEvent, changes, event_key, event_prefix, event_record, group_prefix
 from tests.support.restored import restore, sealed
 from tests.support.stalls import behind
+
+WARNINGS = (
+    Differs(
+        part="torch",
+        odd=(Version(version="2.12.1", nodes=Nodes.of(["gpu1"])),),
+        usual=Version(version="2.13.0", nodes=Nodes.of(["gpu2"])),
+        clear=False,
+    ),
+    NoWeights(),
+    SlowSlots(
+        device="T4",
+        dtype="float16",
+        nodes=(SlowNode(node_id="gpu1", slower_by=0.5, local_ranks=Ranks.of([1])),),
+    ),
+)
 
 NOW = 5_000.0
 """The clock of the server that restores (seconds)."""
@@ -323,8 +341,8 @@ def full() -> Group:
             first=True,
             met=3,
             restarted_by="rank 5 (local rank 1) on gpu1 was killed by SIGSEGV",
-            network=("the network of node b is slow",),
-            warnings=("gpu1 has torch 2.12.1, the others 2.13.0",),
+            network=(Network(text=Quoted("the network of node b is slow")),),
+            warnings=WARNINGS,
             shares=Shares(runs=((4, 1.0), (4, 0.5)), source=ShareSource.BY_HAND),
             refreshed=(Shares(number=1, runs=((1, 1.0), (7, 0.25)), source=ShareSource.PACE),),
             notice=Notice(kind=EndKind.CANCELLED, node_id="gpu1", why="somebody wants that", at=97.5),

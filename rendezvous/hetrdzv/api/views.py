@@ -23,6 +23,7 @@ from hetrdzv.core.model import DRAINED, Cancellation, Failure, Group, Member, No
 from hetrdzv.core.why import why, why_misfit
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.states import NodePhase
+from hetrdzv.protocol.warnings import AnyWarning
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress import slow, unseen
@@ -33,6 +34,7 @@ from hetrdzv.storage.records import StoredEvent
 from hetrdzv.words import why as words
 from hetrdzv.words.stalls import stall as stall_text
 from hetrdzv.words.times import Clock
+from hetrdzv.words.warnings import warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ def directive_reply(group: Group, directive: Directive, pace: Pace) -> wire.Dire
         job=directive.job,
         start=_start(directive.start) if directive.start is not None else None,
         notice=_notice(directive.notice),
-        warnings=list(directive.start.warnings) or None if directive.start is not None else None,
+        warnings=_sentences(directive.start.warnings) or None if directive.start is not None else None,
         outcome=directive.outcome,
         exit_code=directive.exit_code,
         root_cause=_root_cause(directive.root_cause),
@@ -284,7 +286,11 @@ def group_reply(
     everybody = current.members if current is not None else ()
     on_page = everybody if page == ALL else _only(everybody, {node.node_id for node in nodes})
     spec = {name: getattr(group.spec, name) for name in wire.SpecFields.model_fields}
-    newest = _round(group, current, on_page, seen, now) if current is not None else None
+    slow_ones = slow.shown(group, current, seen, now) if current is not None else []
+    unwatched = unseen.shown(group, current, seen, now) if current is not None else []
+    newest = None
+    if current is not None:
+        newest = _round(group, current, on_page, seen, now, _sentences(slow_ones), _sentences(unwatched))
     summary = dict(group_summary(group, now))
     if newest is not None:
         summary["why"] = "; ".join([summary["why"], *newest.unwatched])
@@ -298,17 +304,22 @@ def group_reply(
             wire.UnreachableReply(node_id=node_id, master=master)
             for master, node_id in sorted((master, node_id) for node_id, master in group.unreachable)
         ],
-        warnings=list(_warnings(group)),
+        warnings=_sentences(_warnings(group)),
+        facts=[*_warnings(group), *slow_ones, *unwatched],
         root_cause=_root_cause(group.root_cause),
     )
 
 
 @kept
-def _warnings(group: Group) -> tuple[str, ...]:
+def _warnings(group: Group) -> tuple[AnyWarning, ...]:
     """What differs between the nodes that are here and matters, and what is slow between them."""
     nodes = [node for node in group.live if node.job == group.job]
     network = group.active_round.network if group.active_round is not None else ()
     return (*drift(nodes), *slow_slots(nodes), *unlike_speeds(nodes), *network)
+
+
+def _sentences(values: Iterable[AnyWarning]) -> list[str]:
+    return [warning(value) for value in values]
 
 
 def _only(members: Iterable[Member], node_ids: AbstractSet[str]) -> Sequence[Member]:
@@ -317,7 +328,13 @@ def _only(members: Iterable[Member], node_ids: AbstractSet[str]) -> Sequence[Mem
 
 
 def _round(
-    group: Group, current: Round, shown: Sequence[Member], seen: Mapping[int, Seen], now: float
+    group: Group,
+    current: Round,
+    shown: Sequence[Member],
+    seen: Mapping[int, Seen],
+    now: float,
+    stragglers: list[str],
+    unwatched: list[str],
 ) -> wire.RoundReply:
     on_page = {member.node_id for member in shown}
     each = member_weights(current) if shown else {}
@@ -333,8 +350,8 @@ def _round(
         stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
         notice=_notice(warned(group, now)),
         workers=worker_replies(current, seen, on_page, now) if on_page else [],
-        stragglers=slow.shown(group, current, seen, now),
-        unwatched=unseen.shown(group, current, seen, now),
+        stragglers=stragglers,
+        unwatched=unwatched,
     )
 
 
@@ -342,6 +359,7 @@ def _stall(stall: Stall, now: float) -> wire.StallReply:
     return wire.StallReply(
         kind=stall.kind,
         text=stall_text(stall.facts),
+        facts=stall.facts,
         ranks=list(stall.ranks),
         node_id=stall.node_id,
         since_s=max(0.0, now - stall.since),

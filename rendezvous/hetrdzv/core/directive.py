@@ -10,6 +10,7 @@ from hetrdzv.protocol import reasons
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.reasons import NodeReason
 from hetrdzv.protocol.states import DirectiveKind, GroupState, NodePhase
+from hetrdzv.protocol.warnings import RoundWarning
 
 EXIT_FAILED = 1
 EXIT_CANCELLED = 3
@@ -39,7 +40,7 @@ class Start:
     daemon: tuple[str, ...] | None
     weights: tuple[tuple[int, float], ...] = ()
     restarted_by: str = ""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[RoundWarning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

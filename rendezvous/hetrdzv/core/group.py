@@ -63,6 +63,7 @@ from hetrdzv.protocol.errors import (
 from hetrdzv.protocol.parts import quoted
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
+from hetrdzv.protocol.warnings import Network
 from hetrdzv.words.why import never_met
 
 FORMER_KEPT = 8
@@ -373,10 +374,10 @@ def _note_network(work: Work, node: Node, message: str) -> None:
     current = work.group.round
     if not message or current is None or node.node_id != current.master.node_id or current.network:
         return
-    network = tuple(quoted(line) for line in message.splitlines()[:MOST_OF_NETWORK] if line)
+    network = tuple(Network(text=quoted(line)) for line in message.splitlines()[:MOST_OF_NETWORK] if line)
     work.change(round=replace(current, network=network))
     for line in network:
-        work.say("slow_network", line, node.node_id)
+        work.say("slow_network", line.text, node.node_id)
 
 
 def _is_reached(group: Group, current: Round) -> bool:

@@ -13,6 +13,7 @@ from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.stalls import Hang, StallFacts
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ShareSource, StallKind
+from hetrdzv.protocol.warnings import Network, RoundWarning
 
 DRAINED = "drained"
 """`Node.leaving` of a node that a person took out."""
@@ -323,8 +324,8 @@ class Round:
     first: bool = False
     met: int | None = None
     restarted_by: str = ""
-    warnings: tuple[str, ...] = ()
-    network: tuple[str, ...] = ()
+    warnings: tuple[RoundWarning, ...] = ()
+    network: tuple[Network, ...] = ()
     shares: Shares = EQUAL_SHARES
     refreshed: tuple[Shares, ...] = ()
     stall: Stall | None = None

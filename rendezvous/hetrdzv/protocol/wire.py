@@ -40,9 +40,12 @@ from hetrdzv.protocol.bounds import (
 )
 from hetrdzv.protocol.daemon import MAX_CHARACTERS, MAX_WORDS
 from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH
+from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.reasons import LeftOutReason, Reason
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE, SETTINGS, Setting
+from hetrdzv.protocol.stalls import StallFacts
 from hetrdzv.protocol.states import DirectiveKind, GroupState, ReportKind
+from hetrdzv.protocol.warnings import AnyWarning
 
 MAX_ERRORS = 64
 """A body with more mistakes than this is refused without a list of them: making that takes longer than all else."""
@@ -612,13 +615,14 @@ class StallReply(Reply):
     Attributes:
         kind: `behind` (some are behind the others), `no_answer` (their processes do not answer), `deadlock` (they wait
             for each other), `mismatch` (they asked for different collectives), `nothing_completes` (nobody is behind).
-        text: all of it in a sentence.
+        facts, text: all of it, as a value and in a sentence; None: only the sentence is known.
         ranks: the first few that are waited for; for `nothing_completes`, none.
         node_id: the node of the first of them.
         since_s: for how long (seconds).
     """
 
     kind: str
+    facts: StallFacts | Other | None = None
     text: str
     ranks: list[int] = []
     node_id: str | None = None
@@ -805,6 +809,7 @@ class GroupReply(GroupSummary):
 
     Attributes:
         warnings: what differs between its nodes and matters.
+        facts: the same as values, and those of `stragglers` and `unwatched` of the round.
     """
 
     spec: dict[str, Any]
@@ -813,6 +818,7 @@ class GroupReply(GroupSummary):
     drained: list[str]
     unreachable: list[UnreachableReply] = []
     warnings: list[str] = []
+    facts: list[AnyWarning] = []
     root_cause: RootCauseReply | None = None
 
 

@@ -14,10 +14,10 @@ import pytest
 from tests.agent.job.rig import Make, OtherNode, is_alive, soon
 from tests.support.fuse import DeadFiles
 
+from hetagent.job.ready.fitness import READY, Fitness
 from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.node_check import MOST_CHARACTERS, NodeCheck
 from hetagent.job.ready.readiness import Readiness
-from hetagent.job.ready.verdict import READY, Verdict
 from hetagent.node.gpu import memory
 from hetagent.node.gpu.memory import GpuBroken, Holder, Left, Usage, left_over
 from hetagent.node.processes import finding as processes
@@ -135,7 +135,7 @@ class Looks:
         return found
 
 
-def asked(looks: Callable[[], Sequence[Usage]], wait_s: float = 0.05) -> Verdict:
+def asked(looks: Callable[[], Sequence[Usage]], wait_s: float = 0.05) -> Fitness:
     """The verdict after a round, when workers 7 and 8 were ended."""
     gpus = GpusFree((), "none", look=looks, wait_s=wait_s)
     assert gpus.ask((), NEVER) == READY, "before the first round nothing can be left"
@@ -149,7 +149,7 @@ def test_memory_that_becomes_free_is_waited_for() -> None:
 
 def test_what_our_own_workers_still_have_takes_the_node_out() -> None:
     found = asked(Looks([usage(0.5)], [usage(9.5, (7, 9))]))
-    assert found == Verdict(
+    assert found == Fitness(
         "0.05 s after its workers were ended, GPU 0 has 9.0 GiB more in use than before the first round: "
         "pid 7 (9.0 GiB)",
         fatal=True,
@@ -183,16 +183,16 @@ def test_a_driver_that_does_not_answer_or_has_given_a_gpu_up_takes_the_node_out(
             released.wait(60)
         return [usage(0.5)]
 
-    assert asked(hangs) == Verdict("its NVIDIA driver has not answered for 0.05 s", fatal=True)
+    assert asked(hangs) == Fitness("its NVIDIA driver has not answered for 0.05 s", fatal=True)
     released.set()
     broken = GpuBroken("GPU 3: GPU is lost")
-    assert asked(Looks([usage(0.5)], broken)) == Verdict("its GPU 3: GPU is lost", fatal=True)
+    assert asked(Looks([usage(0.5)], broken)) == Fitness("its GPU 3: GPU is lost", fatal=True)
 
 
 # -- the site's own check ------------------------------------------------------------------------------------
 
 
-def check(command: str, **more: Any) -> Verdict:
+def check(command: str, **more: Any) -> Fitness:
     return NodeCheck(command, MINE, **more).ask(NEVER)
 
 
@@ -211,7 +211,7 @@ def check(command: str, **more: Any) -> Verdict:
     ],
 )
 def test_verdicts(command: str, why: str) -> None:
-    assert check(command, secrets=lambda: ["s3cr3t"], environ={"MINE": "1"}) == Verdict(why)
+    assert check(command, secrets=lambda: ["s3cr3t"], environ={"MINE": "1"}) == Fitness(why)
 
 
 def test_a_reason_is_bounded_however_much_is_written() -> None:
@@ -241,10 +241,10 @@ def test_what_it_leaves_in_the_background_ends_with_it(tmp_path: Path, how: str,
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
-def unwanted(mine: NodeCheck, once: Callable[[], object]) -> Verdict:
+def unwanted(mine: NodeCheck, once: Callable[[], object]) -> Fitness:
     """The verdict of a check that is no longer wanted once something has happened."""
     cancelled = threading.Event()
-    found: list[Verdict] = []
+    found: list[Fitness] = []
     thread = threading.Thread(target=lambda: found.append(mine.ask(cancelled)))
     thread.start()
     soon(once)
@@ -293,8 +293,8 @@ def test_the_guardian_ends_a_check_as_well(tmp_path: Path) -> None:
 # -- in a thread ---------------------------------------------------------------------------------------------
 
 
-def verdicts(readiness: Readiness, count: int) -> list[Verdict]:
-    found: list[Verdict] = []
+def verdicts(readiness: Readiness, count: int) -> list[Fitness]:
+    found: list[Fitness] = []
 
     def enough() -> bool:
         found.extend(readiness.take())
@@ -310,9 +310,9 @@ def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
     mine = NodeCheck(f". {state}", MINE)
     with contextlib.closing(Readiness(None, mine, again_s=0.01, retry_s=0.01)) as readiness:
         readiness.ask(())
-        assert verdicts(readiness, 1) == [Verdict("node check failed (exit status 3)")]
+        assert verdicts(readiness, 1) == [Fitness("node check failed (exit status 3)")]
         state.write_text("exit 4")
-        assert verdicts(readiness, 1) == [Verdict("node check failed (exit status 4)")]
+        assert verdicts(readiness, 1) == [Fitness("node check failed (exit status 4)")]
         state.write_text("exit 0")
         assert verdicts(readiness, 1) == [READY]
         state.write_text("exit 5")
@@ -320,7 +320,7 @@ def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
         readiness.rest()
         assert readiness.take() == [], "a round has begun"
         readiness.ask(())
-        assert verdicts(readiness, 1) == [Verdict("node check failed (exit status 5)")]
+        assert verdicts(readiness, 1) == [Fitness("node check failed (exit status 5)")]
 
 
 def test_gpus_come_first_and_what_they_say_is_not_lost() -> None:
@@ -335,7 +335,7 @@ def test_gpus_come_first_and_what_they_say_is_not_lost() -> None:
 
 
 def test_a_mistake_of_ours_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: NodeCheck, cancelled: threading.Event) -> Verdict:
+    def fails(self: NodeCheck, cancelled: threading.Event) -> Fitness:
         raise ValueError("oh")
 
     monkeypatch.setattr(NodeCheck, "ask", fails)
@@ -420,7 +420,7 @@ def test_a_check_that_runs_holds_up_nothing(rig: Make, how: str) -> None:
 def test_a_node_that_is_of_no_use_leaves_and_says_why(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     made = rig("exit 9", check="true")
     monkeypatch.setattr(
-        NodeCheck, "ask", lambda self, cancelled: Verdict("its GPU 3: GPU is lost", fatal=True)
+        NodeCheck, "ask", lambda self, cancelled: Fitness("its GPU 3: GPU is lost", fatal=True)
     )
     assert made.run() is None
     assert made.agent.ended_by == "its GPU 3: GPU is lost"

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from hetagent.job.ready.fitness import READY
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.ready.speed_check import SpeedCheck
-from hetagent.job.ready.verdict import READY
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
 from hetagent.node.processes import finding as processes

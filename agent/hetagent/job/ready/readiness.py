@@ -6,10 +6,10 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+from hetagent.job.ready.fitness import READY, Fitness
 from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.speed_check import SpeedCheck
-from hetagent.job.ready.verdict import READY, Verdict
 
 AGAIN_S = 60.0
 """How long after a check that has passed it is asked again, while the node waits (seconds)."""
@@ -53,7 +53,7 @@ class Readiness:
         self._again_s = again_s
         self._retry_s = retry_s
         self._asked: _Asked | None = None
-        self._verdicts: list[Verdict] = []  # on what is asked now
+        self._verdicts: list[Fitness] = []  # on what is asked now
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = socket.socketpair()
@@ -100,7 +100,7 @@ class Readiness:
             self._verdicts.clear()
             self._drain()
 
-    def take(self) -> list[Verdict]:
+    def take(self) -> list[Fitness]:
         """The verdicts since the last call, in order: the first one, and each one that differs from that before."""
         with self._lock:
             self._drain()
@@ -132,7 +132,7 @@ class Readiness:
             why = (
                 f"whether it is ready could not be found out, which is a bug: {type(error).__name__}: {error}"
             )
-            self._say(asked, Verdict(why, fatal=True))
+            self._say(asked, Fitness(why, fatal=True))
 
     def _ask(self, asked: _Asked) -> None:
         found = self._gpus.ask(asked.workers, asked.cancelled) if self._gpus is not None else READY
@@ -142,7 +142,7 @@ class Readiness:
         if found.fatal or self._node_check is None:
             self._say(asked, found)
             return
-        last: Verdict | None = None
+        last: Fitness | None = None
         retry_s = self._retry_s
         while not asked.cancelled.is_set():
             verdict = self._node_check.ask(asked.cancelled)
@@ -157,7 +157,7 @@ class Readiness:
                 pause_s, retry_s = self._again_s, self._retry_s
             asked.cancelled.wait(pause_s)
 
-    def _say(self, asked: _Asked, verdict: Verdict) -> None:
+    def _say(self, asked: _Asked, verdict: Fitness) -> None:
         with self._lock:
             if not asked.cancelled.is_set():
                 self._verdicts.append(verdict)

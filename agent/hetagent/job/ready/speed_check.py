@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hetagent.job.ready.verdict import READY, Verdict
+from hetagent.job.ready.fitness import READY, Fitness
 from hetagent.node.processes import finding as processes
 from hetagent.node.speed import cache, judged
 from hetagent.node.speed.subject import Subject
@@ -83,7 +83,7 @@ class SpeedCheck:
         """Whether everything has been found out that will be."""
         return self._done
 
-    def ask(self, cancelled: threading.Event) -> Verdict:
+    def ask(self, cancelled: threading.Event) -> Fitness:
         """Find out, the first time; this node is ready in any case."""
         if self._done:
             return READY
@@ -96,7 +96,7 @@ class SpeedCheck:
             speeds = kept if kept is not None else self._measure(cancelled)
         except NotMeasured as error:
             self._done = True
-            return Verdict(
+            return Fitness(
                 warnings=(f"the speed of this node's slots is not known, so it tells none: {error}",)
             )
         if speeds is None:
@@ -115,7 +115,7 @@ class SpeedCheck:
         shown = ", ".join(f"{speed:g}" for speed in speeds)
         self._tell(f"speed of {self._subject.text}: {shown} TFLOP/s ({how})")
         self._found(speeds)
-        return Verdict(warnings=tuple(warnings))
+        return Fitness(warnings=tuple(warnings))
 
     def _measure(self, cancelled: threading.Event) -> list[float] | None:
         """Run the benchmark; None if that is no longer wanted.

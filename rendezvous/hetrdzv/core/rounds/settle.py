@@ -39,6 +39,7 @@ from hetrdzv.core.why import apart, no_master, no_world, nodes, not_ready, ready
 from hetrdzv.protocol.addresses import is_loopback
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
+from hetrdzv.protocol.warnings import RoundWarning
 from hetrdzv.words import why as words
 
 
@@ -276,7 +277,7 @@ def _track_waiting(work: Work, ready: Sequence[Node], answer: Selection | Shortf
     )
 
 
-def _warnings(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[str, ...]:
+def _warnings(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[RoundWarning, ...]:
     return (*drift(nodes), *unordered(spec, nodes), *slow_slots(nodes), *unlike_speeds(nodes))
 
 

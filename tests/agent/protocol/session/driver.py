@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hetagent.job import shares
-from hetagent.job.progress import watching
+from hetagent.job import share_files
+from hetagent.job.progress import watcher
 from hetagent.launch.mpi import mpirun
 from hetagent.protocol import reports
 from hetagent.protocol.offer import Offer
@@ -138,16 +138,16 @@ class Server:
         group_id, node_id = request.group, request.node_id
         try:
             match request:
-                case Poll(posts=True) | Say(topic=watching.STACKS) if self.is_older:
+                case Poll(posts=True) | Say(topic=watcher.STACKS) if self.is_older:
                     return Problem(405, "method_not_allowed", "not supported", {})
-                case Say(topic=shares.SHARES, body=asked):
+                case Say(topic=share_files.SHARES, body=asked):
                     fields = asked.model_dump()
                     self.do(commands.Refresh(node_id=node_id, **fields), now, group_id)
                     current = self.groups[group_id].round
                     decided = current.decided(asked.number) if current is not None else None
                     assert decided is not None
                     return SharesReply(round=asked.round, number=asked.number, weights=list(decided.runs))
-                case Say(topic=watching.STACKS, body=stacks):
+                case Say(topic=watcher.STACKS, body=stacks):
                     self.stacks.append(stacks)
                     return None
                 case Join(body=body):

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 from tests.agent.protocol.session.driver import FAILURE, REFUSED, Bench, problem
 
-from hetagent.job.progress.watching import STACKS
-from hetagent.job.shares import SHARES
+from hetagent.job.progress.watcher import STACKS
+from hetagent.job.share_files import SHARES
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Poll, Say
 from hetagent.protocol.topics import Message

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from tests.agent.protocol.session.driver import Bench, problem
 
-from hetagent.job.progress.watching import STACKS
+from hetagent.job.progress.watcher import STACKS
 from hetagent.protocol.requests import Poll
 from hetagent.protocol.session.session import REFUSES_PROGRESS
 from hetagent.protocol.topics import Message

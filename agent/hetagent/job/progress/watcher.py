@@ -9,7 +9,7 @@ from typing import Any
 
 from hetagent.job.output import shown
 from hetagent.job.progress import stacks
-from hetagent.job.progress.watch import Watch
+from hetagent.job.progress.round_watch import RoundWatch
 from hetagent.job.room import Environ, Room
 from hetagent.job.workers.processes import Workers
 from hetagent.launch.base import Assignment, Launch
@@ -49,7 +49,7 @@ BUFFER_SIZE = 20
 """So many are enough to see who is behind, and are told in a millisecond; torch's 2,000 take 50."""
 
 
-class Watching(Room):
+class Watcher(Room):
     """Watches the workers of the newest round.
 
     Args:
@@ -87,7 +87,7 @@ class Watching(Room):
         self._shows_collectives = False
         self._rank_offset = 0
         self._unseen = "" if launch.uses_process_groups else NOT_TORCH
-        self._watch: Watch | None = None
+        self._watch: RoundWatch | None = None
         self._round = 0
         self._folders: Mapping[int, str] = {}
 
@@ -100,7 +100,7 @@ class Watching(Room):
         self.end()
         self._round, self._rank_offset = assignment.round, assignment.start.rank_offset
         self._shows_collectives = command.is_python and not self._launch.one_per_node
-        self._watch = Watch(
+        self._watch = RoundWatch(
             assignment.round,
             assignment.start.world_size,
             self._line.tell,
@@ -179,7 +179,7 @@ class Watching(Room):
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
 
-    def _told(self, watch: Watch, asked: StacksAsked) -> list[StackFields]:
+    def _told(self, watch: RoundWatch, asked: StacksAsked) -> list[StackFields]:
         """The answer to a question about workers of this round."""
         ranks = watch.ranks(asked.ranks)
         match asked:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Fitness:
     """Whether this node can take part in a round.
 
     Attributes:
@@ -18,4 +18,4 @@ class Verdict:
     warnings: tuple[str, ...] = ()
 
 
-READY = Verdict()
+READY = Fitness()

@@ -120,7 +120,8 @@ class Watcher(Room):
         first = self._rank_offset
         self._tail = lambda rank: workers.stderr_tail(rank - first)
         self._folders = {
-            first + local_rank: os.path.dirname(path) for local_rank, path in workers.error_files.items()
+            first + local_rank: os.path.dirname(path)
+            for local_rank, path in workers.started.error_files.items()
         }
         self._watch.begin(workers.pids, first)
         self._line.watch(self._sample, self._show)

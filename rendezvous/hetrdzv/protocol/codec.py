@@ -139,7 +139,7 @@ def pieces(value: object, kind: Any = None) -> Iterator[bytes]:
     """A large value as JSON with nulls, in pieces: one call that wrote all of it would let no other thread run."""
     if value is None:
         yield b"null"
-    elif is_dataclass(value):
+    elif is_dataclass(value) and (kind is None or is_dataclass(kind)):
         shown: Any = type(value) if kind is None else kind
         for index, (name, inner) in enumerate(_parts(shown)):
             yield (b',"%b":' if index else b'{"%b":') % name.encode()

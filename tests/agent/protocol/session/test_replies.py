@@ -212,7 +212,9 @@ def test_a_server_that_answers_every_poll_at_once_is_not_polled_without_pause(be
 def test_a_node_that_is_always_held_for_lost_joins_again_with_pauses() -> None:
     bench = Bench(spec=SpecFields(min_nodes=2))
     bench.ready()
-    lost = replace(bench.server.told("a", bench.now), kind=DirectiveKind.STOP, code="lost", version="1.stop.0.lost")
+    lost = replace(
+        bench.server.told("a", bench.now), kind=DirectiveKind.STOP, code="lost", version="1.stop.0.lost"
+    )
     bench.flight.clear()
     bench.session = Session("g", "a", "i1", bench.session.offer, random.Random(1))
     bench.session.ready(0, 1, 1, bench.now)

@@ -132,7 +132,7 @@ def test_a_history_whose_beginning_is_gone() -> None:
     for start in range(len(events)):
         found = past(events[start:], at(story.now))
         assert found.trained_s <= found.whole_s
-    assert past([], BEGAN) == PastReply(rounds=[], trained_s=0.0, whole_s=0.0)
+    assert past([], BEGAN) == PastReply(rounds=(), trained_s=0.0, whole_s=0.0)
     assert past([], BEGAN).share is None
 
 

@@ -118,7 +118,7 @@ def _record_reply(key: str, value: bytes) -> wire.RecordReply:
         return wire.RecordReply(key=key, base64=b64encode(value).decode())
 
 
-codec.prepare(wire.DirectiveReply, wire.ProblemReply)
+codec.prepare(wire.DirectiveReply, wire.ProblemReply, wire.GroupReply, wire.GroupsReply, wire.PlanReply)
 
 LARGE = 300
 """Replies about more nodes than this are made in a thread, so that polls are answered meanwhile."""

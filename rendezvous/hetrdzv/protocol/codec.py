@@ -194,9 +194,12 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def prepare(*kinds: Any) -> None:
-    """Make what reads and writes values of some types now, so that the first request need not wait for it."""
+    """Make what reads and writes values of some dataclasses now, so that the first request need not wait for it.
+
+    It is kept where pydantic looks for it, since FastAPI asks for it once for every route and kind of answer.
+    """
     for kind in kinds:
-        adapter(kind)
+        kind.__pydantic_core_schema__ = adapter(kind).core_schema
 
 
 def mistakes(error: ValidationError) -> Iterator[Mistake]:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -369,7 +370,7 @@ def test_events_and_metrics_are_torchruns(
     expected, expected_metrics = log.take(), dict(measured.values)
     measured.values.clear()
 
-    start = START.model_copy(update={"restart_count": 1, "max_restarts": 1})
+    start = replace(START, restart_count=1, max_restarts=1)
     made = ours(None, command, **more)
     words = WorkerCommand("/bin/sh", ("-c", command), is_python=True)
     started = made.starter.start(Assignment(group="job", node_id="a", round=1, start=start), words, [{}, {}])

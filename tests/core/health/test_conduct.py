@@ -51,7 +51,7 @@ def test_a_node_that_comes_and_goes_is_kept_as_a_spare_for_a_while() -> None:
     assert story.told("b").kind == "wait"
     assert "kept as a spare (it has come and gone 3 times: for 5" in sentence(story.told("b"))
     assert sentence(story.told("b")).endswith(
-        "s more, unless it is needed; to lift that: hetctl undrain g b)"
+        "s more, unless it is needed; to change that: hetctl undrain g b)"
     )
     number = story.group.last_round
     story.wait(50)
@@ -165,8 +165,8 @@ def test_a_node_whose_workers_fail_again_and_again_is_replaced_by_a_spare() -> N
         "the last 3 failures were of workers on b: other nodes are taken before it"
     ]
     assert sentence(story.told("b")) == (
-        "round 4 runs without b, which is kept as a spare (failures in a row of its workers, of rounds that it was in: "
-        "3; others are taken before it; to lift that: hetctl undrain g b)"
+        "round 4 runs without b, which is kept as a spare (its workers caused the last 3 "
+        "failures of its rounds, so other nodes are taken first; to change that: hetctl undrain g b)"
     )
     fails(story, "a")
     assert story.order == ["a", "c"]

@@ -199,7 +199,7 @@ def no_world(spec: GroupSpec, there: Sequence[Node], answer: Shortfall) -> reaso
     return reasons.NoWorld(
         bounds=Worlds.of(spec).bounds,
         never=tuple(sorted({node.slots for node in there})) if answer.never else (),
-        too_small=bool(answer.missing),
+        too_small=bool(answer.missing) and not answer.never,
         unit=spec.unit,
     )
 

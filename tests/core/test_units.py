@@ -15,7 +15,7 @@ from hetrdzv.core.selection.select import Lack, Selection
 from hetrdzv.protocol import reasons
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.ids import natural_key
-from hetrdzv.protocol.reasons import BrokenUnits
+from hetrdzv.protocol.parts import BrokenUnits, NoWorld
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.warnings import NoLabel
 from hetrdzv.protocol.who import Nodes
@@ -113,7 +113,7 @@ def units(story: Story) -> BrokenUnits:
     return what.units
 
 
-def lack(story: Story) -> reasons.NoWorld:
+def lack(story: Story) -> NoWorld:
     """Why the nodes that are ready make no world."""
     what = waits_for(story)
     assert isinstance(what, reasons.TooFew)

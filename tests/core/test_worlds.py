@@ -17,8 +17,9 @@ from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol import reasons
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.ids import natural_key
-from hetrdzv.protocol.parts import Ready
+from hetrdzv.protocol.parts import NoWorld, Ready
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.words.failures import failed_because
 from tests.core.driver import Story, running
 from tests.core.explained import left_out, ready, waits_for
 from tests.core.worlds import PAGE, Cluster, page
@@ -299,11 +300,11 @@ def test_why_no_round_can_form(
     assert isinstance(what, reasons.TooFew)
     assert (what.ready, what.missing) == (standing, missing)
     assert what.unit == ("node" if lack is None else "slot")
-    assert what.world == (None if lack is None else reasons.NoWorld(bounds=bounds, **lack))
+    assert what.world == (None if lack is None else NoWorld(bounds=bounds, **lack))
     story.wait(21)
     assert story.group.root_cause is not None
     assert story.group.root_cause.kind == "join_timeout"
-    assert "waiting for" not in story.group.root_cause.message
+    assert "waiting for" not in failed_because(story.group.root_cause.reason)
 
 
 def test_who_gave_up_leaves_too_few_slots() -> None:

@@ -59,7 +59,6 @@ SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "lease_s": (0.5, 1, 5),
     "crash_loop": (0, 3),
     "no_restart_on": ([], [2]),
-    "strikes": (0, 1, 3),
     "hang_timeout_s": (None, 1, 1, 30),
     "growth_pause_s": (0, 1),
     "on_join": ("restart", "spare"),
@@ -643,7 +642,7 @@ class Requests:
                 if [told["kind"], told["round"]] != [node.told.get("kind"), node.told.get("round")]:
                     node.news = node.manner.news = node.manner.news + 1
                 node.told = told
-                self.told[f"{told['kind']}: {told['reason']}"] += 1
+                self.told[f"{told['kind']}: {told['code']}"] += 1
             for name, value in _facts(told):
                 self.known[name].append(value)
         elif said.get("code") == "stale_round":

@@ -469,7 +469,7 @@ class Node(Connection):
                     self.report("started")
             case "stop":
                 fleet.counts.ended += 1
-                fleet.counts.lost += directive["reason"] == "lost"
+                fleet.counts.lost += directive["code"] == "lost"
                 self._reports.clear()
                 self._over = self.round
                 self._join_due = fleet.rejoins

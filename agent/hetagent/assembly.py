@@ -2,10 +2,13 @@
 
 import os
 import random
+import socket
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from string import Template
 from typing import Any
 
@@ -13,10 +16,12 @@ from pydantic import ValidationError
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
-from hetagent import torch_compat
 from hetagent.cli import EXIT_FAILED, EXIT_SIGNAL
+from hetagent.job.after_start import LaunchLook, Meeting
+from hetagent.job.between import Once
 from hetagent.job.loop import Agent, AgentError, Identity
 from hetagent.job.network.check import NetworkCheck
+from hetagent.job.notice import Notices
 from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.job.output.stderr import Copier
 from hetagent.job.ports import Ports
@@ -25,6 +30,8 @@ from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.ready.speed_check import SpeedCheck
+from hetagent.job.room import Room
+from hetagent.job.shares import Shares
 from hetagent.job.summary import closing_block
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.job.workers.torch_starter import TorchStarter
@@ -35,7 +42,7 @@ from hetagent.launch.command import WorkerCommand, worker_command
 from hetagent.node import console, names, network
 from hetagent.node.console import counted, flush, say
 from hetagent.node.gpu import devices, numa
-from hetagent.node.place import find_place
+from hetagent.node.place import Place, find_place
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.guardian import Guardian
 from hetagent.node.standalone import GROUP_PREFIX, OwnServer
@@ -49,6 +56,7 @@ from hetagent.slots import isolated, narrow, slots_of
 from hetagent.speeds import speed_check, to_measure
 from hetagent.standby import policy
 from hetagent.standby.keeper import Standbys
+from hetagent.torch_compat import flags as torchs
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client.client import Client
@@ -56,6 +64,56 @@ from hetrdzv.protocol.wire import SpecFields
 
 PREFIX = "[${node_id}:${rank}] "
 """What lines of the workers begin with on the console unless a template was given (pytorch/pytorch#75087)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How to speak to the servers."""
+
+    servers: Sequence[str]
+    token: str | None
+    token_file: Path | None
+    tls: ClientTls
+
+    def newest_token(self) -> str | None:
+        """What the token's file holds by now; None: there is no file."""
+        return reread_token(self.token_file)
+
+    def secrets(self) -> list[str]:
+        """What must not be shown to anybody."""
+        return list(filter(None, [self.token, self.newest_token()]))
+
+    def client(self) -> Client:
+        """A connection."""
+        return Client(self.servers, token=self.token, renew_token=self.newest_token, tls=self.tls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What is known of this node before it joins, of which all parts of its agent are made.
+
+    Attributes:
+        command: what the workers run; None: the group's command.
+        preload: what standbys import; empty: there are none.
+        devices: those that were chosen; None: nobody has looked at them.
+        place: its address.
+        tell: shows one line to the person at the terminal.
+    """
+
+    options: Options
+    access: Access
+    identity: Identity
+    command: WorkerCommand | None
+    preload: Sequence[str]
+    devices: devices.Devices | None
+    slots: int
+    place: Place
+    launch: Launch
+    tell: Callable[[str], None]
+
+    def hold_port(self) -> socket.socket:
+        """A listening socket on the address that this node offers."""
+        return network.hold_port(self.place.address, self.options.port_range)
 
 
 def run(options: Options, server: OwnServer | None, token: str | None, tls: ClientTls) -> int:
@@ -68,142 +126,20 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     Returns:
         the exit status.
     """
-    torch_compat.refuse_what_is_missing(options.torchrun)
+    torchs.refuse_what_is_missing(options.torchrun)
     servers = options.servers if server is None else (server.url,)
+    token_file = options.token_file.absolute() if options.token_file is not None and server is None else None
+    access = Access(servers=servers, token=token, token_file=token_file, tls=tls)
     known = options.node_id_given or server is not None
     name = names.Name(options.node_id) if known else names.take(options.node_id, options.group, servers)
     options = replace(options, node_id=name.node_id)
-
-    who = f"hetagent[{options.node_id}]"
-
-    def tell(text: str) -> None:
-        console.tell(who, text)
-
-    command = _command(options)
-    preload, no_standbys = policy.modules(
-        options.preload, os.environ.get("HET_PRELOAD"), options.launch, command
-    )
-    for note in (*name.notes, *options.notes, *launch_notes(options, command), *filter(None, [no_standbys])):
-        tell(note)
-    chosen, slots = slots_of(options)
-    place = find_place(options.local_addr, options.interface, servers, options.connect_timeout_s, tell)
-    narrow(chosen)
-    options = isolated(options, slots, tell)
-    launch = launch_of(options, command, slots, os.environ)
-    if options.torchrun.numa_binding is not None:
-        numa.check(options.torchrun.numa_binding, slots, cpu=os.environ.get(devices.VISIBLE) == "")
-    identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
-    _sweep(identity, tell)
-
-    token_file = options.token_file.absolute() if options.token_file is not None and server is None else None
-
-    def secrets() -> list[str]:
-        return list(filter(None, [token, reread_token(token_file)]))
-
-    def measured(speeds: Sequence[float]) -> None:
-        session.offer = replace(session.offer, speeds=tuple(speeds))
-
-    _limit_threads(slots)
-    found = versions()
-    what = to_measure(options, chosen, slots, command, found, tell)
-    speed = None if what is None else speed_check(options, what, identity.incarnation, measured, tell)
-    readiness = _readiness(options, identity, secrets, speed)
-    offer = _offer(
-        options,
-        slots,
-        place.address,
-        chosen,
-        launch,
-        device={**found, **(what.facts if what is not None else {})},
-        wants_command=command is None,
-        ready_within_s=readiness.within_s,
-    )
-    session = Session(
-        options.group,
-        options.node_id,
-        identity.incarnation,
-        offer,
-        random.Random(),
-        connect_timeout_s=options.connect_timeout_s,
-    )
-    handler = HetRendezvousHandler(
-        options.group,
-        options.node_id,
-        lambda: network.hold_port(place.address, options.port_range),
-    )
+    tell = partial(console.tell, f"hetagent[{name.node_id}]")
+    node = _node(options, access, tell, name.notes)
     logs_specs = _logs_specs(options)
-    spec = _worker_spec(options, slots, handler, command)
-
-    worker_env = place.socket_env(os.environ)
-
-    def moved() -> bool:
-        lost = place.address
-        if not place.moved():
-            return False
-        tell(f"this node has lost its address {lost}; offering {place.address} from now on")
-        session.offer = replace(session.offer, address=place.address)
-        worker_env.clear()
-        worker_env.update(place.socket_env(os.environ))
-        return True
-
-    def client() -> Client:
-        return Client(servers, token=token, renew_token=lambda: reread_token(token_file), tls=tls)
-
-    line = Line(session, client, tell, lambda line: console.show_live(line and f"{who}: {line}"))
-    if server is not None:
-        server.watch(line.give_up)
-    prefix = options.torchrun.log_line_prefix_template or os.environ.get(
-        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", PREFIX
-    )
-    agent = Agent(
-        identity=identity,
-        line=line,
-        guardian=Guardian(
-            incarnation=identity.incarnation,
-            servers=servers,
-            token=token,
-            token_file=token_file,
-            tls=tls,
-            group=options.group,
-            node_id=options.node_id,
-        ),
-        starter=TorchStarter(
-            spec,
-            logs_specs,
-            Template(prefix).safe_substitute(node_id=options.node_id),
-            Standbys(preload, tell) if preload else None,
-            Copier() if _reports(options.report_stderr, "HET_REPORT_STDERR") else None,
-            collapses=options.collapse,
-        ),
-        ports=Ports(handler, lambda: network.hold_port(place.address, options.port_range)),
-        worker_env=worker_env,
-        moved=moved,
-        must_meet=options.require_rendezvous,
-        secrets=secrets,
-        readiness=readiness,
-        launch=launch,
-        watching=Watching(
-            line,
-            launch,
-            cpu=devices.is_cpu_job(chosen),
-            reports_stacks=_reports(options.report_stacks, "HET_REPORT_STACKS"),
-            keeps_stacks=options.torchrun.log_dir is not None,
-            reports_logs=_reports(options.report_stderr, "HET_REPORT_STDERR"),
-            secrets=secrets,
-            say=tell,
-        ),
-        network=NetworkCheck(options.group, options.node_id, lambda: place.address)
-        if options.check_network
-        else None,
-        notice_signal=options.notice_signal,
-        stop_timeout_s=options.shutdown_timeout_s,
-        tell=tell,
-        signals=options.signals,
-    )
-    kind = "worker" if chosen is None else "CPU worker" if chosen.kind == "cpu" else "GPU"
-    tell(
-        f"joining group '{options.group}' at {', '.join(servers)} with {counted(slots, kind)} at {place.address}"
-    )
+    agent = _agent(node, server, logs_specs)
+    kind = "worker" if node.devices is None else "CPU worker" if node.devices.kind == "cpu" else "GPU"
+    what = f"{counted(node.slots, kind)} at {node.place.address}"
+    tell(f"joining group '{options.group}' at {', '.join(servers)} with {what}")
     try:
         agent.run()
     finally:
@@ -217,6 +153,173 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
         flush()
         os._exit(status)
     return status
+
+
+def _node(options: Options, access: Access, tell: Callable[[str], None], notes: Sequence[str]) -> Node:
+    """Look at this node, and clean up what an earlier agent has left on it.
+
+    Args:
+        notes: what a person should know of its name.
+    """
+    command = _command(options)
+    preload, why_none = policy.modules(
+        options.preload, os.environ.get("HET_PRELOAD"), options.launch, command
+    )
+    for note in (*notes, *options.notes, *launch_notes(options, command), *filter(None, [why_none])):
+        tell(note)
+    chosen, slots = slots_of(options)
+    place = find_place(options.local_addr, options.interface, access.servers, options.connect_timeout_s, tell)
+    narrow(chosen)
+    options = isolated(options, slots, tell)
+    launch = launch_of(options, command, slots, os.environ)
+    if options.torchrun.numa_binding is not None:
+        numa.check(options.torchrun.numa_binding, slots, cpu=os.environ.get(devices.VISIBLE) == "")
+    identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
+    _sweep(identity, tell)
+    _limit_threads(slots)
+    return Node(
+        options=options,
+        access=access,
+        identity=identity,
+        command=command,
+        preload=preload,
+        devices=chosen,
+        slots=slots,
+        place=place,
+        launch=launch,
+        tell=tell,
+    )
+
+
+def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent:
+    """All parts of an agent, put together."""
+    options, launch, tell = node.options, node.launch, node.tell
+    session, readiness = _session(node)
+    line = Line(session, node.access.client, tell, partial(_show_live, options.node_id))
+    if server is not None:
+        server.watch(line.give_up)
+    handler = HetRendezvousHandler(options.group, options.node_id, node.hold_port)
+    worker_env = node.place.socket_env(os.environ)
+
+    def moved() -> bool:
+        lost = node.place.address
+        if not node.place.moved():
+            return False
+        tell(f"this node has lost its address {lost}; offering {node.place.address} from now on")
+        session.offer = replace(session.offer, address=node.place.address)
+        worker_env.clear()
+        worker_env.update(node.place.socket_env(os.environ))
+        return True
+
+    return Agent(
+        identity=node.identity,
+        line=line,
+        guardian=_guardian(node),
+        starter=_starter(node, handler, logs_specs),
+        ports=Ports(handler, node.hold_port, moved),
+        launch=launch,
+        readiness=readiness,
+        rooms=_rooms(node, line),
+        worker_env=worker_env,
+        stop_timeout_s=options.shutdown_timeout_s,
+        tell=tell,
+        secrets=node.access.secrets,
+        signals=options.signals,
+    )
+
+
+def _show_live(node_id: str, line: str) -> bool:
+    return console.show_live(line and f"hetagent[{node_id}]: {line}")
+
+
+def _session(node: Node) -> tuple[Session, Readiness]:
+    """What this node offers to the group, and what is found out about it before each round."""
+    options = node.options
+
+    def measured(speeds: Sequence[float]) -> None:
+        session.offer = replace(session.offer, speeds=tuple(speeds))
+
+    found = versions()
+    subject = to_measure(options, node.devices, node.slots, node.command, found, node.tell)
+    speed = None
+    if subject is not None:
+        speed = speed_check(options, subject, node.identity.incarnation, measured, node.tell)
+    readiness = _readiness(options, node.identity, node.access.secrets, speed)
+    offer = _offer(
+        options,
+        node.slots,
+        node.place.address,
+        node.devices,
+        node.launch,
+        device={**found, **(subject.facts if subject is not None else {})},
+        wants_command=node.command is None,
+        ready_within_s=readiness.within_s,
+    )
+    session = Session(
+        options.group,
+        options.node_id,
+        node.identity.incarnation,
+        offer,
+        random.Random(),
+        connect_timeout_s=options.connect_timeout_s,
+    )
+    return session, readiness
+
+
+def _guardian(node: Node) -> Guardian:
+    access = node.access
+    return Guardian(
+        incarnation=node.identity.incarnation,
+        servers=access.servers,
+        token=access.token,
+        token_file=access.token_file,
+        tls=access.tls,
+        group=node.options.group,
+        node_id=node.options.node_id,
+    )
+
+
+def _starter(node: Node, handler: HetRendezvousHandler, logs_specs: LogsSpecs) -> TorchStarter:
+    """What makes the workers, some of them from standbys."""
+    options = node.options
+    prefix = options.torchrun.log_line_prefix_template or os.environ.get(
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", PREFIX
+    )
+    return TorchStarter(
+        _worker_spec(options, node.slots, handler, node.command),
+        logs_specs,
+        Template(prefix).safe_substitute(node_id=options.node_id),
+        Standbys(node.preload, node.tell) if node.preload else None,
+        Copier() if _reports(options.report_stderr, "HET_REPORT_STDERR") else None,
+        collapses=options.collapse,
+    )
+
+
+def _rooms(node: Node, line: Line) -> list[Room]:
+    """The optional features with work of their own in each round; none needs to know of the others."""
+    options, launch, tell = node.options, node.launch, node.tell
+    watching = Watching(
+        line,
+        launch,
+        cpu=devices.is_cpu_job(node.devices),
+        reports_stacks=_reports(options.report_stacks, "HET_REPORT_STACKS"),
+        keeps_stacks=options.torchrun.log_dir is not None,
+        reports_logs=_reports(options.report_stderr, "HET_REPORT_STDERR"),
+        secrets=node.access.secrets,
+        say=tell,
+    )
+    rooms: list[Room] = [
+        watching,
+        Shares(line.ask, tell, watching.decided, one_per_node=launch.one_per_node),
+        Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node),
+        Meeting(line, launch, tell, must_meet=options.require_rendezvous),
+        LaunchLook(launch, tell),
+    ]
+    if options.check_network:
+        rooms.append(
+            NetworkCheck(options.group, options.node_id, lambda: node.place.address, tell, Once(tell))
+        )
+    return rooms
 
 
 def _status(agent: Agent) -> int:
@@ -344,7 +447,7 @@ def _worker_spec(
     options: Options, slots: int, handler: HetRendezvousHandler, command: WorkerCommand | None
 ) -> WorkerSpec:
     entrypoint, args = (sys.executable, ()) if command is None else (command.entrypoint, command.args)
-    return torch_compat.worker_spec(options.torchrun, slots, handler, entrypoint, args)
+    return torchs.worker_spec(options.torchrun, slots, handler, entrypoint, args)
 
 
 def _logs_specs(options: Options) -> LogsSpecs:
@@ -352,15 +455,15 @@ def _logs_specs(options: Options) -> LogsSpecs:
     ranks = set(flags.local_ranks_filter) if flags.local_ranks_filter is not None else None
     common: Mapping[str, Any] = {
         "log_dir": flags.log_dir,
-        "redirects": torch_compat.std(flags.redirects),
-        "tee": torch_compat.std(flags.tee),
+        "redirects": torchs.std(flags.redirects),
+        "tee": torchs.std(flags.tee),
         "local_ranks_filter": ranks,
     }
     if flags.log_dir is not None and os.path.isfile(flags.log_dir):
         raise UsageError(f"{typed('--log-dir', flags.log_dir)} is a file: name a folder")
     try:
         if flags.logs_specs is not None:
-            specs: LogsSpecs = torch_compat.logs_specs_class(flags.logs_specs)(**common)
+            specs: LogsSpecs = torchs.logs_specs_class(flags.logs_specs)(**common)
             return specs
         return RoundLogsSpecs(**common)
     except OSError as error:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hetagent.launch.kinds import kinds_with
 from hetagent.node.gpu import devices
 from hetagent.options.model import Options, UsageError
-from hetagent.torch_compat import local_world_size
+from hetagent.torch_compat.flags import local_world_size
 from hetrdzv.protocol.settings import MAX_SLOTS
 
 

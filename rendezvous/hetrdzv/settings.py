@@ -90,12 +90,6 @@ class Limits:
         "Maximum number of open polls and event streams (`hetctl events --follow`) per client address.",
         type=click.IntRange(1, 1_000_000),
     )
-    header_timeout_s: float = _flag(
-        10.0,
-        "How long a client may take to send a request header.",
-        flag="header-timeout",
-        type=Duration(0.1, 3_600),
-    )
     idle_timeout_s: float = _flag(
         75.0,
         "How long to keep a connection on which nothing is sent, or no reply is read.",

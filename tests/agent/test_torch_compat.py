@@ -18,11 +18,13 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing import Std as TorchsStd
 
-from hetagent import torch_compat
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.options.model import Std, UsageError
 from hetagent.options.parse import parse
-from hetagent.torch_compat import NEEDS, Need, Processes
+from hetagent.torch_compat import flags as torchs
+from hetagent.torch_compat import starting, store
+from hetagent.torch_compat.flags import NEEDS, Need
+from hetagent.torch_compat.starting import Processes
 
 ASKED: dict[str, list[str]] = {
     "--event-log-handler": ["console"],
@@ -50,14 +52,14 @@ def test_what_torch_cannot_do_is_refused_with_the_release_that_can(flag: str) ->
     with pytest.raises(
         UsageError, match=rf"^{flag} needs torch {NEEDS[flag].release} or newer, but torch .*"
     ):
-        torch_compat.refuse_what_is_missing(flags(flag, *ASKED[flag]), old)
-    torch_compat.refuse_what_is_missing(flags(), old)
+        torchs.refuse_what_is_missing(flags(flag, *ASKED[flag]), old)
+    torchs.refuse_what_is_missing(flags(), old)
     if NEEDS[flag].met:
-        torch_compat.refuse_what_is_missing(flags(flag, *ASKED[flag]))
+        torchs.refuse_what_is_missing(flags(flag, *ASKED[flag]))
 
 
 def test_the_installed_torch_has_what_its_number_promises() -> None:
-    here = tuple(map(int, torch_compat.VERSION.split(".")[:2]))
+    here = tuple(map(int, torchs.VERSION.split(".")[:2]))
     promised = {flag: here >= tuple(map(int, need.release.split("."))) for flag, need in NEEDS.items()}
     assert {flag: need.met for flag, need in NEEDS.items()} == promised
 
@@ -73,16 +75,16 @@ def test_the_spec_of_an_old_torch_gets_what_it_knows(monkeypatch: pytest.MonkeyP
         entrypoint: str
         args: tuple[str, ...]
 
-    monkeypatch.setattr(torch_compat, "WorkerSpec", Old)
-    monkeypatch.setattr(torch_compat, "SPEC_FIELDS", frozenset(Old.__annotations__))
-    spec = torch_compat.worker_spec(flags("--role", "r"), 2, handler(), "/bin/sh", ("-c", "true"))
+    monkeypatch.setattr(torchs, "WorkerSpec", Old)
+    monkeypatch.setattr(torchs, "SPEC_FIELDS", frozenset(Old.__annotations__))
+    spec = torchs.worker_spec(flags("--role", "r"), 2, handler(), "/bin/sh", ("-c", "true"))
     assert (spec.role, spec.local_world_size, spec.args) == ("r", 2, ("-c", "true"))
-    assert not torch_compat.changes_the_command(spec)
+    assert not torchs.changes_the_command(spec)
 
 
 def test_the_spec_of_this_torch_gets_everything() -> None:
     given = [word for flag, value in ASKED.items() if NEEDS[flag].met for word in (flag, *value)]
-    spec = torch_compat.worker_spec(flags(*given), 2, handler(), "/bin/sh", ())
+    spec = torchs.worker_spec(flags(*given), 2, handler(), "/bin/sh", ())
     for field, value in {
         "event_log_handler": "console",
         "duplicate_stdout_filters": ["loss"],
@@ -90,12 +92,12 @@ def test_the_spec_of_this_torch_gets_everything() -> None:
         "virtual_local_rank": True,
     }.items():
         assert getattr(spec, field, value) == value
-    assert torch_compat.changes_the_command(spec) == NEEDS["--virtual-local-rank"].met
+    assert torchs.changes_the_command(spec) == NEEDS["--virtual-local-rank"].met
 
 
 def test_streams_are_torchs() -> None:
-    assert torch_compat.std({0: Std.OUT, 1: Std.ALL}) == {0: TorchsStd.OUT, 1: TorchsStd.ALL}
-    assert torch_compat.std(Std.ERR) is TorchsStd.ERR
+    assert torchs.std({0: Std.OUT, 1: Std.ALL}) == {0: TorchsStd.OUT, 1: TorchsStd.ALL}
+    assert torchs.std(Std.ERR) is TorchsStd.ERR
     assert {one.name: int(one) for one in Std} == {one.name: int(one) for one in TorchsStd}
     assert int(Std.ALL) == int(TorchsStd.ALL)
 
@@ -124,25 +126,25 @@ def test_the_cpus_near_each_gpu(
         AffinityMode=str,
         NumaOptions=lambda affinity_mode: affinity_mode,
     )
-    monkeypatch.setattr(torch_compat, "numa", numa)
-    torch_compat.find_cpus("node", 3)
+    monkeypatch.setattr(torchs, "numa", numa)
+    torchs.find_cpus("node", 3)
     assert asked == [0, 1, 2]
 
 
 # -- the store of a round ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("release", [(2, 6), torch_compat.RELEASE], ids=["2.7 and before", "installed"])
+@pytest.mark.parametrize("release", [(2, 6), torchs.RELEASE], ids=["2.7 and before", "installed"])
 def test_a_store_on_a_socket_that_was_held_open(
     release: tuple[int, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     place = listener.getsockname()
-    store = torch_compat.hosted_store("127.0.0.1", listener, timedelta(seconds=30), release)
+    made = store.hosted_store("127.0.0.1", listener, timedelta(seconds=30), release)
     visitor = TCPStore(*place, world_size=1, is_master=False, timeout=timedelta(seconds=30))
     visitor.set("a", "b")
-    assert store.get("a") == b"b"
-    assert torch_compat.workers_in(place) == 1
+    assert made.get("a") == b"b"
+    assert store.workers_in(place) == 1
     assert capfd.readouterr().err == ""
 
 
@@ -185,11 +187,11 @@ def test_what_is_copied_to_the_console(tmp_path: Path, several: bool) -> None:
     filtered.close()
 
 
-class Agent(torch_compat.ElasticAgent):
+class Agent(starting.ElasticAgent):
     """Starts one worker that needs nothing."""
 
     def workers(self) -> list[Any]:
-        return [torch_compat.Worker(0, 0, 0, 1, 1)]
+        return [starting.Worker(0, 0, 0, 1, 1)]
 
     def complete(self, local_rank: int, env: dict[str, str]) -> None:
         env["HET_ROUND"] = "1"
@@ -232,7 +234,7 @@ def test_torch_leaves_the_signal_handlers_alone(agent: Agent, monkeypatch: pytes
     before = [signal.getsignal(one) for one in signals]
     started = agent.launch(0, None)
     assert [signal.getsignal(one) for one in signals] == before
-    assert torch_compat.processes_api.signal is signal
+    assert starting.processes_api.signal is signal
     end(started)
 
 
@@ -251,21 +253,60 @@ def test_the_host_name_in_the_prefix(agent: Agent) -> None:
 # -- where torch's private parts are touched -------------------------------------------------------------------
 
 
+HALVES = ("torch_compat/", "worker/torch_server.py")
+"""The only ones that may: in the agent, and in the workers."""
+
+PYTHONS = {"_exit", "_find_spec", "_getframe", "_option_string_actions", "_replace", "_run_module_as_main"}
+"""Names with an underscore that belong to Python's own library."""
+
+
+def private(tree: ast.AST, ours: set[str]) -> set[str]:
+    """What a module uses that torch changes without a word.
+
+    That is: names with an underscore in an import of torch, or of an object where no class or module of ours has such a
+    name; torchrun's own module, NUMA binding, and the variables of other people's frames.
+    """
+    found = set()
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            names = [node.value]
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and node.attr[1:2] != "_":
+            found |= {node.attr} - ours - PYTHONS
+        elif isinstance(node, ast.Attribute) and node.attr in ("f_locals", "f_back"):
+            found.add(node.attr)
+        found |= {
+            name
+            for name in names
+            if name.startswith(("torch.distributed.run", "torch.numa", "torch._"))
+            or (name.startswith("torch.") and "._" in name)
+        }
+    return found
+
+
+def owned(tree: ast.AST) -> set[str]:
+    """The names that a module defines, in itself or in its objects."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+    return found
+
+
 def test_nothing_else_touches_what_is_private_to_torch() -> None:
-    """Names with an underscore, torchrun's own module, NUMA binding: torch changes them without a word."""
-    found = []
-    for path in sorted((ROOT / "agent").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            names = []
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names if alias.name.split(".")[0] == "torch"]
-            private = (
-                name
-                for name in names
-                if name.startswith(("torch.distributed.run", "torch.numa"))
-                or any(part.startswith("_") for part in name.split("."))
-            )
-            found += [f"{path.name}: {name}" for name in private]
-    assert {line.partition(":")[0] for line in found} == {"torch_compat.py"}
+    root = ROOT / "agent" / "hetagent"
+    trees = {
+        path.relative_to(root).as_posix(): ast.parse(path.read_text("utf-8")) for path in root.rglob("*.py")
+    }
+    others = {name: tree for name, tree in trees.items() if not name.startswith(HALVES)}
+    ours = set().union(*map(owned, others.values()))
+    assert {name: found for name, tree in others.items() if (found := private(tree, ours))} == {}
+    assert all(any(private(tree, ours) for name, tree in trees.items() if name.startswith(h)) for h in HALVES)

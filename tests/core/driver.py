@@ -1,7 +1,7 @@
 """A group driven by hand: commands in, directives and events out, time a number that is added to."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from hetrdzv.core.commands import (
     Cancel,
@@ -18,14 +18,39 @@ from hetrdzv.core.commands import (
     Undrain,
 )
 from hetrdzv.core.directive import Directive, directive
-from hetrdzv.core.explain import explain
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import Event, Failure, Group, Node
+from hetrdzv.core.model import Conduct, Event, Failure, Group, Node
+from hetrdzv.core.plan import LeftOut
 from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.core.why import why
+from hetrdzv.protocol.reasons import NodeReason
 from hetrdzv.protocol.states import ReportKind
+from hetrdzv.words import why as words
+from hetrdzv.words.times import Clock
 
 LEASE_S = 5.0
+
+
+class Explained(Protocol):
+    """What has a reason, at a time."""
+
+    @property
+    def reason(self) -> NodeReason: ...
+
+    @property
+    def clock(self) -> float: ...
+
+
+def sentence(explained: Explained) -> str:
+    """The sentence for a directive, a plan or a story."""
+    return words.why(explained.reason, Clock(explained.clock))
+
+
+def clause(left_out: LeftOut) -> str:
+    """Why a plan leaves a node out, or would have it go, in a clause."""
+    known = left_out.reason
+    return words.left_out(known, Clock(0.0)) if known is not None else left_out.gone_why
 
 
 class Story:
@@ -65,6 +90,11 @@ class Story:
         fields |= more
         self.do(Join(node_id=node_id, incarnation=inc, slots=slots, after_round=after, **fields))
         return self.told(node_id)
+
+    def has_gone(self, node_id: str, times: int) -> None:
+        """A node has ended so many rounds by going, the last of them now."""
+        conduct = {**self.group.conduct, node_id: Conduct(departures=times, free_at=self.now)}
+        self.group = replace(self.group, conduct=conduct)
 
     def joins(self, *node_ids: str) -> None:
         for node_id in node_ids:
@@ -155,8 +185,19 @@ class Story:
         return self.group.nodes[node_id]
 
     @property
+    def clock(self) -> float:
+        """What the server's clock reads."""
+        return self.now
+
+    @property
+    def reason(self) -> NodeReason:
+        """Why the group stands where it stands."""
+        return why(self.group, self.now)
+
+    @property
     def why(self) -> str:
-        return explain(self.group, self.now)
+        """The same in a sentence."""
+        return sentence(self)
 
     @property
     def order(self) -> list[str]:

@@ -82,7 +82,7 @@ _BROKEN = (
     ("a plan restarts who goes on", "plan", "restarted=() if goes_on else", "restarted=() if False else"),
     ("a plan believes in suspects no more", "plan", "return None if node.cut_at is None else Renew(", "return None if True else Renew("),
     ("a plan lets workers hang", "plan", "self.do(NoteStall(active.number, None), settles=False)", "pass"),
-    ("a plan forgets notices", "plan", 'if head.reason == "notice" and node.ready_to_stop < head.round:', "if False:"),
+    ("a plan forgets notices", "plan", 'if head.code == "notice" and node.ready_to_stop < head.round:', "if False:"),
     ("a plan has nodes come in turn", "plan", "            self.do(command, settles=False)\n        self.do(Tick())\n        for", "            self.do(command)\n        for"),
     ("a plan prefers nodes without a name", "plan", "while natural_key(prefix) <= last:", "while False:"),
     ("a plan forgets what a node was", "plan", "(known.labels if known is not None else {})", "{}"),

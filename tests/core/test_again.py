@@ -8,7 +8,7 @@ from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import OwnLeases
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import InvalidSpec, SpecConflict
-from tests.core.driver import LEASE_S, Story, running
+from tests.core.driver import LEASE_S, Story, running, sentence
 
 MANY = {"min_nodes": 1_000}
 
@@ -174,12 +174,12 @@ def test_who_was_lost_and_comes_back_finds_the_new_settings() -> None:
 def test_a_cancelled_group_says_so_to_who_comes_later() -> None:
     story = running("a")
     story.do(Cancel("an admin at 10.0.0.9", "2026-11-22T20:00:00+00:00"))
-    assert story.told("a").why == "the job was cancelled by an admin at 10.0.0.9"
+    assert sentence(story.told("a")) == "the job was cancelled by an admin at 10.0.0.9"
     story.leave("a")
     story.wait(60)
     told = story.join("a", inc="a-2")
     assert (told.kind, told.exit_code) == ("exit", 3)
-    assert told.why == (
+    assert sentence(told) == (
         "the earlier job of group 'g' was cancelled by an admin at 10.0.0.9 at 2026-11-22T20:00:00+00:00, before this "
         "node joined; to begin anew: hetctl restart g, or hetctl delete g for other settings"
     )
@@ -202,7 +202,7 @@ def test_a_node_that_is_drained_changes_no_settings() -> None:
     story = left_behind("a", "b")
     story.drain("a")
     story.join("a", inc="a-2", spec={"min_nodes": 1, "max_nodes": 1})
-    assert (story.told("a").kind, story.told("a").reason) == ("exit", "drained")
+    assert (story.told("a").kind, story.told("a").code) == ("exit", "drained")
     assert story.group.spec.min_nodes == 2
     again(story, "b", min_nodes=1, max_nodes=3)
     assert story.group.spec.max_nodes == 3, "nor does it hold the group to them"

@@ -68,7 +68,7 @@ def test_the_member_is_told_to_run_it_in_the_same_round_and_nobody_else_is() -> 
     before = {node_id: story.told(node_id) for node_id in "abc"}
     ask(story)
     told = story.told("b")
-    assert (told.kind, told.round, told.reason) == ("start", 1, "daemon")
+    assert (told.kind, told.round, told.code) == ("start", 1, "daemon")
     assert told.version != before["b"].version
     assert told.start is not None
     assert told.start.daemon == ORTED
@@ -135,7 +135,7 @@ def test_after_the_end_of_the_round_there_is_none() -> None:
     assert story.node("b").daemon == ()
     story.join("a")
     told = story.told("b")
-    assert (told.kind, told.round, told.reason) == ("start", 2, "round_formed")
+    assert (told.kind, told.round, told.code) == ("start", 2, "round_formed")
     assert told.start is not None
     assert told.start.daemon is None
     with pytest.raises(StaleRound):

@@ -10,6 +10,9 @@ from hetrdzv.core.model import Stall
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.states import StallKind
 from tests.core.driver import LEASE_S, Story, running
+from tests.support.stalls import behind
+
+OF_A = behind(0, "a", waiting=(1,))
 
 
 def first_call() -> Story:
@@ -64,7 +67,16 @@ def lapsing() -> Story:
 def stalling() -> Story:
     story = running("a", "b", lease_s=100)
     story.do(
-        NoteStall(1, Stall(kind=StallKind.BEHIND, ranks=(0,), node_id="a", text="...", since=story.now - 5))
+        NoteStall(
+            1,
+            Stall(
+                kind=StallKind.BEHIND,
+                ranks=(0,),
+                node_id="a",
+                facts=OF_A,
+                since=story.now - 5,
+            ),
+        )
     )
     return story
 
@@ -72,7 +84,16 @@ def stalling() -> Story:
 def hanging() -> Story:
     story = running("a", "b", lease_s=100, hang_timeout_s=30)
     story.do(
-        NoteStall(1, Stall(kind=StallKind.BEHIND, ranks=(0,), node_id="a", text="...", since=story.now - 20))
+        NoteStall(
+            1,
+            Stall(
+                kind=StallKind.BEHIND,
+                ranks=(0,),
+                node_id="a",
+                facts=OF_A,
+                since=story.now - 20,
+            ),
+        )
     )
     return story
 

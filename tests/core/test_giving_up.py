@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.core.driver import Story, running
+from tests.core.driver import Story, running, sentence
 
 FIRST = "rank 0 (local rank 0) on a exited with code 1"
 
@@ -22,7 +22,7 @@ def assert_failed_with(story: Story, message: str, *node_ids: str) -> None:
     assert story.group.root_cause.message == message
     for node_id in node_ids:
         told = story.told(node_id)
-        assert (told.kind, told.why) == ("exit", f"the job failed: {message}")
+        assert (told.kind, sentence(told)) == ("exit", f"the job failed: {message}")
 
 
 def test_the_only_node_gives_up() -> None:

@@ -4,20 +4,20 @@ import pytest
 
 from hetrdzv.core.commands import Join, Leave, Renew
 from hetrdzv.protocol.errors import NodeIdInUse, Refused, SpecConflict, StaleIncarnation, UnknownNode
-from tests.core.driver import LEASE_S, Story, running
+from tests.core.driver import LEASE_S, Story, running, sentence
 
 
 def test_joiners_come_in_one_batch_per_last_call() -> None:
     story = running("a", last_call_s=10)
     told = story.join("b")
-    assert told.why == "round 1 runs, and will restart to include b (at most 10 s more)"
+    assert sentence(told) == "round 1 runs, and will restart to include b (at most 10 s more)"
     story.wait(6)
     story.join("c")
     story.wait(3.9)
     assert story.ended is None
     story.wait(0.1)
     assert story.ended == "joined"
-    assert story.told("a").why == "b, c joined"
+    assert sentence(story.told("a")) == "b, c joined"
     story.join("a")
     assert story.order == ["a", "b", "c"]
     assert story.group.restarts == 0
@@ -32,7 +32,7 @@ def test_joiners_that_fill_the_group_come_at_once() -> None:
 def test_joiner_beyond_the_maximum_is_a_spare() -> None:
     story = running("a", "b", max_nodes=2)
     told = story.join("c")
-    assert (told.kind, told.why) == (
+    assert (told.kind, sentence(told)) == (
         "wait",
         "round 1 runs without c, which is kept as a spare (max_nodes is 2)",
     )
@@ -45,7 +45,7 @@ def test_joiner_beyond_the_maximum_is_a_spare() -> None:
 
 def test_on_join_spare() -> None:
     story = running("a", on_join="spare")
-    assert story.join("b").why.endswith("kept as a spare (on_join is spare)")
+    assert sentence(story.join("b")).endswith("kept as a spare (on_join is spare)")
     story.wait(30)
     assert story.ended is None
     assert story.deadline_in == pytest.approx(LEASE_S)
@@ -57,7 +57,7 @@ def test_no_joiner_once_a_member_has_succeeded() -> None:
     story.succeeded("a")
     story.wait(30)
     assert story.ended is None
-    assert "(workers on other nodes have already succeeded)" in story.told("c").why
+    assert "(workers on other nodes have already succeeded)" in sentence(story.told("c"))
 
 
 def test_joiner_that_goes_again_ends_nothing() -> None:
@@ -163,7 +163,7 @@ def test_agent_that_was_restarted_ends_its_round() -> None:
     story.cut("b")
     story.join("b", inc="b-2")
     assert story.ended == "lost"
-    assert story.told("a").why == "b lost: its agent was restarted"
+    assert sentence(story.told("a")) == "b lost: its agent was restarted"
     assert story.told("b").kind == "wait"
     with pytest.raises(StaleIncarnation):
         story.do(Renew("b", "b-1"))
@@ -178,7 +178,7 @@ def test_lost_node_that_returns_has_to_stop_first() -> None:
     story = running("a", "b")
     story.lose("b")
     told = story.told("b")
-    assert (told.kind, told.reason, told.round) == ("stop", "lost", 1)
+    assert (told.kind, told.code, told.round) == ("stop", "lost", 1)
     story.renew("b")
     assert story.node("b").phase == "lost"
     story.join("b", after=0)
@@ -209,8 +209,8 @@ def test_drained_node_exits_and_stays_out() -> None:
     story = running("a", "b", min_nodes=1)
     story.drain("b")
     told = story.told("b")
-    assert (told.kind, told.reason, told.exit_code) == ("exit", "drained", 4)
-    assert told.why == "b was drained; to readmit it: hetctl undrain g b"
+    assert (told.kind, told.code, told.exit_code) == ("exit", "drained", 4)
+    assert sentence(told) == "b was drained; to readmit it: hetctl undrain g b"
     assert story.ended == "drained"
     story.leave("b")
     story.join("a")
@@ -241,7 +241,7 @@ def test_sigterm_first_leaving_then_left() -> None:
     story = running("a", "b", min_nodes=1)
     story.leaving("b")
     assert story.ended == "left"
-    assert story.told("a").why == "b is leaving: SIGTERM"
+    assert sentence(story.told("a")) == "b is leaving: SIGTERM"
     assert story.told("b").kind == "stop"
     story.join("a")
     assert "waiting for b to stop" in story.why
@@ -251,7 +251,7 @@ def test_sigterm_first_leaving_then_left() -> None:
     assert story.said("node_left") == ["b left: SIGTERM"]
     assert story.order == ["a"]
     told = story.told("b")
-    assert (told.kind, told.reason) == ("exit", "left")
+    assert (told.kind, told.code) == ("exit", "left")
 
 
 def test_a_lost_node_that_leaves_is_not_taken_for_a_join_that_it_sent_before() -> None:
@@ -290,7 +290,7 @@ def test_first_to_name_a_field_fixes_it() -> None:
 def test_open_group_waits_for_a_command() -> None:
     story = Story()
     told = story.join("a", wants_command=True, spec={"min_nodes": 2})
-    assert told.why == (
+    assert sentence(told) == (
         "a was started without a script, and group 'g' has no command yet: hetctl create g -- train.py"
     )
     assert story.why == "a waits for a command: hetctl create g -- train.py"

@@ -30,17 +30,20 @@ from hetrdzv.core.commands import (
     Worked,
 )
 from hetrdzv.core.directive import Directive, directive
-from hetrdzv.core.explain import explain
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Failure, Group, Stall
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.ready import ready_nodes
+from hetrdzv.core.why import why
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
 from hetrdzv.protocol.states import DirectiveKind, EndKind, ReportKind, StallKind
+from hetrdzv.words import why as words
+from hetrdzv.words.times import Clock
 from tests.core.drawn import is_drawn
 from tests.support.every_set import Case, best_of_all, not_best
+from tests.support.stalls import behind
 from tests.support.units import left_behind
 
 NODE_IDS = ("n1", "n2", "n10", "n20")
@@ -392,7 +395,9 @@ class GroupMachine(RuleBasedStateMachine):
         active = self.group.active_round
         if active is not None:
             since = self.now - (ago_s or 0.0)
-            stall = Stall(kind=kind, ranks=(0,), node_id=node_id, text="rank 1 waits for rank 0", since=since)
+            stall = Stall(
+                kind=kind, ranks=(0,), node_id=node_id, facts=behind(0, node_id, waiting=(1,)), since=since
+            )
             self.apply(NoteStall(active.number, stall if ago_s is not None else None))
             after = self.group.round
             assert after is not None
@@ -612,9 +617,9 @@ class GroupMachine(RuleBasedStateMachine):
 
     @invariant()
     def state_says_why(self) -> None:
-        assert explain(self.group, self.now)
+        assert self.why
         for node in self.group.nodes.values():
-            assert directive(self.group, node, self.now).why
+            assert directive(self.group, node, self.now).reason
 
     @invariant()
     def an_ended_round_starts_nobody(self) -> None:
@@ -690,7 +695,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @property
     def why(self) -> str:
-        return explain(self.group, self.now)
+        return words.why(why(self.group, self.now), Clock(self.now))
 
 
 COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}

@@ -1,6 +1,6 @@
 """Workers that end well but never met: the group says so, and fails where that was asked for."""
 
-from tests.core.driver import Story, running
+from tests.core.driver import Story, running, sentence
 
 NEVER = "ranks 0, 1, 2 never met: each may have trained alone, "
 NEVER += "unless they meet in another way than init_process_group with env://"
@@ -19,7 +19,7 @@ def test_nobody_met() -> None:
     assert story.group.state == "succeeded"
     assert story.said("never_met") == [NEVER]
     assert story.said("group_succeeded") == [f"the job succeeded in round 1, but {NEVER}"]
-    assert story.told("c").why == f"the job succeeded, but {NEVER}"
+    assert sentence(story.told("c")) == f"the job succeeded, but {NEVER}"
 
 
 def test_some_met() -> None:
@@ -53,7 +53,7 @@ def test_where_it_is_required_it_is_a_failure() -> None:
     assert story.group.restarts == 0
     for node_id in ("a", "b", "c"):
         told = story.told(node_id)
-        assert (told.kind, told.why, told.exit_code) == ("exit", f"the job failed: {NEVER}", 1)
+        assert (told.kind, sentence(told), told.exit_code) == ("exit", f"the job failed: {NEVER}", 1)
 
 
 def test_where_it_is_required_and_so_it_is_well() -> None:

@@ -12,9 +12,9 @@ def test_the_master_says_once_what_is_slow() -> None:
     assert story.group.round.network == ()
     story.report("a", ReportKind.STARTED, message="the network of node b is slow\n\nand " + "x" * 9_000)
     network = story.group.round.network
-    assert network[0] == "the network of node b is slow"
+    assert network[0].text == "the network of node b is slow"
     assert len(network) == 2
-    assert len(network[1]) < 1_000
-    assert story.said("slow_network") == list(network)
+    assert len(network[1].text) < 1_000
+    assert story.said("slow_network") == [one.text for one in network]
     story.report("a", ReportKind.STARTED, message="again")
     assert story.group.round.network == network, "a report that is repeated changes nothing"

@@ -3,7 +3,7 @@
 import pytest
 
 from hetrdzv.protocol.states import GroupState, NodePhase
-from tests.core.driver import Story
+from tests.core.driver import Story, sentence
 
 WHY = "node check failed (exit status 1): GPU 2: Xid 79"
 
@@ -15,12 +15,12 @@ def kinds(story: Story) -> list[str]:
 def test_a_node_that_is_not_ready_is_shown_and_takes_part_once_it_is() -> None:
     story = Story(min_nodes=2, max_nodes=2)
     story.join("a")
-    assert story.join("b", not_ready=WHY).reason == "not_ready"
+    assert story.join("b", not_ready=WHY).code == "not_ready"
     assert story.events[-1].text == f"b joined with 1 slot at 10.0.0.1, not ready yet: {WHY}"
     assert story.why == (
         f"1 of 2 nodes ready (a); waiting for 1 more (at most 600 s more); b is not ready: {WHY}"
     )
-    assert story.told("a").why == story.why
+    assert sentence(story.told("a")) == story.why
     assert story.join("b").kind == "start"
     assert story.events[-2].text == "b is ready"
     assert story.order == ["a", "b"]
@@ -33,9 +33,9 @@ def test_without_it_the_others_begin_and_it_is_taken_in_later() -> None:
     story.wait(10.1)
     story.started("a")
     assert story.order == ["a"]
-    assert story.told("b").why == f"round 1 runs without b, which is not ready: {WHY}"
+    assert sentence(story.told("b")) == f"round 1 runs without b, which is not ready: {WHY}"
     story.join("b")
-    assert "will restart to include b" in story.told("b").why
+    assert "will restart to include b" in sentence(story.told("b"))
     story.wait(10.1)
     assert story.told("a").kind == "stop"
 
@@ -45,7 +45,7 @@ def test_a_spare_that_is_no_longer_ready_restarts_nobody_and_fills_no_gap() -> N
     story.joins("a", "b")
     story.started("a", "b")
     story.join("c")
-    assert story.join("c", not_ready=WHY).reason == "not_ready"
+    assert story.join("c", not_ready=WHY).code == "not_ready"
     assert story.events[-1].text == f"c is not ready: {WHY}"
     story.leave("b")
     story.join("a")

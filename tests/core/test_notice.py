@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.core import explain
+from hetrdzv.core import why
 from hetrdzv.core.commands import Cancel, NoteStall, Tick
 from hetrdzv.core.group import step
 from hetrdzv.core.invariants import violations
@@ -15,7 +15,8 @@ from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.states import EndKind, GroupState
-from tests.core.driver import Story, running
+from tests.core.driver import Story, running, sentence
+from tests.support.stalls import behind
 
 Act = Callable[[Story], None]
 
@@ -70,11 +71,11 @@ def test_the_workers_are_told_and_the_round_ends_once_all_are_ready(planned: tup
     assert story.said("stop_announced") == [f"round 1 is about to end ({why}): its workers have 30 s to save"]
     for node_id in ("a", "b"):
         told = story.told(node_id)
-        assert (told.kind, told.reason, told.round) == ("start", "notice", 1)
+        assert (told.kind, told.code, told.round) == ("start", "notice", 1)
         assert told.notice is not None
         assert (told.notice.kind, told.notice.why, told.notice.left_s) == (kind, why, 30.0)
     save = "waiting for a, b to save and be ready to stop (at most 30 s more)"
-    assert story.why == story.told("a").why == f"round 1 is about to end ({why}); {save}"
+    assert story.why == sentence(story.told("a")) == f"round 1 is about to end ({why}); {save}"
     story.wait(2.0)
     story.report("a", "ready_to_stop")
     assert "waiting for b to save" in story.why
@@ -125,7 +126,7 @@ def test_nobody_is_told_while_the_round_starts_since_there_is_nothing_to_save() 
 def test_agents_that_know_no_notice_are_not_waited_for_and_run_on_meanwhile() -> None:
     story = heeding("a", deaf=("b",))
     story.drain("b")
-    assert story.told("b").reason == "round_formed"
+    assert story.told("b").code == "round_formed"
     assert story.told("b").notice is None
     assert "waiting for a to save" in story.why
     story.report("a", "ready_to_stop")
@@ -182,7 +183,7 @@ def test_several_reasons_are_one_stop_and_the_next_round_has_everybody() -> None
     story.drain("c")
     assert len(story.said("stop_announced")) == 1
     assert story.told("y").kind == "wait"
-    assert story.told("y").why == story.why
+    assert sentence(story.told("y")) == story.why
     for node_id in ("a", "b", "c"):
         story.report(node_id, "ready_to_stop")
     assert (story.told("b").kind, story.told("c").kind, story.told("a").kind) == ("exit", "exit", "stop")
@@ -230,10 +231,10 @@ def test_a_node_that_is_readmitted_in_time_stays() -> None:
     story.drain("b")
     story.undrain("b")
     assert story.said("node_undrained") == ["b may join again"]
-    assert (story.told("b").kind, story.told("b").reason) == ("start", "notice")
+    assert (story.told("b").kind, story.told("b").code) == ("start", "notice")
     story.report("a", "ready_to_stop")
     story.report("b", "ready_to_stop")
-    assert (story.told("b").kind, story.told("b").why) == ("stop", "b is leaving: drained")
+    assert (story.told("b").kind, sentence(story.told("b"))) == ("stop", "b is leaving: drained")
     story.joins("a", "b")
     assert story.order == ["a", "b"]
 
@@ -243,9 +244,9 @@ def test_a_readmitted_node_that_was_told_to_exit_does_so() -> None:
     story.succeeded("b")
     story.restart()
     story.drain("b")
-    assert (story.told("b").kind, story.told("b").reason) == ("exit", "drained")
+    assert (story.told("b").kind, story.told("b").code) == ("exit", "drained")
     story.undrain("b")
-    assert (story.told("b").kind, story.told("b").reason) == ("exit", "drained")
+    assert (story.told("b").kind, story.told("b").code) == ("exit", "drained")
 
 
 def test_a_node_that_has_succeeded_cuts_no_notice_short_by_leaving() -> None:
@@ -268,7 +269,7 @@ def test_a_job_that_succeeds_before_it_is_cancelled_was_not_cancelled() -> None:
     story.wait(1)
     told = story.join("c", spec={})
     assert told.cancellation is None
-    assert told.why.startswith("the earlier job of group 'g' has succeeded, before this node joined")
+    assert sentence(told).startswith("the earlier job of group 'g' has succeeded, before this node joined")
 
 
 def test_spares_get_one_text_during_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,8 +283,8 @@ def test_spares_get_one_text_during_a_notice(monkeypatch: pytest.MonkeyPatch) ->
         made.append(group)
         return waited_for(group)
 
-    monkeypatch.setattr(explain, "waited_for", counted)
-    assert story.told("b").why == story.told("c").why == story.why
+    monkeypatch.setattr(why, "waited_for", counted)
+    assert sentence(story.told("b")) == sentence(story.told("c")) == story.why
     assert "waiting for a to save" in story.why
     assert len(made) <= 1
 
@@ -307,7 +308,7 @@ def test_ready_to_stop_counts_for_its_round_only_and_not_without_a_notice() -> N
 def test_no_hang_is_found_while_workers_wait_for_the_end() -> None:
     story = heeding("a", "b", hang_timeout_s=5.0)
     story.restart()
-    stall = Stall(kind="behind", ranks=(0,), node_id="a", text="...", since=story.now)
+    stall = Stall(kind="behind", ranks=(0,), node_id="a", facts=behind(0, "a", waiting=(1,)), since=story.now)
     story.do(NoteStall(1, stall))
     story.wait(29.0)
     assert story.ended is None

@@ -5,10 +5,14 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import combinations, permutations
 
+from hetrdzv.core.health.conduct import STRIKES
 from hetrdzv.core.model import Node
-from hetrdzv.core.selection.order import Former, Likeness, fill, in_order, may_be_master, natural_key, place
+from hetrdzv.core.selection.order import Former, Likeness, fill, in_order, may_be_master, place
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
+from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.warnings import NoLabel, NoWeights, RoundWarning
+from hetrdzv.protocol.who import Nodes
 from tests.core.driver import Story, running
 from tests.support.needs import ALL
 
@@ -316,7 +320,7 @@ def test_slower_nodes_are_last() -> None:
 
 
 def test_what_an_order_goes_by_and_nodes_lack_is_a_warning() -> None:
-    def warnings(order: str, *labels: dict[str, str]) -> tuple[str, ...]:
+    def warnings(order: str, *labels: dict[str, str]) -> tuple[RoundWarning, ...]:
         story = Story(min_nodes=len(labels), max_nodes=len(labels), rank_order=order)
         for number, one in enumerate(labels):
             story.join(f"n{number}", labels=one)
@@ -325,10 +329,10 @@ def test_what_an_order_goes_by_and_nodes_lack_is_a_warning() -> None:
 
     zoned = {"zone": "x", "rack": "1"}
     assert warnings("topology:zone,rack", zoned, {"zone": "y"}, {}) == (
-        "n2 has no label zone, by which ranks are ordered: it comes last",
-        "n1, n2 have no label rack, by which ranks are ordered: they come last",
+        NoLabel(label="zone", orders="ranks", nodes=Nodes.of(["n2"])),
+        NoLabel(label="rack", orders="ranks", nodes=Nodes.of(["n1", "n2"])),
     )
-    assert warnings("speed", {}, {}) == ("rank_order is speed, but no node has a --weight: ranks are sticky",)
+    assert warnings("speed", {}, {}) == (NoWeights(),)
     assert warnings("speed", {}) == warnings("sticky", {}, zoned) == warnings("n1,*", {}, {}) == ()
 
 
@@ -382,10 +386,11 @@ def test_a_lost_master_is_waited_for_if_nobody_else_may() -> None:
 
 
 def test_a_node_set_aside_is_taken_if_only_it_may_be_master() -> None:
-    story = Story(min_nodes=1, master="n2", strikes=1, last_call_s=0)
+    story = Story(min_nodes=1, master="n2", last_call_s=0)
     story.join("n1")
     story.join("n2")
     story.started("n1", "n2")
+    story.has_gone("n2", STRIKES - 1)
     story.leave("n2")
     story.join("n1")
     story.join("n2", inc="n2-2")

@@ -7,7 +7,8 @@ from hetrdzv.core.model import Stall
 from hetrdzv.core.plan import Changes, NewNode, Plan, first_round, plan
 from hetrdzv.protocol.errors import InvalidSpec, NodeIdInUse, Refused, UnknownNode
 from hetrdzv.protocol.states import GroupState, StallKind
-from tests.core.driver import Story, running
+from tests.core.driver import Story, clause, running, sentence
+from tests.support.stalls import behind
 
 
 def uneven(**spec: object) -> Story:
@@ -38,7 +39,7 @@ def test_no_change_is_what_is_there() -> None:
     assert (found.state, found.round, found.was_round, found.ended) == ("running", 1, 1, None)
     assert (found.restarted, found.stops, found.moves, found.gone) == ((), (), (), ())
     assert [(one.node_id, one.slots) for one in found.spares] == [("gpu4", 2)]
-    assert "max_nodes is 3" in found.spares[0].why
+    assert "max_nodes is 3" in clause(found.spares[0])
 
 
 def test_a_spare_takes_the_place_of_a_node_that_goes() -> None:
@@ -86,7 +87,7 @@ def test_a_drain_says_what_a_drain_does() -> None:
     found = planned(story, drain=("gpu3", "gpu4"))
     assert places(found) == [("gpu1", 0), ("gpu2", 8)]
     assert found.ended == "gpu3 is leaving: drained"
-    assert [(one.node_id, one.why) for one in found.gone] == [("gpu3", "drained"), ("gpu4", "drained")]
+    assert [(one.node_id, clause(one)) for one in found.gone] == [("gpu3", "drained"), ("gpu4", "drained")]
     story.drain("gpu3")
     story.drain("gpu4")
     assert planned(story).ended is None, "that round has ended already"
@@ -96,8 +97,8 @@ def test_a_drain_says_what_a_drain_does() -> None:
 def test_too_few_nodes_wait_and_say_for_what() -> None:
     found = planned(uneven(), remove=("gpu1", "gpu2", "gpu3"))
     assert (found.state, found.round, found.master, found.members) == (GroupState.WAITING, 0, None, ())
-    assert "1 of 2 nodes ready (gpu4); waiting for 1 more in place of gpu1, gpu2, gpu3" in found.why
-    assert [(one.node_id, one.why) for one in found.spares] == [("gpu4", "")]
+    assert "1 of 2 nodes ready (gpu4); waiting for 1 more in place of gpu1, gpu2, gpu3" in sentence(found)
+    assert [(one.node_id, clause(one)) for one in found.spares] == [("gpu4", "")]
     assert found.stops == ("gpu1", "gpu2", "gpu3")
 
 
@@ -134,14 +135,18 @@ def test_a_failed_round_is_planned_on_with_its_restart() -> None:
     story.failed("gpu2")
     found = planned(story)
     assert (found.state, found.members) == (GroupState.FAILED, ())
-    assert "rank 0 (local rank 0) on gpu2 exited with code 1" in found.why
+    assert "rank 0 (local rank 0) on gpu2 exited with code 1" in sentence(found)
     assert [one.node_id for one in found.gone] == ["gpu1", "gpu2", "gpu3", "gpu4"]
 
 
 def test_a_stall_is_taken_to_end() -> None:
     story = running("gpu1", "gpu2", last_call_s=10.0, hang_timeout_s=5.0)
     stall = Stall(
-        kind=StallKind.BEHIND, ranks=(0,), node_id="gpu1", text="rank 1 waits for it", since=story.now
+        kind=StallKind.BEHIND,
+        ranks=(0,),
+        node_id="gpu1",
+        facts=behind(0, "gpu1", waiting=(1,)),
+        since=story.now,
     )
     story.do(NoteStall(1, stall))
     found = planned(story, add=(NewNode(slots=1),))
@@ -157,7 +162,7 @@ def test_workers_that_get_a_notice_are_taken_to_be_ready_at_once() -> None:
     for _ in range(2):  # before the drain, and while its notice runs
         found = planned(story, drain=("a",))
         assert (places(found), found.in_s) == ([("b", 0), ("c", 1)], 0)
-        assert [one.why for one in found.gone] == ["drained"]
+        assert [clause(one) for one in found.gone] == ["drained"]
         story.drain("a")
     assert story.group.round is not None
     assert story.group.round.end is None
@@ -196,7 +201,7 @@ def test_a_node_that_is_not_ready_stays_a_spare() -> None:
     story.join("gpu4", 2, not_ready="a GPU is missing")
     found = planned(story, remove=("gpu1",))
     assert places(found) == [("gpu2", 0), ("gpu3", 4)]
-    assert "not ready: a GPU is missing" in found.spares[0].why
+    assert "not ready: a GPU is missing" in clause(found.spares[0])
 
 
 def test_nodes_on_loopback_get_a_neighbour_on_loopback() -> None:
@@ -211,7 +216,7 @@ def test_agents_without_a_script_wait_for_one_more_of_their_kind() -> None:
     story.join("a", 1, wants_command=True)
     found = planned(story, add=(NewNode(slots=2),))
     assert found.state is GroupState.WAITING
-    assert "a, new1 wait for a command" in found.why
+    assert "a, new1 wait for a command" in sentence(found)
 
 
 def test_a_finished_group_begins_anew_with_the_same_settings() -> None:
@@ -222,7 +227,7 @@ def test_a_finished_group_begins_anew_with_the_same_settings() -> None:
     for node_id in ("gpu1", "gpu2", "gpu3", "gpu4"):
         story.leave(node_id)
     found = planned(story, add=(NewNode(slots=1), NewNode(slots=2, node_id="gpu2")))
-    assert "2 of 3 nodes ready (gpu2, new1); waiting for 1 more" in found.why
+    assert "2 of 3 nodes ready (gpu2, new1); waiting for 1 more" in sentence(found)
     found = planned(story, add=tuple(NewNode(slots=slots) for slots in (1, 2, 3)))
     assert (found.round, found.was_round, places(found)) == (2, 0, [("new1", 0), ("new2", 1), ("new3", 3)])
 
@@ -238,4 +243,4 @@ def test_the_first_round_and_what_comes_after_it() -> None:
     chosen = first_round("g", {"max_nodes": 2}, [nodes[2], nodes[0], nodes[1]])
     assert (places(chosen), [one.node_id for one in chosen.spares]) == ([("a", 0), ("b", 8)], ["c"])
     few = first_round("g", {"min_nodes": 4}, nodes)
-    assert "3 of 4 nodes ready (a, b, c); waiting for 1 more" in few.why
+    assert "3 of 4 nodes ready (a, b, c); waiting for 1 more" in sentence(few)

@@ -8,7 +8,7 @@ from hetrdzv.core.commands import Renew
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
 from hetrdzv.protocol.errors import StaleIncarnation, StaleRound, UnknownNode
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
-from tests.core.driver import Story, running
+from tests.core.driver import Story, running, sentence
 
 
 def test_failure_costs_one_restart() -> None:
@@ -44,7 +44,7 @@ def test_budget_spent_fails_the_group_for_everybody_alike() -> None:
         assert told.root_cause.node_id == "b"
         assert told.root_cause.failure is not None
         assert told.root_cause.failure.message == "Traceback: boom"
-        assert told.why == "the job failed: rank 1 (local rank 0) on b exited with code 7"
+        assert sentence(told) == "the job failed: rank 1 (local rank 0) on b exited with code 7"
     assert story.said("group_failed") == [
         "the job failed: rank 1 (local rank 0) on b exited with code 7; max_restarts is 0"
     ]
@@ -54,7 +54,7 @@ def test_failure_by_signal() -> None:
     story = running("a", max_restarts=0)
     story.failed("a", exit_code=None, signal="SIGKILL")
     story.join("a")
-    assert story.told("a").why == "the job failed: rank 0 (local rank 0) on a was killed by SIGKILL"
+    assert sentence(story.told("a")) == "the job failed: rank 0 (local rank 0) on a was killed by SIGKILL"
     assert story.told("a").exit_code == 1
 
 
@@ -233,7 +233,7 @@ def test_unreachable_master_is_replaced_without_cost() -> None:
     story = Story(min_nodes=3, last_call_s=0)
     story.joins("a", "b", "c")
     story.unreachable("c")
-    assert story.told("a").why == "c cannot reach the master a: connection refused"
+    assert sentence(story.told("a")) == "c cannot reach the master a: connection refused"
     story.joins("a", "b", "c")
     assert story.order == ["b", "a", "c"]
     assert story.group.restarts == 0
@@ -314,7 +314,7 @@ def test_one_node_that_reaches_nobody_is_left_out_where_the_bounds_allow() -> No
     assert story.said("node_left_out") == [
         "c is left out: it cannot reach a, and no node can be reached by all"
     ]
-    assert "it could not reach a at 10.0.0.1: check the firewall" in story.told("c").why
+    assert "it could not reach a at 10.0.0.1: check the firewall" in sentence(story.told("c"))
     story.started("a", "b")
     story.wait(30.0)
     assert (story.group.state, story.ended) == ("running", None)
@@ -337,7 +337,7 @@ def test_a_joiner_that_cannot_reach_the_master_is_taken_in_under_another_one() -
     assert story.order == ["a", "b"]  # c did not stop in time
     story.started("a", "b")
     story.join("c")
-    assert "will restart to include c" in story.told("c").why
+    assert "will restart to include c" in sentence(story.told("c"))
     story.wait(1.0)
     assert story.said("round_ended")[-1] == "round 2 ended: c joined"
     story.joins("a", "b", "c")
@@ -386,8 +386,8 @@ def test_who_cannot_be_placed_is_no_joiner_beside_one_who_can() -> None:
     story = alone(max_nodes=5)
     story.join("d")
     story.group = replace(story.group, unreachable=story.group.unreachable | {("c", "d"), ("d", "c")})
-    assert "will restart to include d" in story.told("d").why
-    assert "it could not reach a" in story.told("c").why
+    assert "will restart to include d" in sentence(story.told("d"))
+    assert "it could not reach a" in sentence(story.told("c"))
     story.wait(1.0)
     assert story.ended == "joined"
     assert story.said("round_ended")[-1] == "round 4 ended: d joined"

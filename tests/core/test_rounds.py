@@ -6,15 +6,15 @@ from hetrdzv.core.commands import Renew, Tick
 from hetrdzv.core.group import step
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.errors import InvalidSpec, StaleRound
-from tests.core.driver import LEASE_S, Story, running
+from tests.core.driver import LEASE_S, Story, running, sentence
 
 
 def test_first_round_waits_for_the_last_call() -> None:
     story = Story(min_nodes=2)
     told = story.join("a", 8)
-    assert (told.kind, told.reason) == ("wait", "waiting")
-    assert told.why == "1 of 2 nodes ready (a); waiting for 1 more (at most 600 s more)"
-    assert story.join("b", 4).why == "2 of 2 nodes ready (a, b); last call: starts in 10 s"
+    assert (told.kind, told.code) == ("wait", "waiting")
+    assert sentence(told) == "1 of 2 nodes ready (a); waiting for 1 more (at most 600 s more)"
+    assert sentence(story.join("b", 4)) == "2 of 2 nodes ready (a, b); last call: starts in 10 s"
     story.wait(9.99)
     assert story.group.state == "waiting"
     story.wait(0.01)
@@ -113,7 +113,9 @@ def test_join_timeout() -> None:
     story.wait(0.1)
     told = story.told("a")
     assert (told.kind, told.outcome, told.exit_code) == ("exit", "failed", 1)
-    assert told.why == ("the job failed: not enough nodes joined within 60 s: 2 of 3 nodes ready (a, b)")
+    assert sentence(told) == (
+        "the job failed: not enough nodes joined within 60 s: 2 of 3 nodes ready (a, b)"
+    )
     assert told.root_cause is not None
     assert told.root_cause.kind == "join_timeout"
 
@@ -184,10 +186,10 @@ def test_any_end_stops_all_members_at_once(end: str) -> None:
             story.join("b")
     for node_id in ("a", "c"):
         told = story.told(node_id)
-        assert (told.kind, told.reason, told.round) == ("stop", "round_ended", 1)
+        assert (told.kind, told.code, told.round) == ("stop", "round_ended", 1)
         assert story.group.round is not None
         assert story.group.round.end is not None
-        assert told.why == story.group.round.end.why
+        assert sentence(told) == story.group.round.end.why
     assert len(story.said("round_ended")) == 1
 
 
@@ -199,7 +201,7 @@ def test_silent_node_lives_at_its_lease_and_not_past_it() -> None:
     assert story.ended is None
     story.pass_by(0.001)
     assert story.ended == "lost"
-    assert story.told("a").why == "b lost: no heartbeat for 5 s"
+    assert sentence(story.told("a")) == "b lost: no heartbeat for 5 s"
 
 
 def test_cut_node_has_a_grace() -> None:
@@ -209,7 +211,7 @@ def test_cut_node_has_a_grace() -> None:
     assert story.ended is None
     story.pass_by(0.001)
     assert story.ended == "lost"
-    assert story.told("a").why == "b lost: its connection was cut"
+    assert sentence(story.told("a")) == "b lost: its connection was cut"
 
 
 def test_cut_node_that_is_heard_stays() -> None:
@@ -245,7 +247,7 @@ def test_overdue_member_is_not_waited_for() -> None:
     story.wait(0.1)
     assert story.order == ["a"]
     assert story.told("b").kind == "stop"
-    assert story.told("b").reason == "round_over"
+    assert story.told("b").code == "round_over"
     assert story.join("b").kind == "wait"
 
 
@@ -414,7 +416,7 @@ def test_lost_and_succeeded_node_that_returns_waits_for_the_outcome() -> None:
     assert story.told("b").kind == "stop"
     told = story.join("b", after=1)
     assert told.kind == "wait"
-    assert told.why.endswith("(workers on other nodes have already succeeded)")
+    assert sentence(told).endswith("(workers on other nodes have already succeeded)")
     story.wait(30)
     assert story.ended is None
     story.succeeded("a")

@@ -5,11 +5,12 @@ from itertools import permutations
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection import order as ordering
-from hetrdzv.core.selection.order import Former, Placement, natural_key
+from hetrdzv.core.selection.order import Former, Placement
 from hetrdzv.core.selection.ready import stranded
 from hetrdzv.core.selection.select import Selection, select
+from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.settings import GroupSpec
-from tests.core.driver import Story, running
+from tests.core.driver import Story, running, sentence
 
 
 def node(node_id: str, slots: int = 1, address: str = "10.0.0.1", role: str = "default") -> Node:
@@ -144,13 +145,13 @@ def test_loopback_node_is_told_to_exit() -> None:
     story.join("a", address="127.0.0.1")
     story.join("b", address="10.0.0.2")
     told = story.told("a")
-    assert (told.kind, told.reason, told.exit_code) == ("exit", "rejected", 1)
-    assert told.why == (
+    assert (told.kind, told.code, told.exit_code) == ("exit", "rejected", 1)
+    assert sentence(told) == (
         "node 'a' offers address 127.0.0.1, but group 'g' has nodes on other hosts: "
         "start hetagent with --local-addr or --interface"
     )
     assert "1 of 2 nodes ready (b); waiting for 1 more" in story.why
-    assert story.join("a", after=0).reason == "rejected"  # the same agent is not let in again
+    assert story.join("a", after=0).code == "rejected"  # the same agent is not let in again
     story.leave("a")
     story.join("a", inc="a-2", address="10.0.0.1")
     story.wait(10)
@@ -159,7 +160,7 @@ def test_loopback_node_is_told_to_exit() -> None:
 
 def test_loopback_joiner_is_told_to_exit_and_harms_nobody() -> None:
     story = running("a", "b")
-    assert story.join("c", address="127.0.0.1").reason == "rejected"
+    assert story.join("c", address="127.0.0.1").code == "rejected"
     story.wait(20)
     assert story.ended is None
 
@@ -171,7 +172,7 @@ def test_node_of_another_host_does_not_end_a_local_round() -> None:
     told = story.join("b")
     story.wait(20)
     assert story.ended is None
-    assert told.why == (
+    assert sentence(told) == (
         "round 1 runs without b, which is kept as a spare (a, the master, offers address 127.0.0.1, which no "
         "other host can reach: start hetagent there with --local-addr or --interface)"
     )

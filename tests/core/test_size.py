@@ -3,10 +3,13 @@
 import pytest
 
 from hetrdzv.core.directive import directive, heading
-from hetrdzv.core.phrasing import names, unreached
-from hetrdzv.core.selection.order import natural_key
+from hetrdzv.core.why import cut_off
 from hetrdzv.protocol.addresses import is_loopback
-from tests.core.driver import Story
+from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.parts import CutOff
+from hetrdzv.protocol.who import MOST_NAMES, Nodes
+from hetrdzv.words.phrasing import names
+from tests.core.driver import Story, sentence
 
 MANY = 300
 
@@ -23,10 +26,10 @@ def test_a_text_is_made_once_for_all_who_wait() -> None:
     nodes = list(story.group.nodes.values())
     first = directive(story.group, nodes[0], story.now)
     before = sorted_names()
-    assert {directive(story.group, node, story.now).why for node in nodes} == {first.why}
+    assert {sentence(directive(story.group, node, story.now)) for node in nodes} == {sentence(first)}
     assert sorted_names() == before
     later = directive(story.group, nodes[0], story.now + 2.0)
-    assert later.why != first.why
+    assert sentence(later) != sentence(first)
     assert later.version == first.version
 
 
@@ -42,9 +45,10 @@ def test_a_text_names_five_nodes_and_a_number() -> None:
     many = [f"n{number}" for number in range(MANY)]
     assert names(many) == "n0, n1, n2, n3, n4 and 295 more"
     pairs = {(node_id, master) for node_id in many[:64] for master in many[:64] if node_id != master}
-    text = unreached(pairs, frozenset(many))
-    assert text.endswith("; and 59 more masters")
-    assert len(text) < 600
+    found = cut_off(pairs, frozenset(many))
+    assert (len(found.masters), found.more) == (MOST_NAMES, 59)
+    assert found.masters[0] == CutOff(master="n0", nodes=Nodes.of(many[1:64]))
+    assert [one.master for one in found.masters] == ["n0", "n1", "n2", "n3", "n4"], "in natural order"
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,17 @@ from dataclasses import replace
 
 import pytest
 
+from hetrdzv.core.health.conduct import STRIKES
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection.joining import spare_unit
-from hetrdzv.core.selection.order import may_be_master, natural_key
+from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.select import Lack, Selection
 from hetrdzv.protocol.errors import InvalidSpec
+from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.settings import GroupSpec
-from tests.core.driver import Story
+from hetrdzv.protocol.warnings import NoLabel
+from hetrdzv.protocol.who import Nodes
+from tests.core.driver import Story, sentence
 from tests.support.every_set import Case, best_of_all
 from tests.support.needs import ALL
 
@@ -107,15 +111,15 @@ def racks(**spec: object) -> Story:
 
 def test_a_rack_that_loses_a_node_gives_way_to_a_whole_one() -> None:
     story = racks()
-    assert story.told("n3").why.endswith("kept as a spare (max_nodes is 3)")
+    assert sentence(story.told("n3")).endswith("kept as a spare (max_nodes is 3)")
     story.lose("n2")
     story.join("n1")
     assert story.order == ["n3", "n4"]
-    assert story.told("n1").why == (
+    assert sentence(story.told("n1")) == (
         "round 2 runs without n1, which is kept as a spare (rack a is not whole without n2)"
     )
     story.join("n2", inc="n2-2", labels={"rack": "a"})
-    assert story.told("n1").why.endswith("kept as a spare (max_nodes is 3)")
+    assert sentence(story.told("n1")).endswith("kept as a spare (max_nodes is 3)")
 
 
 def test_the_last_call_for_racks_is_shortened_by_no_number_of_nodes() -> None:
@@ -231,6 +235,28 @@ def test_a_node_that_was_heard_beside_the_new_one_is_missed(address: str) -> Non
     assert "rack a is not whole without n1" in story.why
 
 
+def rack_that_lost_one() -> Story:
+    """Rack a is n1 and n2, on hosts of their own, and n2 is lost; then n5 comes from the host of n1."""
+    story = Story(unit="rack", last_call_s=1)
+    story.join("n1", labels={"rack": "a"}, address="10.0.0.1")
+    story.join("n2", labels={"rack": "a"}, address="10.0.0.2")
+    story.wait(6, silent=("n2",))
+    assert story.node("n2").gone
+    story.join("n5", labels={"rack": "a"}, address="10.0.0.1")
+    return story
+
+
+def test_a_node_takes_the_place_of_one_at_its_address_before_that_of_one_that_is_gone() -> None:
+    story = rack_that_lost_one()
+    assert (story.node("n1").heir, story.node("n2").heir) == ("n5", None)
+
+
+def test_a_node_beside_one_at_its_address_takes_the_place_of_one_that_is_gone() -> None:
+    story = rack_that_lost_one()
+    story.renew("n1")
+    assert (story.node("n1").heir, story.node("n2").heir) == (None, "n5")
+
+
 def test_a_drained_node_is_not_missed() -> None:
     story = racks()
     story.drain("n2")
@@ -247,7 +273,7 @@ def test_a_node_that_is_not_ready_makes_its_rack_wait() -> None:
     assert "but rack a is not whole without n1" in story.why
     story.join("n3", labels={"rack": "b"})
     assert story.order == ["n3"]
-    assert "rack a is not whole without n1" in story.told("n2").why
+    assert "rack a is not whole without n1" in sentence(story.told("n2"))
 
 
 def test_the_rest_of_a_rack_has_the_last_call_to_come() -> None:
@@ -270,7 +296,7 @@ def test_a_rack_joins_a_running_round_as_a_whole() -> None:
     story.join("n3", labels={"rack": "b"}, not_ready="node check failed")
     story.wait(5)
     assert story.ended is None
-    assert story.told("n2").why.endswith("kept as a spare (rack b is not whole without n3)")
+    assert sentence(story.told("n2")).endswith("kept as a spare (rack b is not whole without n3)")
     story.join("n3")
     story.wait(1)
     assert story.ended == "joined"
@@ -287,12 +313,13 @@ def test_nodes_without_the_label_are_units_by_themselves() -> None:
     assert story.order == ["n1", "n2", "n3"]
     assert story.group.round is not None
     assert story.group.round.warnings == (
-        "n2, n3 have no label rack, by which units are formed: each is a unit by itself",
+        NoLabel(label="rack", orders="units", nodes=Nodes.of(["n2", "n3"])),
     )
 
 
 def test_a_node_set_aside_sets_its_rack_aside() -> None:
-    story = racks(strikes=1, max_nodes=2)
+    story = racks(max_nodes=2)
+    story.has_gone("n2", STRIKES - 1)
     story.leave("n2")
     story.join("n2", inc="n2-2", labels={"rack": "a"})
     story.join("n1")

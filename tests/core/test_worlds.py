@@ -10,13 +10,13 @@ import pytest
 from hetrdzv.core.model import Conduct, Node
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.selection import subset
-from hetrdzv.core.selection.order import natural_key
 from hetrdzv.core.selection.ready import next_round
 from hetrdzv.core.selection.select import MASTERS_TRIED, Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol.errors import InvalidSpec
+from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.settings import GroupSpec
-from tests.core.driver import Story, running
+from tests.core.driver import Story, running, sentence
 from tests.core.worlds import PAGE, Cluster, page
 from tests.support.every_set import Case, best_of_all, fits
 from tests.support.needs import ALL, show
@@ -156,14 +156,16 @@ def test_the_page_tells_what_happens() -> None:
 def test_a_spare_says_which_world_size_it_would_make() -> None:
     found = cluster({"a": 4, "b": 4, "c": 3}, world_size_multiple=4)
     assert found.world == 8
-    assert found.story.told("c").why == (
+    assert sentence(found.story.told("c")) == (
         "round 1 runs without c, which is kept as a spare: with its 3 slots the world size would be 11, not a "
         "multiple of 4"
     )
     full = cluster({"a": 4, "b": 4}, max_world_size=4)
-    assert full.story.told("b").why.endswith("the world size would be 8, above max_world_size, which is 4")
+    assert sentence(full.story.told("b")).endswith(
+        "the world size would be 8, above max_world_size, which is 4"
+    )
     crowded = cluster({"a": 4, "b": 4}, world_size_multiple=4, max_nodes=1)
-    assert crowded.story.told("b").why.endswith("kept as a spare (max_nodes is 1)")
+    assert sentence(crowded.story.told("b")).endswith("kept as a spare (max_nodes is 1)")
 
 
 def test_a_joiner_ends_a_round_only_where_the_world_grows() -> None:
@@ -230,7 +232,7 @@ def test_growth_pauses() -> None:
     formed_at = found.story.group.active_round.formed_at  # type: ignore[union-attr]
     found.story.join("b", 4)
     left = formed_at + 20.0 - found.story.now
-    assert found.story.told("b").why.endswith(f"will restart to include b (at most {left:.0f} s more)")
+    assert sentence(found.story.told("b")).endswith(f"will restart to include b (at most {left:.0f} s more)")
     assert deadline(found.story.group, own_leases=False) == formed_at + 20.0
     found.story.wait(left - 1.0)
     assert found.world == 4
@@ -316,7 +318,7 @@ def test_never_agrees_with_trying() -> None:
         least, fewest = rng.randint(1, 12), rng.randint(1, 4)
         most = rng.choice((None, rng.randint(least, 14)))
         many = rng.choice((None, rng.randint(fewest, 5)))
-        worlds = Worlds(least, most, rng.randint(1, 6), fewest, many)
+        worlds = Worlds(least=least, most=most, multiple=rng.randint(1, 6), min_nodes=fewest, max_nodes=many)
         sums = {(0, 0)}
         for _ in range(14 if most is not None else 24):
             sums |= {(world + size, nodes + 1) for world, nodes in sums for size in sizes if world < 60}

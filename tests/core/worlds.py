@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hetrdzv.core.model import Node, Round
-from hetrdzv.core.phrasing import count, names
-from tests.core.driver import Story
+from hetrdzv.words.phrasing import count, names
+from tests.core.driver import Story, sentence
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "worlds.md"
 
@@ -33,7 +33,7 @@ class Cluster:
 
     def __init__(self, slots: Mapping[str, int], **spec: object) -> None:
         self.slots = slots
-        self.story = Story(last_call_s=1.0, strikes=0, **spec)
+        self.story = Story(last_call_s=1.0, **spec)
         self.last: Round | None = None
 
     def come(self, *node_ids: str) -> None:
@@ -73,7 +73,10 @@ class Cluster:
         for node in self.story.group.nodes.values():
             active = self.story.group.active_round
             if active is not None and not node.gone and active.member(node.node_id) is None:
-                yield node, self.story.told(node.node_id).why.partition("kept as a spare")[2].strip(" :()")
+                yield (
+                    node,
+                    sentence(self.story.told(node.node_id)).partition("kept as a spare")[2].strip(" :()"),
+                )
 
     def row(self, what: str) -> str:
         """One row of the table."""

@@ -14,7 +14,7 @@ from tests.netns.cluster import Ends, HostCluster
 from tests.netns.hosts import Hosts, Switch
 from tests.support.cluster import wait_for
 
-FLAGS = ("--nnodes", "2:3", "--last-call-s", "1", "--stop-timeout-s", "3", "--strikes", "0")
+FLAGS = ("--nnodes", "2:3", "--last-call-s", "1", "--stop-timeout-s", "3")
 LEASE_S = 5
 
 

@@ -25,7 +25,7 @@ DIRECTIVE = {
     "kind": "wait",
     "version": "1.wait.0.waiting",
     "round": 0,
-    "reason": "waiting",
+    "code": "waiting",
     "why": "1 of 2 nodes ready",
     "poll_s": 2.5,
     "lease_s": 5,

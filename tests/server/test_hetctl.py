@@ -171,7 +171,6 @@ def test_create_sends_the_given_fields_only(ctl: Callable[..., str], server: Het
         ("crash-loop", 0),
         ("no-restart-on", [2, 64]),
         ("restart-wait-s", 5.0),
-        ("strikes", 2),
         ("hang-timeout-s", 30.0),
         ("rank-order", "gpu7,gpu2,*"),
         ("master", "public=yes"),
@@ -933,7 +932,7 @@ def test_who_is_not_ready_and_what_differs_is_shown(ctl: Callable[..., str], job
         offer = {"incarnation": f"{node}-1", "slots": 1, "address": "10.0.0.1", "port": 1, "not_ready": why}
         request = JoinRequest.model_validate(offer | {"device": {"torch": version}})
         told = job.ask(lambda client, n=node, r=request: client.join(job.group, n, r))
-    assert (told.kind, told.reason) == ("wait", "not_ready")
+    assert (told.kind, told.code) == ("wait", "not_ready")
     shown = ctl("status", job.group)
     assert re.search(r"^warning +gpu1 has torch 2\.13\.0, gpu2 has 2\.12\.1$", shown, re.MULTILINE)
     assert rows(shown, "NODE")[1][:2] == ["gpu2", "not_ready"]

@@ -27,11 +27,12 @@ from hetrdzv.protocol import bounds, wire
 from hetrdzv.protocol.errors import Busy, TooManyGroups, TooManyNodes, TooManyPolls
 from hetrdzv.settings import Limits
 from tests.support.certificates import Authority
+from tests.support.programs.impatient import ARRIVAL_S
 from tests.support.served import join, serving
-from tests.support.servers import Hetserver
+from tests.support.servers import Hetserver, Impatient
 
 WAIT_S = 30.0
-HEADER_S, IDLE_S = 1.0, 3.0
+IDLE_S = 3.0
 POLLS, CONNECTIONS = 24, 96
 SLACK_S = 2.5
 """How late a busy machine may be."""
@@ -205,12 +206,11 @@ def test_every_text_and_list_of_a_body_is_bounded(model: Any) -> None:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Hetserver]:
     flags = {
-        "--header-timeout": HEADER_S,
         "--idle-timeout": IDLE_S,
         "--max-polls-per-address": POLLS,
         "--max-connections": CONNECTIONS,
     }
-    with Hetserver("memory", 0, None, *(f"{word:g}" if isinstance(word, float) else str(word)
+    with Impatient("memory", 0, None, *(f"{word:g}" if isinstance(word, float) else str(word)
                                         for pair in flags.items() for word in pair)) as running:  # fmt: skip
         yield running
         assert running.stop() == 0
@@ -314,11 +314,11 @@ def test_a_header_has_to_come_in_time(server: Hetserver, stack: ExitStack) -> No
             dripping.sendall(bytes([byte]))
         except OSError:
             break
-        if time.monotonic() - began > HEADER_S + SLACK_S:
+        if time.monotonic() - began > ARRIVAL_S + SLACK_S:
             break
         time.sleep(0.1)
     told = [heard(stream) for stream in (*half, second)]
-    assert time.monotonic() - began < HEADER_S + SLACK_S
+    assert time.monotonic() - began < ARRIVAL_S + SLACK_S
     assert told[0] == b""
     for said in told[1:]:
         assert said.startswith(b"HTTP/1.1 408"), said
@@ -454,7 +454,7 @@ def grown(server: Hetserver, before: int) -> float:
 def test_a_server_stays_small_whatever_it_is_sent_and_nobody_reads() -> None:
     """Replies that nobody reads would take 500 MiB, bodies that never end 130 MiB, were there no limits."""
     labels = {f"{n:0128d}": "x" * 128 for n in range(16)}
-    flags = ("--header-timeout", "1", "--idle-timeout", "3")
+    flags = ("--idle-timeout", "3")
     with Hetserver("memory", 0, None, *flags) as server, ExitStack() as stack:
         spec = {"min_nodes": 9_999, "lease_s": 3_600}
         for n in range(960):

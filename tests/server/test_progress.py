@@ -202,7 +202,7 @@ async def test_logs_are_asked_for_as_stacks_are_and_keep_their_end() -> None:
         assert "stacks" not in told, "an agent of an earlier version would answer with stacks"
         assert (told["logs"]["round"], told["logs"]["ranks"]) == (1, [0])
         text = "first" + "x" * 16_370 + "last"
-        assert service.progress.question("g", "a") is None
+        assert service.questions.next("g", "a") is None
         answer = {"incarnation": "1", "number": told["logs"]["number"], "stacks": [{"rank": 0, "text": text}]}
         assert (await client.post(f"{GROUP}/nodes/a/stacks", json=answer)).status_code == 204
         reply = (await asked).json()
@@ -213,12 +213,12 @@ async def test_logs_are_asked_for_as_stacks_are_and_keep_their_end() -> None:
 
 
 async def test_where_it_is_too_long_a_log_loses_its_beginning_and_a_stack_its_end() -> None:
-    questions = Questions(lambda group, nodes: None)
+    questions = Questions(lambda group, nodes: None, lambda: 0.0)
     text = "begins" + "." * MOST_CHARACTERS + "ends"
     for about, end in ((About.LOGS, "ends"), (About.STACKS, "")):
         asked = asyncio.create_task(questions.ask("g", 1, {"a": (0,)}, 5.0, about))
         await settled()
-        question = questions.next("g", "a", 0.0)
+        question = questions.next("g", "a")
         assert question is not None
         questions.answered("g", "a", question.number, [Stack(0, "a", text)])
         (one,) = (await asked)["a"]

@@ -18,6 +18,7 @@ from hetrdzv.service import service as service_module
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import Snapshot
 from tests.support.served import FaultyStore, HandClock, api, join, serving, settled, started, two_nodes
+from tests.support.stalls import behind
 
 BAD = "bad"
 """A node of this name leads to an impossible state, as a fault of the core would."""
@@ -123,7 +124,7 @@ async def test_a_hang_that_began_an_infinite_time_ago_is_not_stored() -> None:
             await service.execute("g", started(name))
         number = service.group("g").last_round
         for since in (-1.7e308 * 2, float("nan")):
-            stall = Stall(kind=StallKind.BEHIND, ranks=(1,), node_id="b", text="rank 1", since=since)
+            stall = Stall(kind=StallKind.BEHIND, ranks=(1,), node_id="b", facts=behind(1, "b"), since=since)
             with pytest.raises(ServerFault, match=r"is -inf|is nan"):
                 await service.execute("g", NoteStall(number, stall))
         await loads_again(store)

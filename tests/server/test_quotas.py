@@ -246,9 +246,9 @@ async def test_samples_count_and_are_not_kept_beyond_the_share(monkeypatch: pyte
         monkeypatch.setattr(quotas, "MOST_HELD", stored + 100)
         lanes = (Collectives("default", 2, 1, 1, 0, "all_reduce"),) * 3
         samples = (Sample(rank=0, collectives=lanes),)
-        service.progress.note("g", "a", "1", Said(1, samples), 1.0)
+        service.progress.note("g", "a", Said(1, samples), 1.0)
         assert service.progress.workers(service.group("g")).keys() == {0}
-        service.progress.note("g", "b", "1", Said(1, (replace(samples[0], rank=1),)), 1.0)
+        service.progress.note("g", "b", Said(1, (replace(samples[0], rank=1),)), 1.0)
         assert service.progress.workers(service.group("g")).keys() == {0}  # unknown, not idle
         await service.execute("g", Cancel())
         account = service._quotas.of_group("g")

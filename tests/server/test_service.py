@@ -13,7 +13,6 @@ from hetrdzv.core.commands import Cancel, Disconnect, Drain, Leave, Put, Renew, 
 from hetrdzv.core.group import empty
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Node
-from hetrdzv.core.phrasing import unreached
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.protocol.errors import (
     HetError,
@@ -517,21 +516,6 @@ async def test_errors_name_five_nodes_and_count_the_others() -> None:
             await service.delete("g")
         with pytest.raises(UnknownNode, match=f"its nodes: {some}$"):
             await service.execute("g", Drain("gpu20"))
-
-
-def test_a_master_that_many_cannot_reach_is_told_with_five_of_them() -> None:
-    nodes = [f"gpu{n}" for n in range(1, 21)]
-    told = unreached({(node, "gpu0") for node in nodes}, {"gpu0", *nodes})
-    assert told.endswith("gpu1, gpu2, gpu3, gpu4, gpu5 and 15 more")
-
-
-def test_many_masters_that_nobody_reaches_are_told_with_five_of_them() -> None:
-    nodes = [f"gpu{n}" for n in range(20)]
-    told = unreached({(node, master) for node in nodes for master in nodes if node != master}, set(nodes))
-    assert told.count("cannot be reached") == 5
-    assert told.endswith("; and 15 more masters")
-    assert told.index("gpu2 cannot") < told.index("gpu4 cannot")
-    assert "gpu10 cannot" not in told
 
 
 # -- loading -----------------------------------------------------------------------------------------------

@@ -235,7 +235,7 @@ class Agent:
         if self._signalled and directive.kind is not DirectiveKind.EXIT:
             return
         self.world.checks.say(
-            self.node_id, f"obeys {directive.kind} {directive.round} ({directive.reason}: {directive.why})"
+            self.node_id, f"obeys {directive.kind} {directive.round} ({directive.code}: {directive.why})"
         )
         match directive.kind:
             case DirectiveKind.START if directive.round == self.round:

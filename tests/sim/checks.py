@@ -7,7 +7,6 @@ workers against all that is known (`acts_on_start`, `workers_started`).
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -15,16 +14,18 @@ from hetagent.protocol import topics
 from hetagent.protocol.requests import Answer, Join, Leave, Poll, Request, Say
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
-from hetrdzv.core.explain import explain
 from hetrdzv.core.group import Transition, step
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group, Round
 from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
+from hetrdzv.core.why import why
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.protocol.wire import DirectiveReply, SharesReply
 from hetrdzv.service import service as service_module
 from hetrdzv.service.liveness import leases as leases_module
+from hetrdzv.words import why as words
+from hetrdzv.words.times import Clock
 from tests.sim.store import Disk
 from tests.sim.timeline import Timeline
 from tests.sim.workers import Workers
@@ -152,7 +153,7 @@ class Checks:
                 if (member.node_id, member.incarnation, new.round.number) not in self._succeeded:
                     self.violate("success is true", f"the workers of {member.node_id} have not succeeded")
         for node in new.nodes.values():
-            if not directive(new, node, now).why:
+            if not words.why(directive(new, node, now).reason, Clock(now)):
                 self.violate("the state says why", f"not to {node.node_id}")
             if node.gone_why.startswith("no heartbeat") and not old.nodes[node.node_id].gone:
                 heard_at = max(self._heard.get(node.incarnation, 0.0), self._serves_since)
@@ -271,7 +272,7 @@ class Checks:
                 self._told_last_round = max(self._told_last_round, told.round)
                 if told.round not in self._rounds:
                     return f"round {told.round}"
-            case DirectiveKind.STOP if told.reason == "round_ended":
+            case DirectiveKind.STOP if told.code == "round_ended":
                 if current is not None and current["number"] == told.round and current["end"] is None:
                     return f"the end of round {told.round}"
             case DirectiveKind.EXIT if told.outcome is not None:
@@ -480,4 +481,4 @@ def _words(what: commands.Command | Request) -> str:
 
 def standing(group: Group | None, now: float) -> str:
     """Where a group stands, for a story that does not end."""
-    return "no server or no group" if group is None else explain(replace(group), now)
+    return "no server or no group" if group is None else words.why(why(group, now), Clock(now))

@@ -9,6 +9,7 @@ from tests.sim.machine import Machine
 from tests.sim.network import DOWN, UP
 from tests.sim.scenario import MOST_MACHINES
 from tests.sim.store import Trouble
+from tests.support.stalls import behind
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -90,7 +91,7 @@ class Faults:
             kind=self._rng.choice((StallKind.BEHIND, StallKind.NO_ANSWER, StallKind.DEADLOCK)),
             ranks=(member.rank_offset,),
             node_id=member.node_id,
-            text=f"others wait for rank {member.rank_offset}",
+            facts=behind(member.rank_offset, member.node_id),
             since=server.last_read_s - self._later(0, 3),
         )
         self._world.timeline.at(self._later(1, 30), server.command, NoteStall(active.number, None))

@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant("any world size is a multiple", f"{CORE}/selection/worlds.py", "range(top - (top - rest) % stride, self.smallest - 1, -stride)", "range(top, 0, -1)"),
     Mutant("bounds in nodes are forgotten", f"{CORE}/selection/subset.py", "if found is None or search.is_allowed(found):", "if True:"),
     Mutant("who is not ready is taken", f"{CORE}/selection/ready.py", "        and not node.not_ready\n", ""),
-    Mutant("nobody corrects who is ready", f"{AGENT}/session/session.py", 'return is_news and (directive.reason', 'return False and (directive.reason'),
+    Mutant("nobody corrects who is ready", f"{AGENT}/session/session.py", 'return is_news and (directive.code', 'return False and (directive.code'),
 )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ another. `python -m tests.sim.plans --cases 500` runs them by themselves.
 
 import argparse
 import random
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -15,9 +14,10 @@ from math import inf
 from typing import Any
 
 from hetrdzv.core.commands import Drain, NoteStall, Restart, Undrain
-from hetrdzv.core.explain import explain_left_out
 from hetrdzv.core.model import Group
 from hetrdzv.core.plan import Changes, NewNode, Plan, plan
+from hetrdzv.core.why import why_left_out
+from hetrdzv.protocol.reasons import timeless
 from hetrdzv.protocol.states import GroupState
 from tests.sim.machine import Machine
 from tests.sim.scenario import Scenario, scenario
@@ -82,7 +82,7 @@ class PlannedWorld(World):
             self._case = None
             self._next(group)
         elif self.timeline.now - case.since > self.bound_s:
-            self.checks.violate("plans come true", f"{case.what} is not over; planned: {case.planned.why}")
+            self.checks.violate("plans come true", f"{case.what} is not over; planned: {case.planned.reason}")
         else:
             self.timeline.at(LOOKS_S, self._look, calm_since)
 
@@ -212,7 +212,7 @@ class PlannedWorld(World):
         planned = plan(group, changes, self.server.served_s)
         self.kinds[what] += 1
         who = [*changes.remove, *changes.drain, *(f"{one.node_id}={one.slots}" for one in changes.add)]
-        self.checks.say("PLAN", f"{what} {who}: {planned.why}; {planned.members}")
+        self.checks.say("PLAN", f"{what} {who}: {planned.reason}; {planned.members}")
         until = min((one.free_at for one in group.conduct.values() if one.aside), default=inf)
         words = " ".join([what, *who])
         self._case = Case(what, words, changes, planned, has_begun, self.timeline.now, until)
@@ -250,7 +250,7 @@ def _planned(planned: Plan) -> dict[str, Any]:
         "restarts": planned.restarts,
         "master": planned.master,
         "members": [(one.node_id, one.group_rank, one.rank_offset, one.slots) for one in planned.members],
-        "spares": {(one.node_id, one.slots, _timeless(one.why)) for one in planned.spares},
+        "spares": {(one.node_id, one.slots, timeless(one.reason)) for one in planned.spares},
     }
 
 
@@ -270,15 +270,11 @@ def _real(group: Group, now: float) -> dict[str, Any]:
             (
                 node.node_id,
                 node.slots,
-                _timeless(explain_left_out(group, node, now)) if active is not None else "",
+                timeless(why_left_out(group, node)) if active is not None else None,
             )
             for node in others
         },
     }
-
-
-def _timeless(why: str) -> str:
-    return re.sub(r"\d+ s\b", "N s", why)
 
 
 def main() -> int:

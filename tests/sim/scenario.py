@@ -97,7 +97,6 @@ def scenario(seed: int) -> Scenario:
         crash_loop=rng.choice((0, 1, 3)),
         no_restart_on=rng.choice(((), (), (), (1,))),
         restart_wait_s=rng.choice((0.0, 2.0, 60.0)),
-        strikes=rng.choice((0, 1, 3)),
         notice_s=kindness.choice((0.0, 0.0, 0.5, 3.0, 20.0)),
         hang_timeout_s=rng.choice((None, 2.0, 10.0)),
         **_order(random.Random(f"{seed}.order")),

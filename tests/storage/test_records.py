@@ -43,18 +43,31 @@ from hetrdzv.core.model import (
 )
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import Refused, StorageError
+from hetrdzv.protocol.parts import Quoted
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
+from hetrdzv.protocol.stalls import Hang
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind, ShareSource
+from hetrdzv.protocol.warnings import Differs, Network, NoWeights, SlowNode, SlowSlots, Version
+from hetrdzv.protocol.who import Nodes, Ranks
 from hetrdzv.storage import records
-from hetrdzv.storage.records import (
-    StoredEvent,
-    changes,
-    event_key,
-    event_prefix,
-    event_record,
-    group_prefix,
-)
+from hetrdzv.storage.records import StoredEvent, changes, event_key, event_prefix, event_record, group_prefix
 from tests.support.restored import restore, sealed
+from tests.support.stalls import behind
+
+WARNINGS = (
+    Differs(
+        part="torch",
+        odd=(Version(version="2.12.1", nodes=Nodes.of(["gpu1"])),),
+        usual=Version(version="2.13.0", nodes=Nodes.of(["gpu2"])),
+        clear=False,
+    ),
+    NoWeights(),
+    SlowSlots(
+        device="T4",
+        dtype="float16",
+        nodes=(SlowNode(node_id="gpu1", slower_by=0.5, local_ranks=Ranks.of([1])),),
+    ),
+)
 
 NOW = 5_000.0
 """The clock of the server that restores (seconds)."""
@@ -239,7 +252,8 @@ def full() -> Group:
         collectives=70,
         step=12,
     )
-    hang = Failure(local_rank=0, rank=4, message="line 7", at=91.5, hang="rank 0 has waited 30 s for rank 4")
+    stood = Hang(facts=behind(4, "b", waiting=(0,)), for_s=30.0)
+    hang = Failure(local_rank=0, rank=4, message="line 7", at=91.5, hang=stood)
     node = Node(
         node_id="gpu0",
         incarnation="x",
@@ -303,7 +317,6 @@ def full() -> Group:
             crash_loop=5,
             no_restart_on=(2, 64),
             restart_wait_s=30.0,
-            strikes=4,
             hang_timeout_s=30.0,
             growth_pause_s=5.0,
             on_join=OnJoin.SPARE,
@@ -328,8 +341,8 @@ def full() -> Group:
             first=True,
             met=3,
             restarted_by="rank 5 (local rank 1) on gpu1 was killed by SIGSEGV",
-            network=("the network of node b is slow",),
-            warnings=("gpu1 has torch 2.12.1, the others 2.13.0",),
+            network=(Network(text=Quoted("the network of node b is slow")),),
+            warnings=WARNINGS,
             shares=Shares(runs=((4, 1.0), (4, 0.5)), source=ShareSource.BY_HAND),
             refreshed=(Shares(number=1, runs=((1, 1.0), (7, 0.25)), source=ShareSource.PACE),),
             notice=Notice(kind=EndKind.CANCELLED, node_id="gpu1", why="somebody wants that", at=97.5),

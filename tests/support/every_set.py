@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.selection.order import Former, may_be_master, natural_key
+from hetrdzv.core.selection.order import Former, may_be_master
 from hetrdzv.core.selection.ready import ready_nodes
 from hetrdzv.core.selection.select import Selection, Shortfall, select
 from hetrdzv.core.selection.units import whole
+from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.settings import GroupSpec
 
 

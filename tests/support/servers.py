@@ -55,6 +55,8 @@ class Hetserver:
     launcher: Sequence[str] = ()
     """A command prefix, which must keep the pid."""
 
+    module = "hetrdzv.cli.hetserver"
+
     def __init__(
         self, store: str = "memory", port: int = 0, token_file: Path | None = None, *args: str
     ) -> None:
@@ -103,7 +105,7 @@ class Hetserver:
             *self.launcher,
             sys.executable,
             "-m",
-            "hetrdzv.cli.hetserver",
+            self.module,
             "--port",
             str(self.port),
             "--store",
@@ -112,7 +114,9 @@ class Hetserver:
         if self.token_file is not None:
             command += ["--token-file", str(self.token_file)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HET_")}
-        path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "rendezvous")])
+        path = os.pathsep.join(
+            [*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "rendezvous"), str(ROOT)]
+        )
         environment |= {"PYTHONPATH": path, "XDG_STATE_HOME": self._home.name}
         with open(Path(self._home.name, "log"), "ab") as log:
             self._process = start_program(
@@ -170,3 +174,9 @@ class Hetserver:
         elif self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
         self._home.cleanup()
+
+
+class Impatient(Hetserver):
+    """A hetserver that does not wait long for headers and bodies (programs/impatient.py)."""
+
+    module = "tests.support.programs.impatient"

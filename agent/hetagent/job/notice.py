@@ -6,11 +6,17 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hetagent.progress import READY
-from hetrdzv.protocol.wire import NoticeReply
+from hetagent.job.room import Environ, Room
+from hetagent.job.workers.processes import Workers
+from hetagent.launch.base import Assignment
+from hetagent.progress import NOTICE_FILE, READY
+from hetagent.protocol import reports
+from hetagent.protocol.line import Line
+from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.wire import DirectiveReply, NoticeReply
 
 LOOK_S = 0.05
 """How often to look who is ready (seconds)."""
@@ -20,6 +26,107 @@ PATIENCE_S = 5.0
 
 EVERYBODY = "all"
 """A line that speaks for all workers of a file."""
+
+
+class Notices(Room):
+    """Tells the workers of a round that it is about to end, so that they save, and the server when they have.
+
+    Args:
+        line: where it is told that they are ready.
+        tell: shows one line to the person at the terminal.
+        signum: what those workers get that handle it; None: only the file.
+        one_per_node: a single process stands for all workers of this node.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        tell: Callable[[str], None],
+        signum: signal.Signals | None = None,
+        *,
+        one_per_node: bool = False,
+    ) -> None:
+        self._line = line
+        self._tell = tell
+        self._signum = signum
+        self._one_per_node = one_per_node
+        self._round, self._sharing = 0, 1
+        self._workers: Workers | None = None
+        self._files: Mapping[int, str] = {}  # by local rank
+        self._notice: Notice | None = None
+        self._all_ready = False
+
+    def enter(self, assignment: Assignment) -> None:
+        self._round = assignment.round
+        self._sharing = assignment.start.slots if self._one_per_node else 1
+
+    def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
+        self._workers = workers
+        self._files = {
+            local_rank: path
+            for local_rank, environ in enumerate(environs)
+            if (path := environ.get(NOTICE_FILE))
+        }
+
+    def heard(self, directive: DirectiveReply) -> None:
+        """Pass a notice on, once."""
+        if directive.kind is not DirectiveKind.START or directive.notice is None or self._workers is None:
+            return
+        told = directive.notice
+        self._tell(
+            f"round {self._round} is about to end ({told.why}): the workers have {told.left_s:.0f} s to save"
+        )
+        if self._notice is None:
+            self._notice = Notice(told, self._files, self._sharing)
+            if self._signum is not None:
+                self._send(self._signum, self._workers.alive)
+
+    def _send(self, signum: signal.Signals, alive: Mapping[int, int]) -> None:
+        """Send a signal to those workers that handle it, and say whom it would have killed."""
+        deaf = [local_rank for local_rank, pid in alive.items() if not handles(pid, signum)]
+        for local_rank, pid in alive.items():
+            if local_rank not in deaf:
+                with contextlib.suppress(PermissionError):  # sudo in a worker; it has the file
+                    os.kill(pid, signum)  # it is not reaped before the round is cleared away
+        if deaf:
+            who = f"local rank{'s' if len(deaf) > 1 else ''} {', '.join(map(str, deaf))}"
+            self._tell(
+                f"{signum.name} was not sent to {who}: without a handler it would have killed the worker"
+            )
+
+    def due_at(self) -> float | None:
+        if self._notice is None or self._workers is None:
+            return None
+        if not self._all_ready:
+            return self._notice.look_at
+        return None if self._workers.running else self._notice.until + PATIENCE_S
+
+    def look(self) -> None:
+        """Tell, once, that the workers may be stopped: all have said so or have ended well."""
+        notice, workers = self._notice, self._workers
+        if notice is None or workers is None or self._all_ready:
+            return
+        ready = notice.ready() | {end.local_rank for end in workers.exits if end.succeeded}
+        self._all_ready = ready >= workers.pids.keys() and notice.answered()
+        if self._all_ready:
+            self._tell(f"round {self._round}: the workers are ready to stop")
+            self._line.say(reports.ready_to_stop(self._round))
+
+    def holds_end(self) -> bool:
+        """Workers that have saved wait for the end of the round: the job is not done."""
+        return self._notice is not None and self._notice.answered()
+
+    def gives_up(self) -> str:
+        """Long after the notice the round goes on all the same, but all workers have ended for it."""
+        if self._notice is None or self._workers is None or self._workers.running or not self._all_ready:
+            return ""
+        if time.monotonic() < self._notice.until + PATIENCE_S:
+            return ""
+        return "goes on, but the workers here have stopped for its end: joining again"
+
+    def end(self) -> None:
+        self._workers = self._notice = None
+        self._all_ready = False
 
 
 class Notice:

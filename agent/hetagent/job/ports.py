@@ -14,15 +14,22 @@ class Ports:
     Args:
         handler: holds the store's port, and hosts the store of a round whose master this node is.
         hold: opens a listening socket for the script's port.
+        moved: whether this node has another address to offer now, so that both ports are held where nobody finds them.
 
     Attributes:
         script: the socket that holds the script's port; None once a round has used it.
     """
 
-    def __init__(self, handler: "HetRendezvousHandler", hold: Callable[[], socket.socket]) -> None:
+    def __init__(
+        self,
+        handler: "HetRendezvousHandler",
+        hold: Callable[[], socket.socket],
+        moved: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.script: socket.socket | None = None
         self._handler = handler
         self._hold = hold
+        self._moved = moved
 
     def offer(self) -> tuple[int, int]:
         """The store's port and the script's port for the next round; ends the store of the last one.
@@ -30,6 +37,8 @@ class Ports:
         Raises:
             NetworkError: there is no free port.
         """
+        if self._moved():
+            self.close()
         self._handler.release()
         if self.script is None:
             self.script = self._hold()

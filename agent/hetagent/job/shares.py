@@ -16,7 +16,9 @@ from functools import partial
 from math import fsum
 from pathlib import Path
 
+from hetagent.job.room import Environ, Room
 from hetagent.launch.base import Assignment
+from hetagent.launch.command import WorkerCommand
 from hetagent.node import scratch
 from hetagent.node.created import Created
 from hetagent.protocol.topics import SHARES, Message
@@ -39,6 +41,51 @@ Runs = Sequence[tuple[int, float]]
 
 Ask = Callable[[Message[SharesReply]], "Future[SharesReply]"]
 """Asks the server for a decision; see `Line.ask`."""
+
+
+class Shares(Room):
+    """Gives the workers of each round their shares, and asks the server for others.
+
+    Args:
+        ask, tell, decided: see `RoundShares`.
+        one_per_node: a single process stands for all slots of this node.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        tell: Callable[[str], None],
+        decided: Callable[[int, bool], None] = lambda number, others: None,
+        *,
+        one_per_node: bool = False,
+    ) -> None:
+        self._ask = ask
+        self._tell = tell
+        self._decided = decided
+        self._one_per_node = one_per_node
+        self._shares: RoundShares | None = None
+
+    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
+        self._shares = RoundShares(assignment, self._ask, self._tell, self._decided)
+
+    def environ(self, local_rank: int) -> Environ:
+        assert self._shares is not None
+        return self._shares.environ(local_rank, one_per_node=self._one_per_node)
+
+    def fileno(self) -> int:
+        return self._shares.fileno() if self._shares is not None else -1
+
+    def due_at(self) -> float | None:
+        return self._shares.due_at() if self._shares is not None else None
+
+    def look(self) -> None:
+        if self._shares is not None:
+            self._shares.look()
+
+    def end(self) -> None:
+        if self._shares is not None:
+            self._shares.close()
+            self._shares = None
 
 
 class RoundShares:

@@ -3,13 +3,15 @@
 from datetime import datetime, timedelta
 
 from hetagent.job.account import Spent, account_lines
-from hetrdzv.protocol.clock_times import ago, clock_time, with_clock_times
+from hetrdzv.protocol.reasons import CameLate
 from hetrdzv.protocol.wire import DirectiveReply, RootCauseReply
+from hetrdzv.words.times import Clock, ago, clock_time
+from hetrdzv.words.why import came_late, told
 
 RULE = "=" * 72
 
 REFUSALS = ("refused", "rejected")
-"""Reasons of an `exit` for a node that may not take part."""
+"""Codes of an `exit` for a node that may not take part."""
 
 
 def closing_block(
@@ -33,7 +35,7 @@ def closing_block(
         lines.append(f"ended    node {node_id} left: {ended_by}")
         lines.append(f"rounds   {round_number} so far on this node")
     else:
-        label = "outcome" if outcome.outcome else "refused" if outcome.reason in REFUSALS else "ended"
+        label = "outcome" if outcome.outcome else "refused" if outcome.code in REFUSALS else "ended"
         lines.append(f"{label:<8} {_why(outcome, datetime.now().astimezone())}")
         if rounds := max(outcome.round, round_number):
             lines.append(f"rounds   {rounds}, restarts spent {outcome.restarts}")
@@ -48,10 +50,10 @@ def closing_block(
 def _why(outcome: DirectiveReply, now: datetime) -> str:
     """Why the agent exits, with this machine's clock times."""
     cancelled = outcome.cancelled
-    if cancelled is None or cancelled.ago_s is None:
-        return with_clock_times(outcome.why, now)
-    at = clock_time(now - timedelta(seconds=cancelled.ago_s), now)
-    return outcome.why.replace(cancelled.at, f"{at} ({ago(cancelled.ago_s)})")
+    if cancelled is not None and cancelled.ago_s is not None and isinstance(outcome.reason, CameLate):
+        at = clock_time(now - timedelta(seconds=cancelled.ago_s), now)
+        return came_late(outcome.reason, f"{at} ({ago(cancelled.ago_s)})")
+    return told(outcome.reason, outcome.why, Clock(outcome.clock, now))
 
 
 def _root_cause(cause: RootCauseReply) -> list[str]:

@@ -2,13 +2,11 @@
 
 import asyncio
 import contextlib
-import re
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from datetime import datetime
 from typing import Any
 
 from hetagent.protocol import reports
@@ -19,15 +17,14 @@ from hetagent.protocol.session.session import LEAVE_PATIENCE_S, Session
 from hetagent.protocol.topics import Message, R
 from hetagent.protocol.waiting import TICK_S, Waiting, never_live
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.clock_times import with_clock_times
 from hetrdzv.protocol.errors import HetError, Unreachable
+from hetrdzv.protocol.reasons import Stalls
 from hetrdzv.protocol.settings import DEFAULTS
+from hetrdzv.protocol.stalls import whom
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import (
-    DirectiveReply,
-    ProgressFields,
-    StacksAsked,
-)
+from hetrdzv.protocol.wire import DirectiveReply, ProgressFields, StacksAsked
+from hetrdzv.words.times import Clock
+from hetrdzv.words.why import told
 
 LEAVE_S = LEAVE_PATIENCE_S + 1.0
 """How long a goodbye may take (seconds)."""
@@ -77,7 +74,7 @@ class Line:
         self._on_question: Callable[[StacksAsked], None] = lambda asked: None
         self._asked: dict[Message[Any], Future[Any]] = {}
         self._waiting = Waiting(tell, show_live)
-        self._told_stall = ""  # what was shown of the stall, but its numbers
+        self._told_stall: object = None  # what was shown of the stall: who is waited for
         self._stop_timeout_s = DEFAULTS.stop_timeout_s
 
     def start(self) -> None:
@@ -253,13 +250,13 @@ class Line:
         what = f"{type(error).__name__}: {error}"
         self._exit("broken", f"the thread that talks to the server broke, which is a bug: {what}")
 
-    def _exit(self, reason: str, why: str) -> None:
+    def _exit(self, code: str, why: str) -> None:
         """Tell the agent to exit, on behalf of no server."""
         exit_ = DirectiveReply(
             kind=DirectiveKind.EXIT,
-            version=reason,
+            version=code,
             round=0,
-            reason=reason,
+            code=code,
             why=why,
             poll_s=0.0,
             lease_s=DEFAULTS.lease_s,
@@ -315,7 +312,7 @@ class Line:
 
     def _tell_notices(self) -> None:
         for notice in self._session.notices():
-            self._tell(with_clock_times(notice, datetime.now().astimezone()))
+            self._tell(notice)
 
     def _pass_on(self) -> None:
         self._tell_notices()
@@ -335,21 +332,24 @@ class Line:
     def _tell_wait(self, answer: DirectiveReply) -> None:
         """Show what the group waits for."""
         if answer.kind == "wait" and not self._closing:
-            self._waiting.waits(answer.why)
+            self._waiting.waits(answer)
         else:
             self._waiting.over()
 
     def _tell_stall(self, answer: DirectiveReply) -> None:
         """Show who is waited for in the round that runs, and that it goes on."""
         if answer.kind != "start":
-            self._told_stall = ""
-        elif answer.reason != "stalled":
-            if self._told_stall:
+            self._told_stall = None
+        elif answer.code != "stalled":
+            if self._told_stall is not None:
                 self._tell(f"round {answer.round} goes on")
-            self._told_stall = ""
-        elif (gist := re.sub(r"\d[\d,]*", "", answer.why)) != self._told_stall:
-            self._told_stall = gist
-            self._tell(answer.why)
+            self._told_stall = None
+        else:
+            stalls = answer.reason if isinstance(answer.reason, Stalls) else None
+            news = (whom(stalls.facts), stalls.known) if stalls is not None else answer.why
+            if news != self._told_stall:
+                self._told_stall = news
+                self._tell(told(answer.reason, answer.why, Clock(answer.clock)))
 
     def _handed_over(self, directive: DirectiveReply) -> None:
         """The agent has been handed a directive; a hook for subclasses."""

@@ -1,11 +1,13 @@
 """What this node waits for, in words: a live line on a terminal, elsewhere a line whenever it changes."""
 
-import re
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from hetrdzv.protocol.clock_times import later, with_clock_times
+from hetrdzv.protocol.reasons import timeless
+from hetrdzv.protocol.wire import DirectiveReply
+from hetrdzv.words.times import Clock
+from hetrdzv.words.why import told
 
 TICK_S = 1.0
 """How often the live line counts down (seconds)."""
@@ -31,39 +33,42 @@ class Waiting:
     def __init__(self, tell: Callable[[str], None], show_live: Callable[[str], bool] = never_live) -> None:
         self._tell = tell
         self._show_live = show_live
-        self._why = ""  # what the live line says
-        self._said_at = (0.0, _clock())  # when it was new: monotonic seconds, this machine's clock
-        self._told = ("", 0.0)
+        self._answer: DirectiveReply | None = None  # what the live line says
+        self._said_at = (0.0, _clock())  # when it came: monotonic seconds, this machine's clock
+        self._told: tuple[object, float] = (None, 0.0)
 
-    def waits(self, why: str) -> None:
+    def waits(self, answer: DirectiveReply) -> None:
         """The server has said what this node waits for."""
         now = time.monotonic()
-        self._why, self._said_at = why, (now, _clock())
+        self._answer, self._said_at = answer, (now, _clock())
         if self.tick():
             return
-        self._why = ""
-        gist = re.sub(r"\d+ s\b", "", why)
-        if gist != self._told[0] and now - self._told[1] >= NEWS_S:
-            self._told = (gist, now)
-            self._tell(with_clock_times(f"waiting: {why}", self._said_at[1]))
+        self._answer = None
+        news = answer.why if answer.reason is None else timeless(answer.reason)
+        if news != self._told[0] and now - self._told[1] >= NEWS_S:
+            self._told = (news, now)
+            self._tell(self._sentence(answer, 0))
 
     def tick(self) -> bool:
         """Let the live line count down; whether there is one."""
-        if not self._why:
+        if self._answer is None:
             return False
         elapsed_s = int(time.monotonic() - self._said_at[0])  # whole, or the clock times would flicker
-        now = self._said_at[1] + timedelta(seconds=elapsed_s)
-        return self._show_live(f"waiting: {with_clock_times(later(self._why, elapsed_s), now)}")
+        return self._show_live(self._sentence(self._answer, elapsed_s))
+
+    def _sentence(self, answer: DirectiveReply, elapsed_s: int) -> str:
+        here = self._said_at[1] + timedelta(seconds=elapsed_s)
+        return f"waiting: {told(answer.reason, answer.why, Clock(answer.clock + elapsed_s, here))}"
 
     def pause(self) -> None:
         """Nobody knows at the moment what this node waits for, since no server answers."""
-        if self._why:
-            self._why = ""
+        if self._answer is not None:
+            self._answer = None
             self._show_live("")
 
     def over(self) -> None:
         """This node waits no longer."""
-        self._told = ("", 0.0)
+        self._told = (None, 0.0)
         self.pause()
 
 

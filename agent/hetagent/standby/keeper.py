@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
 from hetagent.standby.imports import SETTLED_S, Imports
-from hetagent.standby.policy import AUTO, TORCH, memory_shortage
+from hetagent.standby.policy import AUTO, memory_shortage
 from hetagent.standby.process import END_TIMEOUT_S, NotTaken, Plan, Standby
+from hetagent.torch_compat.flags import PRELOADED
 
 WARM_QUIET_S, COLD_QUIET_S = 1.0, 5.0
 """How long after the start of a round no standby is made: its workers come first (seconds).
@@ -47,7 +48,7 @@ class Standbys:
     """
 
     def __init__(self, preload: Sequence[str], tell: Callable[[str], None]) -> None:
-        self._preload = [module for module in preload if module != AUTO] or list(TORCH)
+        self._preload = [module for module in preload if module != AUTO] or list(PRELOADED)
         self._imports = Imports() if AUTO in preload else None
         self._left_out: set[str] = set()
         self._tell = tell

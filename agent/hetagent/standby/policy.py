@@ -12,12 +12,8 @@ NONE = "none"
 AUTO = "auto"
 DEFAULT = AUTO
 
-TORCH = ("torch", "torch._dynamo")
-"""What `auto` stands for before a script has imported anything. torch imports the latter (2.13) when the first
-optimizer or DistributedDataParallel is made: 820 modules, as much CPU as the rest of torch."""
-
 NEEDED_BYTES = 1 << 30
-"""Free memory for each standby to be made; with `TORCH` it takes 290 MB (CPU build), more with CUDA."""
+"""Free memory for each standby to be made; with torch it takes 290 MB (CPU build), more with CUDA."""
 
 CGROUP, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 

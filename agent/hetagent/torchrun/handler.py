@@ -26,13 +26,13 @@ from hetagent.job.workers.store import STORE_TIMEOUT, HetRendezvousHandler
 from hetagent.node import names, network
 from hetagent.protocol import reports
 from hetagent.protocol.line import Line
-from hetagent.torch_compat import BARRIER_PASSED
+from hetagent.torch_compat.callers import BARRIER_PASSED, signal_of_callers, workers_of_callers
 from hetagent.torchrun.background import Call
-from hetagent.torchrun.callers import failure_of_callers, signal_of_callers, workers_of_callers
 from hetagent.torchrun.conf import TORCHS_STOP_TIMEOUT_S, Conf
 from hetagent.torchrun.connection import Connection, cancel
 from hetagent.torchrun.directives import Directives
 from hetagent.torchrun.environment import WorkerEnvironment
+from hetagent.torchrun.failure import failure_of_callers
 from hetagent.torchrun.messages import as_rdzv_conf, tell
 from hetagent.torchrun.store import PAUSE_S, RoundOverError, RoundStore, look_for, visit
 from hetrdzv.protocol.errors import HetError

@@ -10,7 +10,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from hetagent.node import console
-from hetagent.torchrun.callers import torchrun_is_calling
+from hetagent.torch_compat.callers import torchrun_is_calling
 from hetagent.torchrun.conf import OPTIONS
 from hetrdzv.protocol.wire import DirectiveReply
 
@@ -43,7 +43,7 @@ def exit_error(directive: DirectiveReply) -> BaseException:
     Under torchrun, a job that succeeded and a node that was drained become a `SystemExit` with hetagent's status.
     """
     text = as_rdzv_conf(directive.why)
-    if directive.outcome == "succeeded" or directive.reason == "drained":
+    if directive.outcome == "succeeded" or directive.code == "drained":
         # launch_agent() of torch 2.13 uses the result of LocalElasticAgent.run(), which is None after a graceful exit
         return SystemExit(directive.exit_code) if torchrun_is_calling() else RendezvousGracefulExitError(text)
     if directive.root_cause is not None and directive.root_cause.kind == "join_timeout":

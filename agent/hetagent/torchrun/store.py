@@ -11,7 +11,13 @@ from typing import Any, cast
 from torch.distributed import Store, TCPStore
 
 from hetagent.job.workers.store import STORE_TIMEOUT
-from hetagent.torch_compat import ASSIGNED_RANKS, BARRIER_ENTERED, BARRIER_PASSED, ROLE_INFO, role_info
+from hetagent.torch_compat.callers import (
+    ASSIGNED_RANKS,
+    BARRIER_ENTERED,
+    BARRIER_PASSED,
+    ROLE_INFO,
+    role_info,
+)
 from hetagent.torchrun.background import Call
 from hetrdzv.protocol.settings import MAX_SLOTS
 from hetrdzv.protocol.wire import StartReply

@@ -74,14 +74,14 @@ def _beside(name: str) -> "Any":
 
 
 def _listen(path: str) -> None:
-    """Have the agent see this process at `path`, now or once the script has imported torch: see watched.py.
+    """Have the agent see this process at `path`, now or once the script has imported torch: see torch_server.py.
 
     Whatever fails, fails silently: the agent then sees no progress.
     """
 
     def serve() -> None:
         try:  # noqa: SIM105 - contextlib would be one module more for the script to see
-            _beside("watched").serve(path)
+            _beside("torch_server").serve(path)
         except Exception:
             pass
 

@@ -16,23 +16,14 @@ from pydantic_core import to_json
 from hetrdzv.api.shares import member_weights, shares_reply
 from hetrdzv.api.workers import worker_replies
 from hetrdzv.core.directive import Directive, Start, Warned, warned
-from hetrdzv.core.explain import explain, explain_misfit
 from hetrdzv.core.health.drift import drift
 from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import (
-    DRAINED,
-    Cancellation,
-    Failure,
-    Group,
-    Member,
-    Node,
-    RootCause,
-    Round,
-    Stall,
-)
+from hetrdzv.core.model import DRAINED, Cancellation, Failure, Group, Member, Node, RootCause, Round, Stall
+from hetrdzv.core.why import why, why_misfit
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.states import NodePhase
+from hetrdzv.protocol.warnings import AnyWarning
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress import slow, unseen
@@ -40,6 +31,10 @@ from hetrdzv.service.progress.questions import About
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
+from hetrdzv.words import why as words
+from hetrdzv.words.stalls import stall as stall_text
+from hetrdzv.words.times import Clock
+from hetrdzv.words.warnings import warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +87,7 @@ def directive_response(group: Group, directive: Directive, pace: Pace) -> Respon
 def asking_json(service: Service, node_id: str, told: Told) -> bytes:
     """The directive of a node that may be asked something, as JSON, with the question if there is one."""
     group, directive, pace = told
-    question = service.progress.question(group.group_id, node_id)
+    question = service.questions.next(group.group_id, node_id)
     if question is None:
         return directive_json(group, directive, pace)
     question.handed_at = service.now()
@@ -160,8 +155,10 @@ def directive_reply(group: Group, directive: Directive, pace: Pace) -> wire.Dire
         kind=directive.kind,
         version=directive.version,
         round=directive.round,
+        code=directive.code,
         reason=directive.reason,
-        why=directive.why,
+        why=words.why(directive.reason, Clock(directive.clock)),
+        clock=directive.clock,
         poll_s=pace.poll_s,
         lease_s=pace.lease_s,
         keepalive_s=group.spec.lease_s,
@@ -171,7 +168,7 @@ def directive_reply(group: Group, directive: Directive, pace: Pace) -> wire.Dire
         job=directive.job,
         start=_start(directive.start) if directive.start is not None else None,
         notice=_notice(directive.notice),
-        warnings=list(directive.start.warnings) or None if directive.start is not None else None,
+        warnings=_sentences(directive.start.warnings) or None if directive.start is not None else None,
         outcome=directive.outcome,
         exit_code=directive.exit_code,
         root_cause=_root_cause(directive.root_cause),
@@ -229,11 +226,13 @@ def _root_cause(cause: RootCause | None) -> wire.RootCauseReply | None:
 
 def group_summary(group: Group, now: float) -> wire.GroupSummary:
     """A group in brief."""
-    current = group.round
+    current, reason = group.round, why(group, now)
     return wire.GroupSummary(
         group_id=group.group_id,
         state=group.state,
-        why=explain(group, now),
+        reason=reason,
+        why=words.why(reason, Clock(now)),
+        clock=now,
         job=group.job,
         round=group.last_round,
         world_size=current.world_size if current is not None and current.end is None else 0,
@@ -287,7 +286,11 @@ def group_reply(
     everybody = current.members if current is not None else ()
     on_page = everybody if page == ALL else _only(everybody, {node.node_id for node in nodes})
     spec = {name: getattr(group.spec, name) for name in wire.SpecFields.model_fields}
-    newest = _round(group, current, on_page, seen, now) if current is not None else None
+    slow_ones = slow.shown(group, current, seen, now) if current is not None else []
+    unwatched = unseen.shown(group, current, seen, now) if current is not None else []
+    newest = None
+    if current is not None:
+        newest = _round(group, current, on_page, seen, now, _sentences(slow_ones), _sentences(unwatched))
     summary = dict(group_summary(group, now))
     if newest is not None:
         summary["why"] = "; ".join([summary["why"], *newest.unwatched])
@@ -301,17 +304,22 @@ def group_reply(
             wire.UnreachableReply(node_id=node_id, master=master)
             for master, node_id in sorted((master, node_id) for node_id, master in group.unreachable)
         ],
-        warnings=list(_warnings(group)),
+        warnings=_sentences(_warnings(group)),
+        facts=[*_warnings(group), *slow_ones, *unwatched],
         root_cause=_root_cause(group.root_cause),
     )
 
 
 @kept
-def _warnings(group: Group) -> tuple[str, ...]:
+def _warnings(group: Group) -> tuple[AnyWarning, ...]:
     """What differs between the nodes that are here and matters, and what is slow between them."""
     nodes = [node for node in group.live if node.job == group.job]
     network = group.active_round.network if group.active_round is not None else ()
     return (*drift(nodes), *slow_slots(nodes), *unlike_speeds(nodes), *network)
+
+
+def _sentences(values: Iterable[AnyWarning]) -> list[str]:
+    return [warning(value) for value in values]
 
 
 def _only(members: Iterable[Member], node_ids: AbstractSet[str]) -> Sequence[Member]:
@@ -320,7 +328,13 @@ def _only(members: Iterable[Member], node_ids: AbstractSet[str]) -> Sequence[Mem
 
 
 def _round(
-    group: Group, current: Round, shown: Sequence[Member], seen: Mapping[int, Seen], now: float
+    group: Group,
+    current: Round,
+    shown: Sequence[Member],
+    seen: Mapping[int, Seen],
+    now: float,
+    stragglers: list[str],
+    unwatched: list[str],
 ) -> wire.RoundReply:
     on_page = {member.node_id for member in shown}
     each = member_weights(current) if shown else {}
@@ -336,15 +350,16 @@ def _round(
         stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
         notice=_notice(warned(group, now)),
         workers=worker_replies(current, seen, on_page, now) if on_page else [],
-        stragglers=slow.shown(group, current, seen, now),
-        unwatched=unseen.shown(group, current, seen, now),
+        stragglers=stragglers,
+        unwatched=unwatched,
     )
 
 
 def _stall(stall: Stall, now: float) -> wire.StallReply:
     return wire.StallReply(
         kind=stall.kind,
-        text=stall.text,
+        text=stall_text(stall.facts),
+        facts=stall.facts,
         ranks=list(stall.ranks),
         node_id=stall.node_id,
         since_s=max(0.0, now - stall.since),
@@ -359,6 +374,7 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
     """
     active = group.active_round
     member = active.member(node.node_id) if active is not None and group.in_round(node) else None
+    misfit = why_misfit(group, node)
     return wire.NodeReply(
         node_id=node.node_id,
         state=node_state(group, node),
@@ -375,7 +391,10 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         speeds=list(node.speeds) or None,
         labels=dict(node.labels),
         device=dict(node.device),
-        why=node.gone_why or node.leaving or node.not_ready or explain_misfit(group, node),
+        why=node.gone_why
+        or node.leaving
+        or node.not_ready
+        or (words.misfit(misfit) if misfit is not None else ""),
         failure=_failure(node.failure),
     )
 

@@ -7,6 +7,7 @@ from hetrdzv.api.shares import worker_paces, worker_weights
 from hetrdzv.core.model import Round
 from hetrdzv.protocol import wire
 from hetrdzv.service.progress.table import Seen
+from hetrdzv.words.warnings import unseen
 
 
 def worker_replies(
@@ -29,7 +30,7 @@ def worker_reply(seen: Seen, now: float, weight: float = 1.0, pace: float | None
         node_id=seen.node_id,
         state=worker.state,
         idle_s=round(worker.idle_s, 3),
-        unseen=seen.unseen(now),
+        unseen=unseen(seen.unseen(now)),
         sources=sample.sources,
         collectives=sample.count,
         per_s=seen.collectives.per_s,

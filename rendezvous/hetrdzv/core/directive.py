@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from hetrdzv.core.explain import explain, explain_wait
 from hetrdzv.core.model import DRAINED, Cancellation, Group, Member, Node, RootCause, Round
-from hetrdzv.core.phrasing import ended
 from hetrdzv.core.rounds.notice import ends_at, may_save
+from hetrdzv.core.why import why, why_waits
+from hetrdzv.protocol import reasons
 from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.reasons import NodeReason
 from hetrdzv.protocol.states import DirectiveKind, GroupState, NodePhase
+from hetrdzv.protocol.warnings import RoundWarning
 
 EXIT_FAILED = 1
 EXIT_CANCELLED = 3
@@ -38,7 +40,7 @@ class Start:
     daemon: tuple[str, ...] | None
     weights: tuple[tuple[int, float], ...] = ()
     restarted_by: str = ""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[RoundWarning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +76,9 @@ class Directive:
 
     Attributes:
         round: the round that it is about; 0 for none.
-        reason: a code that does not depend on the text of `why`.
-        why: one sentence for people.
+        code: what it says in a word.
+        reason: why.
+        clock: what the server's clock read when it was made (seconds).
         start: with `start` only.
         notice: with `start`, if its round is about to end.
         outcome: with `exit`: the group's final state, if it has one.
@@ -90,8 +93,9 @@ class Directive:
     kind: DirectiveKind
     job: int
     round: int
-    reason: str
-    why: str
+    code: str
+    reason: NodeReason
+    clock: float
     stop_timeout_s: float
     start: Start | None = None
     notice: Warned | None = None
@@ -104,30 +108,30 @@ class Directive:
 
     @property
     def version(self) -> str:
-        """Changes with the directive's kind, round or reason, never with the text of `why`."""
-        return Heading(self.kind, self.job, self.round, self.reason).version
+        """Changes with the directive's kind, round or code, never with what is in the reason."""
+        return Heading(self.kind, self.job, self.round, self.code).version
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What a directive says in its first line: all that its version depends on, and no text."""
+    """What a directive says in its first line: all that its version depends on, and no reason."""
 
     kind: DirectiveKind
     job: int
     round: int
-    reason: str
+    code: str
 
     @property
     def version(self) -> str:
-        """Changes with the directive's kind, round or reason, never with the text of `why`."""
-        return f"{self.job}.{self.kind}.{self.round}.{self.reason}"
+        """Changes with the directive's kind, round or code."""
+        return f"{self.job}.{self.kind}.{self.round}.{self.code}"
 
 
 def heading(group: Group, node: Node) -> Heading:
     """What a node of a group has to do now, without the details; costs the same however large the group is."""
 
-    def tell(kind: DirectiveKind, reason: str, round_number: int = 0) -> Heading:
-        return Heading(kind, node.job, round_number, reason)
+    def tell(kind: DirectiveKind, code: str, round_number: int = 0) -> Heading:
+        return Heading(kind, node.job, round_number, code)
 
     if node.rejected is not None:
         return tell(DirectiveKind.EXIT, "rejected")
@@ -138,8 +142,8 @@ def heading(group: Group, node: Node) -> Heading:
     if node.phase is NodePhase.LEFT:
         return tell(DirectiveKind.EXIT, "left")
     if may_save(group, node):
-        reason = "notice" if node.takes_notice else "round_formed"
-        return tell(DirectiveKind.START, reason, node.member_of)
+        news = "notice" if node.takes_notice else "round_formed"
+        return tell(DirectiveKind.START, news, node.member_of)
     if node.leaving == DRAINED or node.node_id in group.drained:
         return tell(DirectiveKind.EXIT, DRAINED)
     if node.phase is NodePhase.LOST:
@@ -162,14 +166,15 @@ def directive(group: Group, node: Node, now: float) -> Directive:
     """What a node of a group has to do now.
 
     Args:
-        now: the server's clock (seconds), for the text of `why` alone.
+        now: the server's clock (seconds), for the reason alone.
     """
     head = heading(group, node)
     return Directive(
         kind=head.kind,
         job=head.job,
         round=head.round,
-        reason=head.reason,
+        code=head.code,
+        clock=now,
         stop_timeout_s=group.spec.stop_timeout_s,
         replaced=node.replaced,
         hang=_is_hang(group, head.round),
@@ -184,58 +189,58 @@ def _is_hang(group: Group, round_number: int) -> bool:
 
 
 def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, Any]:
-    """The text of a directive, and what else comes with it."""
-    match head.reason:
+    """The reason for a directive, and what else comes with it."""
+    current, node_id = group.round, node.node_id
+    match head.code:
         case "rejected":
-            return {"why": node.rejected, "exit_code": EXIT_FAILED}
+            return {"reason": reasons.Rejected(why=node.rejected or ""), "exit_code": EXIT_FAILED}
         case outcome if isinstance(outcome, GroupState):
             if node.job != group.job:
-                why = f"the job that this node was in {ended(outcome)}"
-                return {"why": why, "outcome": outcome, "exit_code": _exit_code(outcome, None)}
+                earlier = reasons.EarlierJob(outcome=outcome)
+                return {"reason": earlier, "outcome": outcome, "exit_code": _exit_code(outcome, None)}
             late = _came_late(group, node)
             return {
-                "why": late or explain(group, now),
+                "reason": late or why(group, now),
                 "cancellation": group.cancellation if late else None,
                 "outcome": outcome,
                 "exit_code": _exit_code(outcome, group.root_cause),
                 "root_cause": group.root_cause,
             }
         case "left":
-            return {"why": f"{node.node_id} has left: {node.gone_why}", "exit_code": EXIT_FAILED}
+            left = reasons.Gone(kind="left", node_id=node_id, why=node.gone_why)
+            return {"reason": left, "exit_code": EXIT_FAILED}
         case "drained":
-            why = f"{node.node_id} was drained; to readmit it: hetctl undrain {group.group_id} {node.node_id}"
-            return {"why": why, "exit_code": EXIT_DRAINED}
+            drained = reasons.Drained(group_id=group.group_id, node_id=node_id)
+            return {"reason": drained, "exit_code": EXIT_DRAINED}
         case "lost":
-            return {"why": f"the server considers {node.node_id} lost: {node.gone_why}"}
-        case "round_ended" if group.round is not None and group.round.end is not None:
-            return {"why": group.round.end.why}
-        case "round_formed" | "daemon" | "stalled" | "notice" if group.round is not None:
-            start, why = _start(group, group.round, node), f"round {head.round} formed"
-            if head.reason == "stalled":
-                why = explain(group, now)
-            if start is not None and node.daemon:
-                program = node.daemon[0].rpartition("/")[2]
-                why = f"{start.master.node_id}, the master, has this node run {program}"
-            if head.reason == "notice":
-                return {"why": explain(group, now), "start": start, "notice": warned(group, now)}
-            return {"why": why, "start": start}
+            return {"reason": reasons.Gone(kind="lost", node_id=node_id, why=node.gone_why)}
+        case "round_ended" if current is not None and current.end is not None:
+            return {"reason": reasons.Ended(round=current.number, why=current.end.why)}
+        case "round_formed" | "daemon" | "stalled" | "notice" if current is not None:
+            return _start_details(group, current, node, head, now)
         case "round_over":
-            return {"why": f"round {node.member_of} is over"}
+            return {"reason": reasons.Formed(kind="over", round=node.member_of)}
         case _:
-            return {"why": explain_wait(group, node, now)}
+            return {"reason": why_waits(group, node, now)}
 
 
-def _came_late(group: Group, node: Node) -> str | None:
+def _start_details(group: Group, current: Round, node: Node, head: Heading, now: float) -> dict[str, Any]:
+    start = _start(group, current, node)
+    if head.code == "notice":
+        return {"reason": why(group, now), "start": start, "notice": warned(group, now)}
+    if node.daemon and start is not None:
+        program = node.daemon[0].rpartition("/")[2]
+        return {"reason": reasons.RunsDaemon(master=start.master.node_id, program=program), "start": start}
+    reason = why(group, now) if head.code == "stalled" else reasons.Formed(round=head.round)
+    return {"reason": reason, "start": start}
+
+
+def _came_late(group: Group, node: Node) -> reasons.CameLate | None:
     """What a node hears that joined after the end of the job; None for a node that was in it."""
     if group.finished_at is None or node.joined_at <= group.finished_at:
         return None
-    name, cancelled = group.group_id, group.cancellation
-    by = f" by {cancelled.by}" if cancelled is not None and cancelled.by else ""
-    at = f" at {cancelled.at}" if cancelled is not None and cancelled.at else ""
-    return (
-        f"the earlier job of group '{name}' {ended(group.state)}{by}{at}, before this node joined; to begin anew: "
-        f"hetctl restart {name}, or hetctl delete {name} for other settings"
-    )
+    cancelled = group.cancellation or Cancellation()
+    return reasons.CameLate(group_id=group.group_id, outcome=group.state, by=cancelled.by, at=cancelled.at)
 
 
 def _exit_code(outcome: GroupState, root_cause: RootCause | None) -> int:

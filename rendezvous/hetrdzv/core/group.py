@@ -25,18 +25,8 @@ from hetrdzv.core.commands import (
 )
 from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.health.hangs import note_stall
-from hetrdzv.core.model import (
-    DRAINED,
-    OFFERED,
-    Cancellation,
-    Event,
-    Failure,
-    Group,
-    Node,
-    RootCause,
-    Round,
-)
-from hetrdzv.core.phrasing import clipped, count, describe_failure, names, never_met
+from hetrdzv.core.model import DRAINED, OFFERED, Cancellation, Event, Failure, Group, Node, RootCause, Round
+from hetrdzv.core.phrasing import count, describe_failure, names
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.shares import refresh
@@ -58,6 +48,7 @@ from hetrdzv.core.rounds.transitions import (
     take_place_in_unit,
     withdraw,
 )
+from hetrdzv.protocol import parts
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import (
     DaemonRefused,
@@ -69,8 +60,11 @@ from hetrdzv.protocol.errors import (
     StaleRound,
     UnknownNode,
 )
+from hetrdzv.protocol.parts import quoted
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
+from hetrdzv.protocol.warnings import Network
+from hetrdzv.words.why import never_met
 
 FORMER_KEPT = 8
 """How many past incarnations of a node id are remembered, so that none of them is accepted again."""
@@ -190,7 +184,7 @@ def _join(work: Work, command: Join) -> None:
         take_place_in_unit(work, command.node_id)
     text = f"{command.node_id} joined with {slots} at {command.address}"
     if command.not_ready:
-        text += f", not ready yet: {clipped(command.not_ready)}"
+        text += f", not ready yet: {quoted(command.not_ready)}"
     work.say("node_joined", text, command.node_id)
 
 
@@ -283,7 +277,7 @@ def _note_readiness(work: Work, node: Node, why: str) -> None:
     if not why:
         work.say("node_ready", f"{node.node_id} is ready", node.node_id)
     elif not node.not_ready:
-        work.say("node_not_ready", f"{node.node_id} is not ready: {clipped(why)}", node.node_id)
+        work.say("node_not_ready", f"{node.node_id} is not ready: {quoted(why)}", node.node_id)
 
 
 def _renew(work: Work, command: Renew) -> bool:
@@ -339,7 +333,7 @@ def _report(work: Work, command: Report) -> None:
                 work.say("node_succeeded", f"all workers of {node.node_id} succeeded", node.node_id)
             latest = work.group.round
             if command.must_meet and latest is not None and latest.apart:
-                message = never_met(latest)
+                message = never_met(parts.Apart(met=latest.met or 0, world_size=latest.world_size))
                 cause = RootCause(kind="never_met", message=message, round=latest.number)
                 finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
         case ReportKind.READY_TO_STOP:
@@ -371,7 +365,8 @@ def _count_met(work: Work, node: Node, current: Round, met: int) -> None:
     current = replace(current, met=met)
     work.change(round=current)
     if current.apart:
-        work.say("never_met", never_met(current), node.node_id)
+        strangers = parts.Apart(met=current.met or 0, world_size=current.world_size)
+        work.say("never_met", never_met(strangers), node.node_id)
 
 
 def _note_network(work: Work, node: Node, message: str) -> None:
@@ -379,10 +374,10 @@ def _note_network(work: Work, node: Node, message: str) -> None:
     current = work.group.round
     if not message or current is None or node.node_id != current.master.node_id or current.network:
         return
-    network = tuple(clipped(line) for line in message.splitlines()[:MOST_OF_NETWORK] if line)
+    network = tuple(Network(text=quoted(line)) for line in message.splitlines()[:MOST_OF_NETWORK] if line)
     work.change(round=replace(current, network=network))
     for line in network:
-        work.say("slow_network", line, node.node_id)
+        work.say("slow_network", line.text, node.node_id)
 
 
 def _is_reached(group: Group, current: Round) -> bool:

@@ -151,8 +151,8 @@ def _membership_violations(group: Group, current: Round) -> Iterator[str]:
     if len(names) < group.spec.min_nodes:
         yield f"round {current.number} has {len(names)} nodes of at least {group.spec.min_nodes}"
     yield from _order_violations(group, current)
-    if excluded := Worlds.of(group.spec).excludes(offset):
-        yield f"round {current.number} has world size {offset}, {excluded}"
+    if not (worlds := Worlds.of(group.spec)).allows(offset):
+        yield f"round {current.number} has world size {offset}, which is none of {worlds}"
 
 
 def _member_violations(group: Group, current: Round, changed: Iterable[Node] | None) -> Iterator[str]:

@@ -11,7 +11,9 @@ from functools import cached_property
 from hetrdzv.core.patched import Patched
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.stalls import Hang, StallFacts
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ShareSource, StallKind
+from hetrdzv.protocol.warnings import Network, RoundWarning
 
 DRAINED = "drained"
 """`Node.leaving` of a node that a person took out."""
@@ -31,7 +33,7 @@ class Failure:
         final: the node's agent gives up with it, so that this node takes part in no further round.
         permanent: a restart would end the same way (the script has a syntax error), so none is spent.
         hang: nothing has exited, but the worker (rank -1: nobody in particular) kept others waiting for too long: who
-            waited for whom, in a clause. Then `message` is its Python stack, and `at` when the wait began.
+            waited for whom. Then `message` is its Python stack, and `at` when the wait began.
         collectives, step: how far the node's workers had come in the round: how many collectives the most advanced had
             asked for, and the highest step that a script told; None: unknown.
     """
@@ -44,7 +46,7 @@ class Failure:
     at: float = 0.0
     final: bool = False
     permanent: bool = False
-    hang: str = ""
+    hang: Hang | None = None
     collectives: int | None = None
     step: int | None = None
 
@@ -256,7 +258,7 @@ class Stall:
     Attributes:
         ranks: the first few workers that are waited for; empty if nobody is behind.
         node_id: the node of the first of them, or None.
-        text: all of it but the time, in a clause (`ranks 0 to 2 wait for rank 3 (gpu2), which is at ...`).
+        facts: all of it but the time.
         since: when that began, on the server's clock (seconds).
         stack: the Python stack of the first of `ranks`, once its agent has sent it.
         told: whether it has lasted long enough for an event and the state to say it.
@@ -267,7 +269,7 @@ class Stall:
     kind: StallKind
     ranks: tuple[int, ...]
     node_id: str | None
-    text: str
+    facts: StallFacts
     since: float
     stack: str = ""
     told: bool = False
@@ -322,8 +324,8 @@ class Round:
     first: bool = False
     met: int | None = None
     restarted_by: str = ""
-    warnings: tuple[str, ...] = ()
-    network: tuple[str, ...] = ()
+    warnings: tuple[RoundWarning, ...] = ()
+    network: tuple[Network, ...] = ()
     shares: Shares = EQUAL_SHARES
     refreshed: tuple[Shares, ...] = ()
     stall: Stall | None = None

@@ -11,27 +11,17 @@ from itertools import count
 from math import inf, nextafter
 
 from hetrdzv.core.budget import Budget
-from hetrdzv.core.commands import (
-    Command,
-    Drain,
-    Join,
-    Leave,
-    NoteStall,
-    Put,
-    Renew,
-    Report,
-    Restart,
-    Tick,
-)
+from hetrdzv.core.commands import Command, Drain, Join, Leave, NoteStall, Put, Renew, Report, Restart, Tick
 from hetrdzv.core.directive import heading
-from hetrdzv.core.explain import explain, explain_left_out
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import OFFERED, Event, Group, Member, Node, Round
 from hetrdzv.core.phrasing import names
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import begins_anew
-from hetrdzv.core.selection.order import natural_key
+from hetrdzv.core.why import why, why_left_out
 from hetrdzv.protocol.errors import NodeIdInUse, PlanTooLarge, UnknownNode
+from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.reasons import GroupReason, WhyLeftOut
 from hetrdzv.protocol.settings import SETTINGS
 from hetrdzv.protocol.states import DirectiveKind, GroupState, NodePhase, ReportKind
 
@@ -94,11 +84,17 @@ class PlannedMember:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A node that would be in no round, and why."""
+    """A node that would be in no round, and why.
+
+    Attributes:
+        reason: of a spare; None: no round would run.
+        gone_why: why it would be gone; empty: it would not be.
+    """
 
     node_id: str
     slots: int
-    why: str
+    reason: WhyLeftOut | None = None
+    gone_why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +102,9 @@ class Plan:
     """What would happen.
 
     Attributes:
-        now: where the group stands now, in a sentence.
-        state, why: where it would be then, and why.
+        now: where the group stands now.
+        state, reason: where it would be then, and why.
+        clock: what the server's clock would read then (seconds).
         in_s: how long that would take by the group's own waits (seconds), without what workers take to save and stop.
         ended: why the round that runs now would end; None: it would go on, or none runs.
         round, world_size: of the round that would run; 0: none would.
@@ -115,7 +112,7 @@ class Plan:
         restarts: how many restarts the job would have used.
         master: the node id of that round's master; None without one.
         members: in rank order.
-        spares: the other nodes that would be here. Where no round would run, all of them, each without a `why`.
+        spares: the other nodes that would be here. Where no round would run, all of them, each without a reason.
         gone: the nodes that are here, or join, and would be gone.
         stops: node ids whose workers run now and would be stopped for good.
         restarted: node ids whose workers run now and would be restarted.
@@ -123,9 +120,10 @@ class Plan:
     """
 
     group_id: str
-    now: str
+    now: GroupReason
     state: GroupState
-    why: str
+    reason: GroupReason
+    clock: float
     in_s: float
     ended: str | None
     round: int
@@ -244,7 +242,7 @@ class _Rehearsal:
 def _answer(group: Group, node: Node) -> Command | None:
     """What the agent of a live node says once it has done what it has to do; None: it has nothing to say."""
     head = heading(group, node)
-    if head.reason == "notice" and node.ready_to_stop < head.round:
+    if head.code == "notice" and node.ready_to_stop < head.round:
         return Report(
             node_id=node.node_id,
             incarnation=node.incarnation,
@@ -369,9 +367,10 @@ def _compared(before: Group, rehearsal: _Rehearsal, now: float) -> Plan:
     came = after.nodes.keys() - before.nodes.keys()
     return Plan(
         group_id=after.group_id,
-        now=explain(before, now),
+        now=why(before, now),
         state=after.state,
-        why=explain(after, rehearsal.now),
+        reason=why(after, rehearsal.now),
+        clock=rehearsal.now,
         in_s=rehearsal.now - now,
         ended=_why_ended(before, rehearsal.events),
         round=then.number if then is not None else 0,
@@ -382,16 +381,12 @@ def _compared(before: Group, rehearsal: _Rehearsal, now: float) -> Plan:
         master=then.master.node_id if then is not None else None,
         members=members,
         spares=tuple(
-            LeftOut(
-                node.node_id,
-                node.slots,
-                explain_left_out(after, node, rehearsal.now) if then is not None else "",
-            )
+            LeftOut(node.node_id, node.slots, why_left_out(after, node) if then is not None else None)
             for node in others
             if not node.gone
         ),
         gone=tuple(
-            LeftOut(node.node_id, node.slots, node.gone_why)
+            LeftOut(node.node_id, node.slots, gone_why=node.gone_why)
             for node in others
             if node.gone and (node.node_id in came or not before.nodes[node.node_id].gone)
         ),

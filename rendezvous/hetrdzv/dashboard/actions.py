@@ -9,12 +9,14 @@ from hetrdzv.api.dispatch import service_of
 from hetrdzv.auth.hosts import same_origin
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.commands import Cancel, Command, Drain, Restart, Undrain
-from hetrdzv.core.phrasing import count, names
 from hetrdzv.core.plan import Changes, Plan
 from hetrdzv.dashboard.render import HEADERS, page
 from hetrdzv.dashboard.routing import PageRoute
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import ForeignHost
+from hetrdzv.words.phrasing import count, names
+from hetrdzv.words.times import Clock
+from hetrdzv.words.why import why
 
 CSRF_HEADER = "x-csrf-token"
 
@@ -137,7 +139,7 @@ def told(found: Plan) -> list[str]:
     elif found.world_size:
         lines.append(f"Round {found.round} goes on.")
     else:
-        lines.append(f"Then no round runs: {found.why}.")
+        lines.append(f"Then no round runs: {why(found.reason, Clock(found.clock))}.")
     if found.moves:
         lines.append(f"Ranks change on {names(found.moves)}.")
     if found.spares and found.world_size:

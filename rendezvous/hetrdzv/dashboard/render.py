@@ -8,9 +8,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
 from hetrdzv import __version__
-from hetrdzv.core.phrasing import count, percent
 from hetrdzv.protocol.errors import HetError, Unauthorized
 from hetrdzv.protocol.past import DownReply
+from hetrdzv.words.phrasing import count, percent
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (

@@ -24,6 +24,7 @@ from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.progress.unseen import shown as unwatched
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
+from hetrdzv.words.warnings import warning
 
 Made = TypeVar("Made")
 
@@ -188,10 +189,10 @@ class GroupScene:
         running = group.active_round
 
         def slow() -> list[str]:
-            return stragglers(group, running, seen, now) if running is not None else []
+            return list(map(warning, stragglers(group, running, seen, now))) if running is not None else []
 
         def unseen() -> list[str]:
-            return unwatched(group, running, seen, now) if running is not None else []
+            return list(map(warning, unwatched(group, running, seen, now))) if running is not None else []
 
         def rounds() -> str:
             return section(

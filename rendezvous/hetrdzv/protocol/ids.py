@@ -1,6 +1,7 @@
-"""The rule for ids of groups, nodes and agents."""
+"""The rule for ids of groups, nodes and agents, and their natural order."""
 
 import re
+from functools import lru_cache
 
 ID_PATTERN = r"^\.*[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 """Not only dots, since `.` and `..` have a meaning in URLs."""
@@ -25,3 +26,17 @@ def checked_id(value: str) -> str:
     if not is_id(value):
         raise ValueError(f"{value!r} must be {ID_RULE}")
     return value
+
+
+@lru_cache(maxsize=1 << 15)
+def natural_key(name: str) -> tuple[str, str]:
+    """Sort key that puts `gpu2` before `gpu10`; no two names have the same.
+
+    In it each number has its length before it, since the longer of two is larger, and sorts before any other text.
+    """
+    return re.sub(r"\d+", _measured, name), name
+
+
+def _measured(found: re.Match[str]) -> str:
+    number = str(int(found[0]))
+    return f"\0{chr(len(number))}{number}"

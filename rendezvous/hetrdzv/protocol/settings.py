@@ -195,13 +195,6 @@ class GroupSpec:
         DAY_S,
         help="Seconds that restarts in quick succession wait at most; 0: they do not wait.",
     )
-    strikes: int = _setting(
-        int,
-        3,
-        0,
-        1_000_000,
-        help="How often in a row a node may go, or be the root cause, until others are preferred to it; 0: any number.",
-    )
     hang_timeout_s: float | None = _setting(
         float,
         None,

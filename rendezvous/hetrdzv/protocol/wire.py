@@ -40,13 +40,12 @@ from hetrdzv.protocol.bounds import (
 )
 from hetrdzv.protocol.daemon import MAX_CHARACTERS, MAX_WORDS
 from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH
-from hetrdzv.protocol.settings import (
-    MAX_SLOTS,
-    MAX_WORLD_SIZE,
-    SETTINGS,
-    Setting,
-)
+from hetrdzv.protocol.parts import Other
+from hetrdzv.protocol.reasons import LeftOutReason, Reason
+from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE, SETTINGS, Setting
+from hetrdzv.protocol.stalls import StallFacts
 from hetrdzv.protocol.states import DirectiveKind, GroupState, ReportKind
+from hetrdzv.protocol.warnings import AnyWarning
 
 MAX_ERRORS = 64
 """A body with more mistakes than this is refused without a list of them: making that takes longer than all else."""
@@ -564,7 +563,10 @@ class DirectiveReply(Reply):
     """What a node has to do now.
 
     Attributes:
-        version: opaque; changes with kind, round or reason.
+        version: opaque; changes with kind, round or code.
+        code: what it says in a word.
+        reason, why: why it says that, and the same in a sentence, with what is left of each wait; None: `why` says it.
+        clock: what the server's clock reads, which the moments in `reason` are of (seconds).
         job: how many jobs the group has had, this one included.
         poll_s: how long the next poll may wait (seconds).
         lease_s: without a heartbeat for this long, the node is lost (seconds).
@@ -582,8 +584,10 @@ class DirectiveReply(Reply):
     kind: DirectiveKind
     version: str
     round: int
-    reason: str
+    code: str
+    reason: Reason | None = None
     why: str
+    clock: float = 0.0
     poll_s: float
     lease_s: float
     stop_timeout_s: float
@@ -611,13 +615,14 @@ class StallReply(Reply):
     Attributes:
         kind: `behind` (some are behind the others), `no_answer` (their processes do not answer), `deadlock` (they wait
             for each other), `mismatch` (they asked for different collectives), `nothing_completes` (nobody is behind).
-        text: all of it in a sentence.
+        facts, text: all of it, as a value and in a sentence; None: only the sentence is known.
         ranks: the first few that are waited for; for `nothing_completes`, none.
         node_id: the node of the first of them.
         since_s: for how long (seconds).
     """
 
     kind: str
+    facts: StallFacts | Other | None = None
     text: str
     ranks: list[int] = []
     node_id: str | None = None
@@ -772,11 +777,18 @@ class CountsReply(Reply):
 
 
 class GroupSummary(Reply):
-    """A group in `GET /v1/groups`."""
+    """A group in `GET /v1/groups`.
+
+    Attributes:
+        reason, why: why it stands where it stands, and the same in a sentence; None: `why` says it.
+        clock: what the server's clock reads, which the moments in `reason` are of (seconds).
+    """
 
     group_id: str
     state: Shown[GroupState]
+    reason: Reason | None = None
     why: str
+    clock: float = 0.0
     job: int
     round: int
     world_size: int
@@ -797,6 +809,7 @@ class GroupReply(GroupSummary):
 
     Attributes:
         warnings: what differs between its nodes and matters.
+        facts: the same as values, and those of `stragglers` and `unwatched` of the round.
     """
 
     spec: dict[str, Any]
@@ -805,6 +818,7 @@ class GroupReply(GroupSummary):
     drained: list[str]
     unreachable: list[UnreachableReply] = []
     warnings: list[str] = []
+    facts: list[AnyWarning] = []
     root_cause: RootCauseReply | None = None
 
 
@@ -845,10 +859,11 @@ class PlannedMemberReply(Reply):
 
 
 class LeftOutReply(Reply):
-    """A node that would be in no round, and why."""
+    """A node that would be in no round, why, and the same in a clause."""
 
     node_id: str
     slots: int
+    reason: LeftOutReason | None = None
     why: str = ""
 
 
@@ -858,6 +873,7 @@ class PlanReply(Reply):
     group_id: str
     now: str
     state: Shown[GroupState]
+    reason: Reason | None = None
     why: str
     in_s: float
     ended: str | None = None

@@ -25,7 +25,6 @@ from hetrdzv.core.commands import Command
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Event, Group
 from hetrdzv.core.patched import differing
-from hetrdzv.core.phrasing import count
 from hetrdzv.protocol.errors import GroupQuarantined, StorageError
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.polls.wakes import Wakes
@@ -33,6 +32,7 @@ from hetrdzv.service.sizes import Sizes
 from hetrdzv.storage import records
 from hetrdzv.storage.base import Batch, Snapshot, StateStore
 from hetrdzv.storage.records import Quarantined, Restored, StoredEvent
+from hetrdzv.words.phrasing import count
 
 logger = logging.getLogger(__name__)
 

@@ -15,16 +15,9 @@ from typing import Any
 from hetrdzv.core.commands import Command, Disconnect, Join, Put, Report, Tick
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group
-from hetrdzv.core.phrasing import names
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import require_speaker
-from hetrdzv.protocol.errors import (
-    HetError,
-    Refused,
-    ServerStopping,
-    StorageError,
-    UnknownGroup,
-)
+from hetrdzv.protocol.errors import HetError, Refused, ServerStopping, StorageError, UnknownGroup
 from hetrdzv.service.apart import apply_apart
 from hetrdzv.service.journal import log_events
 from hetrdzv.service.ledger import Change, Ledger, Proposal, quarantined
@@ -36,12 +29,14 @@ from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.plans import Plans
 from hetrdzv.service.polls.watchers import FOLLOWERS, Watchers
 from hetrdzv.service.progress.progress import Progress
+from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.quotas import Quotas, metered
 from hetrdzv.service.retention import Retention, require_places, require_room
 from hetrdzv.service.timers import Timers
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
 from hetrdzv.storage.base import NothingWritten, StateStore
 from hetrdzv.storage.records import StoredEvent
+from hetrdzv.words.phrasing import names
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +58,7 @@ class Service:
     Attributes:
         silence: when nodes were heard, and which leases they have.
         progress: how far workers have come, and who is waited for.
+        questions: what agents are asked about their workers.
         plans: what would happen to groups.
         stopping: whether a stop has begun.
     """
@@ -86,13 +82,9 @@ class Service:
         self._watchers = Watchers()
         self._timers = Timers(self._judge)
         self.silence = Silence(self._clock, lambda: self._ledger.groups, self._spawn, self._judge)
+        self.questions = Questions(self._watchers.wake, self.now)
         self.progress = Progress(
-            lambda: self._ledger.groups,
-            self.now,
-            self.execute,
-            self._watchers.wake,
-            self._spawn,
-            self._quotas,
+            lambda: self._ledger.groups, self.now, self.execute, self._spawn, self.questions, self._quotas
         )
         self.plans = Plans(limits)
         self._retention = Retention(limits)
@@ -391,6 +383,8 @@ class Service:
             self._set_timer(change.new)
             self._retention.changed(change.group_id, now)
         self.progress.published(change.group_id, change.new)
+        if change.new is None or change.new.state.terminal:
+            self.questions.forget(change.group_id)
         self._watchers.wake_nodes(change.group_id, change.old, change.new)
         if change.new is None or change.events:
             self._watchers.wake(change.group_id, [FOLLOWERS])
@@ -415,6 +409,7 @@ class Service:
         self._timers.clear()
         self._retention.clear()
         self.progress.clear()
+        self.questions.clear()
         self._metrics.forget()
         for group in self._ledger.groups.values():
             self._set_timer(group, ticks_after_s)

@@ -17,13 +17,17 @@ import psutil
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import Std
 
+from hetagent.job.after_start import LaunchLook, Meeting
 from hetagent.job.loop import Agent, Identity
+from hetagent.job.notice import Notices
 from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.job.output.stderr import Copier
 from hetagent.job.ports import Ports
 from hetagent.job.progress.watching import Watching
 from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
+from hetagent.job.room import Room
+from hetagent.job.shares import Shares
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Launch
@@ -115,7 +119,13 @@ class Rig:
         )
         if launch is None:
             launch = Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python))
-        watching = None
+        say = self.said.append
+        rooms: list[Room] = [
+            Shares(self.line.ask, say, one_per_node=launch.one_per_node),
+            Notices(self.line, say, notice_signal, one_per_node=launch.one_per_node),
+            Meeting(self.line, launch, say),
+            LaunchLook(launch, say),
+        ]
         if report_stacks is not None:
             watching = Watching(
                 self.line,
@@ -126,16 +136,18 @@ class Rig:
                 reports_logs=report_stderr,
                 secrets=lambda: ["sesame"],
             )
+            rooms.append(watching)
+        self.launch = launch
+        self.ports = Ports(handler, lambda: hold_port("127.0.0.1", ports))
         self.agent = Agent(
             identity=self.identity,
             line=self.line,
             guardian=self.guardian,
             starter=self.starter,
-            ports=Ports(handler, lambda: hold_port("127.0.0.1", ports)),
+            ports=self.ports,
             worker_env={"MINE": "1"},
             launch=launch,
-            watching=watching,
-            notice_signal=notice_signal,
+            rooms=rooms,
             stop_timeout_s=None,
             readiness=Readiness(
                 None,

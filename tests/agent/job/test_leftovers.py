@@ -130,8 +130,8 @@ def test_a_start_that_fails_kills_the_standbys_that_it_has_taken_and_no_others(
 def test_the_guardian_is_dismissed_last(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever fails before, it ends what is left."""
     made = rig("true")
-    close, seen = made.agent._ports.close, list[int | None]()
-    monkeypatch.setattr(made.agent._ports, "close", lambda: (seen.append(made.guardian.pid), close()))
+    close, seen = made.ports.close, list[int | None]()
+    monkeypatch.setattr(made.ports, "close", lambda: (seen.append(made.guardian.pid), close()))
     assert made.run() == 0
     assert seen[-1] is not None
     assert made.guardian.pid is None

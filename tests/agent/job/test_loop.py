@@ -17,7 +17,7 @@ from tests.agent.job.rig import SIGNALS, Make, soon
 from tests.support.servers import free_port
 from torch.distributed.elastic.multiprocessing import Std
 
-from hetagent.job import local_round
+from hetagent.job import after_start
 from hetagent.job.loop import AgentError
 from hetagent.job.output import collapse
 from hetagent.job.output.logs import RoundLogsSpecs
@@ -58,7 +58,7 @@ def test_a_launch_hears_of_a_stop_that_came_with_its_start(
     made = rig("true")
     taken: list[DirectiveReply] = []
     heard: list[bool] = []
-    take, begin = made.line.take, made.agent._launch.begin
+    take, begin = made.line.take, made.launch.begin
 
     def both() -> list[DirectiveReply]:
         taken.extend(take())
@@ -72,7 +72,7 @@ def test_a_launch_hears_of_a_stop_that_came_with_its_start(
         return begin(assignment)
 
     monkeypatch.setattr(made.line, "take", both)
-    monkeypatch.setattr(made.agent._launch, "begin", asking)
+    monkeypatch.setattr(made.launch, "begin", asking)
     started = lambda: soon(lambda: any(one.kind == "start" for one in taken), "a start")  # noqa: E731
     assert made.run(started, made.asks("restart")) == 0
     assert heard[0]
@@ -193,13 +193,13 @@ def test_a_guardian_that_died_is_replaced_and_one_that_cannot_be_is_done_without
 def test_a_launch_keeps_what_the_round_needs_until_all_have_succeeded(rig: Make) -> None:
     made = rig("exit 0")
     outcomes: list[Any] = []
-    begin = made.agent._launch.begin
+    begin = made.launch.begin
 
     def note(assignment: Any) -> Any:
-        made.agent._launch.end = lambda: outcomes.append(made.agent.outcome)  # type: ignore[method-assign]
+        made.launch.end = lambda: outcomes.append(made.agent.outcome)  # type: ignore[method-assign]
         return begin(assignment)
 
-    made.agent._launch.begin = note  # type: ignore[method-assign]
+    made.launch.begin = note  # type: ignore[method-assign]
     assert made.run() == 0
     assert outcomes
     assert None not in outcomes
@@ -229,14 +229,14 @@ def test_a_node_that_got_another_address_holds_its_ports_there(
         return held[-1]
 
     def moved() -> bool:
-        if agent._round == 0:
+        if agent.round_number == 0:
             return False
         session.offer = replace(session.offer, address="127.0.0.2")
         return True
 
-    monkeypatch.setattr(agent, "_moved", moved)
-    monkeypatch.setattr(agent._ports, "_hold", hold)
-    monkeypatch.setattr(agent._ports._handler, "_hold", hold)
+    monkeypatch.setattr(made.ports, "_moved", moved)
+    monkeypatch.setattr(made.ports, "_hold", hold)
+    monkeypatch.setattr(made.ports._handler, "_hold", hold)
     assert made.run() == 0
     assert [(made.folder / f"master.{n}").read_text() for n in (0, 1)] == ["127.0.0.1\n", "127.0.0.2\n"]
     assert len(held) == 4, "both ports, each time"
@@ -293,8 +293,9 @@ def test_cancelled_while_workers_are_stopping(rig: Make) -> None:
 
     def note() -> None:
         assert made.agent._local is not None
-        assert made.agent._local._stopping is not None
-        kill_at.append(made.agent._local._stopping.kill_at)
+        assert made.agent._local.stopping
+        assert made.agent._local._stop is not None
+        kill_at.append(made.agent._local._stop.kill_at)
 
     status = made.run(
         *(made.appears("up"), made.asks("restart"), made.appears("term"), note, made.asks("cancel")),
@@ -456,7 +457,7 @@ def test_no_error_file_is_written_for_a_job_that_did_not_fail(
 def test_workers_that_meet_late_are_not_said_to_be_apart_for_ever(
     rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_round, "MEET_AFTER_S", 0.2)
+    monkeypatch.setattr(after_start, "MEET_AFTER_S", 0.2)
     monkeypatch.setattr(Launch, "meets_in_store", True)
     (tmp_path / "meet.py").write_text(
         "import os; from torch.distributed import TCPStore\n"

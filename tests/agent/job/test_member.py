@@ -47,9 +47,9 @@ class Member(Launch):
 class Round(OtherNode):
     """A rig as the second node of a group, whose master is this object."""
 
-    def __init__(self, made: Rig, listener: socket.socket) -> None:
+    def __init__(self, made: Rig, launch: Member, listener: socket.socket) -> None:
         super().__init__(made, "0", listener.getsockname()[1], **SPEC, stop_timeout_s=5.0)
-        self.launch = made.agent._launch = Member()
+        self.launch = launch
         session = made.line._session
         session.offer = replace(session.offer, wants_daemon=True)
 
@@ -70,7 +70,8 @@ class Round(OtherNode):
 @pytest.fixture
 def begun(rig: Make) -> Iterator[Round]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield Round(rig("unused", **SPEC), listener)
+        launch = Member()
+        yield Round(rig("unused", launch=launch, **SPEC), launch, listener)
 
 
 def test_the_second_start_brings_the_processes_and_their_end_is_kept_back(begun: Round) -> None:

@@ -14,7 +14,7 @@ from tests.support.cluster import WORKLOAD
 from tests.support.workload.worklog import WorkLog
 
 from hetagent import progress
-from hetagent.job import local_round
+from hetagent.job import notice
 from hetagent.job.notice import Notice, handles
 from hetrdzv.protocol.wire import NoticeReply
 
@@ -100,7 +100,7 @@ def test_a_worker_that_the_agent_may_not_signal_has_the_file_all_the_same(
     def refused(pid: int, signum: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(local_round.os, "kill", refused)
+    monkeypatch.setattr(notice.os, "kill", refused)
     script = f"trap : USR1; touch up.$HET_ROUND; test $HET_ROUND = 2 || {{ {WAIT} {SAY} sleep 60; }}"
     made = rig(script, report_stacks=True, notice_s=60.0, notice_signal=signal.SIGUSR1)
     made.offers(takes_notice=True)
@@ -173,7 +173,7 @@ def test_workers_that_have_stopped_do_not_wait_for_ever_for_the_end_of_their_rou
     rig: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that was restored, or an older one that has taken over, knows of no notice."""
-    monkeypatch.setattr(local_round, "PATIENCE_S", -60.0)
+    monkeypatch.setattr(notice, "PATIENCE_S", -60.0)
     script = f'test "$HET_ROUND" = 1 || exit 0; touch up; {WAIT} {SAY} exit 0'
     made = rig(script, report_stacks=True, notice_s=60.0, min_nodes=2, max_nodes=2)
     made.offers(takes_notice=True)

@@ -9,7 +9,7 @@ from hetrdzv.protocol.wire import DirectiveReply, FailureReply, RootCauseReply
 
 
 def directive(**fields: Any) -> DirectiveReply:
-    default = {"kind": "exit", "version": "1", "round": 3, "reason": "failed", "why": "the job failed: x"}
+    default = {"kind": "exit", "version": "1", "round": 3, "code": "failed", "why": "the job failed: x"}
     timing = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 30.0, "max_disconnect_s": 600.0}
     return DirectiveReply.model_validate(default | timing | fields)
 
@@ -22,7 +22,7 @@ def block(outcome: DirectiveReply | None, round_number: int = 3, ended_by: str =
 
 def test_success() -> None:
     outcome = directive(
-        outcome="succeeded", reason="succeeded", why="the job succeeded", restarts=1, exit_code=0
+        outcome="succeeded", code="succeeded", why="the job succeeded", restarts=1, exit_code=0
     )
     assert block(outcome) == ["job      bert", "outcome  the job succeeded", "rounds   3, restarts spent 1"]
 
@@ -79,17 +79,17 @@ def test_no_outcome() -> None:
 
 
 def test_refused() -> None:
-    refused = directive(reason="refused", why="node id 'gpu7' is in use", round=0, exit_code=1)
+    refused = directive(code="refused", why="node id 'gpu7' is in use", round=0, exit_code=1)
     assert block(refused, 0)[1:] == ["refused  node id 'gpu7' is in use"]
 
 
 @pytest.mark.parametrize(
-    ("reason", "why"),
+    ("code", "why"),
     [
         ("unreachable", "no server answers (http://h:1: connection refused); gave up after 60 s"),
         ("drained", "gpu7 was drained; to let it in again: hetctl undrain bert gpu7"),
         ("broken", "the thread that talks to the server broke, which is a bug"),
     ],
 )
-def test_what_ended_an_agent_that_nobody_refused(reason: str, why: str) -> None:
-    assert block(directive(reason=reason, why=why, round=0, exit_code=1), 0)[1:] == [f"ended    {why}"]
+def test_what_ended_an_agent_that_nobody_refused(code: str, why: str) -> None:
+    assert block(directive(code=code, why=why, round=0, exit_code=1), 0)[1:] == [f"ended    {why}"]

@@ -29,7 +29,7 @@ from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
-from hetagent.torch_compat import NEEDS, numa
+from hetagent.torch_compat.flags import NEEDS, numa
 from hetrdzv.protocol.wire import StartReply
 
 # torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.

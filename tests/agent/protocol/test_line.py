@@ -29,7 +29,7 @@ def directive(kind: str, round_number: int = 0, **fields: Any) -> DirectiveReply
         "kind": kind,
         "version": f"{kind}.{round_number}",
         "round": round_number,
-        "reason": kind,
+        "code": kind,
         "why": kind,
     }
     return DirectiveReply.model_validate(head | TIMING | fields)
@@ -261,7 +261,7 @@ def test_a_bug_in_the_thread_is_told_and_makes_the_agent_exit(talk: Talk, where:
         talk.line._make_client = lambda: (_ for _ in ()).throw(TypeError("a bug"))
         talk.begin()
     last = soon(lambda: [one for one in talk.news() if one.kind == "exit"])[0]
-    assert (last.reason, last.exit_code) == ("broken", 1)
+    assert (last.code, last.exit_code) == ("broken", 1)
     assert "the thread that talks to the server broke, which is a bug" in last.why
     assert ("ValidationError" if where == "the session" else "TypeError: a bug") in last.why
     assert any("Traceback" in text for text in talk.told)
@@ -358,7 +358,7 @@ def test_one_that_was_never_started_can_be_left_and_closed(talk: Talk) -> None:
 
 def with_daemon(found: DirectiveReply, words: list[str]) -> DirectiveReply:
     assert found.start is not None
-    head = {"version": f"{found.version}.daemon", "reason": "daemon"}
+    head = {"version": f"{found.version}.daemon", "code": "daemon"}
     return found.model_copy(update={"start": found.start.model_copy(update={"daemon": words}), **head})
 
 
@@ -374,7 +374,7 @@ def test_a_daemon_that_follows_the_start_is_handed_over_without_another_prefligh
     monkeypatch.setattr(preflight, "reachable", reachable)
     talk.client.says = start(3, master="b", port=7)
     talk.begin()
-    assert talk.next().reason == "start"
+    assert talk.next().code == "start"
     talk.client.says = with_daemon(talk.client.says, ["orted"])
     found = talk.next()
     assert found.start is not None

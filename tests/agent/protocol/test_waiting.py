@@ -4,8 +4,32 @@ import pytest
 
 from hetagent.protocol import waiting
 from hetagent.protocol.waiting import Waiting
+from hetrdzv.protocol import reasons
+from hetrdzv.protocol.parts import Other, Ready
+from hetrdzv.protocol.reasons import Reason, WaitsFor
+from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.who import Nodes
+from hetrdzv.protocol.wire import DirectiveReply
 
-WHY = "1 of 2 nodes ready (a); waiting for 1 more (at most 60 s more)"
+A = Ready(nodes=Nodes.of(["a"]), want=2)
+WHAT = reasons.TooFew(ready=A, missing=1, until=560.0)
+
+
+def answer(what: WaitsFor | Reason = WHAT, clock: float = 500.0, why: str = "?") -> DirectiveReply:
+    """What a server says to a node that waits, when its clock reads so many seconds."""
+    return DirectiveReply(
+        kind=DirectiveKind.WAIT,
+        version="1",
+        round=0,
+        code="waiting",
+        reason=what if isinstance(what, Other) else reasons.Waits(what=what),
+        why=why,
+        clock=clock,
+        poll_s=1.0,
+        lease_s=5.0,
+        stop_timeout_s=30.0,
+        max_disconnect_s=600.0,
+    )
 
 
 class Clock:
@@ -33,12 +57,12 @@ def test_a_live_line_counts_down_to_the_same_moment(clock: Clock) -> None:
         return True
 
     wait = Waiting(told.append, show)
-    wait.waits(WHY)
+    wait.waits(answer())
     clock.now += 1.5
     assert wait.tick()
     wait.pause()
     assert not wait.tick()
-    wait.waits(WHY)
+    wait.waits(answer())
     wait.over()
     assert told == []
     assert [line.partition("until ")[2].partition(", ")[2] for line in shown] == [
@@ -54,15 +78,41 @@ def test_a_live_line_counts_down_to_the_same_moment(clock: Clock) -> None:
 def test_without_a_terminal_only_news_are_told(clock: Clock) -> None:
     told: list[str] = []
     wait = Waiting(told.append)
-    for why in (WHY, WHY.replace("60", "58"), WHY.replace("1 of 2", "2 of 3")):
-        wait.waits(why)
+    both = reasons.TooFew(ready=Ready(nodes=Nodes.of(["a", "b"]), want=3), missing=1, until=562.0)
+    for said in (answer(), answer(clock=502.0), answer(both, 502.0)):
+        wait.waits(said)
         assert not wait.tick()
     clock.now += waiting.NEWS_S
-    wait.waits(WHY.replace("1 of 2", "2 of 3"))
+    wait.waits(answer(both, 507.0))
     assert [line.partition(";")[0] for line in told] == [
         "waiting: 1 of 2 nodes ready (a)",
-        "waiting: 2 of 3 nodes ready (a)",
+        "waiting: 2 of 3 nodes ready (a, b)",
     ]
     wait.over()
-    wait.waits(WHY)
+    wait.waits(answer())
     assert len(told) == 3
+
+
+def test_which_node_is_missing_is_news_however_alike_the_words_are(clock: Clock) -> None:
+    told: list[str] = []
+    wait = Waiting(told.append)
+    for node_id in ("gpu3", "gpu7"):
+        clock.now += waiting.NEWS_S
+        wait.waits(answer(reasons.ToStop(nodes=Nodes.of([node_id]), checked=False, until=510.0)))
+    assert [line.split()[3] for line in told] == ["gpu3", "gpu7"]
+
+
+def test_words_of_a_script_are_shown_as_they_are(clock: Clock) -> None:
+    told: list[str] = []
+    ended = reasons.Ended(round=1, why="rank 0 on a exited with code 1: retry starts in 30 s")
+    said = answer().model_copy(update={"reason": reasons.Waits(ended=ended, what=WHAT)})
+    Waiting(told.append).waits(said)
+    assert told[0].startswith(
+        "waiting: round 1 ended (rank 0 on a exited with code 1: retry starts in 30 s); "
+    )
+
+
+def test_a_reason_of_a_newer_server_is_told_in_its_words(clock: Clock) -> None:
+    told: list[str] = []
+    Waiting(told.append).waits(answer(Other(kind="new"), why="the moon is full"))
+    assert told == ["waiting: the moon is full"]

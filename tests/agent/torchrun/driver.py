@@ -4,17 +4,18 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from tests.agent.job.test_store import start
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from hetagent.node.network import hold_port
+from hetagent.protocol.topics import Message
 from hetagent.torchrun.conf import conf_of
 from hetagent.torchrun.connection import Connection
 from hetagent.torchrun.directives import Directives
 from hetagent.torchrun.handler import TorchrunHandler
-from hetrdzv.protocol.wire import DirectiveReply
+from hetrdzv.protocol.wire import DirectiveReply, ReportRequest
 
 
 def params(
@@ -32,7 +33,7 @@ def directive(kind: str, round_number: int = 1, **fields: Any) -> DirectiveReply
 
 
 class ScriptedLine:
-    """A line whose directives come from the test; records what it was asked to do."""
+    """A line whose directives come from the test; records what it was asked to do, and what was reported."""
 
     handed_at = 0.0
 
@@ -47,6 +48,11 @@ class ScriptedLine:
     def workers(self, running: bool) -> None:
         """Not recorded: it does not go to the server."""
 
+    def say(self, message: Message[Any], since: float | None = None) -> None:
+        """Record a report."""
+        made = cast("ReportRequest", message.body(incarnation="i", age_s=0.0))
+        self.said.append((made.kind, made.round, made.failure))
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *words: self.said.append((name, *words))
 
@@ -58,12 +64,13 @@ class LoudLine(ScriptedLine):
         super().__init__()
         self._read_fd, self._write_fd = os.pipe()
         for one in news:
-            self.say(one)
+            self.hear(one)
 
     def fileno(self) -> int:
         return self._read_fd
 
-    def say(self, one: DirectiveReply) -> None:
+    def hear(self, one: DirectiveReply) -> None:
+        """The server says something."""
         self.news.append(one)
         os.write(self._write_fd, b"!")
 

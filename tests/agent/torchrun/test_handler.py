@@ -27,10 +27,10 @@ from torch.distributed.run import main
 
 from hetagent.torchrun import conf as torchrun_conf
 from hetagent.torchrun import handler as torchrun_handler
-from hetagent.torchrun.callers import failure_of_callers
 from hetagent.torchrun.conf import conf_of
 from hetagent.torchrun.directives import Directives
 from hetagent.torchrun.environment import WorkerEnvironment
+from hetagent.torchrun.failure import failure_of_callers
 from hetagent.torchrun.handler import LONGEST_INTERVAL_S, TorchrunHandler, _abandon
 from hetagent.torchrun.line import PluginLine
 from hetrdzv.protocol.wire import DirectiveReply
@@ -142,7 +142,7 @@ def test_the_master_goes_on_when_a_member_never_tells_its_workers(monkeypatch: p
         handler._offered_port()
         peer = threading.Thread(target=lambda: client(port).set("hetrdzv/round_1/1", "a"))
         peer.start()
-        workers = assigned(handler, start("a", port, group_rank=0), lambda: line.say(directive("stop", 1)))
+        workers = assigned(handler, start("a", port, group_rank=0), lambda: line.hear(directive("stop", 1)))
         peer.join()
         assert [worker.global_rank for worker in workers] == [0, 1]
         assert workers[0].world_size > 1000  # impossible in a real job
@@ -166,7 +166,7 @@ def test_a_member_goes_on_when_the_master_never_assigns_ranks(
         explain = Directives.explain
 
         def stop() -> None:
-            line.say(directive("stop", 1))
+            line.hear(directive("stop", 1))
             assert handler._directives is not None
             handler._directives.heed()
 
@@ -260,7 +260,7 @@ def test_a_failure_is_reported_only_in_a_round_that_nobody_has_ended(
     directives = handler._directives
     assert directives is not None
     handler._report_failure(directives)
-    ((what, round_number, failure, _),) = line.said
+    ((what, round_number, failure),) = line.said
     assert (what, round_number, failure.final) == ("failed", 2, False)
     line.news = [directive("stop", 2)]
     directives.heed()
@@ -277,7 +277,7 @@ def test_a_final_failure_is_reported_until_the_job_is_over(
     line.news = [directive("stop", 2)]
     directives.heed()
     handler._report_failure(directives, final=True)
-    ((what, round_number, failure, _),) = line.said
+    ((what, round_number, failure),) = line.said
     assert (what, round_number, failure.final) == ("failed", 2, True)
     line.news = [directive("exit", 2)]
     directives.heed()
@@ -286,7 +286,7 @@ def test_a_final_failure_is_reported_until_the_job_is_over(
 
 
 @pytest.mark.parametrize(
-    "fields", [{"exit_code": 0, "outcome": "succeeded"}, {"exit_code": 4, "reason": "drained"}]
+    "fields", [{"exit_code": 0, "outcome": "succeeded"}, {"exit_code": 4, "code": "drained"}]
 )
 def test_torchrun_exits_as_hetagent_would(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's launch_agent() cannot handle a graceful exit."""

@@ -76,7 +76,7 @@ FAILED = RootCauseReply(kind="worker_failed", message="rank 0 on a exited with c
         ({"exit_code": 1, "round": 0, "outcome": "failed", "root_cause": LATE}, RendezvousTimeoutError),
         ({"exit_code": 1, "round": 2, "outcome": "failed", "root_cause": FAILED}, RendezvousClosedError),
         ({"exit_code": 0, "round": 2, "outcome": "succeeded"}, RendezvousGracefulExitError),
-        ({"exit_code": 4, "round": 0, "reason": "drained"}, RendezvousGracefulExitError),
+        ({"exit_code": 4, "round": 0, "code": "drained"}, RendezvousGracefulExitError),
         ({"exit_code": 4, "round": 2, "outcome": "failed"}, RendezvousClosedError),
     ],
 )

@@ -1,11 +1,14 @@
-"""What differs between nodes and matters, in sentences of bounded size."""
+"""What differs between nodes and matters: values of bounded size."""
 
 from collections.abc import Mapping
 
 import pytest
 
-from hetrdzv.core.health.drift import MOST_CHARACTERS, PARTS, drift
+from hetrdzv.core.health.drift import PARTS, drift
 from hetrdzv.core.model import Node
+from hetrdzv.protocol.codec import write
+from hetrdzv.protocol.who import Nodes
+from hetrdzv.words.warnings import MOST_CHARACTERS, warning
 from tests.core.driver import Story
 
 
@@ -21,42 +24,53 @@ def nodes(devices: Mapping[str, Mapping[str, str]]) -> list[Node]:
 
 
 @pytest.mark.parametrize(
-    ("name", "versions", "said"),
+    ("name", "versions", "odd", "usual", "clear"),
     [
-        ("torch", ["2.13.0", "2.13.0", "2.12.1"], ["gpu3 has torch 2.12.1, the others 2.13.0"]),
-        ("torch", ["2.13.0", "2.12.1"], ["gpu1 has torch 2.13.0, gpu2 has 2.12.1"]),
-        ("torch", ["2.13.0+cu130", "2.13.0+cpu", "2.13.0"], []),
-        ("torch", ["2.13.0", "", "2.12.1", "2.13.0"], ["gpu3 has torch 2.12.1, the others 2.13.0"]),
-        ("cuda", ["12.6", "13.0", "13.0"], ["gpu1 has CUDA 12.6, the others 13.0"]),
-        ("nccl", ["2.27.5", "2.27.5", "2.27.7"], ["gpu3 has NCCL 2.27.7, the others 2.27.5"]),
-        ("python", ["3.11.2", "3.11.9", "3.12.1"], ["gpu3 has Python 3.12, the others 3.11"]),
-        ("driver", ["580.65.06", "580.82.07", "570.1"], ["gpu3 has GPU driver 570, the others 580"]),
-        ("name", ["8 x H200", "4 x A100"], []),
-        ("torch", ["2.13.0", "unknown"], []),
-        ("torch", ["1.0", "2.0", "2.0", "1.0"], ["gpu1, gpu4 have torch 1.0, gpu2, gpu3 have 2.0"]),
-        (
-            "torch",
-            ["1.0", "2.0", "2.0", "3.0", "2.0"],
-            ["gpu1 has torch 1.0, gpu4 has 3.0, the others 2.0"],
-        ),
-        (
-            "torch",
-            ["1.0", "2.0", "3.0", "4.0", "5.0", "6.0", "6.0"],
-            [
-                "gpu1 has torch 1.0, gpu2 has 2.0, gpu3 has 3.0, 2 more versions on other nodes, the others 6.0"
-            ],
-        ),
+        ("torch", ["2.13.0", "2.13.0", "2.12.1"], {"2.12.1": ["gpu3"]}, "2.13.0", True),
+        ("torch", ["2.13.0", "2.12.1"], {"2.13.0": ["gpu1"]}, "2.12.1", False),
+        ("torch", ["2.13.0", "", "2.12.1", "2.13.0"], {"2.12.1": ["gpu3"]}, "2.13.0", True),
+        ("cuda", ["12.6", "13.0", "13.0"], {"12.6": ["gpu1"]}, "13.0", True),
+        ("nccl", ["2.27.5", "2.27.5", "2.27.7"], {"2.27.7": ["gpu3"]}, "2.27.5", True),
+        ("python", ["3.11.2", "3.11.9", "3.12.1"], {"3.12": ["gpu3"]}, "3.11", True),
+        ("driver", ["580.65.06", "580.82.07", "570.1"], {"570": ["gpu3"]}, "580", True),
+        ("torch", ["1.0", "2.0", "2.0", "1.0"], {"1.0": ["gpu1", "gpu4"]}, "2.0", False),
+        ("torch", ["1.0", "2.0", "2.0", "3.0", "2.0"], {"1.0": ["gpu1"], "3.0": ["gpu4"]}, "2.0", True),
     ],
 )
-def test_what_is_said(name: str, versions: list[str], said: list[str]) -> None:
-    assert list(drift(having(name, *versions))) == said
+def test_what_differs(
+    name: str, versions: list[str], odd: dict[str, list[str]], usual: str, clear: bool
+) -> None:
+    (found,) = drift(having(name, *versions))
+    assert (found.part, found.clear, found.more) == (name, clear, 0)
+    assert {one.version: list(one.nodes.first) for one in found.odd} == odd
+    assert found.usual.version == usual
+    others = [n for n, one in enumerate(versions, 1) if one.startswith(usual)]
+    assert found.usual.nodes == Nodes.of(f"gpu{number}" for number in others)
+
+
+@pytest.mark.parametrize(
+    ("name", "versions"),
+    [
+        ("torch", ["2.13.0+cu130", "2.13.0+cpu", "2.13.0"]),
+        ("name", ["8 x H200", "4 x A100"]),
+        ("torch", ["2.13.0", "unknown"]),
+    ],
+)
+def test_what_is_no_difference(name: str, versions: list[str]) -> None:
+    assert drift(having(name, *versions)) == ()
+
+
+def test_more_versions_are_counted() -> None:
+    (found,) = drift(having("torch", "1.0", "2.0", "3.0", "4.0", "5.0", "6.0", "6.0"))
+    assert ([one.version for one in found.odd], found.more) == (["1.0", "2.0", "3.0"], 2)
 
 
 def test_of_thousands_of_unlike_nodes_it_says_no_more_than_of_a_few() -> None:
     found = drift(nodes({f"{n}-{'x' * 110}": dict.fromkeys(PARTS, f"{n}.0.{n % 7}") for n in range(10_000)}))
     assert len(found) == len(PARTS)
-    assert max(map(len, found)) <= MOST_CHARACTERS
-    assert len(drift(having("torch", "9" * 100_000, "1"))[0]) <= MOST_CHARACTERS
+    assert max(len(warning(one)) for one in found) <= MOST_CHARACTERS
+    assert max(len(write(one)) for one in found) < 8_000
+    assert len(write(drift(having("torch", "9" * 100_000, "1"))[0])) < 1_000
 
 
 def test_a_start_says_what_differs_in_its_round() -> None:
@@ -64,7 +78,7 @@ def test_a_start_says_what_differs_in_its_round() -> None:
     story.join("a", device={"torch": "2.13.0"})
     told = story.join("b", device={"torch": "2.12.1"})
     assert told.start is not None
-    assert told.start.warnings == ("a has torch 2.13.0, b has 2.12.1",)
+    assert [one.kind for one in told.start.warnings] == ["differs"]
     assert story.told("a").start is not None
     story.leave("b")
     story.join("a")

@@ -7,17 +7,27 @@ import pytest
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.errors import StaleRound
+from hetrdzv.protocol.stalls import BlamedAll, Deadlock, Knot, Place
 from hetrdzv.protocol.states import StallKind
+from hetrdzv.protocol.who import Ranks
 from hetrdzv.storage.records import changes
+from hetrdzv.words.stalls import lasting
 from tests.core.driver import Story
 from tests.support.restored import restore
+from tests.support.stalls import behind
 
 TEXT = "ranks 0 and 1 wait for rank 2 (b), which is at collective 17,203 of 17,204"
+
+OF_A = Stall(kind=StallKind.BEHIND, ranks=(0,), node_id="a", facts=behind(0, "a", waiting=(1,)), since=0.0)
+
+KNOT = Deadlock(waiting=Ranks.of(range(4)), knots=(Knot(ranks=Ranks.of([0, 1]), place=Place(number=5)),))
 
 
 def stalled(story: Story, for_s: float = 0.0, **more: object) -> Stall:
     """The service sees that the first worker of b is waited for."""
-    stall = Stall(kind=StallKind.BEHIND, ranks=(2,), node_id="b", text=TEXT, since=story.now - for_s)
+    stall = Stall(
+        kind=StallKind.BEHIND, ranks=(2,), node_id="b", facts=behind(2, "b"), since=story.now - for_s
+    )
     stall = replace(stall, **more)  # type: ignore[arg-type]
     story.do(NoteStall(1, stall))
     return stall
@@ -88,11 +98,16 @@ def test_a_later_wait_is_another_one() -> None:
 def test_more_who_are_behind_are_no_news_but_another_is() -> None:
     story = job()
     stalled(story, for_s=60)
-    stalled(story, for_s=60, ranks=(2, 3), text="ranks 0 and 1 wait for ranks 2 and 3 (b)")
+    stalled(
+        story,
+        for_s=60,
+        ranks=(2, 3),
+        facts=replace(behind(2, "b"), blamed=BlamedAll.of([("b", 2), ("b", 3)])),
+    )
     assert len(story.said("stalled")) == 1
     assert "ranks 2 and 3 (b)" in story.why
-    stalled(story, for_s=60, ranks=(0,), node_id="a", text="rank 1 waits for rank 0 (a)")
-    assert story.said("stalled")[1:] == ["round 1 stalls: rank 1 has waited 60 s for rank 0 (a)"]
+    stalled(story, for_s=60, ranks=(0,), node_id="a", facts=behind(0, "a", waiting=[1]))
+    assert story.said("stalled")[1:] == [f"round 1 stalls: {lasting(behind(0, 'a', waiting=[1]), 60)}"]
 
 
 def test_nothing_ends_without_a_time_limit() -> None:
@@ -126,7 +141,12 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
 
     story.started("a", "b")
     stall = Stall(
-        kind=StallKind.NO_ANSWER, ranks=(3,), node_id="b", text=TEXT, since=story.now, stack="line 9"
+        kind=StallKind.NO_ANSWER,
+        ranks=(3,),
+        node_id="b",
+        facts=behind(2, "b"),
+        since=story.now,
+        stack="line 9",
     )
     story.do(NoteStall(2, stall))
     story.wait(30)
@@ -148,15 +168,15 @@ def test_a_hang_of_nobody_in_particular_blames_no_node(kind: StallKind) -> None:
     of_whom = (
         {"ranks": (0, 2), "node_id": "a"} if kind is StallKind.DEADLOCK else {"ranks": (), "node_id": None}
     )
-    stalled(story, for_s=4, kind=kind, text="ranks 0 to 3 wait for each other: ...", **of_whom)
+    stalled(story, for_s=4, kind=kind, facts=KNOT, **of_whom)
     assert story.said("stalled") == []
     story.wait(1)
-    assert "have waited 5 s for each other" in story.said("stalled")[0]
+    assert story.said("stalled") == [f"round 1 stalls: {lasting(KNOT, 5)}"]
     story.joins("a", "b")
     cause = story.group.root_cause
     assert cause is not None
     assert (cause.kind, cause.node_id, cause.failure) == ("hang", None, None)
-    assert cause.message == "the workers hang: ranks 0 to 3 have waited 5 s for each other: ..."
+    assert cause.message == f"the workers hang: {lasting(KNOT, 5)}"
 
 
 def test_a_node_that_is_lost_meanwhile_is_the_cause() -> None:
@@ -200,11 +220,25 @@ def test_a_node_lost_while_it_stops_is_the_cause_of_the_hang() -> None:
 def test_a_stall_of_another_round_or_of_none_changes_nothing() -> None:
     story = job()
     before = story.group
-    story.do(NoteStall(7, Stall(kind=StallKind.BEHIND, ranks=(0,), node_id="a", text=TEXT, since=0.0)))
+    story.do(
+        NoteStall(
+            7,
+            Stall(
+                kind=StallKind.BEHIND, ranks=(0,), node_id="a", facts=behind(0, "a", waiting=(1,)), since=0.0
+            ),
+        )
+    )
     assert story.group is before
     story.restart()
     before = story.group
-    story.do(NoteStall(1, Stall(kind=StallKind.BEHIND, ranks=(0,), node_id="a", text=TEXT, since=0.0)))
+    story.do(
+        NoteStall(
+            1,
+            Stall(
+                kind=StallKind.BEHIND, ranks=(0,), node_id="a", facts=behind(0, "a", waiting=(1,)), since=0.0
+            ),
+        )
+    )
     assert story.group is before
     with pytest.raises(StaleRound):
         story.succeeded("a")

@@ -4,6 +4,8 @@ import pytest
 
 from hetrdzv.core.health.slow_slots import kinds_of, slow_slots, unlike_speeds
 from hetrdzv.core.model import Node
+from hetrdzv.protocol.warnings import MeasuredIn, MeasuredUnlike, NotMeasured
+from hetrdzv.protocol.who import Nodes, Ranks
 from tests.core.driver import Story
 
 L40S = "float16 on {} x NVIDIA L40S"
@@ -18,21 +20,23 @@ def node(node_id: str, *speeds: float, measured: str = L40S, slots: int | None =
 
 
 def test_who_is_slow_is_named_with_its_slots() -> None:
-    advice = "check clocks, temperature and power limit, and what else runs there"
-    assert slow_slots([node("gpu1", 112, 111), node("gpu2", 113, 60), node("gpu10", 50, 61)]) == (
-        "gpu2 (local rank 1) is 46% slower, gpu10 is 55% slower than usual for NVIDIA L40S (float16): "
-        + advice,
-    )
+    (found,) = slow_slots([node("gpu1", 112, 111), node("gpu2", 113, 60), node("gpu10", 50, 61)])
+    assert (found.device, found.dtype, found.more) == ("NVIDIA L40S", "float16", 0)
+    assert [(one.node_id, one.local_ranks) for one in found.nodes] == [
+        ("gpu2", Ranks.of([1])),
+        ("gpu10", None),
+    ]
+    assert [one.slower_by for one in found.nodes] == pytest.approx([1 - 60 / 111, 1 - 50 / 111])
 
 
 def test_unlike_devices_and_dtypes_are_not_compared() -> None:
     assert slow_slots([node("gpu1", 112), node("gpu2", 8, measured="float16 on 1 x Tesla T4")]) == ()
     assert slow_slots([node("gpu1", 112), node("gpu2", 30, measured="float32 on 1 x NVIDIA L40S")]) == ()
     mixed = "float16 on 1 x NVIDIA L40S; 1 x Tesla T4"
-    [text] = slow_slots(
+    [found] = slow_slots(
         [node("a", 112, 8, measured=mixed), node("b", 112), node("c", 112, 3, measured=mixed)]
     )
-    assert text.startswith("c (local rank 1) is 62% slower than usual for Tesla T4 (float16)")
+    assert (found.device, [one.node_id for one in found.nodes]) == ("Tesla T4", ["c"])
     assert slow_slots([node("gpu1", 112, 30)]) == (), "one node: its own agent says so"
     assert slow_slots([node("gpu1", 112), node("gpu2", 85)]) == (), "a quarter is not far"
     assert slow_slots([node("gpu1", 112), node("gpu2")]) == ()
@@ -40,10 +44,9 @@ def test_unlike_devices_and_dtypes_are_not_compared() -> None:
 
 def test_many_slow_nodes_are_counted() -> None:
     bad = [node(f"bad{number}", *[10.0] * 8) for number in range(1, 400)]
-    [text] = slow_slots([*(node(f"gpu{number}", *[100.0] * 8) for number in range(1000)), *bad])
-    assert text.startswith(
-        "bad1 is 90% slower, bad2 is 90% slower, bad3 is 90% slower, 396 more nodes than usual"
-    )
+    [found] = slow_slots([*(node(f"gpu{number}", *[100.0] * 8) for number in range(1000)), *bad])
+    assert [one.node_id for one in found.nodes] == ["bad1", "bad2", "bad3"]
+    assert found.more == 396
     kinds = [f"float16 on 1 x {letter}" for letter in "abcdefg"]
     nodes = [
         node(f"{n}{speed}", speed, measured=kind) for n, kind in enumerate(kinds) for speed in (9.0, 9.5, 1.0)
@@ -73,10 +76,15 @@ def test_speeds_that_some_lack_or_that_differ_in_dtype() -> None:
     assert unlike_speeds([node("a", 1), node("b", 2)]) == ()
     assert unlike_speeds([node("a", slots=1), node("b", slots=1)]) == (), "nobody asked for it"
     assert unlike_speeds([node("a", 1), node("b", slots=1), node("c", slots=1)]) == (
-        "b, c have no measured speed, so all shares are equal: start every agent with --measure on",
+        NotMeasured(nodes=Nodes.of(["b", "c"])),
     )
     assert unlike_speeds([node("a", 1), node("b", 2, measured="float32 on {} x CPU"), node("c", 1)]) == (
-        "speeds were not measured alike (a, c in float16, b in float32): give every agent the same --measure-dtype",
+        MeasuredUnlike(
+            dtypes=(
+                MeasuredIn(dtype="float16", nodes=Nodes.of(["a", "c"])),
+                MeasuredIn(dtype="float32", nodes=Nodes.of(["b"])),
+            )
+        ),
     )
 
 
@@ -86,4 +94,4 @@ def test_a_round_says_so() -> None:
     story.join("b", speeds=(20.0,), device={"measured": L40S.format(1)})
     story.wait(11)
     assert story.group.round is not None
-    assert [text.partition(" than")[0] for text in story.group.round.warnings] == ["b is 80% slower"]
+    assert [one.kind for one in story.group.round.warnings] == ["slow_slots"]

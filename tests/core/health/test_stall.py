@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetrdzv.core.health.stall import judge
 from hetrdzv.core.health.waits import Collectives, Worker
-from hetrdzv.core.phrasing import lasting
+from hetrdzv.words.stalls import lasting, stall
 
 
 def at(
@@ -294,11 +294,11 @@ def test_who_is_blamed(case: str) -> None:
         verdict = judge(order, 2 if len(workers) == 2 and case != "a group of its own" else 4)
         assert verdict is not None
         assert (verdict.kind, verdict.ranks, verdict.for_s) == (kind, ranks, for_s)
-        assert text in verdict.text
+        assert text in stall(verdict.facts)
         assert verdict.node_id == (f"gpu{ranks[0] // 2 + 1}" if ranks else None)
         assert re.search(
             rf"rank \d has waited {for_s} s for |ranks .* have waited {for_s} s for ",
-            lasting(verdict.text, for_s),
+            lasting(verdict.facts, for_s),
         )
 
 
@@ -366,7 +366,7 @@ def test_whether_those_behind_burn_cpu_or_sleep_is_said_where_it_is_known(shares
     behind = [worker(4 - len(shares) + number, done(8), cpu=cpu) for number, cpu in enumerate(shares)]
     verdict = judge([worker(rank, at(9), cpu=0.0) for rank in range(4 - len(shares))] + behind, 4)
     assert verdict is not None
-    assert verdict.text.partition(" for ")[2] == said
+    assert stall(verdict.facts).partition(" for ")[2] == said
 
 
 def test_a_worker_that_never_asked_for_a_collective_or_is_behind_by_steps_burns_cpu_or_sleeps() -> None:
@@ -374,14 +374,14 @@ def test_a_worker_that_never_asked_for_a_collective_or_is_behind_by_steps_burns_
     steps = judge([worker(rank, step=9 - (rank == 3), idle=80, cpu=0.7) for rank in range(4)], 4)
     assert first is not None
     assert steps is not None
-    assert first.text.endswith("which has asked for no collective yet, and sleeps")
-    assert steps.text.endswith("which is at step 8 of 9, and burns CPU")
+    assert stall(first.facts).endswith("which has asked for no collective yet, and sleeps")
+    assert stall(steps.facts).endswith("which is at step 8 of 9, and burns CPU")
 
 
 def test_of_a_worker_that_does_not_answer_only_that_is_said() -> None:
     verdict = judge([*SLEEPER[:3], worker(3, done(17_203), state="stopped", cpu=0.0)], 4)
     assert verdict is not None
-    assert verdict.text.endswith("which is stopped by a signal, at collective 17,203 of 17,204")
+    assert stall(verdict.facts).endswith("which is stopped by a signal, at collective 17,203 of 17,204")
 
 
 def test_a_text_stays_short_with_thousands_of_ranks() -> None:
@@ -389,7 +389,7 @@ def test_a_text_stays_short_with_thousands_of_ranks() -> None:
     verdict = judge(odd, 8000)
     assert verdict is not None
     assert len(verdict.ranks) == 8
-    assert verdict.text == (
+    assert stall(verdict.facts) == (
         "ranks 0, 2, 4, 6, 8 and 3995 more wait for rank 1 (gpu1), rank 3 (gpu2), rank 5 (gpu3) and 3997 more, "
         "which are at collective 8 of 9"
     )
@@ -514,7 +514,7 @@ def test_who_is_known_to_be_behind_is_blamed_whatever_is_unknown_of_others() -> 
     verdict = judge([worker(0, at(9)), worker(1, at(9)), UNKNOWN, worker(3, done(8))], 4)
     assert verdict is not None
     assert verdict.ranks == (3,)
-    assert verdict.text.startswith("ranks 0 and 1 wait for rank 3 (gpu2)")
+    assert stall(verdict.facts).startswith("ranks 0 and 1 wait for rank 3 (gpu2)")
 
 
 def test_no_side_of_a_mismatch_is_blamed_if_one_is_unknown_that_may_be_on_either() -> None:

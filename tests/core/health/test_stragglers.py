@@ -1,6 +1,10 @@
 """Who slows a round down (core/health/stragglers.py)."""
 
+import pytest
+
 from hetrdzv.core.health.stragglers import Waiting, stragglers
+from hetrdzv.protocol.warnings import Straggler
+from hetrdzv.protocol.who import Ranks
 
 
 def shares(*found: float, types: str = "") -> list[Waiting]:
@@ -13,8 +17,8 @@ def shares(*found: float, types: str = "") -> list[Waiting]:
 
 def test_the_one_that_the_others_wait_for() -> None:
     (slow,) = stragglers(shares(0.48, 0.5, 0.47, 0.02))
-    assert slow.ranks == (3,)
-    assert slow.text == "rank 3 (gpu2) is the slowest: the others wait for it 46% of the time"
+    assert slow == Straggler(ranks=Ranks.of([3]), node_id="gpu2", share=slow.share)
+    assert slow.share == pytest.approx(0.46)
 
 
 def test_nobody_where_all_wait_alike_or_little() -> None:
@@ -23,16 +27,15 @@ def test_nobody_where_all_wait_alike_or_little() -> None:
 
 
 def test_two_workers_are_enough() -> None:
-    assert [one.ranks for one in stragglers(shares(0.4, 0.01))] == [(1,)]
+    assert [one.ranks for one in stragglers(shares(0.4, 0.01))] == [Ranks.of([1])]
 
 
 def test_within_a_gpu_type_and_between_types() -> None:
     by_type = stragglers(shares(0.4, 0.4, 0.4, 0.01, 0.02, 0.01, types="HHHAAA"))
-    assert [(one.ranks, one.text) for one in by_type] == [
-        ((3, 4, 5), "ranks 3 to 5 (A) are slower than other GPUs, which wait for them 39% of the time")
-    ]
+    assert by_type == [Straggler(ranks=Ranks.of([3, 4, 5]), type="A", share=by_type[0].share)]
+    assert by_type[0].share == pytest.approx(0.39)
     both = stragglers(shares(0.6, 0.6, 0.6, 0.3, 0.02, 0.3, types="HHHAAA"))
-    assert [one.ranks for one in both] == [(3, 4, 5), (4,)]
-    assert both[1].text == "rank 4 (gpu3) is the slowest of the As: the others wait for it 28% of the time"
+    assert [one.ranks for one in both] == [Ranks.of([3, 4, 5]), Ranks.of([4])]
+    assert (both[1].node_id, both[1].type) == ("gpu3", "A")
     (alone,) = stragglers(shares(0.5, 0.5, 0.1, types="HHA"))
-    assert alone.text == "rank 2 (A) is slower than other GPUs, which wait for it 40% of the time"
+    assert (alone.ranks, alone.node_id, alone.type) == (Ranks.of([2]), None, "A")

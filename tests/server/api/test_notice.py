@@ -48,7 +48,7 @@ async def test_who_takes_notice_is_told_at_once_and_an_older_agent_only_of_the_s
         assert (notice["kind"], notice["why"]) == ("restarted", "a restart was requested")
         assert 590 < notice["left_s"] <= 600
         told = await polls["a"]
-        assert (told["kind"], told["reason"], told["start"]) == ("start", "notice", before["a"]["start"])
+        assert (told["kind"], told["code"], told["start"]) == ("start", "notice", before["a"]["start"])
         assert told["notice"]["kind"] == "restarted"
         await settled(50)
         assert not polls["b"].done()

@@ -17,6 +17,7 @@ from hetrdzv.protocol.wire import EventReply
 from hetrdzv.service.service import Service
 from tests.server.told import BEGAN
 from tests.support.served import HandClock, join, serving, started
+from tests.support.stalls import behind
 
 NODES = 120
 
@@ -59,7 +60,12 @@ async def test_nodes_that_need_attention_have_rows_and_all_have_them_for_who_ask
 async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -> None:
     await service.execute("b", join("b", min_nodes=2))
     stall = Stall(
-        kind=StallKind.BEHIND, ranks=(3,), node_id="n003", text="ranks wait for rank 3", since=0.0, told=True
+        kind=StallKind.BEHIND,
+        ranks=(3,),
+        node_id="n003",
+        facts=behind(3, "n003"),
+        since=0.0,
+        told=True,
     )
     await service.execute("g", NoteStall(round=1, stall=stall))
     page = (await GroupsScene(service, EVERYTHING).sections())["groups"]

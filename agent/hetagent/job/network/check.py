@@ -4,11 +4,15 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from hetagent.job.network.master import Master
 from hetagent.job.network.member import Me, Message, Result, accept, converse, take_part
+from hetagent.job.room import Room
+from hetagent.launch.base import Assignment
 from hetagent.node.network import WILDCARDS
+from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.wire import StartReply
 
 PATIENCE_S = 25.0
@@ -20,7 +24,7 @@ WITHIN_S = 40.0
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 
 
-class NetworkCheck:
+class NetworkCheck(Room):
     """The checks of one agent, one at a time.
 
     Readable (`fileno`) when a check is over. Nothing here blocks the caller: a check that is to stop waits for
@@ -29,16 +33,29 @@ class NetworkCheck:
     Args:
         group, node_id: who this agent is.
         address: returns the address that this node offers.
+        tell: shows one line to the person at the terminal.
+        warn: shows warnings.
 
     Attributes:
         wanted: whether the next round is to be checked; no longer once a node has not taken part, as others would have
             to wait for it again and again.
     """
 
-    def __init__(self, group: str, node_id: str, address: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        group: str,
+        node_id: str,
+        address: Callable[[], str],
+        tell: Callable[[str], None] = lambda text: None,
+        warn: Callable[[Iterable[str]], None] = lambda warnings: None,
+    ) -> None:
         self._group = group
         self._node_id = node_id
         self._address = address
+        self._tell = tell
+        self._warn = warn
+        self._assignment: Assignment | None = None
+        self._slow: tuple[str, ...] = ()  # what was found in this round
         self.wanted = True
         self._fresh = True
         self._result: Result | None = None
@@ -53,18 +70,36 @@ class NetworkCheck:
         """A descriptor that is readable when a check is over."""
         return self._wake_read.fileno()
 
-    @property
-    def runs(self) -> bool:
+    def enter(self, assignment: Assignment) -> None:
+        self.end()
+        self._assignment, listener = assignment, assignment.script_port
+        if self.wanted and assignment.start.nnodes > 1 and listener is not None:
+            self.check(assignment.round, assignment.start, listener)
+
+    def holds_start(self) -> bool:
         """Whether a check is under way, or its result was not taken yet."""
         return self._thread is not None
 
-    def begin(self, number: int, start: StartReply, listener: socket.socket) -> None:
+    def look(self) -> None:
+        """Show what the check has found, if it is over."""
+        if (result := self.take()) is None or self._assignment is None:
+            return
+        if result.line:
+            self._tell(f"round {self._assignment.round}: {result.line}")
+        self._warn(result.warnings)
+        self._slow = result.warnings if self._assignment.is_master else ()
+
+    def report(self, kind: ReportKind) -> Mapping[str, Any]:
+        """What is slow, a line each, with the master's report of the start."""
+        return {"network": "\n".join(self._slow)} if kind is ReportKind.STARTED else {}
+
+    def check(self, number: int, start: StartReply, listener: socket.socket) -> None:
         """Check the network of a round, before its workers start.
 
         Args:
             listener: listens on the port that this node offers to scripts, and is left as it was.
         """
-        self.rest()
+        self.end()
         port = listener.getsockname()[1]
         me = Me(self._group, number, self._node_id, start.group_rank, self._address(), port, self._fresh)
         ready = threading.Event()
@@ -84,8 +119,9 @@ class NetworkCheck:
         found, self._thread, self._result = self._result, None, None
         return found
 
-    def rest(self) -> None:
+    def end(self) -> None:
         """Stop a check that is under way: its round is over."""
+        self._slow = ()
         if self._thread is None:
             return
         if self._loop is not None and self._task is not None:
@@ -96,8 +132,7 @@ class NetworkCheck:
         self._thread = None
 
     def close(self) -> None:
-        """Check nothing more."""
-        self.rest()
+        self.end()
         self._wake_read.close()
         self._wake_write.close()
 

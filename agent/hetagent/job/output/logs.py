@@ -9,7 +9,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, Std
 
 from hetagent.job.failures import ERROR_FILE
 from hetagent.node import scratch
-from hetagent.torch_compat import FolderLogs
+from hetagent.torch_compat.flags import FolderLogs
 
 PREFIX = "hetagent_"
 

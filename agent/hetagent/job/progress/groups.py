@@ -1,4 +1,4 @@
-"""Reads which process groups a worker has made, as it notes them itself: see worker/watched.py."""
+"""Reads which process groups a worker has made, as it notes them itself: see worker/torch_server.py."""
 
 import os
 from dataclasses import dataclass, field

@@ -22,7 +22,7 @@ from hetagent.progress import FILE, NOTICE_FILE
 from hetrdzv.protocol.wire import ProgressFields, StackFields
 
 SOCKET = "HET_PROGRESS_SOCKET"
-"""Where a worker is to open torch's server; see worker/watched.py."""
+"""Where a worker is to open torch's server; see worker/torch_server.py."""
 
 PREFIX = "hetp_"
 

@@ -2,18 +2,29 @@
 
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from hetagent.job.output import shown
 from hetagent.job.progress import stacks
 from hetagent.job.progress.watch import Watch
+from hetagent.job.room import Environ, Room
+from hetagent.job.workers.processes import Workers
 from hetagent.launch.base import Assignment, Launch
-from hetagent.launch.command import python
+from hetagent.launch.command import WorkerCommand, python
 from hetagent.protocol.line import Line
 from hetagent.protocol.topics import STACKS, Message
-from hetrdzv.protocol.wire import LogsAsked, ProgressFields, StackFields, StacksAsked, StacksRequest
+from hetrdzv.protocol.states import DirectiveKind, ReportKind
+from hetrdzv.protocol.wire import (
+    DirectiveReply,
+    LogsAsked,
+    ProgressFields,
+    StackFields,
+    StacksAsked,
+    StacksRequest,
+)
 
 STACKS_S = 5.0
 """How long it may take to answer who wants to see stacks (seconds)."""
@@ -36,7 +47,7 @@ BUFFER_SIZE = 20
 """So many are enough to see who is behind, and are told in a millisecond; torch's 2,000 take 50."""
 
 
-class Watching:
+class Watching(Room):
     """Watches the workers of the newest round.
 
     Args:
@@ -71,25 +82,22 @@ class Watching:
         self._secrets = secrets
         self._say = say
         self._tail: Callable[[int], bytes] = lambda rank: b""
+        self._shows_collectives = False
+        self._rank_offset = 0
         self._unseen = "" if launch.uses_process_groups else NOT_TORCH
         self._watch: Watch | None = None
         self._round = 0
         self._folders: Mapping[int, str] = {}
 
-    def environ(self, given: Mapping[str, str]) -> dict[str, str]:
-        """What all workers get in every round.
-
-        Args:
-            given: this process's environment.
-        """
+    def steady(self, given: Mapping[str, str]) -> dict[str, str]:
         if self._cpu and BUFFER not in given and BUFFER_BEFORE not in given:
             return {BUFFER: str(BUFFER_SIZE)}
         return {}
 
-    def prepare(self, assignment: Assignment) -> Watch:
-        """A round is about to start; `begin` follows, or `end`."""
+    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         self.end()
-        self._round = assignment.round
+        self._round, self._rank_offset = assignment.round, assignment.start.rank_offset
+        self._shows_collectives = command.is_python and not self._launch.one_per_node
         self._watch = Watch(
             assignment.round,
             assignment.start.world_size,
@@ -100,28 +108,19 @@ class Watching:
             python=python(),
             say=self._say,
         )
-        return self._watch
 
-    def begin(
-        self,
-        pids: Mapping[int, int],
-        rank_offset: int,
-        error_files: Mapping[int, str],
-        tail: Callable[[int], bytes] = lambda local_rank: b"",
-    ) -> None:
-        """The workers of the round were started.
-
-        Args:
-            pids, error_files: by local rank.
-            rank_offset: the global rank of local rank 0.
-            tail: returns the end of what a local rank has written to stderr.
-        """
+    def environ(self, local_rank: int) -> dict[str, str]:
         assert self._watch is not None
-        self._tail = lambda rank: tail(rank - rank_offset)
+        return self._watch.environ(local_rank, torch=self._shows_collectives)
+
+    def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
+        assert self._watch is not None
+        first = self._rank_offset
+        self._tail = lambda rank: workers.stderr_tail(rank - first)
         self._folders = {
-            rank_offset + local_rank: os.path.dirname(path) for local_rank, path in error_files.items()
+            first + local_rank: os.path.dirname(path) for local_rank, path in workers.error_files.items()
         }
-        self._watch.begin(pids, rank_offset)
+        self._watch.begin(workers.pids, first)
         self._line.watch(self._sample, self._show)
 
     def decided(self, number: int, others: bool) -> None:
@@ -133,18 +132,19 @@ class Watching:
         if (watch := self._watch) is not None:
             watch.decided(number, others=others)
 
-    def reached(self) -> dict[str, int]:
-        """How far the workers of this node have come, as fields of a failure; what nobody can tell is left out."""
-        if self._watch is None:
+    def report(self, kind: ReportKind) -> Mapping[str, Any]:
+        """How far the workers of this node have come if one has failed; what nobody can tell is left out."""
+        if self._watch is None or kind is not ReportKind.FAILED:
             return {}
         collectives, step = self._watch.reached()
         known = {"collectives": collectives, "step": step}
         return {name: value for name, value in known.items() if value is not None}
 
-    def keep_stacks(self) -> None:
-        """Keep the stacks of workers that hang and are about to be stopped."""
+    def heard(self, directive: DirectiveReply) -> None:
+        """Keep the stacks of workers that hang and are about to be stopped, for whoever looks into the logs."""
         watch = self._watch
-        if watch is None or not self._keeps_stacks:
+        ends = directive.kind in (DirectiveKind.STOP, DirectiveKind.EXIT) and directive.hang
+        if watch is None or not self._keeps_stacks or not ends:
             return
 
         def keep() -> None:
@@ -156,7 +156,6 @@ class Watching:
         thread.join(LAST_STACKS_S)
 
     def end(self) -> None:
-        """The workers are gone."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()

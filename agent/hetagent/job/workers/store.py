@@ -8,7 +8,7 @@ from torch.distributed import HashStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from hetagent.node.network import WILDCARDS
-from hetagent.torch_compat import hosted_store, workers_in
+from hetagent.torch_compat.store import hosted_store, workers_in
 from hetrdzv.protocol.wire import StartReply
 
 STORE_TIMEOUT = timedelta(seconds=60)

@@ -19,7 +19,6 @@ from typing import TextIO
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure
 
-from hetagent import torch_compat
 from hetagent.job.failures import read_record
 from hetagent.job.output.collapse import Merged, ranges
 from hetagent.job.output.console import drained
@@ -30,9 +29,11 @@ from hetagent.launch.base import Assignment, Forecast
 from hetagent.launch.command import WorkerCommand
 from hetagent.standby.keeper import Standbys
 from hetagent.standby.process import Plan
+from hetagent.torch_compat.flags import changes_the_command, substituted
+from hetagent.torch_compat.starting import ElasticAgent, Processes
 
 
-class TorchStarter(torch_compat.ElasticAgent):
+class TorchStarter(ElasticAgent):
     """A `Starter` that uses torch's agent.
 
     Args:
@@ -69,7 +70,7 @@ class TorchStarter(torch_compat.ElasticAgent):
 
     def prepare(self, forecast: Forecast, environ: Mapping[str, str]) -> None:
         """See `Starter`."""
-        if self._standbys is None or torch_compat.changes_the_command(self.spec):
+        if self._standbys is None or changes_the_command(self.spec):
             return  # the first round must show what it is
         plans = []
         for local_rank in range(self.spec.local_world_size):
@@ -77,7 +78,7 @@ class TorchStarter(torch_compat.ElasticAgent):
             if foreseen is None:
                 return
             command, changes = foreseen
-            args = torch_compat.substituted([command.entrypoint, *command.args], local_rank)
+            args = substituted([command.entrypoint, *command.args], local_rank)
             values = {**os.environ, **environ, **changes}
             plans.append(Plan(args, {name: value for name, value in values.items() if value is not None}))
         self._standbys.prepare(plans)
@@ -168,7 +169,7 @@ class TorchStarter(torch_compat.ElasticAgent):
         """See `Starter`."""
         result = None
         if error is None and self._assignment is not None:
-            ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
+            ranks = self.ranks
             failures = {ranks[end.local_rank]: self._failure(end) for end in failed}
             result = RunResult(WorkerState.FAILED, failures=failures)
             if succeeded:
@@ -186,7 +187,7 @@ class TorchStarter(torch_compat.ElasticAgent):
         except Exception:  # it is not of torch's format
             return make("")
 
-    def _close(self, started: torch_compat.Processes, sources: Sequence[Source], until: float | None) -> bool:
+    def _close(self, started: Processes, sources: Sequence[Source], until: float | None) -> bool:
         started.reap()
         shown = drained(started.stops, started.copied, until)
         shown = self._catch_up(sources, until) and shown

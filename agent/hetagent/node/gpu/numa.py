@@ -6,7 +6,7 @@ from hetagent.node.gpu.discovery import NoAnswer, ask_torch
 
 _FIND_CPUS = """
 import sys
-from hetagent.torch_compat import find_cpus
+from hetagent.torch_compat.flags import find_cpus
 find_cpus(sys.argv[1], int(sys.argv[2]))
 """
 

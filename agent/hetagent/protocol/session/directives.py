@@ -192,24 +192,22 @@ class Directives:
 
     # -- what the server would say if it could -----------------------------------------------------------------
 
-    def stop(self, reason: str, why: str) -> None:
+    def stop(self, code: str, why: str) -> None:
         """Tell the agent to stop its workers."""
         if not self.stop_told and not self.exit_told:
             self.stop_told = True
-            self._hand(self._own(DirectiveKind.STOP, reason, why))
+            self._hand(self._own(DirectiveKind.STOP, code, why))
 
-    def exit(self, reason: str, why: str) -> None:
+    def exit(self, code: str, why: str) -> None:
         """Tell the agent to stop its workers and exit with 1."""
-        self._exit(self._own(DirectiveKind.EXIT, reason, why, exit_code=1))
+        self._exit(self._own(DirectiveKind.EXIT, code, why, exit_code=1))
 
-    def _own(
-        self, kind: DirectiveKind, reason: str, why: str, exit_code: int | None = None
-    ) -> DirectiveReply:
+    def _own(self, kind: DirectiveKind, code: str, why: str, exit_code: int | None = None) -> DirectiveReply:
         return DirectiveReply(
             kind=kind,
-            version=f"own.{kind}.{self.newest_round}.{reason}",
+            version=f"own.{kind}.{self.newest_round}.{code}",
             round=self.newest_round,
-            reason=reason,
+            code=code,
             why=why,
             poll_s=self.poll_s,
             lease_s=self.lease_s,

@@ -362,20 +362,20 @@ class Session:
             return False
         is_joining = self._joining.due is not None or isinstance(self._talk.request, Join)
         is_news = number >= self._joining.number and not is_joining
-        return is_news and (directive.reason == "not_ready") != bool(self._not_ready)
+        return is_news and (directive.code == "not_ready") != bool(self._not_ready)
 
-    def _give_up(self, why: str, reason: str = "refused", *, gone: bool = True) -> None:
+    def _give_up(self, why: str, code: str = "refused", *, gone: bool = True) -> None:
         """This agent cannot continue: it has to stop its workers and exit with 1.
 
         Args:
-            reason: the directive's.
+            code: the directive's.
             gone: the server does not have this node, so there is nobody to say goodbye to.
         """
         if gone:
             self._known = self._maybe_known = False
             self._finished = self._finished or self._goodbye is not None
         self._drop_messages()
-        self._told.exit(reason, why)
+        self._told.exit(code, why)
         self._joining.due = None
 
     # -- when a request fails ------------------------------------------------------------------------------

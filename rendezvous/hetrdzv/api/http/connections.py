@@ -7,7 +7,6 @@ tests/server/api/test_uvicorn.py.
 import asyncio
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -36,8 +35,8 @@ a chunk, trailers."""
 READ_BYTES = 1 << 12
 """How much is read at a time, so that no more is kept of what a client sends ahead of an answer."""
 
-BODY_TIMEOUT_S = 10.0
-"""How long a client may take to send a body (seconds)."""
+ARRIVAL_S = 10.0
+"""How long a client may take to send a header or a body, or over a TLS handshake (seconds)."""
 
 TLS_BUFFER_BYTES = 1 << 14
 """Size of the read buffer of a TLS connection. asyncio's default is 256 KiB each, for requests of half a KiB."""
@@ -268,18 +267,17 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._late_timer.cancel()
             self._late_timer = None
         if what:
-            within_s = BODY_TIMEOUT_S if what == "body" else self._limits.header_timeout_s
             self._awaited = what
-            self._late_timer = _later(within_s, partial(self._is_late, within_s))
+            self._late_timer = _later(ARRIVAL_S, self._is_late)
 
-    def _is_late(self, within_s: float) -> None:
+    def _is_late(self) -> None:
         self._late_timer = None
         if self._transport.is_closing():
             return
         if self._in_body and self.flow.read_paused:  # not the client is slow
             self._await(self._awaited)
         elif self._in_header or (self._in_body and not self.cycle.response_started):
-            late = RequestTooSlow(f"{self._awaited}: it did not arrive within {within_s:g} s; send it again")
+            late = RequestTooSlow(f"{self._awaited}: it did not arrive within {ARRIVAL_S:g} s; send it again")
             self._close_with(late, field=self._awaited if self._in_body else None)
         else:
             self._transport.close()
@@ -357,7 +355,7 @@ def protocol_factory(limits: Limits, tls: ServerTls | None) -> Callable[..., asy
     tls_options: dict[str, Any] = {  # typeshed wants a waiter and whole seconds
         "waiter": None,
         "server_side": True,
-        "ssl_handshake_timeout": limits.header_timeout_s,
+        "ssl_handshake_timeout": ARRIVAL_S,
         "ssl_shutdown_timeout": GRACE_S,
     }
 

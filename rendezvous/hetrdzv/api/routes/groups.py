@@ -12,9 +12,9 @@ from pydantic import Field
 from hetrdzv.api import problems, views
 from hetrdzv.api.dispatch import service_of
 from hetrdzv.api.lenient import LenientRoute
+from hetrdzv.api.plans import plan_reply
 from hetrdzv.auth.policy import Permit, permit_of
 from hetrdzv.core.commands import Cancel, Put, Restart
-from hetrdzv.core.explain import explain
 from hetrdzv.protocol import bounds, settings, wire
 from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.protocol.plans import changes
@@ -126,7 +126,7 @@ async def plan_group(
     supposed = changes(body)
     found = await service.plans.plan(service.group(group_id), supposed, service.now())
     nodes = len(found.members) + len(found.spares)
-    return await views.made(nodes, lambda: wire.PlanReply.model_validate(found))
+    return await views.made(nodes, lambda: plan_reply(found))
 
 
 AskedRank = Annotated[int, Field(ge=0, lt=settings.MAX_WORLD_SIZE)]
@@ -164,7 +164,9 @@ async def _asked(
     group = service.group(group_id)
     active = group.active_round
     if active is None or group.state.terminal:
-        raise NoRound(f"group '{group_id}' has no workers now: {explain(group, service.now())}")
+        raise NoRound(
+            f"group '{group_id}' has no workers now: {views.group_summary(group, service.now()).why}"
+        )
     if ranks is None and active.world_size > MOST_RANKS:
         raise UnknownRank(
             f"round {active.number} of group '{group_id}' has {active.world_size:,} ranks, but no more than "
@@ -176,7 +178,7 @@ async def _asked(
         raise UnknownRank(
             f"round {active.number} of group '{group_id}' has ranks 0 to {last}, not {unknown[0]}"
         )
-    return active.number, await service.progress.stacks(group, active, ranks, about)
+    return active.number, await service.questions.of_workers(group, active, ranks, about)
 
 
 @router.get(

@@ -108,7 +108,7 @@ async def send_stacks(
     """The agent's answer to the question for stacks in the reply to one of its polls."""
     service = service_of(request)
     require_speaker(service.group(group_id), node_id, body.incarnation)
-    service.progress.answered(group_id, node_id, body.number, stacks(node_id, body))
+    service.questions.answered(group_id, node_id, body.number, stacks(node_id, body))
     return Response(status_code=204)
 
 

@@ -139,7 +139,7 @@ async def _answer(scope: Scope, receive: Receive, send: Send, poll: _Poll) -> No
         )
     if told is None:
         return
-    asked = poll.said is not None and polls.service.progress.question(poll.group_id, node_id) is not None
+    asked = poll.said is not None and polls.service.questions.next(poll.group_id, node_id) is not None
     await _send(send, views.asking_json(polls.service, node_id, told) if asked else _reply(told))
 
 
@@ -233,7 +233,7 @@ def _reply(told: Told) -> bytes:
     ):
         return views.directive_json(group, directive, pace)
     known = _replies(group)
-    key = (directive.version, directive.why, pace)
+    key = (directive.version, directive.reason, int(directive.clock), pace)
     if key not in known:
         if len(known) >= REPLIES_KEPT:
             known.clear()

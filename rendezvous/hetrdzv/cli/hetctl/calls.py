@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -13,7 +12,6 @@ from hetrdzv.cli.hetctl import picture, tables
 from hetrdzv.cli.hetctl.options import shared
 from hetrdzv.cli.hetctl.shell.connect import connect
 from hetrdzv.client import Client
-from hetrdzv.protocol.clock_times import with_clock_times
 from hetrdzv.protocol.errors import HetError, Problem, UnknownGroup
 from hetrdzv.protocol.wire import GroupReply, GroupSummary, PlanReply, PlanRequest
 
@@ -60,7 +58,7 @@ def tell(reply: GroupReply, text: str) -> None:
 
 def standing(group: GroupSummary) -> str:
     """A group's state and the reason for it."""
-    return f"{group.state}: {with_clock_times(group.why, datetime.now().astimezone())}"
+    return f"{group.state}: {tables.why(group)}"
 
 
 def show_plan(group: str, request: PlanRequest) -> None:

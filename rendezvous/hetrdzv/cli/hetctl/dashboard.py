@@ -10,8 +10,8 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, print_json
 from hetrdzv.cli.hetctl.options import GROUP_ID, command, shared
 from hetrdzv.client import Client
-from hetrdzv.core.phrasing import count
 from hetrdzv.protocol.wire import SignInReply
+from hetrdzv.words.phrasing import count
 
 
 @command("Open the dashboard in a browser.")

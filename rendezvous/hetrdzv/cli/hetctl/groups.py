@@ -22,10 +22,10 @@ from hetrdzv.cli.hetctl.options import (
     command,
     shared,
 )
-from hetrdzv.core.phrasing import count
 from hetrdzv.protocol.settings import SETTINGS, Setting
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.wire import PlanRequest, SpecFields
+from hetrdzv.words.phrasing import count
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.tables import one_line
-from hetrdzv.core.phrasing import count, names
 from hetrdzv.protocol.wire import PlannedMemberReply, PlanReply, PlanRequest
+from hetrdzv.words.phrasing import count, names
 
 MANY = 40
 """With more rows than this, those of nodes to which the same happens are put together on a terminal."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hetrdzv.api.plans import plan_reply
 from hetrdzv.cli.hetctl.calls import show_plan, tell_plan
 from hetrdzv.cli.hetctl.groups import settings_of_a_group, spec_of
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command
@@ -143,6 +144,6 @@ def _without_server(
         raise click.UsageError(f"--without names '{unknown[0]}', which is not among --nodes")
     given = SpecFields.model_validate(spec).given()
     try:
-        return PlanReply.model_validate(first_round(NO_GROUP, given, new_nodes(named), supposed))
+        return plan_reply(first_round(NO_GROUP, given, new_nodes(named), supposed))
     except InvalidSpec as error:
         raise click.UsageError(str(error)) from None

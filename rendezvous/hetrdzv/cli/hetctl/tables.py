@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl.shares import shares_of
-from hetrdzv.core.phrasing import count, spent_of
-from hetrdzv.protocol.clock_times import with_clock_times
+from hetrdzv.core.phrasing import spent_of
 from hetrdzv.protocol.inert import inert
 from hetrdzv.protocol.wire import (
     EventReply,
@@ -27,6 +26,9 @@ from hetrdzv.protocol.wire import (
     RoundReply,
     WorkerReply,
 )
+from hetrdzv.words.phrasing import count
+from hetrdzv.words.times import Clock
+from hetrdzv.words.why import told
 
 TRACEBACK_LINES = 20
 """How many lines of a root cause's traceback are shown: the last ones."""
@@ -194,13 +196,20 @@ def state_text(state: str) -> Text:
     return Text(state, style=_STYLES.get(state, ""))
 
 
+def why(group: GroupSummary) -> str:
+    """Why a group stands where it stands, with this machine's clock times."""
+    current = group.current_round if isinstance(group, GroupReply) else None
+    text = told(group.reason, "", Clock(group.clock, datetime.now().astimezone()))
+    return "; ".join([text, *(current.unwatched if current is not None else ())]) if text else group.why
+
+
 def _heading(group: GroupReply) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold", min_width=20)
     grid.add_row("group", group.group_id)
     grid.add_row("state", state_text(group.state))
-    grid.add_row("why", one_line(with_clock_times(group.why, datetime.now().astimezone())))
+    grid.add_row("why", one_line(why(group)))
     grid.add_row("job", str(group.job))
     grid.add_row("round", _round(group.current_round))
     if group.current_round is not None and (progress := _progress(group.current_round)):

@@ -10,6 +10,9 @@ from dataclasses import replace
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Conduct, Group, Round
 
+STRIKES = 3
+"""How often in a row a node may go, or be the root cause, until others are preferred to it."""
+
 SOON_S = 600.0
 """A departure this long after the one before, or after its time as a spare, is a first one again (seconds)."""
 
@@ -32,22 +35,15 @@ def set_aside(group: Group) -> AbstractSet[str]:
 @kept
 def taken_last(group: Group) -> AbstractSet[str]:
     """The nodes whose workers fail again and again: other nodes are taken before them."""
-    strikes = group.spec.strikes
-    return frozenset(node_id for node_id, one in group.conduct.items() if 0 < strikes <= one.blamed)
+    return frozenset(node_id for node_id, one in group.conduct.items() if one.blamed >= STRIKES)
 
 
-def with_departure(
-    conduct: Mapping[str, Conduct], node_id: str, now: float, strikes: int
-) -> Mapping[str, Conduct]:
-    """What is remembered after a node ended a round by going.
-
-    Args:
-        strikes: the time that it does so until it is set aside, each time soon after it was free to join; 0: never.
-    """
+def with_departure(conduct: Mapping[str, Conduct], node_id: str, now: float) -> Mapping[str, Conduct]:
+    """What is remembered after a node ended a round by going."""
     before = conduct.get(node_id, Conduct())
     departures = before.departures + 1 if now - before.free_at <= SOON_S else 1
-    aside = 0 < strikes <= departures
-    wait_s = min(ASIDE_S * 2.0 ** min(departures - strikes, 30), MOST_ASIDE_S) if aside else 0.0
+    aside = departures >= STRIKES
+    wait_s = min(ASIDE_S * 2.0 ** min(departures - STRIKES, 30), MOST_ASIDE_S) if aside else 0.0
     new = replace(before, departures=departures, aside=aside, free_at=now + wait_s)
     return _with(conduct, node_id, new, now)
 

@@ -8,68 +8,55 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.phrasing import names
-from hetrdzv.core.selection.order import natural_key
+from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.rank_order import OrderKind, rank_order
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.warnings import Differs, NoLabel, NoWeights, Version
+from hetrdzv.protocol.who import Nodes
 
-PARTS: Mapping[str, tuple[str, int]] = {
-    "torch": ("torch", 3),
-    "cuda": ("CUDA", 3),
-    "rocm": ("ROCm", 3),
-    "nccl": ("NCCL", 3),
-    "python": ("Python", 2),
-    "driver": ("GPU driver", 1),
-}
-"""The facts (keys of `Offer.device`) that should be the same, each with its name and how much of a version counts:
-1 is the major number, 2 the minor one as well, 3 the patch level too."""
+PARTS: Mapping[str, int] = {"torch": 3, "cuda": 3, "rocm": 3, "nccl": 3, "python": 2, "driver": 1}
+"""The facts (keys of `Offer.device`) that should be the same, each with how much of a version counts: 1 is the major
+number, 2 the minor one as well, 3 the patch level too."""
 
 MOST_VALUES = 3
-"""How many versions beside the usual one a sentence names; the others are counted."""
-
-MOST_CHARACTERS = 400
-"""The longest sentence."""
+"""How many versions beside the usual one are told; the others are counted."""
 
 
-def drift(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """A sentence for each difference that matters: `gpu3 has torch 2.12.1, the others 2.13.0`.
-
-    However many nodes there are, there is at most one sentence of `MOST_CHARACTERS` for each of `PARTS`.
-    """
+def drift(nodes: Iterable[Node]) -> tuple[Differs, ...]:
+    """Each difference that matters: gpu3 has torch 2.12.1, the others 2.13.0. At most one for each of `PARTS`."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for node in nodes:
         device = node.device
         alike.setdefault(tuple([device.get(name, "") for name in PARTS]), []).append(node.node_id)
     found = []
-    for place, (what, parts) in enumerate(PARTS.values()):
+    for place, (part, counts) in enumerate(PARTS.items()):
         having: dict[str, list[str]] = {}
         for facts, node_ids in alike.items():
-            if version := _version(facts[place], parts):
+            if version := _version(facts[place], counts):
                 having.setdefault(version, []).extend(node_ids)
         if len(having) > 1:
-            found.append(_sentence(what, having))
+            found.append(_differs(part, having))
     return tuple(found)
 
 
-def unordered(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[str, ...]:
-    """A sentence for each label that `rank_order` or `unit` names and nodes lack, or for weights that nobody has."""
+def unordered(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[NoLabel | NoWeights, ...]:
+    """The labels that `rank_order` or `unit` names and nodes lack, or that nobody has weights."""
     order = rank_order(spec.rank_order)
-    found = []
+    found: list[NoLabel | NoWeights] = []
     if order.kind is OrderKind.SPEED and len(nodes) > 1 and all(node.weight == 1 for node in nodes):
-        found.append("rank_order is speed, but no node has a --weight: ranks are sticky")
-    for label in order.labels:
-        without = [node.node_id for node in nodes if label not in node.labels]
-        if without:
-            text = f"{names(without)} {_have(without)} no label {label}, by which ranks are ordered"
-            found.append(f"{text}: {_come(without)} last")
-    if spec.unit is not None:
-        without = [node.node_id for node in nodes if spec.unit not in node.labels]
-        if without:
-            each = "it is a unit by itself" if len(without) == 1 else "each is a unit by itself"
-            found.append(
-                f"{names(without)} {_have(without)} no label {spec.unit}, by which units are formed: {each}"
-            )
+        found.append(NoWeights())
+    found += [
+        NoLabel(label=label, orders="ranks", nodes=without)
+        for label in order.labels
+        if (without := _without(label, nodes))
+    ]
+    if spec.unit is not None and (without := _without(spec.unit, nodes)):
+        found.append(NoLabel(label=spec.unit, orders="units", nodes=without))
     return tuple(found)
+
+
+def _without(label: str, nodes: Sequence[Node]) -> Nodes:
+    return Nodes.of([node.node_id for node in nodes if label not in node.labels])
 
 
 def _version(text: str, parts: int) -> str:
@@ -78,28 +65,16 @@ def _version(text: str, parts: int) -> str:
     return ".".join(found[0][:64].split(".")[:parts]) if found is not None else ""
 
 
-def _sentence(what: str, having: Mapping[str, Sequence[str]]) -> str:
-    """Which nodes have another version than most; where no version has a majority, all are named."""
+def _differs(part: str, having: Mapping[str, Sequence[str]]) -> Differs:
+    """Which nodes have another version than most."""
     versions = sorted(
         having, key=lambda version: (len(having[version]), min(map(natural_key, having[version])))
     )
     *odd, usual = versions
-    shown = [
-        f"{names(having[version])} {_have(having[version])} {what} {version}" for version in odd[:MOST_VALUES]
-    ]
-    shown = [shown[0], *(text.replace(f" {what}", "", 1) for text in shown[1:])]
-    if len(odd) > MOST_VALUES:
-        shown.append(f"{len(odd) - MOST_VALUES} more versions on other nodes")
-    rest = having[usual]
-    is_clear = len(rest) > max(len(having[version]) for version in odd)
-    shown.append(f"the others {usual}" if is_clear else f"{names(rest)} {_have(rest)} {usual}")
-    text = ", ".join(shown)
-    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
-
-
-def _come(node_ids: Sequence[str]) -> str:
-    return "it comes" if len(node_ids) == 1 else "they come"
-
-
-def _have(node_ids: Sequence[str]) -> str:
-    return "has" if len(node_ids) == 1 else "have"
+    return Differs(
+        part=part,
+        odd=tuple(Version(version=one, nodes=Nodes.of(having[one])) for one in odd[:MOST_VALUES]),
+        more=max(0, len(odd) - MOST_VALUES),
+        usual=Version(version=usual, nodes=Nodes.of(having[usual])),
+        clear=len(having[usual]) > max(len(having[version]) for version in odd),
+    )

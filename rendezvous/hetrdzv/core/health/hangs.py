@@ -4,10 +4,12 @@ from dataclasses import replace
 
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Failure, Round, Stall
-from hetrdzv.core.phrasing import describe_hang, lasting
+from hetrdzv.core.phrasing import describe_hang
 from hetrdzv.core.rounds.timers import hangs_at, stall_rests, told_at
 from hetrdzv.core.rounds.transitions import Work, end_round
+from hetrdzv.protocol.stalls import Hang
 from hetrdzv.protocol.states import EndKind, StallKind
+from hetrdzv.words.stalls import lasting
 
 SAME_S = 2.0
 """Two looks at one stall may differ by this in when it began (seconds)."""
@@ -20,7 +22,7 @@ def note_stall(work: Work, command: NoteStall) -> None:
         return
     old = active.stall
     if old is not None and old.told and (new is None or new.since > old.since + SAME_S):
-        text = f"round {active.number} goes on, after {lasting(old.text, work.now - old.since)}"
+        text = f"round {active.number} goes on, after {lasting(old.facts, work.now - old.since)}"
         work.say("goes_on", text, old.node_id)
         old = None
     if new is not None and old is not None and abs(new.since - old.since) <= SAME_S:
@@ -40,7 +42,7 @@ def settle_stall(work: Work) -> None:
     for_s = work.now - stall.since
     if not stall.told and stall.is_known(at := told_at(work.group, stall)) and work.now >= at:
         work.change(round=replace(active, stall=replace(stall, told=True)))
-        work.say("stalled", f"round {active.number} stalls: {lasting(stall.text, for_s)}", stall.node_id)
+        work.say("stalled", f"round {active.number} stalls: {lasting(stall.facts, for_s)}", stall.node_id)
     if end_at is not None and stall.is_known(end_at) and work.now >= end_at:
         failure = _failure(active, stall, for_s)
         node_id = stall.node_id if failure.rank >= 0 else None
@@ -50,13 +52,9 @@ def settle_stall(work: Work) -> None:
 def _failure(active: Round, stall: Stall, for_s: float) -> Failure:
     """The hang as a failure of the first worker that is waited for, or of nobody."""
     member = active.member(stall.node_id) if stall.node_id is not None else None
+    hang = Hang(facts=stall.facts, for_s=for_s)
     if member is None or not stall.ranks or stall.kind is StallKind.DEADLOCK:
-        return Failure(local_rank=-1, rank=-1, at=stall.since, hang=lasting(stall.text, for_s))
+        return Failure(local_rank=-1, rank=-1, at=stall.since, hang=hang)
     rank = stall.ranks[0]
-    return Failure(
-        local_rank=rank - member.rank_offset,
-        rank=rank,
-        message=stall.stack,
-        at=stall.since,
-        hang=lasting(stall.text, for_s),
-    )
+    local_rank = rank - member.rank_offset
+    return Failure(local_rank=local_rank, rank=rank, message=stall.stack, at=stall.since, hang=hang)

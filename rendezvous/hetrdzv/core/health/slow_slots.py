@@ -8,8 +8,16 @@ from functools import lru_cache
 from statistics import median_high
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.phrasing import count, names
-from hetrdzv.core.selection.order import natural_key
+from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.warnings import (
+    MeasuredIn,
+    MeasuredUnlike,
+    NotMeasured,
+    SlowNode,
+    SlowSlots,
+    TooManySpeeds,
+)
+from hetrdzv.protocol.who import Nodes, Ranks
 
 MEASURED = "measured"
 """The fact that says what an agent measured: `float16 on 4 x NVIDIA H100; 2 x Tesla T4`."""
@@ -35,8 +43,8 @@ def are_few(nodes: Sequence[Node]) -> bool:
     return sum(len(node.speeds) for node in nodes) <= max(SPEEDS_ANYWAY, MOST_SPEEDS * len(nodes))
 
 
-def slow_slots(nodes: Sequence[Node]) -> tuple[str, ...]:
-    """A sentence for each kind with slots that are far too slow; at most `MOST_KINDS`."""
+def slow_slots(nodes: Sequence[Node]) -> tuple[SlowSlots, ...]:
+    """The kinds with slots that are far too slow; at most `MOST_KINDS`."""
     if not are_few(nodes):
         return ()
     having: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
@@ -58,43 +66,35 @@ def slow_slots(nodes: Sequence[Node]) -> tuple[str, ...]:
             if (below := {rank: speed for rank, speed in slots.items() if speed < SLOW * usual})
         }
         if bad:
-            shown = [
-                _node(node_id, bad[node_id], slots_of[node_id], usual)
-                for node_id in sorted(bad, key=natural_key)[:MOST_NODES]
-            ]
-            more = [count(len(bad) - MOST_NODES, "more node")] if len(bad) > MOST_NODES else []
+            first = sorted(bad, key=natural_key)[:MOST_NODES]
             found.append(
-                f"{', '.join([*shown, *more])} than usual for {device[:64]} ({dtype[:16]}): check clocks, "
-                "temperature and power limit, and what else runs there"
+                SlowSlots(
+                    device=device[:64],
+                    dtype=dtype[:16],
+                    nodes=tuple(_slow(node_id, bad[node_id], slots_of[node_id], usual) for node_id in first),
+                    more=len(bad) - len(first),
+                )
             )
     return tuple(found[:MOST_KINDS])
 
 
-def unlike_speeds(nodes: Sequence[Node]) -> tuple[str, ...]:
+def unlike_speeds(nodes: Sequence[Node]) -> tuple[NotMeasured | TooManySpeeds | MeasuredUnlike, ...]:
     """Why measured speeds say nothing about shares: some nodes have none, or they were measured in several dtypes."""
     measured = [node for node in nodes if node.speeds]
     if not measured or any(node.weighed for node in nodes):
         return ()
-    found = []
+    found: list[NotMeasured | TooManySpeeds | MeasuredUnlike] = []
     if without := [node.node_id for node in nodes if not node.speeds]:
-        have = "has" if len(without) == 1 else "have"
-        found.append(
-            f"{names(without)} {have} no measured speed, so all shares are equal: start every agent with "
-            "--measure on"
-        )
+        found.append(NotMeasured(nodes=Nodes.of(without)))
     if not are_few(nodes):
-        slots = sum(len(node.speeds) for node in nodes)
-        found.append(
-            f"{slots:,} slots of {count(len(nodes), 'node')} have measured speeds, too many to compare, so all shares "
-            "are equal: start agents without --measure"
-        )
+        found.append(TooManySpeeds(slots=sum(len(node.speeds) for node in nodes), nodes=len(nodes)))
     dtypes: dict[str, list[str]] = {}
     for node in measured:
         if dtype := node.device.get(MEASURED, "").partition(" on ")[0][:16]:
             dtypes.setdefault(dtype, []).append(node.node_id)
     if len(dtypes) > 1:
-        parts = ", ".join(f"{names(node_ids)} in {dtype}" for dtype, node_ids in sorted(dtypes.items()))
-        found.append(f"speeds were not measured alike ({parts}): give every agent the same --measure-dtype")
+        each = (MeasuredIn(dtype=dtype, nodes=Nodes.of(ids)) for dtype, ids in sorted(dtypes.items()))
+        found.append(MeasuredUnlike(dtypes=tuple(each)))
     return tuple(found)
 
 
@@ -115,10 +115,6 @@ def kinds_of(measured: str, slots: int) -> tuple[tuple[str, str], ...]:
     return tuple(kinds) if len(kinds) == slots else ()
 
 
-def _node(node_id: str, below: dict[int, float], of: int, usual: float) -> str:
-    """How much slower which slots of a node are: `gpu3 (local rank 2) is 46% slower`."""
-    by = 1 - min(below.values()) / usual
-    if len(below) == of:
-        return f"{node_id} is {by:.0%} slower"
-    ranks = ", ".join(map(str, list(below)[:4])) + (", ..." if len(below) > 4 else "")
-    return f"{node_id} (local rank {ranks}) is {by:.0%} slower"
+def _slow(node_id: str, below: dict[int, float], of: int, usual: float) -> SlowNode:
+    local_ranks = Ranks.of(below) if len(below) < of else None
+    return SlowNode(node_id=node_id, local_ranks=local_ranks, slower_by=1 - min(below.values()) / usual)

@@ -8,10 +8,25 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
 
 from hetrdzv.core.health.waits import NO_ANSWER, Blame, Collectives, Lane, Place, Waits, Worker, who_waits
-from hetrdzv.core.phrasing import ranked
+from hetrdzv.protocol import stalls
+from hetrdzv.protocol.stalls import (
+    MOST_BLAMED,
+    Asked,
+    Behind,
+    BlamedAll,
+    Deadlock,
+    FirstUse,
+    How,
+    Knot,
+    Mismatch,
+    StallFacts,
+    Stuck,
+)
 from hetrdzv.protocol.states import StallKind
+from hetrdzv.protocol.who import Ranks
 
 __all__ = ["Collectives", "Verdict", "Worker", "judge"]
 
@@ -31,14 +46,14 @@ less than the second sleeps."""
 MOST_RANKS = 8
 """How many of the ranks that are waited for a verdict names."""
 
-MOST_GROUPS = 3
-"""How many process groups a text names."""
-
 MOST_OPS = 1024
 """Of how many different operations, in one collective, it is worth finding out which of them are alike."""
 
 _SEEN = frozenset({"runs", "ended", *NO_ANSWER})
 """The states of a worker of which something is known: of one that is `unknown` at most its step."""
+
+MAY_COMPUTE = ("at", "not_begun", "none_yet")
+"""Of workers that are behind in this way it is told whether they compute or sleep."""
 
 _SIZED = ("all_reduce", "allreduce", "broadcast", "reduce_scatter")
 """Operations whose members must all give inputs of the same size."""
@@ -54,14 +69,14 @@ class Verdict:
     Attributes:
         ranks: the first few that are waited for; empty if nobody is behind.
         node_id: the node of the first of them, or None.
-        text: all of it but the time, in a clause (`ranks 0 to 2 wait for rank 3 (gpu2), which is at ...`).
+        facts: all of it but the time.
         for_s: for how long (seconds).
     """
 
     kind: StallKind
     ranks: tuple[int, ...]
     node_id: str | None
-    text: str
+    facts: StallFacts
     for_s: float
 
 
@@ -103,49 +118,48 @@ def _behind(waits: Waits, least_s: float) -> Verdict | None:
     worst.sort(key=lambda one: (one.place.worker.answers, one.place.worker.rank))
     first = worst[0].place.worker
     waiting = waits.waiting_for(one.place.worker.rank for one in worst)
-    who = _nodes_named([one.place.worker for one in worst])
-    text = f"{ranked(waiting)} wait{_s(waiting)} for {who}, {_which(worst)}"
     kind = StallKind.BEHIND if first.answers else StallKind.NO_ANSWER
-    return _verdict(kind, [one.place.worker for one in worst], text, for_s)
+    return _verdict(kind, [one.place.worker for one in worst], _facts(worst, Ranks.of(waiting)), for_s)
 
 
-def _which(worst: Sequence[Blame]) -> str:
-    """What to say of those who are behind."""
+def _facts(worst: Sequence[Blame], waiting: Ranks) -> Behind:
+    """What is known of those who are behind; where they differ, of the first."""
     lane, place = worst[0].lane, worst[0].place
     worker, several = place.worker, len(worst) > 1
     alike = all(one.lane is lane and one.place.level == place.level for one in worst)
-    which = ("which" if alike else f"of which rank {worker.rank}") if several else "which"
-    are = "are" if several and alike else "is"
-    where = _where(lane, place)
+    how: How = "at"
     if not worker.answers:
-        how = NO_ANSWER[worker.state]
-        return f"{which} {are} {how}{f', at {where}' if place.at is not None else ''}"
-    has = "have" if several and alike else "has"
-    if worker.ended:
-        return f"{which} {has} ended{f' after {where}' if place.at is not None else ''}"
-    cpu = _cpu([one.place.worker for one in worst] if alike else [worker])
-    if place.at is None:
-        return f"{which} {has} asked for no collective{lane.suffix} yet{cpu}"
-    if place.at.enqueued == lane.top:
-        return f"{which} {has} not begun {where}{cpu}"
-    return f"{which} {are} at {where}{cpu}"
+        how = "stopped" if worker.state == "stopped" else "blocked"
+    elif worker.ended:
+        how = "ended"
+    elif place.at is None:
+        how = "none_yet"
+    elif place.at.enqueued == lane.top:
+        how = "not_begun"
+    return Behind(
+        waiting=waiting,
+        blamed=_blamed([one.place.worker for one in worst]),
+        how=how,
+        place=_where(lane, place) if place.at is not None else None,
+        lane=lane.label,
+        rank=worker.rank if several and not alike else None,
+        cpu=_cpu([one.place.worker for one in worst] if alike else [worker]) if how in MAY_COMPUTE else None,
+    )
 
 
-def _cpu(workers: Sequence[Worker]) -> str:
-    """Whether workers that are behind compute or sleep; empty where nobody can tell, or they differ."""
+def _cpu(workers: Sequence[Worker]) -> Literal["burns", "sleeps"] | None:
+    """Whether workers that are behind compute or sleep; None where nobody can tell, or they differ."""
     shares = [worker.cpu for worker in workers if worker.cpu is not None]
-    s = _s(workers)
     if len(shares) < len(workers):
-        return ""
+        return None
     if min(shares) > BURNS:
-        return f", and burn{s} CPU"
-    return f", and sleep{s}" if max(shares) < SLEEPS else ""
+        return "burns"
+    return "sleeps" if max(shares) < SLEEPS else None
 
 
-def _where(lane: Lane, place: Place) -> str:
+def _where(lane: Lane, place: Place) -> stalls.Place:
     number = place.at.enqueued if place.at is not None else 0
-    of = f" of {lane.top:,}" if number < lane.top else ""
-    return f"collective {number:,}{of}{lane.suffix.replace(' of ', ' in ') if of else lane.suffix}"
+    return stalls.Place(number=number, of=lane.top if number < lane.top else None, lane=lane.label)
 
 
 # -- nobody is -----------------------------------------------------------------------------------------------
@@ -156,15 +170,19 @@ def _deadlock(waits: Waits) -> Verdict | None:
     if not knot:
         return None
     members = {place.worker.rank: place.worker for _, places in knot for place in places}
-    parts = [
-        f"{ranked(place.worker.rank for place in places)} at {_where(lane, max(places, key=_enqueued))}"
-        for lane, places in knot[:MOST_GROUPS]
-    ]
-    if len(knot) > MOST_GROUPS:
-        parts.append(f"others in {len(knot) - MOST_GROUPS} more process groups")
-    text = f"{ranked(members)} wait for each other: {', '.join(parts)}"
+    facts = Deadlock(
+        waiting=Ranks.of(members),
+        knots=tuple(
+            Knot(
+                ranks=Ranks.of(place.worker.rank for place in places),
+                place=_where(lane, max(places, key=_enqueued)),
+            )
+            for lane, places in knot[:MOST_BLAMED]
+        ),
+        more=max(0, len(knot) - MOST_BLAMED),
+    )
     for_s = min(worker.idle_s for worker in members.values())
-    return _verdict(StallKind.DEADLOCK, sorted(members.values(), key=lambda one: one.rank), text, for_s)
+    return _verdict(StallKind.DEADLOCK, sorted(members.values(), key=lambda one: one.rank), facts, for_s)
 
 
 def _nothing_completes(waits: Waits) -> Verdict | None:
@@ -172,13 +190,11 @@ def _nothing_completes(waits: Waits) -> Verdict | None:
     if not stuck:
         return None
     lane = max(stuck, key=lambda one: min(place.worker.idle_s for place in one.places))
-    who = ranked(place.worker.rank for place in lane.places)
-    number = _where(lane, lane.places[0])
-    one = len(lane.places) == 1
-    text = f"{who} wait{'s' if one else ''} for {number}, which does not complete although nobody is behind"
-    return Verdict(
-        StallKind.NOTHING_COMPLETES, (), None, text, min(place.worker.idle_s for place in lane.places)
+    facts = Stuck(
+        waiting=Ranks.of(place.worker.rank for place in lane.places), place=_where(lane, lane.places[0])
     )
+    for_s = min(place.worker.idle_s for place in lane.places)
+    return Verdict(StallKind.NOTHING_COMPLETES, (), None, facts, for_s)
 
 
 def _any_moves(workers: Sequence[Worker], least_s: float) -> bool:
@@ -192,11 +208,10 @@ def _first_use(waits: Waits, nobody_moves: bool) -> Verdict | None:
         return None
     lane = max(lanes, key=lambda one: min(place.worker.idle_s for place in one.waiting))
     waiting = [place.worker for place in lane.waiting]
-    who = ranked(worker.rank for worker in waiting)
-    others = "another member" if lane.missing == 1 else "other members"
-    has = "has" if lane.missing == 1 else "have"
-    text = f"{who} wait{_s(waiting)} for {others}{lane.suffix}, which {has} asked for none of its collectives yet"
-    return Verdict(StallKind.BEHIND, (), None, text, min(worker.idle_s for worker in waiting))
+    facts = FirstUse(
+        waiting=Ranks.of(worker.rank for worker in waiting), missing=lane.missing, lane=lane.label
+    )
+    return Verdict(StallKind.BEHIND, (), None, facts, min(worker.idle_s for worker in waiting))
 
 
 def _mismatch(waits: Waits) -> Verdict | None:
@@ -222,19 +237,20 @@ def _mismatch(waits: Waits) -> Verdict | None:
 def _unlike(lane: Lane, number: int, asked: Mapping[str, list[Worker]]) -> Verdict:
     """Members of a group have asked for different operations; if most agree, the others are to blame."""
     sides = sorted(asked.items(), key=lambda item: -len(item[1]))
-    (op, most), others = sides[0], sides[1:]
+    (_, most), others = sides[0], sides[1:]
     for_s = min(worker.idle_s for side in asked.values() for worker in side)
-    where = f"collective {number:,}{lane.suffix}"
+    at = stalls.Place(number=number, lane=lane.label)
+    asked_for = tuple(
+        Asked(ranks=Ranks.of(worker.rank for worker in side), op=op) for op, side in sides[:MOST_BLAMED]
+    )
     if len(most) <= len(others[0][1]) + lane.missing:  # those may have asked for the same as the others
-        everybody = ranked(worker.rank for side in asked.values() for worker in side)
-        parts = ", ".join(f"{ranked(w.rank for w in side)} for {one}" for one, side in sides[:MOST_GROUPS])
-        text = f"{everybody} wait for each other: as {where}, {parts.replace(' for ', ' asked for ', 1)}"
-        return Verdict(StallKind.MISMATCH, (), None, text, for_s)
+        everybody = Ranks.of(worker.rank for side in asked.values() for worker in side)
+        facts = Mismatch(waiting=everybody, place=at, sides=asked_for)
+        return Verdict(StallKind.MISMATCH, (), None, facts, for_s)
     wrong = sorted((worker for _, side in others for worker in side), key=lambda worker: worker.rank)
-    who = ranked(worker.rank for worker in most)
-    asked_for = f"as {where}, {who} asked for {op}, {_nodes_named(wrong)} for {others[0][0]}"
-    text = f"{who} wait{_s(most)} for {ranked(worker.rank for worker in wrong)}: {asked_for}"
-    return _verdict(StallKind.MISMATCH, wrong, text, for_s)
+    waiting = Ranks.of(worker.rank for worker in most)
+    facts = Mismatch(waiting=waiting, place=at, sides=asked_for, wrong=_blamed(wrong))
+    return _verdict(StallKind.MISMATCH, wrong, facts, for_s)
 
 
 def _alike(op: str) -> str:
@@ -273,49 +289,40 @@ def _by_steps(known: Sequence[Worker], world_size: int, least_s: float) -> Verdi
     if for_s < least_s or any(worker.long_s > 0 for worker in working):
         return None
     last, first = max(steps.values()), min(steps.values())
-    everybody = ranked(steps)
     hung = [worker for worker in working if not worker.answers]
     behind = hung or [worker for worker in working if worker.step == first]
     if not hung and first == last:
-        text = f"{everybody} wait{_s(steps)} for the end of step {first:,}, and none is behind"
-        return Verdict(StallKind.NOTHING_COMPLETES, (), None, text, for_s)
+        facts = Stuck(waiting=Ranks.of(steps), place=stalls.Place(number=first, step=True))
+        return Verdict(StallKind.NOTHING_COMPLETES, (), None, facts, for_s)
     waiting = steps.keys() - {worker.rank for worker in behind}
     one = behind[0]
-    are = "are" if len(behind) > 1 else "is"
-    how = f"{NO_ANSWER[one.state]}, " if hung else ""
-    where = f"{how}at step {one.step:,}" + (f" of {last:,}" if one.step != last else "")
-    where += "" if hung else _cpu(behind)
-    who = _nodes_named(behind)
-    text = (
-        f"{ranked(waiting)} wait{_s(waiting)} for {who}, which {are} {where}"
-        if waiting
-        else f"{who} {are} {where}"
+    step = one.step
+    how: How = "at"
+    if hung:
+        how = "stopped" if one.state == "stopped" else "blocked"
+    place = None
+    if step is not None:
+        place = stalls.Place(number=step, of=last if step != last else None, step=True)
+    found = Behind(
+        waiting=Ranks.of(waiting) if waiting else None,
+        blamed=_blamed(behind),
+        how=how,
+        place=place,
+        cpu=None if hung else _cpu(behind),
     )
-    return _verdict(StallKind.NO_ANSWER if hung else StallKind.BEHIND, behind, text, for_s)
+    return _verdict(StallKind.NO_ANSWER if hung else StallKind.BEHIND, behind, found, for_s)
 
 
-# -- words ---------------------------------------------------------------------------------------------------
+# -- all of them ---------------------------------------------------------------------------------------------
 
 
-def _verdict(kind: StallKind, blamed: Sequence[Worker], text: str, for_s: float) -> Verdict:
+def _verdict(kind: StallKind, blamed: Sequence[Worker], facts: StallFacts, for_s: float) -> Verdict:
     ranks = tuple(worker.rank for worker in blamed[:MOST_RANKS])
-    return Verdict(kind, ranks, blamed[0].node_id, text, for_s)
+    return Verdict(kind, ranks, blamed[0].node_id, facts, for_s)
 
 
-def _nodes_named(workers: Sequence[Worker]) -> str:
-    """Ranks with their nodes: `rank 3 (gpu2)`, `ranks 8 to 15 (gpu2)`, `rank 3 (gpu2) and rank 5 (gpu3)`."""
-    by_node: dict[str, list[int]] = {}
-    for worker in workers:
-        by_node.setdefault(worker.node_id, []).append(worker.rank)
-    shown = [f"{ranked(ranks)} ({node_id})" for node_id, ranks in list(by_node.items())[:MOST_GROUPS]]
-    left = sum(len(ranks) for ranks in list(by_node.values())[MOST_GROUPS:])
-    if left:
-        shown.append(f"{left} more")
-    return ", ".join(shown[:-1]) + " and " + shown[-1] if len(shown) > 1 else shown[0]
-
-
-def _s(who: Sequence[object] | set[int] | Mapping[int, object]) -> str:
-    return "s" if len(who) == 1 else ""
+def _blamed(workers: Sequence[Worker]) -> BlamedAll:
+    return BlamedAll.of((worker.node_id, worker.rank) for worker in workers)
 
 
 def _enqueued(place: Place) -> int:

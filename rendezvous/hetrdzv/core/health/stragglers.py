@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from hetrdzv.core.phrasing import ranked
+from hetrdzv.protocol.warnings import Straggler
+from hetrdzv.protocol.who import Ranks
 
 FAR = 0.1
 """A straggler keeps the others waiting for at least this share of the time (0 to 1)."""
@@ -24,21 +25,6 @@ class Waiting:
     type: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Straggler:
-    """Workers for which the others wait.
-
-    Attributes:
-        ranks: one, or all of a GPU type.
-        share: how much of the time the others wait for them (0 to 1).
-        text: the same in a sentence.
-    """
-
-    ranks: tuple[int, ...]
-    share: float
-    text: str
-
-
 def stragglers(workers: Sequence[Waiting]) -> list[Straggler]:
     """Those who slow a round down: a GPU type among several, and in each type its slowest worker, the worst first."""
     types: dict[str, list[Waiting]] = {}
@@ -47,7 +33,7 @@ def stragglers(workers: Sequence[Waiting]) -> list[Straggler]:
     found = [one for name, alike in types.items() if (one := _slowest(alike, name if len(types) > 1 else ""))]
     if len(types) > 1 and (slow := _slowest_type(types)):
         found.append(slow)
-    return sorted(found, key=lambda one: (-one.share, one.ranks))
+    return sorted(found, key=lambda one: (-one.share, one.ranks.ranges))
 
 
 def _slowest(alike: Sequence[Waiting], name: str) -> Straggler | None:
@@ -57,9 +43,7 @@ def _slowest(alike: Sequence[Waiting], name: str) -> Straggler | None:
     share = _kept_waiting([worst], [one for one in alike if one is not worst])
     if share is None:
         return None
-    of = f" of the {name}s" if name else ""
-    text = f"rank {worst.rank} ({worst.node_id}) is the slowest{of}: the others wait for it {share:.0%} of the time"
-    return Straggler((worst.rank,), share, text)
+    return Straggler(ranks=Ranks.of([worst.rank]), node_id=worst.node_id, type=name, share=share)
 
 
 def _slowest_type(types: dict[str, list[Waiting]]) -> Straggler | None:
@@ -68,11 +52,7 @@ def _slowest_type(types: dict[str, list[Waiting]]) -> Straggler | None:
     share = _kept_waiting(types[name], others)
     if share is None:
         return None
-    ranks = tuple(sorted(worker.rank for worker in types[name]))
-    text = f"{ranked(ranks)} ({name}) are slower than other GPUs, which wait for them {share:.0%} of the time"
-    if len(ranks) == 1:
-        text = text.replace(" are slower", " is slower").replace(" for them ", " for it ")
-    return Straggler(ranks, share, text)
+    return Straggler(ranks=Ranks.of(worker.rank for worker in types[name]), type=name, share=share)
 
 
 def _kept_waiting(slow: Sequence[Waiting], others: Sequence[Waiting]) -> float | None:

@@ -13,11 +13,8 @@ from operator import attrgetter
 
 from hetrdzv.core.budget import Budget
 
-NO_ANSWER: Mapping[str, str] = {
-    "stopped": "stopped by a signal",
-    "blocked": "stuck in the kernel (state D)",
-}
-"""The states of a worker whose process does not answer, in words."""
+NO_ANSWER = frozenset({"stopped", "blocked"})
+"""The states of a worker whose process does not answer: stopped by a signal, or stuck in the kernel (state D)."""
 
 MOST_LANES = 4
 """In how many process groups of a worker, of those in which it waits, others are looked for."""
@@ -112,9 +109,9 @@ class Lane:
     stuck: bool = False
 
     @property
-    def suffix(self) -> str:
-        """` of process group NAME`, but nothing for the default group."""
-        return "" if self.name in DEFAULT_GROUPS else f" of process group {self.name}"
+    def label(self) -> str:
+        """Its name, but nothing for the default group."""
+        return "" if self.name in DEFAULT_GROUPS else self.name
 
     @property
     def top(self) -> int:

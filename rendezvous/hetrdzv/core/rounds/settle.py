@@ -8,23 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from hetrdzv.core.explain import lacking, master_clause, not_ready_clause, standing
-from hetrdzv.core.health.conduct import with_blame, without_past
+from hetrdzv.core.health.conduct import STRIKES, with_blame, without_past
 from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, restart_wait_s
 from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
 from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.model import End, Failure, Group, Node, RootCause, Round
-from hetrdzv.core.phrasing import (
-    count,
-    describe_failure,
-    names,
-    never_met,
-    ranks,
-    spent_of,
-    unreached,
-    with_last_line,
-)
+from hetrdzv.core.phrasing import count, describe_failure, names, ranks, spent_of, with_last_line
 from hetrdzv.core.rounds.notice import ends_at, waited_for
 from hetrdzv.core.rounds.shares import at_forming
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
@@ -44,10 +34,13 @@ from hetrdzv.core.selection.joining import growth
 from hetrdzv.core.selection.order import former_round, place
 from hetrdzv.core.selection.ready import next_round, not_ready_nodes, out_of_reach, ready_nodes, stranded
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
-from hetrdzv.core.selection.units import broken_clause
+from hetrdzv.core.selection.units import broken_units_of
+from hetrdzv.core.why import apart, no_master, no_world, nodes, not_ready, ready_of
 from hetrdzv.protocol.addresses import is_loopback
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
+from hetrdzv.protocol.warnings import RoundWarning
+from hetrdzv.words import why as words
 
 
 def settle(work: Work) -> None:
@@ -83,8 +76,9 @@ def _progress(work: Work) -> None:
     if active is None:
         return
     if group.all_succeeded(active):
-        apart = f", but {never_met(active)}" if active.apart else ""
-        finish(work, GroupState.SUCCEEDED, f"the job succeeded in round {active.number}{apart}")
+        strangers = apart(active)
+        but = f", but {words.never_met(strangers)}" if strangers is not None else ""
+        finish(work, GroupState.SUCCEEDED, f"the job succeeded in round {active.number}{but}")
     elif group.state is GroupState.STARTING and not any(
         group.phase_of(member) is NodePhase.STARTING for member in active.members
     ):
@@ -141,9 +135,8 @@ def _note_blame(work: Work, ended: Round, node_id: str) -> None:
     """Count a failure against its node; one that had the last few in a row is taken last from now on."""
     work.change(conduct=with_blame(work.group.conduct, ended, node_id, work.now))
     times = work.group.conduct[node_id].blamed
-    if times == work.group.spec.strikes:
-        last = "last failure was" if times == 1 else f"last {times} failures were"
-        text = f"the {last} of workers on {node_id}: other nodes are taken before it"
+    if times == STRIKES:
+        text = f"the last {times} failures were of workers on {node_id}: other nodes are taken before it"
         work.say("node_set_aside", text, node_id)
 
 
@@ -231,7 +224,7 @@ def _finish_given_up(
     """Fail the group, too few nodes being left; if a node was lost, that is the cause of the failures after it."""
     if end.kind in LOSSES:
         cause = RootCause(kind=f"node_{end.kind}", message=end.why, round=cause.round, node_id=end.node_id)
-    few = f"{standing(work.group.spec, left)} {'is' if len(left) == 1 else 'are'} left"
+    few = f"{words.standing(ready_of(work.group.spec, left))} {'is' if len(left) == 1 else 'are'} left"
     text = f"the job failed: {cause.message}; {names(given_up)} gave up, and {few}"
     finish(work, GroupState.FAILED, text, cause)
 
@@ -284,7 +277,7 @@ def _track_waiting(work: Work, ready: Sequence[Node], answer: Selection | Shortf
     )
 
 
-def _warnings(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[str, ...]:
+def _warnings(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[RoundWarning, ...]:
     return (*drift(nodes), *unordered(spec, nodes), *slow_slots(nodes), *unlike_speeds(nodes))
 
 
@@ -363,9 +356,7 @@ def _tell_left_out(work: Work) -> None:
 
 
 def _finish_unreachable(work: Work, ready: Sequence[Node]) -> None:
-    who = unreached(work.group.unreachable, {node.node_id for node in ready})
-    if work.group.spec.master is not None:
-        who += f"; master is {work.group.spec.master}"
+    who = words.no_master(no_master(work.group, ready))
     message = f"no node can be master: {who}. Check the firewall, --port-range, --interface and --local-addr"
     cause = RootCause(kind="master_unreachable", message=message)
     finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
@@ -375,8 +366,9 @@ def _finish_without_master(work: Work, ready: Sequence[Node]) -> None:
     who = names(node.node_id for node in ready)
     message = (
         f"no node that may be master joined within {work.group.spec.join_timeout_s:g} s: {who} "
-        f"{'is' if len(ready) == 1 else 'are'} ready, but {master_clause(work.group.spec, ready)}"
-        f"{not_ready_clause(work.group)}"
+        f"{'is' if len(ready) == 1 else 'are'} ready, but "
+        f"{words.may_not_be_master(nodes(ready), work.group.spec.master or '')}"
+        f"{words.also_not_ready(not_ready(work.group))}"
     )
     cause = RootCause(kind="join_timeout", message=message)
     finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
@@ -385,11 +377,12 @@ def _finish_without_master(work: Work, ready: Sequence[Node]) -> None:
 def _finish_incomplete(work: Work, ready: Sequence[Node], answer: Shortfall) -> None:
     spec = work.group.spec
     who = f" ({names(node.node_id for node in ready)})" if ready else ""
-    lack = broken_clause(work.group, ready) or lacking(spec, ready, answer)
+    units, world = broken_units_of(work.group, ready), no_world(spec, ready, answer)
+    lack = words.broken(units) if units is not None else words.no_world(world) if world is not None else ""
     why = f"; {lack}" if lack else ""
     message = (
         f"not enough nodes joined within {spec.join_timeout_s:g} s: "
-        f"{standing(spec, ready)} ready{who}{why}{not_ready_clause(work.group)}"
+        f"{words.standing(ready_of(spec, ready))} ready{who}{why}{words.also_not_ready(not_ready(work.group))}"
     )
     cause = RootCause(kind="join_timeout", message=message)
     finish(work, GroupState.FAILED, f"the job failed: {message}", cause)

@@ -101,12 +101,16 @@ def heard(work: Work, node: Node) -> Node:
     """Record that a node's agent was heard from."""
     told_at = work.now if work.group.hears_stop(node) else node.stop_told_at
     heir = node.heir if node.gone else None  # one that is gone has its place back once it joins
-    return work.change_node(node, heard_at=work.now, cut_at=None, stop_told_at=told_at, heir=heir)
+    other = node.heir if node.in_doubt else None  # which is at the same address, and yet another node
+    node = work.change_node(node, heard_at=work.now, cut_at=None, stop_told_at=told_at, heir=heir)
+    if other is not None and other in work.group.nodes:
+        take_place_in_unit(work, other, beside=node.node_id)
+    return node
 
 
-def take_place_in_unit(work: Work, node_id: str) -> None:
-    """A node is new in its unit: it is the heir of one that is gone."""
-    if (other := place_taken(work.group, work.group.nodes[node_id])) is not None:
+def take_place_in_unit(work: Work, node_id: str, beside: str | None = None) -> None:
+    """A node is new in its unit: it is the heir of one that is gone; see `place_taken`."""
+    if (other := place_taken(work.group, work.group.nodes[node_id], beside)) is not None:
         work.change_node(other, heir=node_id)
 
 
@@ -166,7 +170,7 @@ def withdraw(
 def _note_departure(work: Work, node: Node) -> None:
     """Count a round that a node has ended by going; one that has done so too often is set aside."""
     group = work.group
-    work.change(conduct=with_departure(group.conduct, node.node_id, work.now, group.spec.strikes))
+    work.change(conduct=with_departure(group.conduct, node.node_id, work.now))
     known = work.group.conduct[node.node_id]
     if known.aside:
         text = (

@@ -125,7 +125,7 @@ def spare_reason(group: Group, node: Node, active: Round) -> Spare:
     if value_of(group.spec, node) in broken_units(group):
         return Spare.BROKEN_UNIT
     unit, most = spare_unit(group, node), group.spec.max_nodes
-    if Worlds.of(group.spec).excludes(active.world_size + spare_slots(group, node)):
+    if not Worlds.of(group.spec).allows(active.world_size + spare_slots(group, node)):
         return Spare.WORLD_SIZE
     return Spare.FULL if most is not None and len(active.members) + len(unit) > most else Spare.NOT_LARGER
 

@@ -5,17 +5,16 @@ replaces, a returning node gets its old place back, and new nodes go last in nat
 the nodes of a round are sorted by that, and those that it puts on a par stay sticky.
 """
 
-import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import product
 from typing import Any
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Member, Node, Round
+from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.rank_order import REST, OrderKind, RankOrder, master_rule, rank_order
 from hetrdzv.protocol.settings import GroupSpec
 
@@ -59,20 +58,6 @@ class Likeness:
 
     slots: int
     labels: tuple[object, ...]
-
-
-@lru_cache(maxsize=1 << 15)
-def natural_key(name: str) -> tuple[str, str]:
-    """Sort key that puts `gpu2` before `gpu10`; no two names have the same.
-
-    In it each number has its length before it, since the longer of two is larger, and sorts before any other text.
-    """
-    return re.sub(r"\d+", _measured, name), name
-
-
-def _measured(found: re.Match[str]) -> str:
-    number = str(int(found[0]))
-    return f"\0{chr(len(number))}{number}"
 
 
 def former_round(group: Group) -> Former:

@@ -13,17 +13,11 @@ from functools import cached_property
 from hetrdzv.core.budget import Budget
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection import subset
-from hetrdzv.core.selection.order import (
-    NO_ROUND,
-    Former,
-    by_gaps,
-    in_order,
-    may_be_master,
-    natural_key,
-)
+from hetrdzv.core.selection.order import NO_ROUND, Former, by_gaps, in_order, may_be_master
 from hetrdzv.core.selection.subset import Kind
 from hetrdzv.core.selection.units import in_units
 from hetrdzv.core.selection.worlds import Worlds
+from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.settings import GroupSpec
 
 Pairs = AbstractSet[tuple[str, str]]

@@ -17,8 +17,8 @@ from math import gcd
 from typing import NamedTuple
 
 from hetrdzv.core.budget import Budget, Spent
-from hetrdzv.core.selection.order import natural_key
 from hetrdzv.core.selection.worlds import SUMS_AT_ONCE, Worlds
+from hetrdzv.protocol.ids import natural_key
 
 MOST_WORK = 1 << 18
 """How much work all searches of a selection share (`Budget`) before they are content with a set nearby."""

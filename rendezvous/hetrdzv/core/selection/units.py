@@ -11,10 +11,11 @@ from math import inf
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.phrasing import names
-from hetrdzv.core.selection.order import natural_key
+from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.reasons import BrokenUnits
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import NodePhase
+from hetrdzv.protocol.who import Nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,14 @@ def broken_units(group: Group) -> Mapping[str, Unit]:
     return found
 
 
-def place_taken(group: Group, node: Node) -> Node | None:
-    """Whose place a node takes that is new in its unit: of the first that is gone, else of one that may be.
+def place_taken(group: Group, node: Node, beside: str | None = None) -> Node | None:
+    """Whose place a node takes that is new in its unit; None: nobody's.
 
-    That is one at the same address: it may have come back under another name before its lease has ended. If it has
-    not, it will be heard again.
+    That of one at the same address, since it may have come back under another name, even before its lease has ended: if
+    it has not, it will be heard again. Else that of the first that is gone.
+
+    Args:
+        beside: the node id of one that is known to be another, though it is at the same address.
     """
     value = value_of(group.spec, node)
     if value is None:
@@ -80,13 +84,17 @@ def place_taken(group: Group, node: Node) -> Node | None:
     others = (
         other
         for other in group.nodes.values()
-        if (other.gone_at is not None or other.address == node.address)
+        if (other.gone_at is not None or (other.address == node.address and other.node_id != beside))
         and other.heir is None
         and other.node_id != node.node_id
         and value_of(group.spec, other) == value
         and _counts(group, other)
     )
-    return min(others, key=lambda other: inf if other.gone_at is None else other.gone_at, default=None)
+    return min(
+        others,
+        key=lambda other: (other.address != node.address, inf if other.gone_at is None else other.gone_at),
+        default=None,
+    )
 
 
 def _counts(group: Group, node: Node) -> bool:
@@ -103,15 +111,12 @@ def _serves(group: Group, node: Node) -> bool:
     return node.phase is NodePhase.READY or (group.active_round is not None and group.in_round(node))
 
 
-def broken_clause(group: Group, nodes: Iterable[Node]) -> str:
-    """Which of the units of some nodes are not whole, and what the first of them lacks, in a clause; else empty."""
+def broken_units_of(group: Group, nodes: Iterable[Node]) -> BrokenUnits | None:
+    """Which of the units of some nodes are not whole, and what the first of them lacks; None: all are."""
     broken, label = broken_units(group), group.spec.unit
     here = {value_of(group.spec, node) for node in nodes}
     values = [value for value in here if value is not None and value in broken]
-    if not values:
-        return ""
+    if not values or label is None:
+        return None
     first = min(values, key=natural_key)
-    lacks = f"without {names(broken[first].missing)}"
-    if len(values) == 1:
-        return f"{label} {first} is not whole {lacks}"
-    return f"{label} {names(values)} are not whole: {first} is {lacks}"
+    return BrokenUnits(label=label, units=Nodes.of(values), missing=Nodes.of(broken[first].missing))

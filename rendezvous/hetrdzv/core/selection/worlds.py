@@ -1,10 +1,11 @@
-"""Which world sizes a group allows, and why another one is none."""
+"""Which world sizes a group allows."""
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import fields
 from math import gcd
 
 from hetrdzv.core.budget import Budget
+from hetrdzv.protocol.reasons import WorldBounds
 from hetrdzv.protocol.settings import GroupSpec
 
 MOST_SEARCHED = 1 << 16
@@ -17,41 +18,30 @@ SUMS_AT_ONCE = 1 << 11
 """How many sums a shift of a large number looks at in the time of an addition to a dict."""
 
 
-@dataclass(frozen=True, slots=True)
-class Worlds:
-    """The world sizes that a group allows, and how many nodes may make one.
+class Worlds(WorldBounds):
+    """The world sizes that a group allows."""
 
-    Attributes:
-        least, most: bounds in slots; most is None where there is none.
-        multiple: every world size is a multiple of it.
-        min_nodes, max_nodes: bounds in nodes.
-    """
-
-    least: int
-    most: int | None
-    multiple: int
-    min_nodes: int
-    max_nodes: int | None
+    __slots__ = ()
 
     @classmethod
     def of(cls, spec: GroupSpec) -> "Worlds":
         """The world sizes that settings allow."""
-        least = max(1, spec.min_world_size or 1)
-        return cls(least, spec.max_world_size, spec.world_size_multiple, spec.min_nodes, spec.max_nodes)
+        return cls(
+            least=max(1, spec.min_world_size or 1),
+            most=spec.max_world_size,
+            multiple=spec.world_size_multiple,
+            min_nodes=spec.min_nodes,
+            max_nodes=spec.max_nodes,
+        )
 
     def allows(self, size: int) -> bool:
         """Whether a world may have this size."""
         return size >= self.least and size % self.multiple == 0 and (self.most is None or size <= self.most)
 
     @property
-    def smallest(self) -> int:
-        """The smallest world size of all."""
-        return -(-self.least // self.multiple) * self.multiple
-
-    @property
-    def largest(self) -> int | None:
-        """The largest world size of all; None where there is no bound."""
-        return None if self.most is None else self.most - self.most % self.multiple
+    def bounds(self) -> WorldBounds:
+        """The same for others, who need no more than the numbers."""
+        return WorldBounds(**{one.name: getattr(self, one.name) for one in fields(self)})
 
     def downward(self, size: int, start: int = 0, unit: int = 1) -> Iterator[int]:
         """The world sizes from the largest that is not above a number of slots, down to the smallest.
@@ -71,27 +61,6 @@ class Worlds:
     def up_to(self, size: int) -> int | None:
         """The largest world size that is not above a number of slots; None where all are."""
         return next(self.downward(size), None)
-
-    def __str__(self) -> str:
-        """`from 8 to 16 and a multiple of 4`, to be put after "the world size must be"."""
-        if self.smallest == self.largest:
-            return str(self.smallest)
-        parts = []
-        if self.most is not None:
-            parts.append(f"from {self.least} to {self.most}" if self.least > 1 else f"at most {self.most}")
-        elif self.least > 1:
-            parts.append(f"at least {self.least}")
-        if self.multiple > 1:
-            parts.append(f"a multiple of {self.multiple}")
-        return " and ".join(parts) or "at least 1"
-
-    def excludes(self, size: int) -> str:
-        """Why a world cannot have this size, in a clause; empty where it can."""
-        if self.most is not None and size > self.most:
-            return f"above max_world_size, which is {self.most}"
-        if size < self.least:
-            return f"below min_world_size, which is {self.least}"
-        return f"not a multiple of {self.multiple}" if size % self.multiple else ""
 
     def never(self, sizes: Iterable[int]) -> bool:
         """Whether any number of nodes of these slots could never make a world.

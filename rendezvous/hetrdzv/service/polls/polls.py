@@ -62,7 +62,8 @@ class Polls:
             direct = direct and caller.watch(group.spec.lease_s)
             granted = self.service.silence.promise(group, *speaker[1:], direct=direct)
             if said is not None:
-                self.service.progress.note(*speaker, said, granted.poll_s)
+                self.service.questions.can_be_asked(group, *speaker[1:])
+                self.service.progress.note(*speaker[:2], said, granted.poll_s)
             head = heading_of(self.service, *speaker)
             if isinstance(command, Join):
                 after = head.version if head.kind is DirectiveKind.WAIT else None

@@ -1,13 +1,19 @@
 """Questions for the stacks and logs of workers: handed to agents in the replies to their polls, answered by a request.
 
-No clock and no I/O of its own but the waiting of whoever asks.
+No I/O of its own but the waiting of whoever asks.
 """
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
+
+from hetrdzv.core.model import Group, Round
+
+WITHIN_S = 10.0
+"""How long agents have to answer (seconds)."""
 
 AGAIN_S = 3.0
 """After this long without an answer a question is handed out again, since a reply can be lost (seconds)."""
@@ -66,12 +72,77 @@ class Questions:
 
     Args:
         wake: has the open polls of some nodes of a group look whether they are asked anything.
+        now: the server's clock (seconds).
     """
 
-    def __init__(self, wake: Callable[[str, Iterable[str]], None]) -> None:
+    def __init__(self, wake: Callable[[str, Iterable[str]], None], now: Callable[[], float]) -> None:
         self._wake = wake
+        self._now = now
+        self._able: dict[str, dict[str, str]] = {}  # the incarnations of nodes that can be asked, by group
         self._open: dict[tuple[str, str], list[Question]] = {}
         self._numbers = count(1)
+
+    def can_be_asked(self, group: Group, node_id: str, incarnation: str) -> None:
+        """The agent of a node has shown that it takes questions: it polls as those do that can answer."""
+        known = self._able.setdefault(group.group_id, {})
+        known[node_id] = incarnation
+        if len(known) > 2 * len(group.nodes):  # most of them are gone for good
+            self._able[group.group_id] = {name: known[name] for name in known if name in group.nodes}
+
+    def forget(self, group_id: str) -> None:
+        """A group is over."""
+        self._able.pop(group_id, None)
+
+    def clear(self) -> None:
+        """The groups were loaded again."""
+        self._able.clear()
+
+    async def of_workers(
+        self, group: Group, active: Round, ranks: Sequence[int] | None, about: About = About.STACKS
+    ) -> list[Stack]:
+        """The Python stacks of a round's workers, in the order of ranks; each says why if there is none.
+
+        Args:
+            ranks: whose (global ranks); None: all.
+            about: their logs instead.
+        """
+        wanted: dict[str, tuple[int, ...]] = {}
+        asked = None if ranks is None else sorted(set(ranks))
+        for member in active.members:
+            first, behind = member.rank_offset, member.rank_offset + member.slots
+            if asked is None:
+                wanted[member.node_id] = tuple(range(first, behind))
+            elif some := asked[bisect_left(asked, first) : bisect_left(asked, behind)]:
+                wanted[member.node_id] = tuple(some)
+        able = {node_id: own for node_id, own in wanted.items() if self._is_able(group, node_id)}
+        answers = await self.ask(group.group_id, active.number, able, WITHIN_S, about)
+        found = []
+        for node_id, their in wanted.items():
+            sent = {one.rank: one for one in answers.get(node_id, ())}
+            why = f"its agent has not answered within {WITHIN_S:g} s"
+            if node_id not in able:
+                why = f"its agent has sent nothing about its workers yet, so it is not asked for {about}"
+            found += [sent.get(rank) or Stack(rank, node_id, why=why) for rank in their]
+        return sorted(found, key=lambda one: one.rank)
+
+    def next(self, group_id: str, node_id: str) -> Question | None:
+        """The question that a node has to be handed, if there is one."""
+        for question in self._open.get((group_id, node_id), ()):
+            if question.handed_at is None or self._now() >= question.handed_at + AGAIN_S:
+                return question
+        return None
+
+    def answered(self, group_id: str, node_id: str, number: int, stacks: Iterable[Stack]) -> None:
+        """A node has answered; nothing happens if nobody waits for it any more."""
+        for question in self._open.get((group_id, node_id), ()):
+            if question.number == number:
+                self._settle((group_id, node_id), question, _bounded(stacks, question))
+                return
+
+    def _is_able(self, group: Group, node_id: str) -> bool:
+        node = group.nodes.get(node_id)
+        known = self._able.get(group.group_id, {})
+        return node is not None and known.get(node_id) == node.incarnation
 
     async def ask(
         self,
@@ -101,20 +172,6 @@ class Questions:
             for node_id, question in asked.items():
                 self._settle((group_id, node_id), question, [])
         return {node_id: question.answer.result() for node_id, question in asked.items()}
-
-    def next(self, group_id: str, node_id: str, now: float) -> Question | None:
-        """The question that a node has to be handed, if there is one."""
-        for question in self._open.get((group_id, node_id), ()):
-            if question.handed_at is None or now >= question.handed_at + AGAIN_S:
-                return question
-        return None
-
-    def answered(self, group_id: str, node_id: str, number: int, stacks: Iterable[Stack]) -> None:
-        """A node has answered; nothing happens if nobody waits for it any more."""
-        for question in self._open.get((group_id, node_id), ()):
-            if question.number == number:
-                self._settle((group_id, node_id), question, _bounded(stacks, question))
-                return
 
     def _settle(self, place: tuple[str, str], question: Question, stacks: list[Stack]) -> None:
         if not question.answer.done():

@@ -5,17 +5,18 @@ from collections.abc import Mapping
 
 from hetrdzv.core.health.stragglers import Waiting, stragglers
 from hetrdzv.core.model import Group, Node, Round
+from hetrdzv.protocol.warnings import Straggler
 from hetrdzv.service.progress.table import Seen
 
 AFTER_S = 60.0
 """How long a round has to have run until it is said who slows it down (seconds)."""
 
 MOST = 3
-"""How many sentences are shown."""
+"""How many are shown."""
 
 
-def shown(group: Group, current: Round, seen: Mapping[int, Seen], now: float) -> list[str]:
-    """Who slows the running round down, in a sentence each, once it has run for long enough to tell.
+def shown(group: Group, current: Round, seen: Mapping[int, Seen], now: float) -> list[Straggler]:
+    """Who slows the running round down, once it has run for long enough to tell.
 
     Args:
         seen: how far its workers have come, by global rank.
@@ -28,7 +29,7 @@ def shown(group: Group, current: Round, seen: Mapping[int, Seen], now: float) ->
         for one in seen.values()
         if one.sample.waiting is not None
     ]
-    return [one.text for one in stragglers(waiting)[:MOST]]
+    return stragglers(waiting)[:MOST]
 
 
 def _gpu_type(node: Node | None) -> str:

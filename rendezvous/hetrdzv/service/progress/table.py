@@ -10,18 +10,14 @@ from math import inf
 
 from hetrdzv.core.commands import Worked
 from hetrdzv.core.health.waits import Collectives, Worker
+from hetrdzv.protocol.parts import Quoted
+from hetrdzv.protocol.warnings import Unseen
 
 RATE_S = 5.0
 """A rate is measured over at least this long (seconds)."""
 
 UNKNOWN = "unknown"
 """The state of a worker of which nothing is known but its step."""
-
-STALE = "its agent has stopped telling of it"
-"""Why nothing is known of a worker of which something was."""
-
-NOTHING_YET = "its script has not imported torch"
-"""Why nothing is known of a worker of which there is nothing to be seen yet."""
 
 LATE_S = 1.0
 """How much later than it could a poll may come (seconds)."""
@@ -102,11 +98,13 @@ class Seen:
     collectives: Rate
     steps: Rate
 
-    def unseen(self, now: float) -> str:
-        """Why its collectives cannot be known now; empty: they are."""
+    def unseen(self, now: float) -> Unseen | None:
+        """Why its collectives cannot be known now; None: they are."""
         if now > self.known_until:
-            return STALE
-        return self.sample.unseen or (NOTHING_YET if self.sample.state == UNKNOWN else "")
+            return Unseen(kind="stale")
+        if self.sample.unseen:
+            return Unseen(kind="told", said=Quoted(self.sample.unseen))
+        return Unseen(kind="no_torch") if self.sample.state == UNKNOWN else None
 
     def worker(self, now: float) -> Worker:
         """The worker as it is now, as far as was seen: only one that stands still was idle after its agent looked."""

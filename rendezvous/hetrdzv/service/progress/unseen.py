@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from hetrdzv.core.model import Group, Round
-from hetrdzv.core.phrasing import ranked
+from hetrdzv.protocol.warnings import Unseen, Unwatched
+from hetrdzv.protocol.who import Ranks
 from hetrdzv.service.progress.table import Seen
 
 AFTER_S = 30.0
@@ -12,11 +13,9 @@ AFTER_S = 30.0
 MOST = 3
 """How many reasons are shown."""
 
-NEVER = "its agent has told nothing of it"
 
-
-def shown(group: Group, current: Round, seen: Mapping[int, Seen], now: float) -> list[str]:
-    """The workers of the running round that cannot be watched, in a sentence for each reason.
+def shown(group: Group, current: Round, seen: Mapping[int, Seen], now: float) -> list[Unwatched]:
+    """The workers of the running round that cannot be watched, by reason.
 
     A worker that says its steps can be. One without others has nobody to wait for.
 
@@ -26,18 +25,18 @@ def shown(group: Group, current: Round, seen: Mapping[int, Seen], now: float) ->
     """
     if group.active_round is not current or now < current.formed_at + AFTER_S or current.world_size == 1:
         return []
-    by_reason: dict[str, list[int]] = {}
+    by_reason: dict[Unseen, list[int]] = {}
     for rank in range(current.world_size):
         if why := _unseen(seen.get(rank), now):
             by_reason.setdefault(why, []).append(rank)
     most = sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[1]))[:MOST]
-    return [f"{ranked(ranks)} cannot be watched: {why}" for why, ranks in most]
+    return [Unwatched(ranks=Ranks.of(ranks), why=why) for why, ranks in most]
 
 
-def _unseen(one: Seen | None, now: float) -> str:
+def _unseen(one: Seen | None, now: float) -> Unseen | None:
     if one is None:
-        return NEVER
+        return Unseen(kind="never")
     since = min(one.unseen_since, one.known_until)
     if now < since + AFTER_S or (one.sample.step is not None and now <= one.known_until):
-        return ""
+        return None
     return one.unseen(now)

@@ -45,13 +45,13 @@ class Node:
             max_restarts=3,
             master=MasterReply(node_id=first.name, address=address, port=1, script_port=first.port),
         )
-        self.check.begin(number, start, self.listener)
+        self.check.check(number, start, self.listener)
 
     def result(self) -> Result:
         assert select.select([self.check], [], [], WAIT_S)[0], f"{self.name} has no result"
         found = self.check.take()
         assert found is not None
-        assert not self.check.runs
+        assert not self.check.holds_start()
         return found
 
     def close(self) -> None:
@@ -130,8 +130,8 @@ def test_a_round_that_is_over_ends_its_check(nodes: list[Node]) -> None:
     nodes[1].begin(1, nodes)
     assert nodes[0].check.take() is None, "it waits for c"
     for node in nodes[:2]:
-        node.check.rest()
-        assert not node.check.runs
+        node.check.end()
+        assert not node.check.holds_start()
         assert node.listener.getblocking()
     for rank, node in enumerate(nodes[:2]):
         node.begin(rank, nodes[:2], number=2)
@@ -154,8 +154,8 @@ def looking():
 master, node = Node("a"), Node("b")
 node.begin(1, [master, node], address="master.test")
 resolver.recv(512)
-node.check.rest()
-print("rested", node.check.runs, node.listener.getblocking(), looking())
+node.check.end()
+print("rested", node.check.holds_start(), node.listener.getblocking(), looking())
 node.begin(1, [master, node], number=2, address="master.test")
 print(node.result().warnings[0].partition(": ")[2].partition(";")[0])
 node.begin(1, [master, node], number=3, address="master.test")

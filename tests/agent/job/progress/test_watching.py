@@ -76,6 +76,6 @@ def test_a_program_says_its_step_in_a_file_and_stacks_and_logs_are_shown_or_not(
 def test_workers_that_cannot_be_started_leave_nothing_behind(rig: Make, tmp_path: Path) -> None:
     made = rig(SAYS, report_stacks=True, max_restarts=0)
     (tmp_path / "logs").mkdir(exist_ok=True)
-    made.agent._launch.environ = lambda *_: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    made.launch.environ = lambda *_: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     assert made.run() == 1
     assert list(tmp_path.glob(f"{marked_prefix(PREFIX)}*")) == []

@@ -40,6 +40,8 @@ from hetrdzv.protocol.wire import (
     StacksRequest,
     StartReply,
 )
+from hetrdzv.words.times import Clock
+from hetrdzv.words.why import why
 
 REFUSED = Unreachable("no server answers (http://h:1: connection refused)")
 SPEC = SpecFields(min_nodes=1, max_nodes=1, lease_s=5.0, max_disconnect_s=60.0)
@@ -73,8 +75,10 @@ def reply_of(group: Group, told: Directive) -> DirectiveReply:
         kind=told.kind,
         version=told.version,
         round=told.round,
+        code=told.code,
         reason=told.reason,
-        why=told.why,
+        why=why(told.reason, Clock(told.clock)),
+        clock=told.clock,
         poll_s=group.spec.lease_s / 2,
         lease_s=group.spec.lease_s,
         stop_timeout_s=group.spec.stop_timeout_s,

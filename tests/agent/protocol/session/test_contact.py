@@ -4,10 +4,7 @@ import random
 import re
 
 import pytest
-from tests.agent.protocol.session.driver import (
-    REFUSED,
-    Bench,
-)
+from tests.agent.protocol.session.driver import REFUSED, Bench
 
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
@@ -71,7 +68,7 @@ def test_after_max_disconnect_the_workers_are_stopped_at_that_moment(bench: Benc
     assert bench.kinds == [("start", 1)]
     bench.run(0.1)
     assert bench.kinds == [("start", 1), ("stop", 1)]
-    assert bench.last.reason == "disconnected"
+    assert bench.last.code == "disconnected"
     assert "max_disconnect_s" in bench.last.why
     bench.session.ready(1, 1, 1, bench.now)
     bench.run(600)
@@ -95,7 +92,7 @@ def test_an_answer_that_was_long_on_its_way_proves_little() -> None:
     assert bench.kinds == [("start", 1)]
     bench.run(0.1)
     assert bench.kinds == [("start", 1), ("stop", 1)]
-    assert bench.last.reason == "disconnected"
+    assert bench.last.code == "disconnected"
     assert bench.now == pytest.approx(sent_at + 6.0)
 
 
@@ -126,7 +123,7 @@ def test_a_silence_that_has_stopped_the_workers_is_not_said_to_spare_them() -> N
     bench.now += 4
     bench.send()
     bench.collect()
-    assert bench.last.reason == "disconnected"
+    assert bench.last.code == "disconnected"
     bench.receive(poll, REFUSED)
     assert bench.notices == [f"{REFUSED}; trying again"]
 

@@ -1,11 +1,7 @@
 """A server that forgot this node, was restored from a copy, or is deposed."""
 
 import pytest
-from tests.agent.protocol.session.driver import (
-    FAILURE,
-    Bench,
-    problem,
-)
+from tests.agent.protocol.session.driver import FAILURE, Bench, problem
 
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Join, Poll, Say
@@ -27,7 +23,7 @@ def test_forgotten_with_workers_is_a_stop_and_then_a_new_join(bench: Bench, by_r
     else:
         bench.pump()
     assert bench.kinds == [("start", 1), ("stop", 1)]
-    assert bench.last.reason == "forgotten"
+    assert bench.last.code == "forgotten"
     assert "there is no group 'g'" in bench.last.why
     bench.run(5)
     assert bench.kinds == [("start", 1), ("stop", 1)]
@@ -111,7 +107,7 @@ def test_a_store_that_was_put_back_ends_the_round_after_a_lease() -> None:
     assert ended is not None
     assert 5.0 <= ended - begun <= 5.5
     assert bench.kinds == [("start", 1), ("stop", 1)]
-    assert bench.last.reason == "forgotten"
+    assert bench.last.code == "forgotten"
 
 
 def test_one_word_of_a_deposed_leader_stops_nobody(bench: Bench) -> None:

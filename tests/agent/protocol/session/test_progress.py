@@ -120,7 +120,7 @@ def test_a_node_that_the_server_has_forgotten_is_not_taken_for_an_older_server(b
     bench.run(3)
     open_poll, _ = bench.flight.pop()
     bench.receive(open_poll, problem(404, "unknown_node"))
-    assert bench.last.reason == "forgotten"
+    assert bench.last.code == "forgotten"
     bench.ready(1)
     bench.run(3)
     assert polls(bench)[-1].posts

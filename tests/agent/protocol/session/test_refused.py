@@ -1,19 +1,11 @@
 """Joins that are refused: which are final, which are tried again, and for how long."""
 
 import pytest
-from tests.agent.protocol.session.driver import (
-    SPEC,
-    Bench,
-    problem,
-)
+from tests.agent.protocol.session.driver import SPEC, Bench, problem
 
 from hetrdzv.core import commands
 from hetrdzv.protocol import states
-from hetrdzv.protocol.errors import (
-    HetError,
-    NotHetserver,
-    VersionMismatch,
-)
+from hetrdzv.protocol.errors import HetError, NotHetserver, VersionMismatch
 from hetrdzv.protocol.wire import SpecFields
 
 FATAL_AT_FIRST = [
@@ -174,7 +166,7 @@ def test_settings_that_a_live_node_holds_are_refused_in_the_words_of_the_command
     bench = Bench(spec=nnodes(1, 1))
     other_node(bench, min_nodes=1, max_nodes=2, lease_s=4.0)
     bench.ready()
-    assert (bench.last.kind, bench.last.reason, bench.last.exit_code) == ("exit", "refused", 1)
+    assert (bench.last.kind, bench.last.code, bench.last.exit_code) == ("exit", "refused", 1)
     assert bench.last.why == (
         "group 'g' has other settings (--nnodes 1:1 here, 1:2 there, --lease-s 5 here, 4 there), which b joined (one "
         "whose agent is dead still counts, at most 4 s more): leave out --nnodes and --lease-s, use another --group, "
@@ -221,7 +213,7 @@ def test_settings_are_not_given_again_for_ever() -> None:
         bench.server.do(commands.Renew("b", "i0"), bench.now)
     assert bench.told == []
     bench.run(0.6)
-    assert bench.last.reason == "refused"
+    assert bench.last.code == "refused"
 
 
 def test_settings_of_a_group_made_on_purpose_stay() -> None:
@@ -244,7 +236,7 @@ def test_a_member_whose_token_stays_refused_gives_up_with_the_reason(bench: Benc
     bench.run(59)
     assert bench.kinds == [("start", 1)]
     bench.run(2)
-    assert (bench.last.kind, bench.last.reason, bench.last.exit_code) == ("exit", "refused", 1)
+    assert (bench.last.kind, bench.last.code, bench.last.exit_code) == ("exit", "refused", 1)
     assert bench.last.why == "the server's text; gave up after 60 s (--connect-timeout-s)"
 
 

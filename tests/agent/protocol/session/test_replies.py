@@ -3,11 +3,7 @@
 import random
 
 import pytest
-from tests.agent.protocol.session.driver import (
-    REFUSED,
-    SPEC,
-    Bench,
-)
+from tests.agent.protocol.session.driver import REFUSED, SPEC, Bench
 
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Join, Poll
@@ -218,7 +214,7 @@ def test_a_node_that_is_always_held_for_lost_joins_again_with_pauses() -> None:
     bench = Bench(spec=SpecFields(min_nodes=2))
     bench.ready()
     lost = bench.server.told("a", bench.now).model_copy(
-        update={"kind": DirectiveKind.STOP, "reason": "lost", "version": "1.stop.0.lost"}
+        update={"kind": DirectiveKind.STOP, "code": "lost", "version": "1.stop.0.lost"}
     )
     bench.flight.clear()
     bench.session = Session("g", "a", "i1", bench.session.offer, random.Random(1))

@@ -10,8 +10,8 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import GROUP, command
 from hetrdzv.client import Client
-from hetrdzv.core.phrasing import count, percent
 from hetrdzv.protocol.past import PastReply, past
+from hetrdzv.words.phrasing import count, percent
 
 
 @command("Show every round of a group and what its end cost.")

@@ -9,8 +9,8 @@ from rich.text import Text
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import look
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command
-from hetrdzv.core.phrasing import count
 from hetrdzv.protocol.wire import GroupReply, GroupsReply, WorkerReply
+from hetrdzv.words.phrasing import count
 
 EVERY_S = 1.0
 """How long to pause between two looks (seconds)."""

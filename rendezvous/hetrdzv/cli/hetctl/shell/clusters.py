@@ -17,7 +17,7 @@ from typing import Any
 from hetrdzv.auth.files import AccessError
 from hetrdzv.auth.tokens import is_token
 from hetrdzv.client import servers_from
-from hetrdzv.core.phrasing import names
+from hetrdzv.words.phrasing import names
 
 FILES = ("token_file", "ca_cert", "client_cert", "client_key")
 """Keys of a cluster that name files."""

@@ -1,235 +1,23 @@
-"""All that hetagent uses of torch's private parts, and every difference between the releases of torch.
-
-One branch per difference, which asks what the installed torch has rather than which number it bears, if that can be
-seen. docs/torch.md says what to do about a new release.
-"""
+"""Torch's agent without its run loop: it starts the workers of a round, and records how they ended."""
 
 import contextlib
-import dataclasses
-import inspect
 import os
-import re
-import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 from string import Template
 from subprocess import Popen
 from types import SimpleNamespace
 from typing import Any, TextIO
 
-import torch
-import torch.distributed.run
-from torch.distributed import TCPStore
 from torch.distributed.elastic import events
-from torch.distributed.elastic.agent.server import api as server_api
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.metrics import put_metric
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, Std, SubprocessContext
+from torch.distributed.elastic.multiprocessing import LogsSpecs, SubprocessContext
 from torch.distributed.elastic.multiprocessing import api as processes_api
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-from torch.distributed.elastic.rendezvous import RendezvousHandler
-from torch.distributed.elastic.utils import macros
-from torch.distributed.elastic.utils import store as store_utils
-
-from hetagent.options.model import Streams, TorchrunOptions, UsageError
-
-try:
-    from torch.numa import binding as numa
-except ImportError:  # before 2.9
-    numa = None  # type: ignore[assignment]
-
-VERSION = str(torch.__version__)
-
-RELEASE = tuple(int(number) for number in re.findall(r"\d+", VERSION)[:2])
-
-# -- flags that torch has to support ---------------------------------------------------------------------------
-
-SPEC_FIELDS = frozenset(field.name for field in dataclasses.fields(WorkerSpec))
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What a flag needs of torch.
-
-    Attributes:
-        release: the first one with it.
-        met: whether the installed torch has it.
-    """
-
-    release: str
-    met: bool
-
-
-NEEDS: Mapping[str, Need] = {
-    "--event-log-handler": Need("2.8", "event_log_handler" in SPEC_FIELDS),
-    "--duplicate-stdout-filters": Need("2.10", "duplicate_stdout_filters" in SPEC_FIELDS),
-    "--duplicate-stderr-filters": Need("2.10", "duplicate_stderr_filters" in SPEC_FIELDS),
-    "--virtual-local-rank": Need("2.10", "virtual_local_rank" in SPEC_FIELDS),
-    # torch 2.9 binds the thread that starts a worker, which would bind no standby; later ones run it with numactl
-    "--numa-binding": Need("2.10", hasattr(numa, "_get_validated_logical_cpus_to_bind_to")),
-}
-"""The flags that not every torch can do; all others are hetagent's own work, or as old as torch 2.6."""
-
-
-def refuse_what_is_missing(flags: TorchrunOptions, needs: Mapping[str, Need] = NEEDS) -> None:
-    """Refuse what was asked for and the installed torch cannot do.
-
-    Raises:
-        UsageError: says which release it needs.
-    """
-    asked = {
-        "--event-log-handler": flags.event_log_handler != "null",
-        "--duplicate-stdout-filters": flags.duplicate_stdout_filters,
-        "--duplicate-stderr-filters": flags.duplicate_stderr_filters,
-        "--virtual-local-rank": flags.virtual_local_rank,
-        "--numa-binding": flags.numa_binding,
-    }
-    for flag, need in needs.items():
-        if asked[flag] and not need.met:
-            raise UsageError(
-                f"{flag} needs torch {need.release} or newer, but torch {VERSION} is installed: "
-                "upgrade torch, or leave the flag out"
-            )
-
-
-# -- what torch's agent is to run ------------------------------------------------------------------------------
-
-
-def worker_spec(
-    flags: TorchrunOptions, slots: int, handler: RendezvousHandler, entrypoint: str, args: tuple[str, ...]
-) -> WorkerSpec:
-    """torch's description of the workers; `refuse_what_is_missing` has looked at the flags."""
-    mode = flags.numa_binding
-    newer: dict[str, Any] = {
-        "event_log_handler": flags.event_log_handler,
-        "duplicate_stdout_filters": list(flags.duplicate_stdout_filters),
-        "duplicate_stderr_filters": list(flags.duplicate_stderr_filters),
-        "virtual_local_rank": flags.virtual_local_rank,
-        "numa_options": mode and numa.NumaOptions(affinity_mode=numa.AffinityMode(mode)),
-    }
-    return WorkerSpec(
-        role=flags.role,
-        local_world_size=slots,
-        entrypoint=entrypoint,
-        args=args,
-        rdzv_handler=handler,
-        **{name: value for name, value in newer.items() if name in SPEC_FIELDS},
-    )
-
-
-def changes_the_command(spec: WorkerSpec) -> bool:
-    """Whether torch makes the command or the environment of workers itself, so that they cannot be foreseen."""
-    return any(getattr(spec, name, None) for name in ("numa_options", "virtual_local_rank"))
-
-
-def std(streams: Streams) -> Std | dict[int, Std]:
-    """torch's word for output streams."""
-    if isinstance(streams, dict):
-        return {rank: Std(value) for rank, value in streams.items()}
-    return Std(streams)
-
-
-def local_world_size(nproc_per_node: str) -> int:
-    """How many workers --nproc-per-node means.
-
-    Raises:
-        ValueError: it means nothing, or needs devices that are not here.
-    """
-    return torch.distributed.run.determine_local_world_size(nproc_per_node)
-
-
-def substituted(args: Sequence[str], local_rank: int) -> tuple[str, ...]:
-    """Arguments with torch's macros filled in."""
-    return tuple(macros.substitute(list(args), str(local_rank)))
-
-
-def find_cpus(mode: str, workers: int) -> None:
-    """Find the CPUs to which torch would bind each worker; may initialise CUDA.
-
-    Raises:
-        Exception: torch cannot find them.
-    """
-    find: Any = numa._get_validated_logical_cpus_to_bind_to
-    index = "device_index" if "device_index" in inspect.signature(find).parameters else "gpu_index"
-    for rank in range(workers):
-        find(**{index: rank}, numa_options=numa.NumaOptions(affinity_mode=numa.AffinityMode(mode)))
-
-
-# -- logs ------------------------------------------------------------------------------------------------------
-
-
-def logs_specs_class(name: str) -> type[LogsSpecs]:
-    """The class that --logs-specs names.
-
-    Raises:
-        ValueError: there is none.
-    """
-    return torch.distributed.run._get_logs_specs_class(name)
-
-
-class FolderLogs(DefaultLogsSpecs):
-    """torch's own log files, with what a subclass needs to arrange them differently."""
-
-    @property
-    def run_folder(self) -> str | None:
-        """The folder of this run, once `reify` has made one; None if nothing is kept."""
-        return None if self._root_log_dir == os.devnull else str(self._run_log_dir)
-
-
-# -- the round's store -----------------------------------------------------------------------------------------
-
-_VALIDATE, _ADD, _MAGIC = 0, 4, 0x3C85F7CE
-"""Of the protocol of TCPStore: two kinds of query, and the word that comes after the first."""
-
-_ANSWER_S = 2.0
-
-
-def hosted_store(
-    host: str, listener: socket.socket, timeout: timedelta, release: tuple[int, ...] = RELEASE
-) -> TCPStore:
-    """A store that listens on a socket which is open already; takes the socket.
-
-    Only the number tells whether torch's newer kind of store can do that (since 2.8, pytorch#150215): it says so when
-    it is asked to, but on the console too. The older kind does the same work with more threads.
-    """
-    return TCPStore(
-        host_name=host,
-        port=listener.getsockname()[1],
-        is_master=True,
-        timeout=timeout,
-        wait_for_workers=False,
-        use_libuv=release >= (2, 8),
-        master_listen_fd=listener.detach(),
-    )
-
-
-def workers_in(store: tuple[str, int]) -> int | None:
-    """How many workers have come to a TCPStore since it was made; None if it does not say.
-
-    Each counts itself there when it opens the store with a world size, as `init_process_group` does; torch's own
-    interface does not show the number.
-
-    Args:
-        store: its address and port.
-    """
-    key = b"init/"
-    query = struct.pack("=BIBQ", _VALIDATE, _MAGIC, _ADD, len(key)) + key + struct.pack("=q", 0)
-    try:
-        with socket.create_connection(store, _ANSWER_S) as asked:
-            asked.sendall(query)
-            answer = asked.recv(8, socket.MSG_WAITALL)
-    except OSError:
-        return None
-    return int(struct.unpack("=q", answer)[0]) if len(answer) == 8 else None
-
-
-# -- starting workers ------------------------------------------------------------------------------------------
 
 Take = Callable[[int, tuple[str, ...], dict[str, str], int, int], "Popen[bytes] | None"]
 """Asked for a process of a worker: local rank, command, environment, descriptors of stdout and stderr."""
@@ -315,6 +103,11 @@ class ElasticAgent(LocalElasticAgent):
     def spec(self) -> WorkerSpec:
         """What the workers run."""
         return self._worker_group.spec
+
+    @property
+    def ranks(self) -> dict[int, int]:
+        """The global rank of each local rank in the newest round."""
+        return {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
 
     def launch(self, restart_count: int, take: Take | None, merge: Merge | None = None) -> Processes:
         """Start the workers, each as a child of this process with a session of its own.
@@ -460,27 +253,3 @@ def _replaced(module: Any, name: str, by: object) -> Iterator[None]:
         yield
     finally:
         setattr(module, name, original)
-
-
-# -- torchrun with our backend ---------------------------------------------------------------------------------
-
-TORCHRUN = (torch.distributed.run.main.__name__, torch.distributed.run.__file__)
-"""Name and file of the function that is torchrun."""
-
-AGENT_FILE = server_api.__file__
-"""The file of the code that calls a rendezvous handler, with the worker spec in a variable."""
-
-BARRIER_ENTERED, BARRIER_PASSED = (
-    server_api._TERMINAL_STATE_SYNC_ID + end
-    for end in (store_utils._NUM_MEMBERS, store_utils._LAST_MEMBER_CHECKIN)
-)
-"""Keys of torch's exit barrier: counted up by every agent whose workers succeeded; set by the last one."""
-
-ROLE_INFO, ASSIGNED_RANKS = "torchelastic/role_info/", "torchelastic/assigned_ranks/"
-"""Prefixes of the keys with which torch's agents agree on ranks, followed by a node's group rank: every agent sets the
-first, the master's answers with the second (SimpleElasticAgent._assign_worker_ranks)."""
-
-
-def role_info(group_rank: int, slots: int) -> bytes:
-    """What an agent with so many workers sets under `ROLE_INFO`."""
-    return server_api._RoleInstanceInfo("", group_rank, slots).serialize()

@@ -1,0 +1,126 @@
+"""Looks at workers that have run for a while: whether they have met, and what their launch wants to see."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hetagent.job.room import Environ, Room
+from hetagent.job.workers.processes import Workers
+from hetagent.launch.base import Assignment, Launch
+from hetagent.protocol import reports
+from hetagent.protocol.line import Line
+from hetrdzv.protocol.states import ReportKind
+
+MEET_AFTER_S = 60.0
+"""When to look whether the workers have met (seconds after their start); they import, and read their data, before."""
+
+
+class Meeting(Room):
+    """Whether the workers of all nodes have met in the round's store, as the master sees it.
+
+    Args:
+        line: where it is told.
+        launch: how the workers are started.
+        tell: shows one line to the person at the terminal.
+        must_meet: whether it is a failure if workers end well but have not met.
+    """
+
+    def __init__(
+        self, line: Line, launch: Launch, tell: Callable[[str], None], *, must_meet: bool = False
+    ) -> None:
+        self._line = line
+        self._launch = launch
+        self._tell = tell
+        self._must_meet = must_meet
+        self._assignment: Assignment | None = None
+        self._workers: Workers | None = None
+        self._look_at: float | None = None
+        self._told: int | None = None  # how many had met at the last look; None: all, or nobody looked
+
+    def enter(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+
+    def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
+        assert self._assignment is not None
+        if self._launch.meets_in_store and self._assignment.start.world_size > 1:
+            self._workers, self._told = workers, None
+            self._look_at = time.monotonic() + MEET_AFTER_S if self._assignment.is_master else None
+
+    def due_at(self) -> float | None:
+        return self._look_at
+
+    def look(self) -> None:
+        """Tell how many have met if that is not all, and once it is."""
+        assert self._assignment is not None
+        number, world_size = self._assignment.round, self._assignment.start.world_size
+        met = self._met()
+        is_late = met is not None and met < world_size
+        # They may only have been loading.
+        self._look_at = time.monotonic() + MEET_AFTER_S if is_late else None
+        if met is None or met == self._told or not (is_late or self._told is not None):
+            return
+        self._told = met
+        self._tell(f"round {number}: {_described(met, world_size)}")
+        self._line.say(reports.started(number, met))
+
+    def report(self, kind: ReportKind) -> Mapping[str, Any]:
+        if kind is not ReportKind.SUCCEEDED:
+            return {}
+        return {"met": self._met(), "must_meet": self._must_meet}
+
+    def end(self) -> None:
+        self._workers = self._look_at = None
+
+    def _met(self) -> int | None:
+        """How many workers of all nodes have found each other; None: there is only one, or nobody can tell."""
+        if self._workers is None or self._assignment is None:
+            return None
+        met = self._workers.met()
+        return None if met is None else min(met, self._assignment.start.world_size)
+
+
+def _described(met: int, world_size: int) -> str:
+    if met == world_size:
+        return f"all {world_size} workers have met by now"
+    so_far = f"only {met} of {world_size}" if met else f"none of {world_size}"
+    return (
+        f"{MEET_AFTER_S:g} s or more after their start {so_far} workers have met; unless they are still loading, "
+        "or meet in another way than init_process_group with env://, they train alone or wait for each other"
+    )
+
+
+class LaunchLook(Room):
+    """Has the launch look at its processes once, some time after their start.
+
+    Args:
+        launch: how the workers are started.
+        tell: shows one line to the person at the terminal.
+    """
+
+    def __init__(self, launch: Launch, tell: Callable[[str], None]) -> None:
+        self._launch = launch
+        self._tell = tell
+        self._assignment: Assignment | None = None
+        self._pid = 0
+        self._look_at: float | None = None
+
+    def enter(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+
+    def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
+        if self._launch.look_after_s is not None:
+            self._pid = workers.pids[0]
+            self._look_at = time.monotonic() + self._launch.look_after_s
+
+    def due_at(self) -> float | None:
+        return self._look_at
+
+    def look(self) -> None:
+        """Tell what the launch warns of."""
+        self._look_at = None
+        assert self._assignment is not None
+        if (warning := self._launch.look(self._assignment, self._pid)) is not None:
+            self._tell(warning)
+
+    def end(self) -> None:
+        self._look_at = None

@@ -1,0 +1,60 @@
+"""Whether an agent leaves before the job is over, and what it leaves behind for whoever has started it."""
+
+import signal
+from dataclasses import dataclass
+
+from hetagent.job import failures
+from hetrdzv.protocol.wire import DirectiveReply
+
+EXIT_FAILED = 1
+"""What the server has an agent exit with for a failure that is not a worker's own (docs/design.md, Agent)."""
+
+
+@dataclass(slots=True)
+class Leaving:
+    """Whether this node leaves before the server has it exit.
+
+    Attributes:
+        signum: the first signal that came; None: none has.
+        kill_at: when the grace of that signal is over (monotonic seconds).
+        hurried: whether another one has come.
+        because: why this node leaves by itself; empty: it does not.
+    """
+
+    signum: signal.Signals | None = None
+    kill_at: float | None = None
+    hurried: bool = False
+    because: str = ""
+
+    @property
+    def ended_by(self) -> str:
+        """The name of the signal, or why this node leaves by itself; empty: it does not leave."""
+        return self.signum.name if self.signum is not None else self.because
+
+    def goodbye(self, outcome: DirectiveReply | None) -> str:
+        """What the server is told."""
+        if self.signum is not None:
+            return f"its agent got {self.signum.name}"
+        if self.because:
+            return self.because
+        return "its agent has finished" if outcome is not None else "its agent failed"
+
+    def unfinished(self, outcome: DirectiveReply | None) -> str | None:
+        """Why this agent did not see the job to its end; None if it did."""
+        if self.signum is not None:
+            return f"got {self.signum.name}"
+        if outcome is not None and outcome.outcome is None and outcome.exit_code == EXIT_FAILED:
+            return outcome.why
+        return self.because or None
+
+    def write_error_file(self, outcome: DirectiveReply | None) -> None:
+        """Write the root cause, or why this agent did not see the job to its end.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        why = self.unfinished(outcome)
+        if outcome is not None and outcome.root_cause is not None:
+            failures.write_root_cause(outcome.root_cause)
+        elif why is not None and self.signum is None:
+            failures.write_error(why, why)

@@ -1,0 +1,90 @@
+"""What an optional feature of this node does in each round: all that the run loop knows of it.
+
+A round goes through `enter`, `prepare`, `environ` for each worker, `begin` and `end`, in the run loop's thread. It may
+be over before its workers were started: then `end` is all that follows.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hetagent.job.workers.processes import Workers
+from hetagent.launch.base import Assignment
+from hetagent.launch.command import WorkerCommand
+from hetrdzv.protocol.states import ReportKind
+from hetrdzv.protocol.wire import DirectiveReply
+
+Environ = Mapping[str, str | None]
+"""Changes to a worker's environment; None removes a variable."""
+
+
+class Room:
+    """An optional feature of this node. This base class does nothing; a feature overrides what it needs."""
+
+    def steady(self, given: Mapping[str, str]) -> Mapping[str, str]:
+        """What every worker gets in every round.
+
+        Args:
+            given: this process's environment.
+        """
+        return {}
+
+    # -- a round -----------------------------------------------------------------------------------------------
+
+    def enter(self, assignment: Assignment) -> None:
+        """This node is in a round, whose workers have not been started yet."""
+
+    def holds_start(self) -> bool:
+        """Whether the workers are to be started later; a `look` shows when."""
+        return False
+
+    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
+        """The workers are about to be started.
+
+        Raises:
+            Exception: they cannot be; that ends the round.
+        """
+
+    def environ(self, local_rank: int) -> Environ:
+        """What one worker gets."""
+        return {}
+
+    def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
+        """The workers were started.
+
+        Args:
+            environs: what each got, by local rank.
+        """
+
+    def heard(self, directive: DirectiveReply) -> None:
+        """The server has said this of the round that runs; a start was obeyed before, a stop or an exit is after."""
+
+    def holds_end(self) -> bool:
+        """Whether workers that have all ended well are only waiting for the end of their round."""
+        return False
+
+    def gives_up(self) -> str:
+        """Why this node should end its part of the round and join again; empty: it should not."""
+        return ""
+
+    def report(self, kind: ReportKind) -> Mapping[str, Any]:
+        """What a report of the round's start, success or failure says beside: fields of that report."""
+        return {}
+
+    def end(self) -> None:
+        """The round is over here, and its workers are gone. Harmless if called again."""
+
+    def close(self) -> None:
+        """The agent ends."""
+
+    # -- waking up ---------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when there is something to look at; -1: there is none at the moment."""
+        return -1
+
+    def due_at(self) -> float | None:
+        """When to look, while workers run, even if the descriptor shows nothing (monotonic seconds); None: no need."""
+        return None
+
+    def look(self) -> None:
+        """Look: it is time, or the descriptor is readable."""

@@ -1,0 +1,164 @@
+"""Which flags the installed torch can do, and what it is asked to run for them."""
+
+import dataclasses
+import inspect
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed.run
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, Std
+from torch.distributed.elastic.rendezvous import RendezvousHandler
+from torch.distributed.elastic.utils import macros
+
+from hetagent.options.model import Streams, TorchrunOptions, UsageError
+
+try:
+    from torch.numa import binding as numa
+except ImportError:  # before 2.9
+    numa = None  # type: ignore[assignment]
+
+VERSION = str(torch.__version__)
+
+RELEASE = tuple(int(number) for number in re.findall(r"\d+", VERSION)[:2])
+
+SPEC_FIELDS = frozenset(field.name for field in dataclasses.fields(WorkerSpec))
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a flag needs of torch.
+
+    Attributes:
+        release: the first one with it.
+        met: whether the installed torch has it.
+    """
+
+    release: str
+    met: bool
+
+
+NEEDS: Mapping[str, Need] = {
+    "--event-log-handler": Need("2.8", "event_log_handler" in SPEC_FIELDS),
+    "--duplicate-stdout-filters": Need("2.10", "duplicate_stdout_filters" in SPEC_FIELDS),
+    "--duplicate-stderr-filters": Need("2.10", "duplicate_stderr_filters" in SPEC_FIELDS),
+    "--virtual-local-rank": Need("2.10", "virtual_local_rank" in SPEC_FIELDS),
+    # torch 2.9 binds the thread that starts a worker, which would bind no standby; later ones run it with numactl
+    "--numa-binding": Need("2.10", hasattr(numa, "_get_validated_logical_cpus_to_bind_to")),
+}
+"""The flags that not every torch can do; all others are hetagent's own work, or as old as torch 2.6."""
+
+
+def refuse_what_is_missing(flags: TorchrunOptions, needs: Mapping[str, Need] = NEEDS) -> None:
+    """Refuse what was asked for and the installed torch cannot do.
+
+    Raises:
+        UsageError: says which release it needs.
+    """
+    asked = {
+        "--event-log-handler": flags.event_log_handler != "null",
+        "--duplicate-stdout-filters": flags.duplicate_stdout_filters,
+        "--duplicate-stderr-filters": flags.duplicate_stderr_filters,
+        "--virtual-local-rank": flags.virtual_local_rank,
+        "--numa-binding": flags.numa_binding,
+    }
+    for flag, need in needs.items():
+        if asked[flag] and not need.met:
+            raise UsageError(
+                f"{flag} needs torch {need.release} or newer, but torch {VERSION} is installed: "
+                "upgrade torch, or leave the flag out"
+            )
+
+
+# -- what torch's agent is to run ------------------------------------------------------------------------------
+
+
+def worker_spec(
+    flags: TorchrunOptions, slots: int, handler: RendezvousHandler, entrypoint: str, args: tuple[str, ...]
+) -> WorkerSpec:
+    """torch's description of the workers; `refuse_what_is_missing` has looked at the flags."""
+    mode = flags.numa_binding
+    newer: dict[str, Any] = {
+        "event_log_handler": flags.event_log_handler,
+        "duplicate_stdout_filters": list(flags.duplicate_stdout_filters),
+        "duplicate_stderr_filters": list(flags.duplicate_stderr_filters),
+        "virtual_local_rank": flags.virtual_local_rank,
+        "numa_options": mode and numa.NumaOptions(affinity_mode=numa.AffinityMode(mode)),
+    }
+    return WorkerSpec(
+        role=flags.role,
+        local_world_size=slots,
+        entrypoint=entrypoint,
+        args=args,
+        rdzv_handler=handler,
+        **{name: value for name, value in newer.items() if name in SPEC_FIELDS},
+    )
+
+
+def changes_the_command(spec: WorkerSpec) -> bool:
+    """Whether torch makes the command or the environment of workers itself, so that they cannot be foreseen."""
+    return any(getattr(spec, name, None) for name in ("numa_options", "virtual_local_rank"))
+
+
+def std(streams: Streams) -> Std | dict[int, Std]:
+    """torch's word for output streams."""
+    if isinstance(streams, dict):
+        return {rank: Std(value) for rank, value in streams.items()}
+    return Std(streams)
+
+
+def local_world_size(nproc_per_node: str) -> int:
+    """How many workers --nproc-per-node means.
+
+    Raises:
+        ValueError: it means nothing, or needs devices that are not here.
+    """
+    return torch.distributed.run.determine_local_world_size(nproc_per_node)
+
+
+def substituted(args: Sequence[str], local_rank: int) -> tuple[str, ...]:
+    """Arguments with torch's macros filled in."""
+    return tuple(macros.substitute(list(args), str(local_rank)))
+
+
+def find_cpus(mode: str, workers: int) -> None:
+    """Find the CPUs to which torch would bind each worker; may initialise CUDA.
+
+    Raises:
+        Exception: torch cannot find them.
+    """
+    find: Any = numa._get_validated_logical_cpus_to_bind_to
+    index = "device_index" if "device_index" in inspect.signature(find).parameters else "gpu_index"
+    for rank in range(workers):
+        find(**{index: rank}, numa_options=numa.NumaOptions(affinity_mode=numa.AffinityMode(mode)))
+
+
+# -- standbys --------------------------------------------------------------------------------------------------
+
+PRELOADED = ("torch", "torch._dynamo")
+"""What standbys import before a script has imported anything. torch imports the latter (2.13) when the first optimizer
+or DistributedDataParallel is made: 820 modules, as much CPU as the rest of torch."""
+
+# -- logs ------------------------------------------------------------------------------------------------------
+
+
+def logs_specs_class(name: str) -> type[LogsSpecs]:
+    """The class that --logs-specs names.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return torch.distributed.run._get_logs_specs_class(name)
+
+
+class FolderLogs(DefaultLogsSpecs):
+    """torch's own log files, with what a subclass needs to arrange them differently."""
+
+    @property
+    def run_folder(self) -> str | None:
+        """The folder of this run, once `reify` has made one; None if nothing is kept."""
+        return None if self._root_log_dir == os.devnull else str(self._run_log_dir)

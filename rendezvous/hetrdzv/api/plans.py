@@ -1,0 +1,37 @@
+"""Plans as replies, for the server, and for hetctl, which makes some by itself."""
+
+from hetrdzv.core.plan import LeftOut, Plan
+from hetrdzv.protocol import wire
+from hetrdzv.words.times import Clock
+from hetrdzv.words.why import left_out, why
+
+
+def plan_reply(plan: Plan) -> wire.PlanReply:
+    """What would happen, with its sentences."""
+    then = Clock(plan.clock)
+    return wire.PlanReply(
+        group_id=plan.group_id,
+        now=why(plan.now, Clock(plan.clock - plan.in_s)),
+        state=plan.state,
+        reason=plan.reason,
+        why=why(plan.reason, then),
+        in_s=plan.in_s,
+        ended=plan.ended,
+        round=plan.round,
+        world_size=plan.world_size,
+        was_round=plan.was_round,
+        was_world_size=plan.was_world_size,
+        restarts=plan.restarts,
+        master=plan.master,
+        members=[wire.PlannedMemberReply.model_validate(one) for one in plan.members],
+        spares=[_left_out(one, then) for one in plan.spares],
+        gone=[_left_out(one, then) for one in plan.gone],
+        stops=list(plan.stops),
+        restarted=list(plan.restarted),
+        moves=list(plan.moves),
+    )
+
+
+def _left_out(one: LeftOut, then: Clock) -> wire.LeftOutReply:
+    text = left_out(one.reason, then) if one.reason is not None else one.gone_why
+    return wire.LeftOutReply(node_id=one.node_id, slots=one.slots, reason=one.reason, why=text)

@@ -1,0 +1,320 @@
+"""Why a group stands where it stands, and why a node waits, as values (docs/design.md, rule 9)."""
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+
+from hetrdzv.core.memo import kept
+from hetrdzv.core.model import Conduct, Group, Node, Round, Stall
+from hetrdzv.core.rounds.notice import ends_at, waited_for
+from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
+from hetrdzv.core.selection.joining import Spare, growth, spare_reason, spare_slots, spare_unit
+from hetrdzv.core.selection.ready import next_round, not_ready_nodes, ready_nodes
+from hetrdzv.core.selection.select import Lack, Selection, Shortfall
+from hetrdzv.core.selection.units import broken_units_of
+from hetrdzv.core.selection.worlds import Worlds
+from hetrdzv.protocol import parts, reasons
+from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.parts import quoted
+from hetrdzv.protocol.reasons import GroupReason, SpareReason, WaitsFor, WhyLeftOut
+from hetrdzv.protocol.settings import UNLIMITED_RESTARTS, GroupSpec
+from hetrdzv.protocol.states import GroupState, NodePhase
+from hetrdzv.protocol.who import MOST_NAMES, Nodes
+
+
+def why(group: Group, now: float) -> GroupReason:
+    """Why the group stands where it stands: found once per change and second, since every node gets it.
+
+    Args:
+        now: the server's clock (seconds).
+    """
+    known: dict[int, GroupReason] = _reasons(group)
+    second = int(now)
+    reason = known.get(second)
+    if reason is None:
+        reason = _why(group, now)
+        known.clear()
+        known[second] = reason
+    return reason
+
+
+@kept
+def _reasons(group: Group) -> dict[int, GroupReason]:
+    """The newest reason of a group, by the second that it is of."""
+    return {}
+
+
+def _why(group: Group, now: float) -> GroupReason:
+    match group.state:
+        case GroupState.SUCCEEDED:
+            return reasons.Succeeded(apart=apart(group.round) if group.round is not None else None)
+        case GroupState.CANCELLED:
+            return reasons.Cancelled(by=group.cancellation.by if group.cancellation is not None else "")
+        case GroupState.FAILED:
+            return reasons.Failed(cause=group.root_cause.message if group.root_cause else "unknown cause")
+        case GroupState.WAITING:
+            return _why_waiting(group, now)
+    current = group.round
+    assert current is not None
+    return (
+        _why_starting(group, current)
+        if group.state is GroupState.STARTING
+        else _why_running(group, current, now)
+    )
+
+
+def _why_starting(group: Group, current: Round) -> GroupReason:
+    late = [one.node_id for one in current.members if group.phase_of(one) is NodePhase.STARTING]
+    return reasons.Starting(round=current.number, nodes=Nodes.of(late))
+
+
+def _why_running(group: Group, current: Round, now: float) -> GroupReason:
+    if current.notice is not None:
+        return reasons.AboutToEnd(
+            round=current.number,
+            why=current.notice.why,
+            nodes=Nodes.of(waited_for(group)),
+            until=ends_at(group, current.notice),
+        )
+    if current.stall is not None and current.stall.told:
+        return stalls(group, current, current.stall, now)
+    return reasons.Runs(
+        round=current.number, nodes=len(current.members), world_size=current.world_size, apart=apart(current)
+    )
+
+
+def stalls(group: Group, current: Round, stall: Stall, now: float) -> reasons.Stalls:
+    """Who is waited for in a round that runs.
+
+    Args:
+        now: the server's clock (seconds).
+    """
+    known = stall.is_known(now)
+    return reasons.Stalls(
+        round=current.number,
+        facts=stall.facts,
+        since=stall.since,
+        known=known,
+        ends_at=hangs_at(group, stall) if known else None,
+    )
+
+
+def apart(current: Round) -> parts.Apart | None:
+    """That workers of a round are known not to have met; None: they have, or nobody knows."""
+    if current.met is None or not current.apart:
+        return None
+    return parts.Apart(met=current.met, world_size=current.world_size)
+
+
+# -- no round runs -------------------------------------------------------------------------------------------
+
+
+def _why_waiting(group: Group, now: float) -> reasons.Waits:
+    last = group.round
+    if last is None or last.end is None:
+        return reasons.Waits(what=_waits_for(group, now), not_ready=not_ready(group))
+    ended = reasons.Ended(round=last.number, why=last.end.why)
+    if last.end.judged:
+        return reasons.Waits(ended=ended, what=_waits_for(group, now), not_ready=not_ready(group))
+    late = unresolved(group, now)
+    what = reasons.ToStop(
+        nodes=nodes(late),
+        checked=any(node.ready_within_s for node in late),
+        until=resolved_at(group, last.end),
+    )
+    return reasons.Waits(ended=ended, what=what)
+
+
+def not_ready(group: Group) -> parts.NotReady | None:
+    """Which nodes are here but not ready, and why the first of them is not."""
+    found = not_ready_nodes(group)
+    if not found:
+        return None
+    first = min(found, key=lambda node: natural_key(node.node_id))
+    return parts.NotReady(nodes=nodes(found), why=quoted(first.not_ready))
+
+
+def _waits_for(group: Group, now: float) -> WaitsFor:
+    """What a group waits for that has no round, or whose round was judged."""
+    there, answer = ready_nodes(group), next_round(group)
+    ready, until = ready_of(group.spec, there), gives_up_at(group)
+    if isinstance(answer, Shortfall) and answer.lack is Lack.ALLOWED_MASTER:
+        return reasons.MayNotBeMaster(ready=ready, rule=group.spec.master or "", until=until)
+    if isinstance(answer, Shortfall) and answer.lack is not Lack.MASTER:
+        if broken := broken_units_of(group, there):
+            return reasons.UnitsBroken(ready=ready, units=broken, until=until)
+        return _too_few(group, there, answer)
+    if group.bounds_since is None:
+        return reasons.Unreachable(
+            ready=ready, no_master=no_master(group, there), in_place_of=_gone(group), until=until
+        )
+    if answer.suspects:
+        return reasons.ToHear(ready=ready, nodes=nodes(answer.suspects))
+    return _last_wait(group, ready, answer, now)
+
+
+def _too_few(group: Group, there: Sequence[Node], answer: Shortfall) -> WaitsFor:
+    wanting = [one for one in group.live if one.wants_command and group.spec.command is None]
+    if wanting:
+        return reasons.NoCommand(group_id=group.group_id, nodes=nodes(wanting))
+    return reasons.TooFew(
+        ready=ready_of(group.spec, there),
+        missing=0 if answer.never else answer.missing,
+        unit="node" if answer.lack is Lack.NODES else "slot",
+        world=no_world(group.spec, there, answer),
+        in_place_of=_gone(group),
+        until=gives_up_at(group),
+    )
+
+
+def _last_wait(
+    group: Group, ready: parts.Ready, answer: Selection | Shortfall, now: float
+) -> reasons.Resting | reasons.LastCall:
+    until, rests_until, spec = forms_at(group, answer), group.rests_until, group.spec
+    if rests_until is not None and now < rests_until == until:
+        budget = None if spec.max_restarts >= UNLIMITED_RESTARTS else spec.max_restarts
+        return reasons.Resting(
+            ready=ready, restart=group.restarts, of=budget, quick=group.quick, until=rests_until
+        )
+    by_number = spec.unit is None  # with units no number of nodes shortens it
+    return reasons.LastCall(
+        ready=ready,
+        replacement=not group.last_call,
+        or_nodes=spec.max_nodes if by_number else None,
+        or_slots=Worlds.of(spec).largest if by_number else None,
+        until=until,
+    )
+
+
+def ready_of(spec: GroupSpec, there: Sequence[Node]) -> parts.Ready:
+    """How many nodes there are: of how many, or with how many slots where those may be too few."""
+    enough = spec.sized and len(there) >= spec.min_nodes
+    slots = sum(node.slots for node in there) if enough else None
+    return parts.Ready(nodes=nodes(there), want=spec.min_nodes, slots=slots)
+
+
+def no_world(spec: GroupSpec, there: Sequence[Node], answer: Shortfall) -> reasons.NoWorld | None:
+    """Why these nodes make no world, also whether they ever could; None where they are just too few."""
+    if answer.lack is not Lack.WORLD:
+        return None
+    return reasons.NoWorld(
+        bounds=Worlds.of(spec).bounds,
+        never=tuple(sorted({node.slots for node in there})) if answer.never else (),
+        too_small=bool(answer.missing),
+        unit=spec.unit,
+    )
+
+
+def no_master(group: Group, there: Sequence[Node]) -> parts.NoMaster:
+    """Which of the nodes that are ready cannot be reached as master, and from where."""
+    return cut_off(group.unreachable, {node.node_id for node in there}, group.spec.master)
+
+
+def cut_off(
+    pairs: AbstractSet[tuple[str, str]], among: AbstractSet[str], rule: str | None = None
+) -> parts.NoMaster:
+    """Which masters cannot be reached from which nodes among some; pairs are (node, master)."""
+    by_master: dict[str, list[str]] = {}
+    for node_id, master in pairs:
+        if among >= {node_id, master}:
+            by_master.setdefault(master, []).append(node_id)
+    masters = sorted(by_master, key=natural_key)
+    shown = (parts.CutOff(master=one, nodes=Nodes.of(by_master[one])) for one in masters[:MOST_NAMES])
+    more = max(0, len(masters) - MOST_NAMES)
+    return parts.NoMaster(masters=tuple(shown), more=more, rule=rule)
+
+
+def _gone(group: Group) -> Nodes | None:
+    """The members of the last round that are gone; None: there are none."""
+    members = group.round.members if group.round is not None else ()
+    known = group.nodes
+    gone = [one.node_id for one in members if (node := known.get(one.node_id)) is None or node.gone]
+    return Nodes.of(gone) if gone else None
+
+
+def nodes(some: Iterable[Node]) -> Nodes:
+    """These nodes, by name."""
+    return Nodes.of([node.node_id for node in some])
+
+
+# -- a node is in no round -----------------------------------------------------------------------------------
+
+
+def why_waits(group: Group, node: Node, now: float) -> reasons.NodeReason:
+    """Why a node that has nothing to do has nothing to do.
+
+    Args:
+        now: the server's clock (seconds).
+    """
+    active = group.active_round
+    if node.wants_command and group.spec.command is None:
+        return reasons.NoCommand(group_id=group.group_id, nodes=Nodes.of([node.node_id]))
+    if active is None or active.notice is not None:
+        return why(group, now)
+    return reasons.LeftOut(round=active.number, node_id=node.node_id, why=why_left_out(group, node))
+
+
+def why_left_out(group: Group, node: Node) -> WhyLeftOut:
+    """Why a node is not in the running round."""
+    active = group.active_round
+    assert active is not None
+    if node.wants_command and group.spec.command is None:
+        return reasons.NoCommand(group_id=group.group_id, nodes=Nodes.of([node.node_id]))
+    if node.not_ready:
+        return parts.NotReady(nodes=Nodes.of([node.node_id]), why=quoted(node.not_ready))
+    larger = growth(group)
+    if node.node_id in larger.node_ids:
+        return reasons.Joins(until=admits_at(group, larger))
+    return _why_spare(group, node, active)
+
+
+def why_misfit(group: Group, node: Node) -> reasons.Misfit | None:
+    """Why a spare does not fit into the world that runs; None for other nodes, and where every size is allowed."""
+    active = group.active_round
+    if active is None or not group.spec.sized or node.phase is not NodePhase.READY or node.not_ready:
+        return None
+    if node.node_id in growth(group).node_ids or spare_reason(group, node, active) is not Spare.WORLD_SIZE:
+        return None
+    return _misfit(group, node, active)
+
+
+def _why_spare(group: Group, node: Node, active: Round) -> SpareReason:
+    conduct = group.conduct.get(node.node_id, Conduct())
+    group_id, node_id = group.group_id, node.node_id
+    match spare_reason(group, node, active):
+        case Spare.ON_JOIN:
+            return reasons.Spare(kind="on_join")
+        case Spare.SUCCEEDED:
+            return reasons.Spare(kind="others_succeeded")
+        case Spare.NOT_LARGER:
+            return reasons.Spare(kind="not_larger")
+        case Spare.FULL:
+            return reasons.Full(max_nodes=group.spec.max_nodes)
+        case Spare.OUT_OF_REACH | Spare.LOOPBACK_MASTER as reason:
+            return reasons.OutOfReach(
+                master=active.master.node_id,
+                address=active.master.address,
+                loopback=reason is Spare.LOOPBACK_MASTER,
+            )
+        case Spare.BROKEN_UNIT:
+            broken = broken_units_of(group, [node])
+            assert broken is not None
+            return broken
+        case Spare.WORLD_SIZE:
+            return _misfit(group, node, active)
+        case Spare.SET_ASIDE:
+            return reasons.SetAside(
+                group_id=group_id, node_id=node_id, times=conduct.departures, until=conduct.free_at
+            )
+        case Spare.TAKEN_LAST:
+            return reasons.TakenLast(group_id=group_id, node_id=node_id, failures=conduct.blamed)
+
+
+def _misfit(group: Group, node: Node, active: Round) -> reasons.Misfit:
+    slots = spare_slots(group, node)
+    return reasons.Misfit(
+        nodes=len(spare_unit(group, node)),
+        unit=group.spec.unit,
+        slots=slots,
+        world_size=active.world_size + slots,
+        bounds=Worlds.of(group.spec).bounds,
+    )

@@ -1,0 +1,76 @@
+"""Parts of reasons, causes and events: words of others, unions that are told apart by a `kind`, who is there."""
+
+from dataclasses import dataclass
+from typing import Literal, NewType
+
+from hetrdzv.protocol.who import NOBODY, Nodes
+
+Quoted = NewType("Quoted", str)
+"""Words of others, such as a line of a script's traceback: they are shown, and never searched."""
+
+MOST_QUOTED = 200
+"""How much of somebody else's line is quoted (characters)."""
+
+MOST_OF_TEXT = 2_000
+"""How much of a longer text: agents may send more than anybody reads in a history (characters)."""
+
+
+def quoted(text: str, most: int = MOST_QUOTED) -> Quoted:
+    """A line of somebody else's words, no longer than a sentence can quote."""
+    return Quoted(text if len(text) <= most else f"{text[: most - 1]}…")
+
+
+# -- kinds ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Other:
+    """A value of a kind that only newer servers know; the last one of its unions."""
+
+    kind: str
+
+
+# -- who is there, and who is not ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Which nodes are ready, of how many; `slots` they have where it is not nodes that are missing."""
+
+    nodes: Nodes = NOBODY
+    want: int
+    slots: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotReady:
+    """Nodes are here, but have said that they cannot take part; what the first of them has said."""
+
+    kind: Literal["not_ready"] = "not_ready"
+    nodes: Nodes
+    why: Quoted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """Workers of a round have not found each other in its store: how many of them have."""
+
+    met: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutOff:
+    """A master that these nodes cannot reach."""
+
+    master: str
+    nodes: Nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoMaster:
+    """No node can be master: the first few, each with whom it cannot be reached from, and how many more."""
+
+    masters: tuple[CutOff, ...]
+    more: int = 0
+    rule: str | None = None

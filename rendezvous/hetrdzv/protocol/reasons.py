@@ -1,0 +1,458 @@
+"""Why a group or a node stands where it stands: values, of which `hetrdzv.words.why` makes sentences.
+
+Moments (`MOMENTS`) are seconds on the server's clock. A reply that has any says what that clock reads (`clock`), and
+whoever shows them subtracts.
+"""
+
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Literal, TypeAlias, TypeVar
+
+from hetrdzv.protocol.parts import Apart, NoMaster, NotReady, Other, Ready
+from hetrdzv.protocol.stalls import StallFacts
+from hetrdzv.protocol.who import Nodes
+
+MOMENTS = frozenset({"until", "since", "ends_at"})
+"""The fields that are moments on the server's clock (seconds)."""
+
+_T = TypeVar("_T")
+
+
+def timeless(value: _T) -> _T:
+    """A reason without its moments: two that differ in nothing else say the same."""
+    if isinstance(value, tuple):
+        return tuple(map(timeless, value))  # type: ignore[return-value]
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    there = {field.name: getattr(value, field.name) for field in fields(value)}
+    return replace(value, **{name: None if name in MOMENTS else timeless(one) for name, one in there.items()})
+
+
+# -- the job and its round ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Succeeded:
+    """The job succeeded."""
+
+    kind: Literal["succeeded"] = "succeeded"
+    apart: Apart | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """A person cancelled the job; `by` whom is empty where nobody knows."""
+
+    kind: Literal["cancelled"] = "cancelled"
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The job failed, and why."""
+
+    kind: Literal["failed"] = "failed"
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting:
+    """A round is starting: these nodes have not started their workers yet."""
+
+    kind: Literal["starting"] = "starting"
+    round: int
+    nodes: Nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AboutToEnd:
+    """A round is about to end: these nodes may save until they are ready to stop."""
+
+    kind: Literal["about_to_end"] = "about_to_end"
+    round: int
+    why: str
+    nodes: Nodes
+    until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """A round runs on so many nodes."""
+
+    kind: Literal["runs"] = "runs"
+    round: int
+    nodes: int
+    world_size: int
+    apart: Apart | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalls:
+    """A round runs, but workers wait for others.
+
+    Attributes:
+        known: whether it is known that they still do.
+        ends_at: when the round ends for it; None: it does not.
+    """
+
+    kind: Literal["stalls"] = "stalls"
+    round: int
+    facts: StallFacts
+    since: float
+    known: bool = True
+    ends_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A round has ended."""
+
+    kind: Literal["ended"] = "ended"
+    round: int
+    why: str
+
+
+# -- a group waits -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldBounds:
+    """The world sizes that a group allows, and how many nodes may make one.
+
+    Attributes:
+        least, most: bounds in slots; most is None where there is none.
+        multiple: every world size is a multiple of it.
+        min_nodes, max_nodes: bounds in nodes.
+    """
+
+    least: int
+    most: int | None = None
+    multiple: int
+    min_nodes: int
+    max_nodes: int | None = None
+
+    @property
+    def smallest(self) -> int:
+        """The smallest world size of all."""
+        return -(-self.least // self.multiple) * self.multiple
+
+    @property
+    def largest(self) -> int | None:
+        """The largest world size of all; None where there is no bound."""
+        return None if self.most is None else self.most - self.most % self.multiple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoWorld:
+    """Nodes make no world whose size is allowed.
+
+    Attributes:
+        never: no number of nodes with such slots ever makes one.
+        too_small: they have too few slots.
+        unit: the label whose units must be whole; None: there are none.
+    """
+
+    bounds: WorldBounds
+    never: tuple[int, ...] = ()
+    too_small: bool = False
+    unit: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenUnits:
+    """Units that are not whole: of the values of a label, and what the first of them lacks."""
+
+    kind: Literal["broken_unit"] = "broken_unit"
+    label: str
+    units: Nodes
+    missing: Nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MayNotBeMaster:
+    """No node that is ready is one that the setting `master` allows."""
+
+    kind: Literal["may_not_be_master"] = "may_not_be_master"
+    ready: Ready
+    rule: str
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitsBroken:
+    """Nodes are ready, but their units are not whole."""
+
+    kind: Literal["units_broken"] = "units_broken"
+    ready: Ready
+    units: BrokenUnits
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoCommand:
+    """Nodes were started without a script, and the group has no command yet."""
+
+    kind: Literal["no_command"] = "no_command"
+    group_id: str
+    nodes: Nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooFew:
+    """More nodes are needed.
+
+    Attributes:
+        missing: how many nodes or slots (`unit`) more; 0: other ones.
+        world: why those that are ready make no world; None: they are just too few.
+        in_place_of: members of the last round that are gone; None: there are none.
+        until: when the group gives up; None: it does not.
+    """
+
+    kind: Literal["too_few"] = "too_few"
+    ready: Ready
+    missing: int
+    unit: Literal["node", "slot"] = "node"
+    world: NoWorld | None = None
+    in_place_of: Nodes | None = None
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreachable:
+    """Nodes are ready, but none can be master of the others; see `TooFew`."""
+
+    kind: Literal["unreachable"] = "unreachable"
+    ready: Ready
+    no_master: NoMaster
+    in_place_of: Nodes | None = None
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToHear:
+    """The connection to these nodes was lost; the round does not form before they are heard again, or lost."""
+
+    kind: Literal["to_hear"] = "to_hear"
+    ready: Ready
+    nodes: Nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resting:
+    """A restart waits, since so many (`quick`) came in quick succession; `of`: the budget, None: without limit."""
+
+    kind: Literal["resting"] = "resting"
+    ready: Ready
+    restart: int
+    of: int | None = None
+    quick: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastCall:
+    """A round forms soon: others may still come, or a replacement for a member that is gone.
+
+    Attributes:
+        or_nodes, or_slots: it forms at once when so many are ready; None: no number of them shortens it.
+    """
+
+    kind: Literal["last_call"] = "last_call"
+    ready: Ready
+    replacement: bool = False
+    or_nodes: int | None = None
+    or_slots: int | None = None
+    until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToStop:
+    """Nodes stop the workers of a round that has ended; some then check whether they are ready (`checked`)."""
+
+    kind: Literal["to_stop"] = "to_stop"
+    nodes: Nodes
+    checked: bool
+    until: float
+
+
+WaitsFor = (
+    ToStop | MayNotBeMaster | UnitsBroken | NoCommand | TooFew | Unreachable | ToHear | Resting | LastCall
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """A group runs no round: what ended the last one, what it waits for, and which of its nodes are not ready."""
+
+    kind: Literal["waits"] = "waits"
+    ended: Ended | None = None
+    what: WaitsFor
+    not_ready: NotReady | None = None
+
+
+# -- a node is in no round ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joins:
+    """The running round will restart to include a node."""
+
+    kind: Literal["joins"] = "joins"
+    until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spare:
+    """A node is kept as a spare: `on_join` is spare, workers have succeeded, or the world would not be larger."""
+
+    kind: Literal["on_join", "others_succeeded", "not_larger"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Full:
+    """The round has as many nodes as `max_nodes` allows."""
+
+    kind: Literal["full"] = "full"
+    max_nodes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfReach:
+    """A node cannot reach the master, or (`loopback`) nobody on another host can."""
+
+    kind: Literal["out_of_reach"] = "out_of_reach"
+    master: str
+    address: str
+    loopback: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """With a node, or the `nodes` of its unit, the world size would be one that is not allowed."""
+
+    kind: Literal["misfit"] = "misfit"
+    nodes: int = 1
+    unit: str | None = None
+    slots: int
+    world_size: int
+    bounds: WorldBounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAside:
+    """A node has come and gone so often that it is kept as a spare, unless it is needed."""
+
+    kind: Literal["set_aside"] = "set_aside"
+    group_id: str
+    node_id: str
+    times: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenLast:
+    """Others are taken before a node whose workers were the cause of so many failures in a row."""
+
+    kind: Literal["taken_last"] = "taken_last"
+    group_id: str
+    node_id: str
+    failures: int
+
+
+SpareReason = Spare | Full | OutOfReach | BrokenUnits | Misfit | SetAside | TakenLast
+WhyLeftOut = NoCommand | NotReady | Joins | SpareReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A round runs without a node."""
+
+    kind: Literal["left_out"] = "left_out"
+    round: int
+    node_id: str
+    why: WhyLeftOut
+
+
+# -- what a node is told -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """The group cannot use a node."""
+
+    kind: Literal["rejected"] = "rejected"
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierJob:
+    """The job that a node was in is over, and another one has begun."""
+
+    kind: Literal["earlier_job"] = "earlier_job"
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CameLate:
+    """A node joined after the job was over; `by` and `at` (ISO 8601, UTC): who cancelled it and when, if known."""
+
+    kind: Literal["came_late"] = "came_late"
+    group_id: str
+    outcome: str
+    by: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """A node has left, or the server considers it lost."""
+
+    kind: Literal["left", "lost"]
+    node_id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """A person took a node out."""
+
+    kind: Literal["drained"] = "drained"
+    group_id: str
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formed:
+    """A round has formed, or (`over`) is over."""
+
+    kind: Literal["formed", "over"] = "formed"
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsDaemon:
+    """The master of the round has a node run a program."""
+
+    kind: Literal["daemon"] = "daemon"
+    master: str
+    program: str
+
+
+GroupReason = Succeeded | Cancelled | Failed | Starting | AboutToEnd | Runs | Stalls | Waits
+NodeReason = (
+    GroupReason
+    | NoCommand
+    | LeftOut
+    | Rejected
+    | EarlierJob
+    | CameLate
+    | Gone
+    | Drained
+    | Ended
+    | Formed
+    | RunsDaemon
+)
+LeftOutReason: TypeAlias = WhyLeftOut | Other
+"""Why a node is in no round, where it is shown."""
+
+Reason: TypeAlias = NodeReason | Other
+"""Why a group stands where it stands, or why a node is told what it is told."""

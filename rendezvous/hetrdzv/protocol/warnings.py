@@ -1,0 +1,164 @@
+"""What people should know of the nodes and workers of a group, though it runs: values for `hetrdzv.words.warnings`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hetrdzv.protocol.parts import Other, Quoted
+from hetrdzv.protocol.who import Nodes, Ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """Nodes that have the same version of something."""
+
+    version: str
+    nodes: Nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differs:
+    """Nodes have different versions of something that should be the same.
+
+    Attributes:
+        part: of what: `torch`, `cuda`, `rocm`, `nccl`, `python`, `driver`.
+        odd: the first few versions that few have.
+        more: how many versions there are besides.
+        usual: the version that most have.
+        clear: whether more have that than any other.
+    """
+
+    kind: Literal["differs"] = "differs"
+    part: str
+    odd: tuple[Version, ...]
+    more: int = 0
+    usual: Version
+    clear: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoLabel:
+    """Nodes lack a label by which ranks are ordered, or units are formed."""
+
+    kind: Literal["no_label"] = "no_label"
+    label: str
+    orders: Literal["ranks", "units"]
+    nodes: Nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoWeights:
+    """`rank_order` is speed, but no node has a weight."""
+
+    kind: Literal["no_weights"] = "no_weights"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowNode:
+    """A node with slots that are far slower than others of their kind.
+
+    Attributes:
+        local_ranks: which ones; None: all.
+        slower_by: how much slower the slowest of them is than usual (0 to 1).
+    """
+
+    node_id: str
+    local_ranks: Ranks | None = None
+    slower_by: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowSlots:
+    """Slots of one kind (device and dtype) are far too slow: on the first few nodes, and on `more`."""
+
+    kind: Literal["slow_slots"] = "slow_slots"
+    device: str
+    dtype: str
+    nodes: tuple[SlowNode, ...]
+    more: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotMeasured:
+    """Nodes have no measured speed while others have, so all shares are equal."""
+
+    kind: Literal["not_measured"] = "not_measured"
+    nodes: Nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooManySpeeds:
+    """More slots have measured speeds than can be compared, so all shares are equal."""
+
+    kind: Literal["too_many_speeds"] = "too_many_speeds"
+    slots: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredIn:
+    """Nodes whose speeds were measured in a dtype."""
+
+    dtype: str
+    nodes: Nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredUnlike:
+    """Speeds were measured in several dtypes."""
+
+    kind: Literal["measured_unlike"] = "measured_unlike"
+    dtypes: tuple[MeasuredIn, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What the nodes of a round found slow in the network between them, in their agents' words."""
+
+    kind: Literal["network"] = "network"
+    text: Quoted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """Workers for which the others wait.
+
+    Attributes:
+        ranks: one, or all of a GPU type.
+        node_id: of the one; None: they are all of a type.
+        type: of the GPU, where there are several; empty: all are alike.
+        share: how much of the time the others wait for them (0 to 1).
+    """
+
+    kind: Literal["straggler"] = "straggler"
+    ranks: Ranks
+    node_id: str | None = None
+    type: str = ""
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unseen:
+    """Why a worker's collectives cannot be known.
+
+    Attributes:
+        kind: its agent has told nothing of it, or has stopped to; its script has not imported torch; or as its agent
+            says (`said`).
+    """
+
+    kind: Literal["never", "stale", "no_torch", "told"]
+    said: Quoted | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unwatched:
+    """Workers of which nobody can tell whether they hang, and why."""
+
+    kind: Literal["unwatched"] = "unwatched"
+    ranks: Ranks
+    why: Unseen
+
+
+RoundWarning = Differs | NoLabel | NoWeights | SlowSlots | NotMeasured | TooManySpeeds | MeasuredUnlike
+"""What is known of the nodes of a round as it forms."""
+
+AnyWarning = RoundWarning | Network | Straggler | Unwatched | Other

@@ -1,0 +1,59 @@
+"""Who: some of the nodes or ranks that a value speaks of, however many there are."""
+
+import heapq
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from hetrdzv.protocol.ids import natural_key
+
+MOST_NAMES = 5
+"""How many nodes are named; the others are counted."""
+
+MOST_RANGES = 5
+"""How many ranges of ranks are named; the other ranks are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """Some nodes: the first few in natural order by their ids, and how many more there are."""
+
+    first: tuple[str, ...] = ()
+    more: int = 0
+
+    @classmethod
+    def of(cls, node_ids: Iterable[str]) -> "Nodes":
+        """These nodes."""
+        known: Collection[str] = (
+            node_ids if isinstance(node_ids, list | tuple | frozenset) else list(node_ids)
+        )
+        first = heapq.nsmallest(MOST_NAMES, known, key=natural_key)
+        return cls(first=tuple(first), more=len(known) - len(first))
+
+    def __len__(self) -> int:
+        return len(self.first) + self.more
+
+
+NOBODY = Nodes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Some ranks: the first few ranges (first and last rank of each), and how many more ranks there are."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+    more: int = 0
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> "Ranks":
+        """These ranks, in order."""
+        ranges: list[tuple[int, int]] = []
+        for rank in sorted(numbers):
+            if ranges and rank == ranges[-1][1] + 1:
+                ranges[-1] = (ranges[-1][0], rank)
+            else:
+                ranges.append((rank, rank))
+        more = sum(last - first + 1 for first, last in ranges[MOST_RANGES:])
+        return cls(ranges=tuple(ranges[:MOST_RANGES]), more=more)
+
+    def __len__(self) -> int:
+        return sum(last - first + 1 for first, last in self.ranges) + self.more

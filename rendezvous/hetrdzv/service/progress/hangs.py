@@ -1,0 +1,234 @@
+"""Notices who is waited for: samples of workers -> `judge` -> a command where the answer has changed.
+
+The core decides what follows (events, `why`, the end of a round that hangs). The stack of the worker that is waited for
+is asked for as soon as it is known, while its process is still there.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from time import perf_counter
+from typing import Any
+
+from hetrdzv.core.commands import Command, NoteStall
+from hetrdzv.core.health.hangs import SAME_S
+from hetrdzv.core.health.stall import Verdict, Worker, judge
+from hetrdzv.core.model import Group, Round, Stall
+from hetrdzv.protocol.errors import HetError
+from hetrdzv.service.progress.questions import Stack
+from hetrdzv.service.progress.table import UNKNOWN, Seen
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+"""How long to collect news of workers before they are judged together (seconds): many nodes tell at the same time."""
+
+AGAIN_S = 1.0
+"""When to look again while workers stand still, but not for long enough to say that they wait (seconds)."""
+
+SHARE = 0.2
+"""How much of the server's time judging a group may take: a look at 8,000 workers takes some tenths of a second."""
+
+ASIDE = 512
+"""More workers than this are judged in a thread."""
+
+RENEW_S = 2.0
+"""What is known of a stall is noted again if the group would not know it for longer than this (seconds)."""
+
+SOONER_S = 0.001
+"""Until its workers were seen to stand for `hang_timeout_s`, a stall is known to last, but for this (seconds)."""
+
+
+class Hangs:
+    """Judges the workers of all groups.
+
+    Args:
+        groups: the committed groups by id.
+        seen: what is known of the workers of a group's round, by global rank.
+        now: the server's clock (seconds).
+        execute: applies a command to a group.
+        spawn: runs a task for as long as the server does.
+        ask: fetches the stacks of some workers.
+    """
+
+    def __init__(
+        self,
+        groups: Callable[[], Mapping[str, Group]],
+        seen: Callable[[str, int], Mapping[int, Seen]],
+        now: Callable[[], float],
+        execute: Callable[[str, Command], Coroutine[Any, Any, Group]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        ask: Callable[[Group, Round, Sequence[int]], Coroutine[Any, Any, list[Stack]]],
+    ) -> None:
+        self._groups = groups
+        self._seen = seen
+        self._now = now
+        self._execute = execute
+        self._spawn = spawn
+        self._ask = ask
+        self._turn = asyncio.Lock()
+        self._due: dict[str, asyncio.TimerHandle] = {}  # groups that will be judged
+        self._pause_s: dict[str, float] = {}  # how long each is left alone at least
+
+    def forget(self, group_id: str) -> None:
+        """A group is over."""
+        self._pause_s.pop(group_id, None)
+
+    def clear(self) -> None:
+        """The groups were loaded again."""
+        self._pause_s.clear()
+
+    def _active(self, group_id: str) -> Round | None:
+        group = self._groups().get(group_id)
+        return group.active_round if group is not None and not group.state.terminal else None
+
+    def look_soon(self, group_id: str, after_s: float = LOOK_S) -> None:
+        """Judge a group after a while (seconds), or earlier if that is due."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + max(after_s, self._pause_s.get(group_id, 0.0))
+        due = self._due.get(group_id)
+        if due is not None:
+            if due.when() <= at:
+                return
+            due.cancel()
+        self._due[group_id] = loop.call_at(at, self._judge, group_id)
+
+    def _judge(self, group_id: str) -> None:
+        active = self._active(group_id)
+        if active is None:
+            del self._due[group_id]
+            return
+        seen, now = list(self._seen(group_id, active.number).values()), self._now()
+        if len(seen) > ASIDE:
+            self._spawn(self._judge_aside(group_id, active, seen, now))
+            return
+        del self._due[group_id]
+        self._conclude(group_id, active, _look(seen, active.world_size, now), now)
+
+    async def _judge_aside(self, group_id: str, active: Round, seen: Sequence[Seen], now: float) -> None:
+        """Judge many workers beside the event loop, one round at a time; until then the group is due."""
+        try:
+            async with self._turn:
+                look = await asyncio.to_thread(_look, seen, active.world_size, now)
+        finally:
+            self._due.pop(group_id, None)
+        latest = self._active(group_id)
+        if latest is not None and latest.number == active.number:
+            self._conclude(group_id, latest, look, now)
+
+    def _conclude(self, group_id: str, active: Round, look: "_Look", now: float) -> None:
+        self._pause_s[group_id] = look.took_s / SHARE
+        noted, stall = active.stall, None
+        if look.verdict is not None:
+            stall = self._stall(group_id, look, look.verdict, noted, now)
+        if stall is None and noted is not None and noted.told and look.unclear:
+            pass  # nobody knows whether it goes on
+        elif not _is_same(noted, stall, now):
+            self._spawn(self._tell(group_id, NoteStall(active.number, stall)))
+        if look.again_s < inf:
+            self.look_soon(group_id, look.again_s)
+
+    def _stall(
+        self, group_id: str, look: "_Look", verdict: Verdict, noted: Stall | None, now: float
+    ) -> Stall:
+        """What is found as it is noted; it ends its round only once everybody in it was seen to stand for so long."""
+        since, known_until = now - verdict.for_s, look.known_until
+        if noted is not None and abs(noted.since - since) <= SAME_S:
+            since = noted.since
+        group = self._groups().get(group_id)
+        timeout_s = group.spec.hang_timeout_s if group is not None else None
+        if timeout_s is not None and look.stood_s < timeout_s:
+            known_until = min(known_until, since + timeout_s - SOONER_S)
+        return Stall(
+            kind=verdict.kind,
+            ranks=verdict.ranks,
+            node_id=verdict.node_id,
+            facts=verdict.facts,
+            since=since,
+            known_until=known_until,
+        )
+
+    async def _tell(self, group_id: str, command: NoteStall) -> None:
+        try:
+            group = await self._execute(group_id, command)
+            noted = group.active_round.stall if group.active_round is not None else None
+            if noted is not None and noted.ranks and not noted.stack:
+                await self._fetch_stack(group, command.round, noted)
+        except (
+            HetError
+        ) as error:  # the group is gone, or the server stops or loads: the next news judges again
+            logger.debug("stall of group %s: %s", group_id, error)
+
+    async def _fetch_stack(self, group: Group, round_number: int, stall: Stall) -> None:
+        """Add the stack of the first worker that is waited for, if it still is when that comes."""
+        active = group.active_round
+        if active is None or active.number != round_number:
+            return
+        (stack,) = await self._ask(group, active, stall.ranks[:1])
+        active = self._active(group.group_id)
+        noted = active.stall if active is not None and active.number == round_number else None
+        if noted is not None and (noted.kind, noted.ranks) == (stall.kind, stall.ranks):
+            said = replace(noted, stack=stack.text or stack.why)
+            await self._execute(group.group_id, NoteStall(round_number, said))
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a look at the workers of a round came to.
+
+    Attributes:
+        known_until: until when the verdict is known to hold (seconds on the server's clock).
+        stood_s: for how long all who are in it were seen to stand still, at least (seconds).
+        unclear: whether some may go on, of whom nothing is known, and nobody is known to.
+        again_s: when to look again, whatever they say (seconds from then); infinite: not at all.
+        took_s: how long it took (seconds).
+    """
+
+    verdict: Verdict | None
+    known_until: float
+    stood_s: float
+    unclear: bool
+    again_s: float
+    took_s: float
+
+
+def _look(seen: Sequence[Seen], world_size: int, now: float) -> _Look:
+    began = perf_counter()
+    workers = [one.worker(now) for one in seen]
+    verdict = judge(workers, world_size)
+    # it may be a stall once that is over
+    again_s = min((one.long_s + LOOK_S for one in workers if one.long_s > 0), default=inf)
+    if verdict is None and any(one.idle_s > 0 for one in workers):
+        again_s = min(again_s, AGAIN_S)
+    least_s = verdict.for_s if verdict is not None else inf
+    in_it = [one for one, worker in zip(seen, workers, strict=True) if worker.idle_s >= least_s]
+    return _Look(
+        verdict,
+        known_until=min((one.known_until for one in in_it), default=now),
+        stood_s=min((one.sample.idle_s for one in in_it), default=0.0),
+        unclear=any(one.state == UNKNOWN for one in workers) and not any(_goes_on(one) for one in workers),
+        again_s=again_s,
+        took_s=perf_counter() - began,
+    )
+
+
+def _is_same(noted: Stall | None, found: Stall | None, now: float) -> bool:
+    """Whether the group knows already what was found, and will know it for a while."""
+    if noted is None or found is None:
+        return noted is found
+    same = (noted.kind, noted.ranks, noted.facts) == (found.kind, found.ranks, found.facts)
+    return same and abs(noted.since - found.since) < SAME_S and not _lasts_longer(found, noted, now)
+
+
+def _lasts_longer(found: Stall, noted: Stall, now: float) -> bool:
+    """Whether what was found is known for longer than what the group knows, which is known for a moment only."""
+    if found.known_until is None or noted.known_until is None:
+        return False
+    return noted.known_until < min(now + RENEW_S, found.known_until)
+
+
+def _goes_on(worker: Worker) -> bool:
+    known = worker.state == "runs" or worker.step is not None
+    return worker.long_s > 0 or (known and worker.idle_s == 0 and not worker.ended)

@@ -1,0 +1,49 @@
+"""Parts of sentences: numbers with their nouns, lists of names, ranks."""
+
+from collections.abc import Iterable
+
+from hetrdzv.protocol.who import Nodes, Ranks
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun: `1 node`, `2 nodes`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def percent(share: float) -> str:
+    """A share, rounded down, so that 100 % means all of it: `99.9 %`."""
+    return f"{int(share * 1000) / 10:g} %"
+
+
+def names(node_ids: Iterable[str] | Nodes) -> str:
+    """Names in order, the first few of many: `gpu1, gpu2 and 3 more`."""
+    nodes = node_ids if isinstance(node_ids, Nodes) else Nodes.of(node_ids)
+    more = f" and {nodes.more} more" if nodes.more else ""
+    return (", ".join(nodes.first) or "nobody") + more
+
+
+def rank_list(numbers: Iterable[int] | Ranks) -> str:
+    """Ranks in order, in ranges: `3`, `0 to 2 and 4`, `0, 2, 4, 6, 8 and 37 more`."""
+    ranks = numbers if isinstance(numbers, Ranks) else Ranks.of(numbers)
+    parts: list[str] = []
+    for first, last in ranks.ranges:
+        parts += [f"{first} to {last}"] if last > first + 1 else sorted({str(first), str(last)}, key=int)
+    if ranks.more:
+        parts.append(f"{ranks.more} more")
+    return listed(parts)
+
+
+def ranked(numbers: Iterable[int] | Ranks) -> str:
+    """`rank 3`, or `ranks 0 to 2 and 4`."""
+    ranks = numbers if isinstance(numbers, Ranks) else Ranks.of(numbers)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {rank_list(ranks)}"
+
+
+def listed(parts: list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
+
+
+def one_or_more(who: Nodes | Ranks, one: str, more: str) -> str:
+    """The word for one of them, or for several: `is`, `are`."""
+    return one if len(who) == 1 else more

@@ -1,0 +1,48 @@
+"""Moments and durations: how a countdown looks, clock times, how long ago something was."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What clocks read when a sentence is made.
+
+    Attributes:
+        now: the server's (seconds), which moments are of.
+        here: that of the machine where it is shown, in the time zone to show; None: only durations are shown.
+    """
+
+    now: float
+    here: datetime | None = None
+
+    def left_s(self, until: float) -> str:
+        """How long it is until a moment: `598 s`."""
+        return f"{max(0.0, until - self.now):.0f} s"
+
+    def at_most(self, until: float) -> str:
+        """`at most 598 s more`, or `until 14:03:10, 598 s from now`."""
+        left = self.left_s(until)
+        return f"at most {left} more" if self.here is None else f"until {self._time(until)}, {left} from now"
+
+    def starts(self, at: float) -> str:
+        """`starts in 8 s`, or `starts at 13:53:20, 8 s from now`."""
+        left = self.left_s(at)
+        return f"starts in {left}" if self.here is None else f"starts at {self._time(at)}, {left} from now"
+
+    def _time(self, moment: float) -> str:
+        assert self.here is not None
+        return clock_time(self.here + timedelta(seconds=max(0, round(moment - self.now))), self.here)
+
+
+def clock_time(at: datetime, now: datetime) -> str:
+    """A moment as `14:03:10`, with the date in front unless it is today's."""
+    return at.strftime("%H:%M:%S" if at.date() == now.date() else "%Y-%m-%d %H:%M:%S")
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was, in the largest fitting unit: `40 s ago`, `3 min ago`, `5 h ago`, `2 days ago`."""
+    for size, unit in ((172_800, "days"), (7_200, "h"), (120, "min")):
+        if seconds >= size:
+            return f"{seconds // {'days': 86_400, 'h': 3_600, 'min': 60}[unit]:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

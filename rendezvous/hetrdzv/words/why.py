@@ -1,0 +1,349 @@
+"""Why a group stands where it stands, and why a node waits, in one sentence each."""
+
+from hetrdzv.protocol import parts, reasons
+from hetrdzv.protocol.reasons import GroupReason, Reason, WaitsFor, WhyLeftOut, WorldBounds
+from hetrdzv.protocol.who import MOST_NAMES, Nodes
+from hetrdzv.words.phrasing import count, names, one_or_more
+from hetrdzv.words.stalls import lasting
+from hetrdzv.words.times import Clock
+
+
+def why(reason: Reason, clock: Clock) -> str:
+    """The sentence for a reason; empty for one of a newer server, which sends its own."""
+    match reason:
+        case reasons.LeftOut():
+            return _left_out(reason, clock)
+        case reasons.NoCommand(group_id=group, nodes=nodes):
+            who = names(nodes)
+            return f"{who} was started without a script, and group '{group}' has no command yet: {_create(group)}"
+        case reasons.Rejected(why=text) | reasons.Ended(why=text):
+            return text
+        case reasons.EarlierJob(outcome=outcome):
+            return f"the job that this node was in {ended(outcome)}"
+        case reasons.CameLate():
+            return came_late(reason, reason.at)
+        case reasons.Gone(kind="left", node_id=node, why=text):
+            return f"{node} has left: {text}"
+        case reasons.Gone(node_id=node, why=text):
+            return f"the server considers {node} lost: {text}"
+        case reasons.Drained(group_id=group, node_id=node):
+            return f"{node} was drained; to readmit it: {_undrain(group, node)}"
+        case reasons.Formed(kind=kind, round=number):
+            return f"round {number} {'is over' if kind == 'over' else 'formed'}"
+        case reasons.RunsDaemon(master=master, program=program):
+            return f"{master}, the master, has this node run {program}"
+        case parts.Other():
+            return ""
+    return _of_group(reason, clock)
+
+
+def told(reason: Reason | None, text: str, clock: Clock) -> str:
+    """The sentence for a reason that a server has sent with its own sentence, which is that of an unknown reason."""
+    known = why(reason, clock) if reason is not None else ""
+    return known or text
+
+
+def came_late(reason: reasons.CameLate, at: str) -> str:
+    """What a node hears that joined after the end of the job.
+
+    Args:
+        at: when it was cancelled, as it is to be shown; empty: nobody knows.
+    """
+    name = reason.group_id
+    by = f" by {reason.by}" if reason.by else ""
+    when = f" at {at}" if at else ""
+    return (
+        f"the earlier job of group '{name}' {ended(reason.outcome)}{by}{when}, before this node joined; to begin anew: "
+        f"hetctl restart {name}, or hetctl delete {name} for other settings"
+    )
+
+
+def ended(outcome: str) -> str:
+    """The outcome of a job as a predicate: `has succeeded`, `has failed`, `was cancelled`."""
+    return "was cancelled" if outcome == "cancelled" else f"has {outcome}"
+
+
+# -- a group -------------------------------------------------------------------------------------------------
+
+
+def _of_group(reason: GroupReason, clock: Clock) -> str:
+    match reason:
+        case reasons.Succeeded(apart=apart):
+            return "the job succeeded" + (f", but {never_met(apart)}" if apart is not None else "")
+        case reasons.Cancelled(by=by):
+            return f"the job was cancelled by {by}" if by else "the job was cancelled"
+        case reasons.Failed(cause=cause):
+            return f"the job failed: {cause}"
+        case reasons.Starting(round=number, nodes=nodes):
+            return f"round {number} is starting: waiting for {names(nodes)} to start {_its(nodes)} workers"
+        case reasons.AboutToEnd(round=number, why=text, nodes=nodes, until=until):
+            save = f"waiting for {names(nodes)} to save and be ready to stop ({clock.at_most(until)})"
+            return f"round {number} is about to end ({text}); {save}"
+        case reasons.Runs(round=number, nodes=nodes, world_size=world, apart=apart):
+            so_far = f"; so far {never_met(apart)}" if apart is not None else ""
+            return f"round {number} runs on {count(nodes, 'node')}, world size {world}{so_far}"
+        case reasons.Stalls(round=number):
+            return f"round {number} runs, but {_stalls(reason, clock)}"
+        case reasons.Waits(ended=last, what=what, not_ready=not_ready):
+            before = f"round {last.round} ended ({last.why}); " if last is not None else ""
+            return f"{before}{_waits_for(what, clock)}{also_not_ready(not_ready)}"
+
+
+def never_met(apart: parts.Apart) -> str:
+    """What it means that the workers of a round have not met."""
+    world = apart.world_size
+    hint = "unless they meet in another way than init_process_group with env://"
+    if apart.met:
+        return f"only {apart.met} of {world} workers met: the others may have trained alone, {hint}"
+    who = ", ".join(map(str, range(world))) if world <= MOST_NAMES else f"0 to {world - 1}"
+    return f"ranks {who} never met: each may have trained alone, {hint}"
+
+
+def _stalls(reason: reasons.Stalls, clock: Clock) -> str:
+    text = lasting(reason.facts, clock.now - reason.since)
+    if not reason.known:
+        return f"{text}; whether they still wait is no longer known"
+    return (
+        text if reason.ends_at is None else f"{text}; the round ends for it in {clock.left_s(reason.ends_at)}"
+    )
+
+
+def _waits_for(what: WaitsFor, clock: Clock) -> str:
+    match what:
+        case reasons.ToStop(nodes=nodes, checked=checked, until=until):
+            check = " and be ready again" if checked else ""
+            left = clock.at_most(until)
+            return f"waiting for {names(nodes)} to stop {_its(nodes)} workers{check} ({left})"
+        case reasons.NoCommand(group_id=group, nodes=nodes):
+            return f"{names(nodes)} {one_or_more(nodes, 'waits', 'wait')} for a command: {_create(group)}"
+    have = _have(what.ready)
+    match what:
+        case reasons.ToHear(nodes=nodes):
+            them = one_or_more(nodes, "it", "them")
+            return f"{have}; lost the connection to {names(nodes)}, waiting to hear from {them} again"
+        case reasons.Resting(restart=restart, of=of, quick=quick, until=until):
+            which, wait = spent(restart, of), clock.left_s(until)
+            return f"{have}; restart {which} waits {wait} more, since {quick} came in quick succession"
+        case reasons.LastCall():
+            return f"{have}; {_last_call(what, clock)}"
+    return f"{have}{_lacks(what)}" + (f" ({clock.at_most(what.until)})" if what.until is not None else "")
+
+
+def _lacks(
+    what: reasons.MayNotBeMaster | reasons.UnitsBroken | reasons.TooFew | reasons.Unreachable,
+) -> str:
+    """What is missing beside those that are ready."""
+    match what:
+        case reasons.MayNotBeMaster(ready=ready, rule=rule):
+            return f", but {may_not_be_master(ready.nodes, rule)}; waiting for one that may"
+        case reasons.UnitsBroken(units=units):
+            return f", but {broken(units)}: waiting for that, or for other nodes"
+        case reasons.TooFew(world=None, missing=missing, in_place_of=gone):
+            return f"; waiting for {missing} more{_in_place_of(gone)}"
+        case reasons.TooFew(world=world, missing=missing, in_place_of=gone):
+            more = count(missing, "more slot") if missing else "others"
+            lack = f"; {no_world(world)}" if world is not None else ""
+            return f"{lack}: waiting for {more}{_in_place_of(gone)}"
+        case reasons.Unreachable(no_master=none, in_place_of=gone):
+            return f", but none can be master ({no_master(none)}); waiting for more{_in_place_of(gone)}"
+
+
+def _last_call(reason: reasons.LastCall, clock: Clock) -> str:
+    what = "waiting for a replacement" if reason.replacement else "last call"
+    most = f", or as soon as {reason.or_nodes} are ready" if reason.or_nodes is not None else ""
+    if reason.or_slots is not None:
+        most += f", or as soon as nodes with {count(reason.or_slots, 'slot')} are"
+    return f"{what}: {clock.starts(reason.until)}{most}"
+
+
+# -- clauses ---------------------------------------------------------------------------------------------------
+
+
+def standing(ready: parts.Ready) -> str:
+    """How many nodes there are, to be put before "ready": `2 of 3 nodes`, `2 nodes with 7 slots`."""
+    there = len(ready.nodes)
+    if ready.slots is not None:
+        return f"{count(there, 'node')} with {count(ready.slots, 'slot')}"
+    return f"{there} of {count(ready.want, 'node')}"
+
+
+def _have(ready: parts.Ready) -> str:
+    return f"{standing(ready)} ready ({names(ready.nodes)})" if ready.nodes else "no node is ready"
+
+
+def may_not_be_master(nodes: Nodes, rule: str) -> str:
+    """That no node that is ready may be master, and why."""
+    return f"{one_or_more(nodes, 'it may not', 'none of them may')} be master, since master is {rule}"
+
+
+def also_not_ready(reason: parts.NotReady | None) -> str:
+    """Which nodes are here but not ready, to be put after a sentence; else empty."""
+    if reason is None:
+        return ""
+    first = reason.nodes.first[0]
+    if len(reason.nodes) == 1:
+        return f"; {first} is not ready: {reason.why}"
+    return f"; {names(reason.nodes)} are not ready; {first}: {reason.why}"
+
+
+def broken(units: reasons.BrokenUnits) -> str:
+    """Which units are not whole, and what the first of them lacks."""
+    lacks, values = f"without {names(units.missing)}", names(units.units)
+    if len(units.units) == 1:
+        return f"{units.label} {values} is not whole {lacks}"
+    return f"{units.label} {values} are not whole: {units.units.first[0]} is {lacks}"
+
+
+def no_master(reason: parts.NoMaster) -> str:
+    """Which master cannot be reached from which nodes."""
+    parts = [f"{one.master} cannot be reached from {names(one.nodes)}" for one in reason.masters]
+    if reason.more:
+        parts.append(f"and {count(reason.more, 'more master')}")
+    if reason.rule is not None:
+        parts.append(f"master is {reason.rule}")
+    return "; ".join(parts)
+
+
+def no_world(reason: reasons.NoWorld) -> str:
+    """Why nodes make no world, also whether they ever could."""
+    sizes = world_sizes(reason.bounds)
+    if reason.never:
+        few = reason.never
+        slots = count(few[0], "slot") if len(few) == 1 else f"{', '.join(map(str, few))} slots"
+        most = reason.bounds.max_nodes
+        of = f" of at most {count(most, 'node')}" if most is not None else ""
+        return f"nodes of {slots} never make a world{of} whose size is {sizes}"
+    if reason.too_small:
+        return f"the world size must be {sizes}"
+    if reason.unit is not None:
+        return f"no set of whole units ({reason.unit}) has {_bounds(reason.bounds, sizes)}"
+    return f"no set of them has a world size that is {sizes}"
+
+
+def world_sizes(bounds: WorldBounds) -> str:
+    """`from 8 to 16 and a multiple of 4`, to be put after "the world size must be"."""
+    if bounds.smallest == bounds.largest:
+        return str(bounds.smallest)
+    parts = []
+    if bounds.most is not None:
+        parts.append(
+            f"from {bounds.least} to {bounds.most}" if bounds.least > 1 else f"at most {bounds.most}"
+        )
+    elif bounds.least > 1:
+        parts.append(f"at least {bounds.least}")
+    if bounds.multiple > 1:
+        parts.append(f"a multiple of {bounds.multiple}")
+    return " and ".join(parts) or "at least 1"
+
+
+def _bounds(bounds: WorldBounds, sizes: str) -> str:
+    """What a set of nodes must have, in numbers."""
+    least, most = bounds.min_nodes, bounds.max_nodes
+    size = f"a world size that is {sizes}"
+    if most is None:
+        return size if least == 1 else f"at least {count(least, 'node')} and {size}"
+    nodes = f"at most {count(most, 'node')}" if least == 1 else f"{least} to {count(most, 'node')}"
+    any_size = bounds.least == 1 and bounds.most is None and bounds.multiple == 1
+    return nodes if any_size else f"{nodes} and {size}"
+
+
+def spent(restarts: int, budget: int | None) -> str:
+    """How many restarts were spent: `1 of 3`, or `1` where there is no limit."""
+    return str(restarts) if budget is None else f"{restarts} of {budget}"
+
+
+def _in_place_of(gone: Nodes | None) -> str:
+    return f" in place of {names(gone)}" if gone else ""
+
+
+def _its(nodes: Nodes) -> str:
+    return one_or_more(nodes, "its", "their")
+
+
+def _create(group_id: str) -> str:
+    return f"hetctl create {group_id} -- train.py"
+
+
+def _undrain(group_id: str, node_id: str) -> str:
+    return f"hetctl undrain {group_id} {node_id}"
+
+
+# -- a node that is in no round --------------------------------------------------------------------------------
+
+
+def _left_out(reason: reasons.LeftOut, clock: Clock) -> str:
+    without = f"round {reason.round} runs without {reason.node_id}, which"
+    match reason.why:
+        case reasons.Joins(until=until):
+            joins = f"will restart to include {reason.node_id} ({clock.at_most(until)})"
+            return f"round {reason.round} runs, and {joins}"
+        case parts.NotReady(why=text):
+            return f"{without} is not ready: {text}"
+        case reasons.Misfit():
+            return f"{without} is kept as a spare: {left_out(reason.why, clock)}"
+    clause = left_out(reason.why, clock)
+    return f"{without} is kept as a spare" + (f" ({clause})" if clause else "")
+
+
+def left_out(reason: WhyLeftOut, clock: Clock) -> str:
+    """Why a node is in no round, in a clause without its name: `max_nodes is 3`; empty: nothing is to be said."""
+    match reason:
+        case reasons.NoCommand():
+            return "it was started without a script, and the group has no command yet"
+        case parts.NotReady(why=text):
+            return f"it is not ready: {text}"
+        case reasons.Joins():
+            return "the round is going to restart to include it"
+        case reasons.Spare(kind=kind):
+            return _SPARE[kind]
+        case reasons.Full(max_nodes=most):
+            return f"max_nodes is {most}"
+        case reasons.OutOfReach(master=master, address=address, loopback=True):
+            return (
+                f"{master}, the master, offers address {address}, which no other host can reach: start hetagent there "
+                "with --local-addr or --interface"
+            )
+        case reasons.OutOfReach(master=master, address=address):
+            return (
+                f"it could not reach {master} at {address}: check the firewall, --port-range and --interface, then "
+                "restart its agent"
+            )
+        case reasons.BrokenUnits():
+            return broken(reason)
+        case reasons.Misfit():
+            return misfit(reason)
+        case reasons.SetAside(times=times, until=until):
+            lift = _undrain(reason.group_id, reason.node_id)
+            left = clock.left_s(until)
+            return f"it has come and gone {times} times: for {left} more, unless it is needed; to lift that: {lift}"
+        case reasons.TakenLast(failures=failures):
+            lift = _undrain(reason.group_id, reason.node_id)
+            return (
+                f"failures in a row of its workers, of rounds that it was in: {failures}; others are taken before it; "
+                f"to lift that: {lift}"
+            )
+
+
+_SPARE = {
+    "on_join": "on_join is spare",
+    "others_succeeded": "workers on other nodes have already succeeded",
+    "not_larger": "",
+}
+
+
+def misfit(reason: reasons.Misfit) -> str:
+    """Why a node does not fit: `with its 3 slots the world size would be 11, not a multiple of 2`."""
+    whose = "its"
+    if reason.nodes > 1:
+        whose = f"the {count(reason.nodes, 'node')} of its {reason.unit} and their"
+    slots = f"{whose} {count(reason.slots, 'slot')}"
+    return f"with {slots} the world size would be {reason.world_size}, {_excluded(reason.bounds, reason.world_size)}"
+
+
+def _excluded(bounds: WorldBounds, size: int) -> str:
+    """Why a world cannot have this size."""
+    if bounds.most is not None and size > bounds.most:
+        return f"above max_world_size, which is {bounds.most}"
+    if size < bounds.least:
+        return f"below min_world_size, which is {bounds.least}"
+    return f"not a multiple of {bounds.multiple}"

@@ -1,0 +1,38 @@
+"""How moments and durations look."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from hetrdzv.words.times import Clock, ago, clock_time
+
+HERE = datetime(2026, 11, 22, 13, 53, 12, tzinfo=UTC)
+NOW = 1000.0
+
+
+def test_where_there_is_no_clock_only_durations_are_shown() -> None:
+    clock = Clock(NOW)
+    assert clock.at_most(NOW + 598) == "at most 598 s more"
+    assert clock.starts(NOW + 8) == "starts in 8 s"
+    assert clock.left_s(NOW - 3) == "0 s", "it is overdue"
+
+
+def test_durations_get_a_clock_time() -> None:
+    clock = Clock(NOW, HERE)
+    assert clock.at_most(NOW + 598) == "until 14:03:10, 598 s from now"
+    assert clock.starts(NOW + 8) == "starts at 13:53:20, 8 s from now"
+    assert clock.at_most(NOW + 86_400) == "until 2026-11-23 13:53:12, 86400 s from now"
+    assert clock.starts(NOW - 3) == "starts at 13:53:12, 0 s from now"
+
+
+def test_a_date_is_shown_for_another_day_only() -> None:
+    assert clock_time(HERE, HERE) == "13:53:12"
+    assert clock_time(HERE - timedelta(days=1), HERE) == "2026-11-21 13:53:12"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.2, "0 s ago"), (119, "119 s ago"), (180, "3 min ago"), (7_200, "2 h ago"), (200_000, "2 days ago")],
+)
+def test_ago(seconds: float, shown: str) -> None:
+    assert ago(seconds) == shown

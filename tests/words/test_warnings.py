@@ -1,0 +1,144 @@
+"""The sentences for warnings."""
+
+from typing import get_args
+
+import pytest
+
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.parts import Other, Quoted
+from hetrdzv.protocol.warnings import (
+    AnyWarning,
+    Differs,
+    MeasuredIn,
+    MeasuredUnlike,
+    Network,
+    NoLabel,
+    NotMeasured,
+    NoWeights,
+    SlowNode,
+    SlowSlots,
+    Straggler,
+    TooManySpeeds,
+    Unseen,
+    Unwatched,
+    Version,
+)
+from hetrdzv.protocol.who import Nodes, Ranks
+from hetrdzv.words.warnings import unseen, warning
+
+
+def version(number: str, *node_ids: str) -> Version:
+    return Version(version=number, nodes=Nodes.of(node_ids))
+
+
+SENTENCES: list[tuple[AnyWarning, str]] = [
+    (
+        Differs(
+            part="torch",
+            odd=(version("1.0", "a"), version("3.0", "d", "e")),
+            usual=version("2.0", "b", "c"),
+            clear=True,
+        ),
+        "a has torch 1.0, d, e have 3.0, the others 2.0",
+    ),
+    (
+        Differs(part="driver", odd=(version("570", "a"),), more=2, usual=version("580", "b"), clear=False),
+        "a has GPU driver 570, 2 more versions on other nodes, b has 580",
+    ),
+    (
+        NoLabel(label="zone", orders="ranks", nodes=Nodes.of(["a"])),
+        "a has no label zone, by which ranks are ordered: it comes last",
+    ),
+    (
+        NoLabel(label="rack", orders="units", nodes=Nodes.of(["a", "b"])),
+        "a, b have no label rack, by which units are formed: each is a unit by itself",
+    ),
+    (NoWeights(), "rank_order is speed, but no node has a --weight: ranks are sticky"),
+    (
+        SlowSlots(
+            device="NVIDIA L40S",
+            dtype="float16",
+            nodes=(
+                SlowNode(node_id="a", local_ranks=Ranks.of([1]), slower_by=0.46),
+                SlowNode(node_id="b", local_ranks=Ranks.of([0, 1, 2]), slower_by=0.5),
+                SlowNode(node_id="c", slower_by=0.55),
+            ),
+            more=1,
+        ),
+        (
+            "a (local rank 1) is 46% slower, b (local ranks 0 to 2) is 50% slower, c is 55% slower, 1 more node than "
+            "usual for NVIDIA L40S (float16): check clocks, temperature and power limit, and what else runs there"
+        ),
+    ),
+    (
+        NotMeasured(nodes=Nodes.of(["b"])),
+        "b has no measured speed, so all shares are equal: start every agent with --measure on",
+    ),
+    (
+        TooManySpeeds(slots=20_000, nodes=2),
+        (
+            "20,000 slots of 2 nodes have measured speeds, too many to compare, so all shares are equal: start agents "
+            "without --measure"
+        ),
+    ),
+    (
+        MeasuredUnlike(
+            dtypes=(
+                MeasuredIn(dtype="float16", nodes=Nodes.of(["a", "c"])),
+                MeasuredIn(dtype="float32", nodes=Nodes.of(["b"])),
+            )
+        ),
+        "speeds were not measured alike (a, c in float16, b in float32): give every agent the same --measure-dtype",
+    ),
+    (Network(text=Quoted("the network of node b is slow")), "the network of node b is slow"),
+    (
+        Straggler(ranks=Ranks.of([3]), node_id="gpu2", share=0.46),
+        "rank 3 (gpu2) is the slowest: the others wait for it 46% of the time",
+    ),
+    (
+        Straggler(ranks=Ranks.of([4]), node_id="gpu3", type="T4", share=0.28),
+        "rank 4 (gpu3) is the slowest of the T4s: the others wait for it 28% of the time",
+    ),
+    (
+        Straggler(ranks=Ranks.of([3, 4, 5]), type="T4", share=0.39),
+        "ranks 3 to 5 (T4) are slower than other GPUs, which wait for them 39% of the time",
+    ),
+    (
+        Straggler(ranks=Ranks.of([2]), type="T4", share=0.4),
+        "rank 2 (T4) is slower than other GPUs, which wait for it 40% of the time",
+    ),
+    (
+        Unwatched(ranks=Ranks.of([0, 1]), why=Unseen(kind="stale")),
+        "ranks 0 and 1 cannot be watched: its agent has stopped telling of it",
+    ),
+    (
+        Unwatched(ranks=Ranks.of([2]), why=Unseen(kind="told", said=Quoted("its process groups use xccl"))),
+        "rank 2 cannot be watched: its process groups use xccl",
+    ),
+]
+
+
+@pytest.mark.parametrize(("value", "sentence"), SENTENCES, ids=lambda value: getattr(value, "kind", ""))
+def test_sentence(value: AnyWarning, sentence: str) -> None:
+    assert warning(value) == sentence
+    assert codec.read(AnyWarning, codec.write(value, AnyWarning), unknown="ignore") == value  # type: ignore[arg-type]
+
+
+def test_every_kind_has_a_sentence() -> None:
+    assert set(get_args(AnyWarning)) - {type(value) for value, _ in SENTENCES} == {Other}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, ""),
+        (Unseen(kind="never"), "its agent has told nothing of it"),
+        (Unseen(kind="no_torch"), "its script has not imported torch"),
+    ],
+)
+def test_why_nothing_is_known_of_a_worker(value: Unseen | None, words: str) -> None:
+    assert unseen(value) == words
+
+
+def test_a_warning_of_a_newer_server_says_nothing() -> None:
+    assert warning(Other(kind="eclipse")) == ""

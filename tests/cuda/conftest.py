@@ -96,7 +96,7 @@ def start(release: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) ->
             )
             started[key] = Server(path, worker)
             assert worker.stdout is not None
-            assert worker.stdout.readline() == "ready\n"
+            assert "ready\n" in worker.stdout  # gloo prints something before, in some releases
         return started[key]
 
     yield start

@@ -18,7 +18,7 @@ from math import inf, nextafter
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
-from hetrdzv.auth.policy import ROLES
+from hetrdzv.api.app import TABLE
 from hetrdzv.auth.tokens import Role
 
 MOST_VALUES = 30_000
@@ -248,7 +248,7 @@ class Requests:
             f"{method.upper()} {path}": operation
             for path, operations in document["paths"].items()
             for method, operation in operations.items()
-            if ROLES.get(f"{method.upper()} {path}", Role.ADMIN) <= Role.AGENT
+            if TABLE.find(method.upper(), path)[0].route.role in (Role.READ, Role.AGENT)
         }
         self._rng = rng
         self._prefix = prefix

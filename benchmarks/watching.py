@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.tables import Table
-from hetagent.job.progress import said
-from hetagent.job.progress.tracks import Track
-from hetagent.job.progress.watch import SOCKET
+from hetagent.job.progress import progress_files
+from hetagent.job.progress.round_watch import SOCKET
+from hetagent.job.progress.standstill import Track
 from hetagent.job.progress.worker import TICK_S, Looker
 from hetagent.node.network import hold_port
 from hetagent.progress import FILE
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="length of a window")
     asked = parser.parse_args()
     table = Table(
-        f"Watching 2 workers, {asked.windows} windows of {asked.seconds:g} s of each kind in turn", "", "", ""
+        f"Watcher 2 workers, {asked.windows} windows of {asked.seconds:g} s of each kind in turn", "", "", ""
     )
     with tempfile.TemporaryDirectory(prefix="het") as folder:
         workers = _start(Path(folder))
@@ -106,14 +106,14 @@ def _measure(
         for process, names in workers
     ]
     first = workers[0][1][FILE]
-    while said.read(first).step is None:
+    while progress_files.read(first).step is None:
         time.sleep(0.1)
     _window(lookers, SETTLE_S)
     rates: dict[bool, list[float]] = {True: [], False: []}
     answers = cpu_s = own_s = 0.0
     for number in range(2 * windows):
         watched = number % 2 == 0
-        before, began = said.read(first).step or 0, time.monotonic()
+        before, began = progress_files.read(first).step or 0, time.monotonic()
         served, own = _served_s(workers[0][0].pid), time.process_time()
         if watched:
             answers += _window(lookers, seconds)
@@ -121,7 +121,7 @@ def _measure(
             own_s += time.process_time() - own
         else:
             time.sleep(seconds)
-        rates[watched].append(((said.read(first).step or 0) - before) / (time.monotonic() - began))
+        rates[watched].append(((progress_files.read(first).step or 0) - before) / (time.monotonic() - began))
     means = {kind: statistics.fmean(found) for kind, found in rates.items()}
     pairs = [100 * (one / other - 1) for one, other in zip(rates[True], rates[False], strict=True)]
     error = statistics.stdev(pairs) / len(pairs) ** 0.5 if len(pairs) > 1 else 0.0
@@ -134,7 +134,7 @@ def _measure(
 
 
 def _window(lookers: Sequence[Looker], seconds: float) -> int:
-    """Watch as the agent does; how many answers the first worker gave."""
+    """RoundWatch as the agent does; how many answers the first worker gave."""
     until, answers = time.monotonic() + seconds, 0
     while (now := time.monotonic()) < until:
         for looker in lookers:

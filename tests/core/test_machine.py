@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -701,7 +701,6 @@ class GroupMachine(RuleBasedStateMachine):
 COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
 settings.register_profile("machine-ci", max_examples=60, stateful_step_count=40, derandomize=True, **COMMON)
 settings.register_profile("machine-big", max_examples=5_000, stateful_step_count=100, **COMMON)
-settings.register_profile("machine-seek", settings.get_profile("machine-ci"), phases=[Phase.generate])
 
 TestGroupMachine = GroupMachine.TestCase
 TestGroupMachine.settings = settings.get_profile("machine-" + os.environ.get("HET_MACHINE", "ci"))

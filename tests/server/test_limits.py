@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from hetrdzv.api.app import TABLE
 from hetrdzv.api.http.limits import (
     BODIES_BYTES,
     READS_PER_ADDRESS,
@@ -25,6 +26,7 @@ from hetrdzv.api.http.places import most_per_address
 from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Undrain
 from hetrdzv.protocol import bounds, wire
 from hetrdzv.protocol.errors import Busy, TooManyGroups, TooManyNodes, TooManyPolls
+from hetrdzv.protocol.routes import Role, Size
 from hetrdzv.settings import Limits
 from tests.support.certificates import Authority
 from tests.support.programs.impatient import ARRIVAL_S
@@ -101,33 +103,28 @@ def test_what_counts_as_one_address(address: str, counted: str) -> None:
     assert neighbourhood(address) == counted
 
 
-def scope(path: str, address: str | None = "10.0.0.1") -> dict[str, Any]:
-    return {"path": path, "client": (address, 1) if address else None}
-
-
 async def nothing() -> None:
     """What a request does that is done at once."""
 
 
 async def test_admission_forgets_who_has_left() -> None:
     admission, done = Admission(2), asyncio.Event()
-    poll, stream = "/v1/groups/g/nodes/n/directive", "text/event-stream"
+    host, stream = "10.0.0.1", "text/event-stream"
 
     async def wait() -> None:
         await done.wait()
 
     waiting = [
-        asyncio.create_task(admission.admit(scope(path), stream, wait))
-        for path in (poll, "/v1/groups/g/events")
+        asyncio.create_task(admission.admit(size, host, stream, wait)) for size in (Size.SMALL, Size.STREAM)
     ]
     await asyncio.sleep(0)
-    for path, accept in ((poll, ""), ("/v1/groups/g/nodes/n", ""), ("/v1/groups/g/events", stream)):
+    for size, accept in ((Size.SMALL, ""), (Size.STREAM, stream)):
         with pytest.raises(TooManyPolls, match=r"10\.0\.0\.1 has 2 polls .*--max-polls-per-address"):
-            await admission.admit(scope(path), accept, nothing)
-    for path in ("/healthz", "/readyz", "/v1/groups", "/v1/groups/g/events"):
-        await admission.admit(scope(path), stream if path == "/v1/groups" else "", nothing)
-    for address in ("10.0.0.2", None):
-        await admission.admit(scope(poll, address), "", nothing)
+            await admission.admit(size, host, accept, nothing)
+    for size, accept in ((Size.ALWAYS, ""), (Size.LARGE, stream), (Size.STREAM, "")):
+        await admission.admit(size, host, accept, nothing)
+    for address in ("10.0.0.2", ""):
+        await admission.admit(Size.SMALL, address, "", nothing)
     waiting[0].cancel()
     done.set()
     await asyncio.gather(*waiting, return_exceptions=True)
@@ -145,19 +142,25 @@ async def test_large_replies_to_one_address_take_turns() -> None:
         await done.wait()
         inside -= 1
 
-    paths = ["/v1/groups", "/v1/groups/g", "/metrics", "/v1/groups/g/nodes/n/drain", "/openapi.json"]
+    sizes = [Size.LARGE, Size.STREAM]
     tasks = [
-        asyncio.create_task(admission.admit(scope(paths[n % len(paths)]), "", read))
+        asyncio.create_task(admission.admit(sizes[n % 2], "10.0.0.1", "", read))
         for n in range(READS_PER_ADDRESS + 9)
     ]
     await asyncio.sleep(0.01)
     assert inside == READS_PER_ADDRESS
-    await admission.admit(scope("/v1/groups", "10.0.0.2"), "", nothing)
+    await admission.admit(Size.LARGE, "10.0.0.2", "", nothing)
     tasks[-1].cancel()
     done.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert most == READS_PER_ADDRESS
     assert not admission._reads
+
+
+def test_whatever_agents_ask_counts_as_small() -> None:
+    """Several nodes behind one address would wait for each other otherwise."""
+    for row in TABLE.rows:
+        assert (row.route.size is Size.SMALL) is (row.route.role is Role.AGENT), row.route
 
 
 def test_large_bodies_share_what_there_is() -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hetrdzv.auth.policy import OPEN_PATHS, ROLES
+from hetrdzv.api.app import TABLE
 from tests.support.servers import ROOT, Hetserver
 from tests.test_docs import quoted, routes, rows, section
 
@@ -84,6 +84,9 @@ def ask(server: Hetserver, method: str, path: str, token: str | None = None, bod
 # -- every route, every role, in the scope and out of it ---------------------------------------------------
 
 
+ROLES = {str(row.route): row.route.role for row in TABLE.rows if row.route.role is not None}
+
+
 def told() -> dict[str, str]:
     """The role of every route, as docs/security.md says."""
     table = rows(section((ROOT / "docs/security.md").read_text(), "Who may ask for what"))
@@ -92,7 +95,8 @@ def told() -> dict[str, str]:
 
 def test_the_table_has_every_route() -> None:
     assert told().keys() == routes().keys()
-    assert {route.partition(" ")[2] for route, role in told().items() if role == "none"} == OPEN_PATHS
+    open_routes = {str(row.route) for row in TABLE.rows if row.route.role is None}
+    assert {route for route, role in told().items() if role == "none"} == open_routes
     assert {route: str(role) for route, role in ROLES.items()} == {
         route: quoted([role]).intersection(RANK).pop() if "spec" not in role else "agent"
         for route, role in told().items()

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from hetrdzv.api.lenient import ignored
+from hetrdzv.api.reading import ignored
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.states import DirectiveKind
 from tests.support.served import api, serving, two_nodes
@@ -48,10 +48,10 @@ async def test_what_a_newer_client_adds_is_ignored_and_told_in_the_log_once(
         report = {"incarnation": "i", "round": 1, "kind": "failed", "failure": failure}
         reply = await client.post(f"{NODE}/report", json=report, headers=NEWER)
         assert problem(reply, 409, "stale_round"), "it was understood"
-    warnings = [record.getMessage() for record in caplog.records if record.name == "hetrdzv.api.lenient"]
-    for what in ("query parameter 'colour'", "field 'colour' of a JoinRequest", "'size' of a SpecFields"):
+    warnings = [record.getMessage() for record in caplog.records if record.name == "hetrdzv.api.reading"]
+    for what in ("query parameter 'colour'", "'colour' of a JoinRequest", "'spec.size' of a JoinRequest"):
         assert sum(what in text for text in warnings) == 1, what
-    assert sum("'cause' of a FailureFields" in text for text in warnings) == 1
+    assert sum("'failure.cause' of a ReportRequest" in text for text in warnings) == 1
 
 
 @pytest.mark.parametrize("headers", OTHERS)

@@ -1,4 +1,4 @@
-"""Each check of the simulation that no mutant trips (tests/sim/mutants.py), shown what it must not let pass."""
+"""Each check of the simulation that no planted fault trips (test_planted.py), shown what it must not let pass."""
 
 import json
 from typing import Any

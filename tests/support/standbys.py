@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 
 from hetagent.launch.command import RUNNER
-from hetagent.standby.process import Plan, Standby
+from hetagent.standby.process import Program, Standby
 
 RUN = uuid.uuid4().hex
-"""In the incarnation of every plan, since another run of the tests may be under way."""
+"""In the incarnation of every program, since another run of the tests may be under way."""
 
 MARKS = {
     "HET_INCARNATION": f"standbys-{RUN}",
@@ -38,15 +38,15 @@ ROUND = {
 """What only the round knows, but for its files."""
 
 
-def plan(*words: str, flags: Sequence[str] = (), **environ: str) -> Plan:
+def program(*words: str, flags: Sequence[str] = (), **environ: str) -> Program:
     """What a worker that runs `python SCRIPT ARGS...` or `-m MODULE ARGS...` gets before the round is known."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return Plan((sys.executable, *flags, "-u", str(RUNNER), *words), {**own, **MARKS, **environ})
+    return Program((sys.executable, *flags, "-u", str(RUNNER), *words), {**own, **MARKS, **environ})
 
 
-def in_round(of: Plan, **environ: str) -> Plan:
+def in_round(of: Program, **environ: str) -> Program:
     """The same in a round."""
-    return Plan(of.args, {**of.environ, **ROUND, **environ})
+    return Program(of.args, {**of.environ, **ROUND, **environ})
 
 
 def hear(standby: Standby, timeout_s: float = 60.0) -> bool:
@@ -55,7 +55,7 @@ def hear(standby: Standby, timeout_s: float = 60.0) -> bool:
     return standby.hear()
 
 
-def ready(of: Plan, preload: Sequence[str], seen: Sequence[str] = (), *, paced: bool = False) -> Standby:
+def ready(of: Program, preload: Sequence[str], seen: Sequence[str] = (), *, paced: bool = False) -> Standby:
     """A standby that has imported everything."""
     standby = Standby(of, preload, seen, paced=paced)
     if not hear(standby):
@@ -65,7 +65,7 @@ def ready(of: Plan, preload: Sequence[str], seen: Sequence[str] = (), *, paced: 
     return standby
 
 
-def start(of: Plan, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
+def start(of: Program, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
     """Start a worker as torch does where there is no standby."""
     return subprocess.Popen(
         of.args, env=dict(of.environ), stdout=stdout, stderr=stderr, start_new_session=True

@@ -14,7 +14,7 @@ PIPED_WIDTH = 10_000
 """Width where output is not a terminal (columns): every row stays on one line."""
 
 
-class Verdict(StrEnum):
+class Grade(StrEnum):
     """What a finding means for a job; shown as a word, and in colour on a terminal."""
 
     OK = "ok"
@@ -22,7 +22,7 @@ class Verdict(StrEnum):
     WRONG = "wrong"
 
 
-_STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.WRONG: "bold red"}
+_STYLES = {Grade.OK: "green", Grade.WARNING: "yellow", Grade.WRONG: "bold red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Finding:
     """
 
     what: str
-    verdict: Verdict
+    grade: Grade
     found: str
     advice: str = ""
 
 
 def exit_status(findings: Iterable[Finding]) -> int:
     """0 if nothing is wrong, else 1; warnings do not count."""
-    return int(any(one.verdict is Verdict.WRONG for one in findings))
+    return int(any(one.grade is Grade.WRONG for one in findings))
 
 
 def show(findings: Sequence[Finding], console: Console | None = None) -> None:
@@ -55,7 +55,7 @@ def show(findings: Sequence[Finding], console: Console | None = None) -> None:
     for heading in ("CHECK", "IS", "FOUND", "ADVICE"):
         table.add_column(heading, overflow="fold")
     for one in findings:
-        is_ = Text(one.verdict, style=_STYLES[one.verdict])
+        is_ = Text(one.grade, style=_STYLES[one.grade])
         table.add_row(inert(one.what), is_, inert(one.found), inert(one.advice))
     with console.capture() as captured:
         console.print(table)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 
-from hetagent.check.findings import Finding, Verdict
+from hetagent.check.findings import Finding, Grade
 from hetagent.node import network
 from hetagent.node.console import counted
 from hetagent.node.gpu import devices, memory
@@ -30,31 +30,30 @@ def versions(there: Mapping[str, str], torch: str | None) -> Finding:
     try:
         warning = release.check(torch)
     except UsageError as error:
-        return Finding("versions", Verdict.WRONG, text, str(error))
+        return Finding("versions", Grade.WRONG, text, str(error))
     if warning:
-        return Finding("versions", Verdict.WARNING, text, warning.removeprefix("warning: "))
-    return Finding("versions", Verdict.OK, text)
+        return Finding("versions", Grade.WARNING, text, warning)
+    return Finding("versions", Grade.OK, text)
 
 
 def workers(options: Options) -> list[Finding]:
     """What the workers would run on. Leaves only the chosen devices visible to this process."""
     try:
         chosen, slots = slots_of(options)
-    except (devices.DeviceError, UsageError) as error:
-        finding, _, advice = str(error).partition(": ")
-        return [Finding("devices", Verdict.WRONG, finding, advice)]
+    except UsageError as error:
+        return [Finding("devices", Grade.WRONG, error.finding, error.advice)]
     if chosen is None:
-        return [Finding("devices", Verdict.OK, f"{counted(slots, 'worker')}; the GPUs are not checked")]
+        return [Finding("devices", Grade.OK, f"{counted(slots, 'worker')}; the GPUs are not checked")]
     if chosen.kind == "cpu":
-        return [Finding("devices", Verdict.OK, counted(slots, "CPU worker"))]
+        return [Finding("devices", Grade.OK, counted(slots, "CPU worker"))]
     narrow(chosen)
-    found = [Finding("devices", Verdict.OK, chosen.facts.get("name") or counted(slots, "GPU"))]
+    found = [Finding("devices", Grade.OK, chosen.facts.get("name") or counted(slots, "GPU"))]
     try:
         return [*found, *map(gpu_memory, memory.look([gpu.uuid for gpu in devices.visible_gpus(os.environ)]))]
     except memory.GpuBroken as error:
         return [
             *found,
-            Finding("GPU memory", Verdict.WRONG, str(error), "reset the GPU, or leave it out: --gpus"),
+            Finding("GPU memory", Grade.WRONG, str(error), "reset the GPU, or leave it out: --gpus"),
         ]
 
 
@@ -63,10 +62,10 @@ def gpu_memory(usage: memory.Usage) -> Finding:
     free = usage.total_bytes - usage.used_bytes
     text = f"{free / GIB:.1f} of {usage.total_bytes / GIB:.1f} GiB free"
     if usage.used_bytes <= max(memory.SLACK_BYTES, SHARE * usage.total_bytes):
-        return Finding(usage.gpu, Verdict.OK, text)
+        return Finding(usage.gpu, Grade.OK, text)
     who = ", ".join(f"pid {holder.pid}" for holder in usage.holders[:5])
     advice = f"in use by {who}" if who else "the driver names no process that uses it: another container?"
-    return Finding(usage.gpu, Verdict.WARNING, text, advice)
+    return Finding(usage.gpu, Grade.WARNING, text, advice)
 
 
 def address(
@@ -90,11 +89,11 @@ def address(
     text = f"{offered} ({where}; {why})" + (f"; others: {others}" if others else "")
     if is_loopback(offered) and any(not is_loopback(_host(url)) for url in options.servers):
         return Finding(
-            "address", Verdict.WRONG, text, "other hosts cannot reach it: --local-addr or --interface"
+            "address", Grade.WRONG, text, "other hosts cannot reach it: --local-addr or --interface"
         )
     if is_loopback(offered):
-        return Finding("address", Verdict.WARNING, text, "for a job on this host only")
-    return Finding("address", Verdict.OK, text)
+        return Finding("address", Grade.WARNING, text, "for a job on this host only")
+    return Finding("address", Grade.OK, text)
 
 
 def ports(offered: str, port_range: tuple[int, int] | None) -> Finding:
@@ -104,8 +103,8 @@ def ports(offered: str, port_range: tuple[int, int] | None) -> Finding:
         with network.hold_port(offered, port_range), network.hold_port(offered, port_range):
             pass
     except network.NetworkError as error:
-        return Finding("ports", Verdict.WRONG, str(error))
-    return Finding("ports", Verdict.OK, f"two are free ({span})")
+        return Finding("ports", Grade.WRONG, str(error))
+    return Finding("ports", Grade.OK, f"two are free ({span})")
 
 
 def _host(url: str) -> str:

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hetagent.check.findings import Finding, Verdict
+from hetagent.check.findings import Finding, Grade
 from hetagent.node.network import Interface, host_port
 from hetagent.protocol.preflight import reachable
 from hetrdzv.protocol.addresses import is_loopback
@@ -36,7 +36,7 @@ async def look(peers: Sequence[Peer], interfaces: Sequence[Interface], offered: 
     found = list(await asyncio.gather(*(_look(peer, interfaces, offered) for peer in tried)))
     if len(peers) > MOST_NODES:
         text = f"{len(peers) - MOST_NODES} more nodes were not tried"
-        found.append(Finding("other nodes", Verdict.WARNING, text))
+        found.append(Finding("other nodes", Grade.WARNING, text))
     return found
 
 
@@ -71,28 +71,26 @@ def judged(peer: Peer, why: Mapping[str, str | None], offered: str | None) -> Fi
     what = f"node {peer.node_id}"
     place = host_port(peer.address, peer.port)
     if not peer.port:
-        return Finding(
-            what, Verdict.WARNING, f"not tried: the server does not tell its port at {peer.address}"
-        )
+        return Finding(what, Grade.WARNING, f"not tried: the server does not tell its port at {peer.address}")
     if not why:
         return Finding(
             what,
-            Verdict.WRONG,
+            Grade.WRONG,
             f"no interface here leads to {place}",
             "start its agent with --local-addr or --interface",
         )
     found = f"{place}: " + "; ".join(f"{name} {reason or 'reaches it'}" for name, reason in why.items())
     good = [name for name, reason in why.items() if reason is None]
     if offered in good:
-        return Finding(what, Verdict.OK, found)
+        return Finding(what, Grade.OK, found)
     if good and offered not in why:  # no interface here has the offered address (NAT, a name)
-        return Finding(what, Verdict.OK, found)
+        return Finding(what, Grade.OK, found)
     if good:
-        return Finding(what, Verdict.WARNING, found, f"offer the address of {good[0]}: --interface {good[0]}")
+        return Finding(what, Grade.WARNING, found, f"offer the address of {good[0]}: --interface {good[0]}")
     refused = any(reason == "connection refused" for reason in why.values())
     advice = (
         "its host answers, but not on this port: is its agent still there?"
         if refused
         else "a firewall or another network: open a range and give it as --port-range, or choose --interface"
     )
-    return Finding(what, Verdict.WRONG, found, advice)
+    return Finding(what, Grade.WRONG, found, advice)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from hetagent.check import machine, reach
-from hetagent.check.findings import Finding, Verdict, exit_status, show
+from hetagent.check.findings import Finding, Grade, exit_status, show
 from hetagent.check.reach import Peer
 from hetagent.node import network
 from hetagent.node.versions import versions
@@ -38,7 +38,7 @@ async def _network(options: Options, token: str | None, tls: ClientTls) -> list[
     try:
         address, interface = network.offered_address(options.local_addr, options.interface, options.servers)
     except network.NetworkError as error:
-        findings.append(Finding("address", Verdict.WRONG, str(error)))
+        findings.append(Finding("address", Grade.WRONG, str(error)))
     else:
         findings.append(machine.address(options, address, interface, interfaces))
         findings.append(machine.ports(address, options.port_range))
@@ -53,10 +53,8 @@ async def server(url: str, tls: ClientTls) -> Finding:
         async with Client([url], tls=tls) as client:
             said = await client.health()
     except HetError as error:
-        return Finding(
-            what, Verdict.WRONG, str(error), "is hetserver running there, and reachable from here?"
-        )
-    return Finding(what, Verdict.OK, f"hetserver {said.get('version', 'of an unknown version')}")
+        return Finding(what, Grade.WRONG, str(error), "is hetserver running there, and reachable from here?")
+    return Finding(what, Grade.OK, f"hetserver {said.get('version', 'of an unknown version')}")
 
 
 async def group(options: Options, token: str | None, tls: ClientTls) -> tuple[Finding, Sequence[Peer]]:
@@ -68,17 +66,17 @@ async def group(options: Options, token: str | None, tls: ClientTls) -> tuple[Fi
     except HetError as error:
         if error.code == UnknownGroup.code:
             return new_group(what)
-        return Finding(what, Verdict.WRONG, str(error)), []
+        return Finding(what, Grade.WRONG, str(error)), []
     others = peers(reply, options.node_id)
     text = f"{reply.state}: {reply.why}"
     advice = "" if others else "no other node is there to be reached: start another agent, then check again"
-    return Finding(what, Verdict.OK, text, advice), others
+    return Finding(what, Grade.OK, text, advice), others
 
 
 def new_group(what: str) -> tuple[Finding, Sequence[Peer]]:
     """What to say of a group that does not exist."""
     advice = "no other node is there to be reached: start another agent, then check again"
-    return (Finding(what, Verdict.OK, "does not exist yet; the first agent makes it", advice), [])
+    return (Finding(what, Grade.OK, "does not exist yet; the first agent makes it", advice), [])
 
 
 def peers(reply: GroupReply, node_id: str) -> list[Peer]:

@@ -53,7 +53,7 @@ class Notices(Room):
         self._round, self._sharing = 0, 1
         self._workers: Workers | None = None
         self._files: Mapping[int, str] = {}  # by local rank
-        self._notice: Notice | None = None
+        self._notice: NoticeFiles | None = None
         self._all_ready = False
 
     def enter(self, assignment: Assignment) -> None:
@@ -77,7 +77,7 @@ class Notices(Room):
             f"round {self._round} is about to end ({told.why}): the workers have {told.left_s:.0f} s to save"
         )
         if self._notice is None:
-            self._notice = Notice(told, self._files, self._sharing)
+            self._notice = NoticeFiles(told, self._files, self._sharing)
             if self._signum is not None:
                 self._send(self._signum, self._workers.alive)
 
@@ -129,7 +129,7 @@ class Notices(Room):
         self._all_ready = False
 
 
-class Notice:
+class NoticeFiles:
     """A notice to the workers of one round on this node.
 
     Args:

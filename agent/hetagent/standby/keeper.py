@@ -13,7 +13,7 @@ from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
 from hetagent.standby.imports import SETTLED_S, Imports
 from hetagent.standby.policy import AUTO, memory_shortage
-from hetagent.standby.process import END_TIMEOUT_S, NotTaken, Plan, Standby
+from hetagent.standby.process import END_TIMEOUT_S, NotTaken, Program, Standby
 from hetagent.torch_compat.flags import PRELOADED
 
 WARM_QUIET_S, COLD_QUIET_S = 1.0, 5.0
@@ -53,7 +53,7 @@ class Standbys:
         self._left_out: set[str] = set()
         self._tell = tell
         self._lock = threading.Lock()
-        self._plans: dict[int, Plan] = {}
+        self._programs: dict[int, Program] = {}
         self._standbys: dict[int, Standby] = {}
         self._hung_at: dict[int, float] = {}  # when one that still imports is given up
         self._not_before = 0.0  # when the next one may be made (monotonic seconds)
@@ -65,14 +65,14 @@ class Standbys:
         self._thread = threading.Thread(target=self._keep, name="standbys", daemon=True)
         self._thread.start()
 
-    def prepare(self, plans: Sequence[Plan]) -> None:
+    def prepare(self, programs: Sequence[Program]) -> None:
         """Make standbys for the first round, all at once, since no worker runs yet.
 
         Args:
-            plans: what the worker of each local rank will probably run.
+            programs: what the worker of each local rank will probably run.
         """
         with self._lock:
-            self._plans.update(enumerate(plans))
+            self._programs.update(enumerate(programs))
             self._at_once = True
         self._look()
 
@@ -81,24 +81,26 @@ class Standbys:
         imports = self._imports
         return imports.environ(local_rank) if imports is not None else {}
 
-    def take(self, local_rank: int, plan: Plan, stdout: int, stderr: int) -> "subprocess.Popen[bytes] | None":
+    def take(
+        self, local_rank: int, program: Program, stdout: int, stderr: int
+    ) -> "subprocess.Popen[bytes] | None":
         """Turn the standby of a local rank into its worker; None if there is none that fits.
 
-        The next standby is made for the same plan, once the round runs.
+        The next standby is made for the same program, once the round runs.
 
         Args:
-            plan: what the worker runs in this round.
+            program: what the worker runs in this round.
             stdout, stderr: descriptors of its output.
         """
         with self._lock:
-            self._plans[local_rank] = plan
+            self._programs[local_rank] = program
             standby = self._standbys.pop(local_rank, None)
             process = None
-            if standby is not None and not standby.plan.fits(plan):
+            if standby is not None and not standby.program.fits(program):
                 standby.end()
             elif standby is not None:
                 try:
-                    process = standby.take(plan, stdout, stderr)
+                    process = standby.take(program, stdout, stderr)
                 except NotTaken as error:
                     self._tell(
                         f"cannot use the standby of local rank {local_rank} ({error}): starting without it"
@@ -117,7 +119,7 @@ class Standbys:
         """End all of them, and make no more. Harmless if called again."""
         with self._lock:
             self._preload.clear()
-            self._plans.clear()
+            self._programs.clear()
             pids = [standby.process.pid for standby in self._standbys.values()]
             if pids:  # also what their imports have detached
                 processes.kill_tree(tuple, pids, END_TIMEOUT_S)
@@ -163,7 +165,7 @@ class Standbys:
     def _make_due(self) -> float | None:
         """Make the standbys that are due; in how many seconds to look again, None: when woken."""
         now = time.monotonic()
-        missing = [rank for rank in sorted(self._plans) if rank not in self._standbys]
+        missing = [rank for rank in sorted(self._programs) if rank not in self._standbys]
         outdated = [
             rank for rank, one in sorted(self._standbys.items()) if one.ready and one.seen != self._seen(rank)
         ]
@@ -193,7 +195,7 @@ class Standbys:
 
     def _make(self, rank: int, *, paced: bool) -> None:
         try:
-            self._standbys[rank] = Standby(self._plans[rank], self._preload, self._seen(rank), paced=paced)
+            self._standbys[rank] = Standby(self._programs[rank], self._preload, self._seen(rank), paced=paced)
         except OSError as error:
             self._failed(f"cannot be started: {error}", ahead=False)
             return

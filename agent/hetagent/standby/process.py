@@ -23,7 +23,7 @@ KEPT = (processes.INCARNATION, processes.NODE_ID, processes.AGENT_PID, processes
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Program:
     """What the worker of one local rank will run, as far as it is the same in every round.
 
     Attributes:
@@ -40,8 +40,8 @@ class Plan:
         """The part of the environment that does not depend on the round."""
         return {name: value for name, value in self.environ.items() if not belongs_to_round(name)}
 
-    def fits(self, other: "Plan") -> bool:
-        """Whether a standby that was started for this plan can become the worker of another."""
+    def fits(self, other: "Program") -> bool:
+        """Whether a standby that was started for this program can become the worker of another."""
         return self.args == other.args and self.steady == other.steady
 
 
@@ -53,13 +53,13 @@ class Standby:
     """A process that waits to become a worker. It is a child of this process and leads a session of its own.
 
     Args:
-        plan: what its worker will run.
+        program: what its worker will run.
         preload: the modules that it imports first.
         seen: what an earlier worker noted of its imports; it imports those modules that are installed.
         paced: it leaves half of a CPU's time to others while it imports.
 
     Attributes:
-        plan: as given.
+        program: as given.
         seen: as given last.
         process: the process.
         ready: it has imported everything.
@@ -70,20 +70,22 @@ class Standby:
         OSError: it cannot be started.
     """
 
-    def __init__(self, plan: Plan, preload: Sequence[str], seen: Sequence[str] = (), *, paced: bool) -> None:
-        self.plan = plan
+    def __init__(
+        self, program: Program, preload: Sequence[str], seen: Sequence[str] = (), *, paced: bool
+    ) -> None:
+        self.program = program
         self.seen: list[str] = []
         self.ready = False
         self.left_out: tuple[str, str] | None = None
         self.anew = ""
         self._channel, theirs = socket.socketpair()
         self._printed = [os.memfd_create("stdout", os.MFD_CLOEXEC), os.memfd_create("stderr", os.MFD_CLOEXEC)]
-        marks = {name: plan.environ[name] for name in KEPT if name in plan.environ}
-        environ = {**plan.steady, **marks, CHANNEL: str(theirs.fileno())}
+        marks = {name: program.environ[name] for name in KEPT if name in program.environ}
+        environ = {**program.steady, **marks, CHANNEL: str(theirs.fileno())}
         try:
             with theirs:
                 self.process = subprocess.Popen(
-                    plan.args,
+                    program.args,
                     env=environ,
                     stdout=self._printed[0],
                     stderr=self._printed[1],
@@ -117,21 +119,21 @@ class Standby:
         self.ready = True
         return True
 
-    def take(self, plan: Plan, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
+    def take(self, program: Program, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
         """Make it the worker of a round.
 
         One that still imports begins when it has finished; that is never later than a process started now would. If it
         should not have imported something, or would not import the same now, it begins anew by itself.
 
         Args:
-            plan: of the round; this standby fits it.
+            program: of the round; this standby fits it.
             stdout, stderr: descriptors of the worker's output.
 
         Raises:
             NotTaken: it has died or does not answer; it was ended.
         """
         try:
-            self._send({"environ": dict(plan.environ)}, (stdout, stderr))
+            self._send({"environ": dict(program.environ)}, (stdout, stderr))
             answer = self._receive() if self.ready else {"taken": True}
             if not answer.get("taken"):
                 raise NotTaken("it answered something else")

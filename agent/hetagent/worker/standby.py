@@ -104,7 +104,7 @@ def wait(started_as: "list[str]") -> "Callable[[], NoReturn] | None":
     seen, problem = False, None
     while "environ" not in order:
         seen = seen or len(order["seen"]) > 1
-        with _Pace(channel, order["paced"]):
+        with _Throttle(channel, order["paced"]):
             problem = _import_all(order["preload"], order["seen"], before, files, channel)
         if problem is None:
             _renamed(NAME)
@@ -377,7 +377,7 @@ def _holds_gpu() -> bool:
     return bool(torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized())
 
 
-class _Pace:
+class _Throttle:
     """While it lasts, the main thread rests half of the time, until the agent has something to say.
 
     It can be undone at any moment, without privileges; a niceness or a scheduling class cannot.

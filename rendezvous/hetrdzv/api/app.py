@@ -1,25 +1,33 @@
-"""Assembles the application: routes, error handlers, and the gate around them."""
+"""Assembles the application: the table of routes, FastAPI with it, error handlers, and the gate around them."""
+
+from urllib.parse import quote
 
 from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from hetrdzv import __version__
 from hetrdzv.api import openapi, problems
+from hetrdzv.api.bound import Table, TableRoute
 from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.gate import Gate
 from hetrdzv.api.http.limits import Admission
 from hetrdzv.api.refused import RefusalLog
 from hetrdzv.api.routes import docs, groups, health, nodes
-from hetrdzv.api.routes.short import ShortRoutes
 from hetrdzv.auth.sessions import Sessions
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.dashboard import actions, pages, render, signing_in
 from hetrdzv.dashboard.live import Hub
+from hetrdzv.protocol.errors import HetError, NotLeader
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.quotas import Quotas
 from hetrdzv.service.replica import Replica, SingleReplica
 from hetrdzv.service.service import Service
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
+
+TABLE = Table(each.handlers for each in (nodes, groups, health, docs, pages, actions, signing_in))
+"""All routes."""
 
 
 def create_app(
@@ -56,26 +64,39 @@ def create_app(
     app.state.replica = replica
     app.state.metrics = metrics or Metrics()
     app.state.refusals = refusals = RefusalLog()
-    problems.install(app)
+    problems.install(app, refuse)
     openapi.install(app)
-    for router in (nodes.router, groups.router, health.router, docs.router):
-        app.include_router(router)
-    for router in (pages.router, actions.router, signing_in.pages, signing_in.api):
-        app.include_router(router)
+    app.router.routes.extend(TableRoute(row) for row in TABLE.rows)
     if token is not None:
         tokens = Tokens({token: EVERYTHING})
     app.state.sessions = sessions = Sessions(tokens)
     app.state.hub = Hub()
     admission = Admission(limits.max_polls_per_address)
     return Gate(
-        ShortRoutes(app),
+        app,
+        TABLE,
         Dispatcher(replica),
         tokens=tokens,
         sessions=sessions,
-        refusal_page=render.refusal,
+        refuse=refuse,
         admission=admission,
         refusals=refusals,
         quotas=quotas or Quotas(),
         any_host=any_host,
         certified=certified,
     )
+
+
+def refuse(error: HetError, request: Request) -> Response:
+    """An error as an answer: a page to a browser that asked for one, problem details to everybody else."""
+    row, _ = TABLE.find(request.method, request.scope["path"])
+    page = render.refusal(error, request.headers) if row.route.page else None
+    answer = page or problems.answer(error).response()
+    if isinstance(error, NotLeader):
+        scope = request.scope
+        path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+        query: bytes = scope.get("query_string", b"")
+        answer.headers["location"] = error.leader + (path + (b"?" + query if query else b"")).decode(
+            "latin-1"
+        )
+    return answer

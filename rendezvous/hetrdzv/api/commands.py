@@ -1,6 +1,11 @@
 """Converts requests to commands of the core and words of the service; views.py is the way back."""
 
-from hetrdzv.core.commands import Join, Report, StartDaemon
+from datetime import UTC, datetime
+
+from fastapi import Request
+
+from hetrdzv.auth.policy import permit_of
+from hetrdzv.core.commands import Cancel, Join, Report, StartDaemon
 from hetrdzv.core.health.waits import Collectives
 from hetrdzv.core.model import OFFERED, Failure
 from hetrdzv.protocol import wire
@@ -63,6 +68,13 @@ def said(body: wire.PollRequest) -> Said:
 def stacks(node_id: str, body: wire.StacksRequest) -> list[Stack]:
     """The stacks that a node sends."""
     return [Stack(one.rank, node_id, one.text, one.why) for one in body.stacks]
+
+
+def cancellation(request: Request) -> Cancel:
+    """That a job is to end, and who says so."""
+    host = request.client.host if request.client is not None else ""
+    by = permit_of(request).bearer(host)
+    return Cancel(by=by, at=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def daemon_command(node_id: str, body: wire.DaemonRequest) -> StartDaemon:

@@ -17,8 +17,8 @@ class Dispatcher:
         self._replica = replica
         self._polls: Polls | None = None
 
-    def assign(self, scope: Scope) -> Scope:
-        """The ASGI scope of a request, with the polls of its service in it.
+    def assign(self, scope: Scope) -> None:
+        """Put the polls of the service that answers a request into its ASGI scope.
 
         Raises:
             NotLeader, NoLeader, ServerStopping: no service answers here.
@@ -26,7 +26,7 @@ class Dispatcher:
         service = self._replica.service()
         if self._polls is None or self._polls.service is not service:
             self._polls = Polls(service)
-        return {**scope, _KEY: self._polls}
+        scope[_KEY] = self._polls
 
     def still_answers(self, scope: Scope) -> bool:
         """Whether a reply of the service of a request may still be sent."""
@@ -34,15 +34,10 @@ class Dispatcher:
         return polls is None or self._replica.answers(polls.service)
 
 
-def polls_in(scope: Scope) -> Polls:
-    """The open polls of the service that answers a request, by its scope."""
-    polls: Polls = scope[_KEY]
-    return polls
-
-
 def polls_of(request: Request) -> Polls:
     """The open polls of the service that answers a request."""
-    return polls_in(request.scope)
+    polls: Polls = request.scope[_KEY]
+    return polls
 
 
 def service_of(request: Request) -> Service:

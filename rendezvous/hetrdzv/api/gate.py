@@ -1,23 +1,27 @@
-"""What every request passes before it reaches a route: API version, access, limits, size of the body. Plain ASGI."""
+"""What every request passes before it is answered: API version, access, limits, size of the body. Plain ASGI.
+
+Hot routes are answered here; all others have FastAPI around them, which reads and answers them in the same way.
+"""
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from urllib.parse import quote
 
+from starlette.requests import Request, cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrdzv.api import problems
+from hetrdzv.api.bound import NOWHERE, Bound, Table
 from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.http.body import PARSED, Body
 from hetrdzv.api.http.calling import ACCEPT, CERTIFIED
 from hetrdzv.api.http.limits import Admission
 from hetrdzv.api.refused import RefusalLog, client_of
 from hetrdzv.auth.hosts import same_origin, trusted_host
-from hetrdzv.auth.policy import Permit, is_open, is_page
-from hetrdzv.auth.sessions import Sessions, cookie_in, cookie_name
+from hetrdzv.auth.policy import Permit
+from hetrdzv.auth.sessions import Sessions, cookie_name
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import (
@@ -25,7 +29,6 @@ from hetrdzv.protocol.errors import (
     ForeignHost,
     HetError,
     LeaderLost,
-    NotLeader,
     ServerStopping,
     Unauthorized,
 )
@@ -46,10 +49,12 @@ class Gate:
     """ASGI middleware that refuses what must not reach a route, and adds the API version to every reply.
 
     Args:
+        app: answers what is not hot.
+        table: the routes.
         dispatcher: finds the service for requests about groups.
         tokens: every request must carry one of them; None: no token is required.
         sessions: of browsers that are signed in with one of them.
-        refusal_page: a refusal as a page or a part of one; None for whoever is no browser, by the headers.
+        refuse: a refusal as an answer.
         admission: limits what is in progress at once.
         refusals: logs who is refused.
         quotas: what the groups of each token may take.
@@ -60,11 +65,12 @@ class Gate:
     def __init__(
         self,
         app: ASGIApp,
+        table: Table,
         dispatcher: Dispatcher,
         *,
         tokens: Tokens | None,
         sessions: Sessions,
-        refusal_page: Callable[[HetError, Mapping[str, str]], Response | None],
+        refuse: Callable[[HetError, Request], Response],
         admission: Admission,
         refusals: RefusalLog,
         quotas: Quotas,
@@ -72,10 +78,11 @@ class Gate:
         certified: bool,
     ) -> None:
         self._app = app
+        self._table = table
         self._dispatcher = dispatcher
         self._tokens = tokens
         self._sessions = sessions
-        self._refusal_page = refusal_page
+        self._answer_refused = refuse
         self._everybody = Permit(EVERYTHING, sessions=sessions)
         self._admission = admission
         self._refusals = refusals
@@ -86,6 +93,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        scope = dict(scope)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         reply, account = _Reply(send), None
         try:
@@ -93,48 +101,68 @@ class Gate:
                 versions.check_request(
                     headers.get(versions.MAJOR_HEADER.lower()), headers.get(versions.MINOR_HEADER.lower())
                 )
-            if not is_open(scope["path"]):
-                permit = self._permit(scope, headers)
-                permit.check(scope["method"], scope["path"])
-                scope = permit.put_into(scope)
+            row, scope["path_params"] = self._table.find(scope["method"], scope["path"])
+            if row is NOWHERE:
+                row = self._open_at(scope, reply)
+            if row.route.role is not None:
+                permit = self._permit(scope, headers, is_page=row.route.page)
+                permit.check(row.route, scope["path_params"].get("group_id"), scope["method"], scope["path"])
+                permit.put_into(scope)
                 account = self._quotas.asks(permit.grant.scope)
-            elif scope["method"] == "HEAD" and scope["path"] != "/sign-in":  # which would use up its code
-                scope, reply.without_body = {**scope, "method": "GET"}, True
-            go_on = partial(self._pass_on, scope, headers, receive, reply)
-            work = self._admission.admit(scope, headers.get("accept", ""), go_on)
+            go_on = partial(self._pass_on, row, scope, headers, receive, reply)
+            host = scope["client"][0] if scope.get("client") else ""
+            work = self._admission.admit(row.route.size, host, headers.get("accept", ""), go_on)
             if account is None:
                 await work
             else:
                 await account.charged(work)
         except HetError as error:
             self._refusals.note(error, client_of(scope), scope["method"], scope["path"])
-            await self._refuse(reply, error, scope, headers)
+            await self._refuse(reply, error, scope)
         except asyncio.CancelledError:  # the server is stopping and no longer waits for this request
             if not reply.begun:
                 stopping = ServerStopping("the server is stopping; try again in a moment")
-                await self._refuse(reply, stopping, scope, headers)
+                await self._refuse(reply, stopping, scope)
         except Exception:
             logger.exception("request failed: %s %r", scope["method"], scope["path"])
             if not reply.begun:
-                await self._refuse(reply, problems.bug_report(), scope, headers)
+                await self._refuse(reply, problems.bug_report(), scope)
+
+    def _open_at(self, scope: Scope, reply: "_Reply") -> Bound:
+        """The open route at a path, for a request with another method: HEAD becomes GET, others are told so."""
+        row, names = self._table.find("GET", scope["path"])
+        if row.route.role is not None:
+            return NOWHERE
+        if scope["method"] == "HEAD" and not row.route.once:
+            scope["method"], scope["path_params"], reply.without_body = "GET", names, True
+        return row
 
     async def _pass_on(
-        self, scope: Scope, headers: dict[str, str], receive: Receive, reply: "_Reply"
+        self, row: Bound, scope: Scope, headers: dict[str, str], receive: Receive, reply: "_Reply"
     ) -> None:
+        is_open = row.route.role is None
         with Body(headers, receive, self._admission.bodies) as body:
             if not await body.read():
                 return
-            if not is_open(scope["path"]) and (accept := scope.get("state", {}).get(ACCEPT)) is not None:
+            if not is_open and (accept := scope.get("state", {}).get(ACCEPT)) is not None:
                 accept()
-            if scope["path"].startswith(GROUP_PATHS) or is_page(scope["path"]):
-                scope = self._dispatcher.assign(scope)
+            if scope["path"].startswith(GROUP_PATHS) or (row.route.page and not is_open):
+                self._dispatcher.assign(scope)
                 reply.may_begin = lambda: self._dispatcher.still_answers(scope)
-            await self._app({**scope, PARSED: body.parsed}, body.receive, reply)
+            scope[PARSED] = body.parsed
+            if row.route.hot:
+                response = await row.answer(Request(scope, body.receive))
+                await response(scope, body.receive, reply)
+            else:
+                await self._app(scope, body.receive, reply)
         if reply.withheld:
             raise LeaderLost("this server lost the leadership while it worked on this; ask the others")
 
-    def _permit(self, scope: Scope, headers: dict[str, str]) -> Permit:
+    def _permit(self, scope: Scope, headers: dict[str, str], *, is_page: bool) -> Permit:
         """What a request may do.
+
+        Args:
+            is_page: of the dashboard, to which a browser that is signed in has access.
 
         Raises:
             CertificateRequired, Unauthorized, ForeignHost: nothing at all.
@@ -144,7 +172,7 @@ class Gate:
                 "this server requires a client certificate: give --client-cert and --client-key"
             )
         if self._tokens is not None:
-            if is_page(scope["path"]) and "authorization" not in headers:
+            if is_page and "authorization" not in headers:
                 return self._signed_in(headers)
             return _check_token(headers.get("authorization", ""), self._tokens)
         host = headers.get("host", "")
@@ -166,7 +194,7 @@ class Gate:
         Raises:
             Unauthorized: it is not.
         """
-        cookie = cookie_in(headers.get("cookie", ""), cookie_name(headers.get("host", "")))
+        cookie = cookie_parser(headers.get("cookie", "")).get(cookie_name(headers.get("host", "")))
         session = self._sessions.find(cookie) if cookie else None
         if session is None:
             raise Unauthorized(
@@ -174,16 +202,10 @@ class Gate:
             )
         return Permit(session.entry.grant, session.entry, self._tokens, session, self._sessions)
 
-    async def _refuse(
-        self, reply: "_Reply", error: HetError, scope: Scope, headers: Mapping[str, str]
-    ) -> None:
-        """Send an error: a page to a browser that asked for one, problem details to everybody else."""
+    async def _refuse(self, reply: "_Reply", error: HetError, scope: Scope) -> None:
+        """Send an error."""
         reply.withheld, reply.may_begin = False, None  # it tells nothing of any group
-        answer = self._refusal_page(error, headers) if is_page(scope["path"]) else None
-        if answer is None:
-            answer = problems.answer(error, field=problems.field_of(error)).response()
-        if isinstance(error, NotLeader):
-            answer.raw_headers.append((b"location", _same_request_at(error.leader, scope)))
+        answer = self._answer_refused(error, Request(scope))
         await reply(
             {"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers}
         )
@@ -236,10 +258,3 @@ def _check_token(authorization: str, tokens: Tokens) -> Permit:
     if entry is None:
         raise Unauthorized("this server does not accept the token: compare it with hetserver's token file")
     return Permit(entry.grant, entry, tokens)
-
-
-def _same_request_at(server: str, scope: Scope) -> bytes:
-    """The URL of a request at another server."""
-    path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
-    query: bytes = scope.get("query_string", b"")
-    return server.encode() + path + (b"?" + query if query else b"")

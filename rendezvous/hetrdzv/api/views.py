@@ -15,6 +15,7 @@ from pydantic_core import to_json
 
 from hetrdzv.api.shares import member_weights, shares_reply
 from hetrdzv.api.workers import worker_replies
+from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import Directive, Start, Warned, warned
 from hetrdzv.core.health.drift import drift
 from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
@@ -142,6 +143,11 @@ async def group_response(service: Service, group: Group, page: Page = ALL) -> Re
             dict(service.progress.workers(group)),
         ),
     )
+
+
+async def changed(service: Service, group_id: str, command: Command, nodes: str) -> Response:
+    """Execute a person's command and answer with the group, and `nodes` (`all` or `none`) of it."""
+    return await group_response(service, await service.execute(group_id, command), PAGES[nodes])
 
 
 async def made(nodes: int, make: Callable[[], BaseModel]) -> Response:

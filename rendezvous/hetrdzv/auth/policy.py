@@ -1,100 +1,19 @@
-"""Who may use which route: the role that each route requires, checked against the grant of a token.
+"""What a request may do: the grant of its token, held against the role that its route requires.
 
-docs/security.md shows the same table. A route without a row is for admins of all groups only, so one that was forgotten
-here is open to nobody else.
+docs/security.md shows the roles; they are in the rows of routes (protocol/routes.py, dashboard/routing.py).
 """
 
-import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import Request
 from starlette.types import Scope
 
 from hetrdzv.auth.sessions import Session, Sessions
-from hetrdzv.auth.tokens import Entry, Grant, Role, Tokens
+from hetrdzv.auth.tokens import Entry, Grant, Tokens
 from hetrdzv.protocol.errors import Forbidden
-
-_GROUP = "/v1/groups/{group_id}"
-_NODE = f"{_GROUP}/nodes/{{node_id}}"
-
-_PAGE = "/groups/{group_id}"
-_PAGE_NODE = f"{_PAGE}/nodes/{{node_id}}"
-
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json", "/sign-in", "/static/{name}"})
-"""Paths that need neither token nor certificate: they reveal nothing about any group."""
-
-_STATIC = re.compile(r"/static/[^/]+")
-
-ROLES: Mapping[str, Role] = {
-    "GET /": Role.READ,
-    f"GET {_PAGE}": Role.READ,
-    f"GET {_PAGE}/restart": Role.ADMIN,
-    f"POST {_PAGE}/restart": Role.ADMIN,
-    f"GET {_PAGE}/cancel": Role.ADMIN,
-    f"POST {_PAGE}/cancel": Role.ADMIN,
-    f"GET {_PAGE_NODE}/drain": Role.ADMIN,
-    f"POST {_PAGE_NODE}/drain": Role.ADMIN,
-    f"GET {_PAGE_NODE}/undrain": Role.ADMIN,
-    f"POST {_PAGE_NODE}/undrain": Role.ADMIN,
-    "POST /sign-out": Role.READ,
-    "POST /v1/sign-in-codes": Role.READ,
-    "GET /v1/groups": Role.READ,
-    "GET /metrics": Role.READ,
-    f"GET {_GROUP}": Role.READ,
-    f"PUT {_GROUP}": Role.ADMIN,
-    f"DELETE {_GROUP}": Role.ADMIN,
-    f"GET {_GROUP}/export": Role.ADMIN,
-    f"POST {_GROUP}/restart": Role.ADMIN,
-    f"POST {_GROUP}/cancel": Role.ADMIN,
-    f"POST {_GROUP}/stacks": Role.ADMIN,
-    f"POST {_GROUP}/logs": Role.ADMIN,
-    f"POST {_GROUP}/plan": Role.READ,
-    f"GET {_GROUP}/events": Role.READ,
-    f"PUT {_NODE}": Role.AGENT,
-    f"GET {_NODE}/directive": Role.AGENT,
-    f"POST {_NODE}/directive": Role.AGENT,
-    f"POST {_NODE}/stacks": Role.AGENT,
-    f"POST {_NODE}/shares": Role.AGENT,
-    f"POST {_NODE}/report": Role.AGENT,
-    f"POST {_NODE}/daemon": Role.AGENT,
-    f"DELETE {_NODE}": Role.AGENT,
-    f"POST {_NODE}/drain": Role.ADMIN,
-    f"POST {_NODE}/undrain": Role.ADMIN,
-}
-"""The lowest role that may use a route."""
-
-SCOPED = frozenset({"GET /", "POST /sign-out", "POST /v1/sign-in-codes", "GET /v1/groups"})
-"""Routes that name no group, but show only groups in the scope of the token, or none."""
+from hetrdzv.protocol.routes import Role, Route
 
 _KEY = "hetrdzv.permit"
-
-
-class Row(NamedTuple):
-    """A route with the role that it requires."""
-
-    route: str
-    method: str
-    path: re.Pattern[str]
-    role: Role
-
-
-def _row(route: str, role: Role) -> Row:
-    method, _, template = route.partition(" ")
-    return Row(route, method, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", template)), role)
-
-
-_ROWS = [_row(route, role) for route, role in ROLES.items()]
-
-
-def is_open(path: str) -> bool:
-    """Whether a path needs neither token nor certificate."""
-    return path in OPEN_PATHS or _STATIC.fullmatch(path) is not None
-
-
-def is_page(path: str) -> bool:
-    """Whether a path is one of the dashboard's, to which a browser that is signed in has access."""
-    return path in ("/", "/sign-out") or path.startswith("/groups/")
 
 
 class Permit:
@@ -149,12 +68,15 @@ class Permit:
             who = f"{'an' if self.grant.role is not Role.READ else 'a'} {self.grant.role}{of}"
         return f"{who} at {host}" if host else who
 
-    def put_into(self, scope: Scope) -> Scope:
-        """The ASGI scope of a request, with this permit in it."""
-        return {**scope, _KEY: self}
+    def put_into(self, scope: Scope) -> None:
+        """Put this permit into the ASGI scope of a request."""
+        scope[_KEY] = self
 
-    def check(self, method: str, path: str) -> None:
-        """Check that a request is permitted.
+    def check(self, route: Route[Any], group_id: str | None, method: str, path: str) -> None:
+        """Check that a request is permitted. What is no route is for admins of all groups, who hear that it is none.
+
+        Args:
+            group_id: the group that it names, if it does.
 
         Raises:
             Forbidden: it is not; says what the token is for and what was asked.
@@ -163,18 +85,14 @@ class Permit:
         if grant.role is Role.ADMIN and grant.scope is None:
             return
         asked = f"{method} {path[:200]}"
-        for row in _ROWS:
-            if row.method == method and (found := row.path.fullmatch(path)) is not None:
-                break
-        else:
+        if route.role is None or not route.path:
             raise _forbidden(grant, asked, "is not a route, or is one for admins of all groups")
-        if grant.role < row.role:
-            raise _forbidden(grant, asked, f"needs the role {row.role}")
-        group_id = found.groupdict().get("group_id")
+        if grant.role < route.role:
+            raise _forbidden(grant, asked, f"needs the role {route.role}")
         if group_id is not None:
             if not grant.covers(group_id):
                 raise _forbidden(grant, asked, f"is about group '{group_id[:128]}'")
-        elif grant.scope is not None and row.route not in SCOPED:
+        elif grant.scope is not None and not route.scoped:
             raise _forbidden(grant, asked, "is about all groups")
 
     def check_command(self, group_id: str) -> None:

@@ -113,14 +113,5 @@ def cookie_name(host: str) -> str:
     return f"hetrdzv_{port}" if port.isascii() and port.isdigit() and len(port) <= 5 else "hetrdzv"
 
 
-def cookie_in(header: str, name: str) -> str | None:
-    """The value of a cookie in a `Cookie` header, or None."""
-    for part in header.split(";"):
-        key, equals, value = part.strip().partition("=")
-        if equals and key == name:
-            return value
-    return None
-
-
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()

@@ -5,19 +5,9 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from fnmatch import fnmatchcase
 
-
-class Role(IntEnum):
-    """What a token is for; each role may also do what those before it may."""
-
-    READ = 1
-    AGENT = 2
-    ADMIN = 3
-
-    def __str__(self) -> str:
-        return self.name.lower()
+from hetrdzv.protocol.routes import Role as Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,17 @@
 """What a page does to a group: first the question, with the plan where there is one, then the deed."""
 
-from datetime import UTC, datetime
-
-from fastapi import APIRouter, Depends, Request
+from fastapi import Request
 from fastapi.responses import Response
 
+from hetrdzv.api.bound import Handlers
+from hetrdzv.api.commands import cancellation
 from hetrdzv.api.dispatch import service_of
 from hetrdzv.auth.hosts import same_origin
 from hetrdzv.auth.policy import permit_of
-from hetrdzv.core.commands import Cancel, Command, Drain, Restart, Undrain
+from hetrdzv.core.commands import Command, Drain, Restart, Undrain
 from hetrdzv.core.plan import Changes, Plan
+from hetrdzv.dashboard import routing
 from hetrdzv.dashboard.render import HEADERS, page
-from hetrdzv.dashboard.routing import PageRoute
-from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import ForeignHost
 from hetrdzv.words.phrasing import count, names
 from hetrdzv.words.times import Clock
@@ -41,25 +40,24 @@ def require_own_page(request: Request) -> None:
         )
 
 
-router = APIRouter(prefix="/groups/{group_id}", route_class=PageRoute, include_in_schema=False)
-_OWN = [Depends(require_own_page)]
+handlers = Handlers()
 
 
-@router.get("/restart")
-async def ask_restart(request: Request, group_id: wire.Id) -> Response:
+@handlers(routing.ASK_RESTART)
+async def ask_restart(request: Request, group_id: str) -> Response:
     """What a restart would do."""
     found = await _plan(request, group_id, Changes(restart=True))
     return _question(group_id, "Restart", f"/groups/{group_id}/restart", f"Restart {group_id}?", told(found))
 
 
-@router.post("/restart", dependencies=_OWN)
-async def restart(request: Request, group_id: wire.Id) -> Response:
+@handlers(routing.RESTART)
+async def restart(request: Request, group_id: str) -> Response:
     """As `POST /v1/groups/{group_id}/restart`."""
     return await _do(request, group_id, Restart())
 
 
-@router.get("/cancel")
-async def ask_cancel(request: Request, group_id: wire.Id) -> Response:
+@handlers(routing.ASK_CANCEL)
+async def ask_cancel(request: Request, group_id: str) -> Response:
     """What cancelling would do."""
     group = service_of(request).group(group_id)
     active = group.active_round
@@ -71,30 +69,28 @@ async def ask_cancel(request: Request, group_id: wire.Id) -> Response:
     return _question(group_id, "Cancel the job", f"/groups/{group_id}/cancel", f"Cancel {group_id}?", lines)
 
 
-@router.post("/cancel", dependencies=_OWN)
-async def cancel(request: Request, group_id: wire.Id) -> Response:
+@handlers(routing.CANCEL)
+async def cancel(request: Request, group_id: str) -> Response:
     """As `POST /v1/groups/{group_id}/cancel`."""
-    host = request.client.host if request.client is not None else ""
-    by = permit_of(request).bearer(host)
-    return await _do(request, group_id, Cancel(by=by, at=datetime.now(UTC).isoformat(timespec="seconds")))
+    return await _do(request, group_id, cancellation(request))
 
 
-@router.get("/nodes/{node_id}/drain")
-async def ask_drain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
+@handlers(routing.ASK_DRAIN)
+async def ask_drain(request: Request, group_id: str, node_id: str) -> Response:
     """What draining a node would do."""
     found = await _plan(request, group_id, Changes(drain=(node_id,)))
     path = f"/groups/{group_id}/nodes/{node_id}/drain"
     return _question(group_id, "Drain", path, f"Drain {node_id}?", told(found))
 
 
-@router.post("/nodes/{node_id}/drain", dependencies=_OWN)
-async def drain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
+@handlers(routing.DRAIN)
+async def drain(request: Request, group_id: str, node_id: str) -> Response:
     """As `POST /v1/groups/{group_id}/nodes/{node_id}/drain`."""
     return await _do(request, group_id, Drain(node_id))
 
 
-@router.get("/nodes/{node_id}/undrain")
-async def ask_undrain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
+@handlers(routing.ASK_UNDRAIN)
+async def ask_undrain(request: Request, group_id: str, node_id: str) -> Response:
     """What letting a node in again would do."""
     service_of(request).group(group_id)
     path = f"/groups/{group_id}/nodes/{node_id}/undrain"
@@ -102,8 +98,8 @@ async def ask_undrain(request: Request, group_id: wire.Id, node_id: wire.Id) -> 
     return _question(group_id, "Let it in", path, f"Let {node_id} in again?", lines)
 
 
-@router.post("/nodes/{node_id}/undrain", dependencies=_OWN)
-async def undrain(request: Request, group_id: wire.Id, node_id: wire.Id) -> Response:
+@handlers(routing.UNDRAIN)
+async def undrain(request: Request, group_id: str, node_id: str) -> Response:
     """As `POST /v1/groups/{group_id}/nodes/{node_id}/undrain`."""
     return await _do(request, group_id, Undrain(node_id))
 
@@ -114,6 +110,7 @@ async def _plan(request: Request, group_id: str, changes: Changes) -> Plan:
 
 
 async def _do(request: Request, group_id: str, command: Command) -> Response:
+    require_own_page(request)
     await service_of(request).execute(group_id, command)
     return Response(status_code=204, headers={**HEADERS, "HX-Trigger": "done"})
 

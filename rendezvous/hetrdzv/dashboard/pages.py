@@ -3,24 +3,21 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Annotated
 
-from fastapi import APIRouter, Header, HTTPException, Query, Request
+from fastapi import HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
 
+from hetrdzv.api.bound import Handlers
 from hetrdzv.api.dispatch import service_of
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.auth.tokens import Role
+from hetrdzv.dashboard import routing
 from hetrdzv.dashboard.live import Hub, Render, UntilNews
 from hetrdzv.dashboard.render import HEADERS, page
-from hetrdzv.dashboard.routing import PageRoute
 from hetrdzv.dashboard.scenes import ALL_ROWS, MAPS, ROWS, GroupScene, GroupsScene, frame
-from hetrdzv.protocol import wire
 from hetrdzv.service.polls.watchers import FOLLOWERS
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
-
-Accept = Annotated[str, Header(include_in_schema=False, max_length=4_096)]
+handlers = Handlers()
 
 _FOLDER = Path(__file__).parent / "static"
 _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
@@ -32,8 +29,8 @@ FILES = {
 """What pages load, by name, with its type."""
 
 
-@router.get("/static/{name}")
-async def static(name: wire.ShortText) -> Response:
+@handlers(routing.STATIC)
+async def static(request: Request, name: str) -> Response:
     """A script, a style sheet, a picture: the same for everybody."""
     found = FILES.get(name)
     if found is None:
@@ -42,27 +39,25 @@ async def static(name: wire.ShortText) -> Response:
     return Response(found[0], media_type=found[1], headers=headers)
 
 
-@router.get("/")
-async def groups(request: Request, accept: Accept = "") -> Response:
+@handlers(routing.GROUPS)
+async def groups(request: Request) -> Response:
     """All groups that the token covers."""
     service, permit = service_of(request), permit_of(request)
     scene = GroupsScene(service, permit.grant)
-    if "text/event-stream" in accept:
+    if "text/event-stream" in request.headers.get("accept", ""):
         return _follow(request, (service, permit.grant.scope), lambda: (scene.sections, asyncio.sleep))
     return page("groups_page.html", sections=await scene.sections(), **frame(permit))
 
 
-@router.get("/groups/{group_id}")
-async def group(
-    request: Request, group_id: wire.Id, accept: Accept = "", rows: Annotated[str, Query(max_length=8)] = ""
-) -> Response:
+@handlers(routing.GROUP)
+async def group(request: Request, group_id: str, rows: str) -> Response:
     """Everything about a group; `rows=all`: all its nodes in rows, however many."""
     service, permit = service_of(request), permit_of(request)
     acts = permit.grant.role >= Role.ADMIN
     whole = rows == "all"
     key = (service, group_id, acts, whole)
     scene = GroupScene(service, group_id, acts=acts, rows=ALL_ROWS if whole else ROWS)
-    if "text/event-stream" in accept:
+    if "text/event-stream" in request.headers.get("accept", ""):
         service.group(group_id)
 
         async def until_news(most_s: float) -> object:

@@ -1,35 +1,29 @@
-"""Routes of pages: errors are pages too, or parts of one where a page asked for a part."""
+"""The routes of the pages, each declared once, as those of the API are in protocol/routes.py."""
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+from types import NoneType
+from typing import Annotated
 
-from fastapi import Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
-from fastapi.routing import APIRoute
+from annotated_types import MaxLen
 
-from hetrdzv.api import problems
-from hetrdzv.dashboard.render import refusal
-from hetrdzv.protocol.errors import HetError, InvalidRequest
+from hetrdzv.protocol import bounds
+from hetrdzv.protocol.routes import Parameter, Role, Route, Size
 
+_GROUP = "/groups/{group_id}"
+_NODE = f"{_GROUP}/nodes/{{node_id}}"
+_READ, _ADMIN = Role.READ, Role.ADMIN
+_IN_ROWS = Parameter("rows", Annotated[str, MaxLen(8)], "")
+_LINK = (Parameter("code", Annotated[str, MaxLen(128)], ""), Parameter("group", bounds.Id, None))
 
-class PageRoute(APIRoute):
-    """A route whose errors a browser can show; programs get problem details as everywhere."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handled(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except HetError as error:
-                return answer(request, error)
-            except RequestValidationError:
-                return answer(request, InvalidRequest("that is not the name of a group or of a node"))
-
-        return handled
-
-
-def answer(request: Request, error: HetError) -> Response:
-    """An error for whoever asked."""
-    return refusal(error, request.headers) or problems.answer(error).response()
+GROUPS = Route("GET", "/", _READ, str, page=True, size=Size.STREAM, scoped=True)
+GROUP = Route("GET", _GROUP, _READ, str, page=True, size=Size.STREAM, takes=(_IN_ROWS,))
+ASK_RESTART = Route("GET", f"{_GROUP}/restart", _ADMIN, str, page=True)
+RESTART = Route("POST", f"{_GROUP}/restart", _ADMIN, NoneType, page=True)
+ASK_CANCEL = Route("GET", f"{_GROUP}/cancel", _ADMIN, str, page=True)
+CANCEL = Route("POST", f"{_GROUP}/cancel", _ADMIN, NoneType, page=True)
+ASK_DRAIN = Route("GET", f"{_NODE}/drain", _ADMIN, str, page=True)
+DRAIN = Route("POST", f"{_NODE}/drain", _ADMIN, NoneType, page=True)
+ASK_UNDRAIN = Route("GET", f"{_NODE}/undrain", _ADMIN, str, page=True)
+UNDRAIN = Route("POST", f"{_NODE}/undrain", _ADMIN, NoneType, page=True)
+SIGN_IN = Route("GET", "/sign-in", None, str, page=True, once=True, takes=_LINK)
+SIGN_OUT = Route("POST", "/sign-out", _READ, NoneType, page=True, scoped=True)
+STATIC = Route("GET", "/static/{name}", None, bytes, page=True)

@@ -1,43 +1,32 @@
 """Signing in with a code that works once, and out."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Request
 from fastapi.responses import Response
 
-from hetrdzv.api import problems
+from hetrdzv.api.bound import Handlers
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.auth.sessions import CODE_S, SESSION_S, Sessions, cookie_name
+from hetrdzv.dashboard import routing
 from hetrdzv.dashboard.actions import require_own_page
 from hetrdzv.dashboard.render import HEADERS, page
-from hetrdzv.dashboard.routing import PageRoute
-from hetrdzv.protocol import wire
+from hetrdzv.protocol import routes, wire
 
-pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-api = APIRouter(
-    prefix="/v1",
-    tags=["dashboard"],
-    dependencies=[Depends(problems.known_parameters)],
-    responses=problems.RESPONSES,
-)
+handlers = Handlers()
 
 
-@api.post("/sign-in-codes", response_model=wire.SignInReply)
-async def make_code(request: Request) -> wire.SignInReply:
+@handlers(routes.SIGN_IN_CODE)
+async def make_code(request: Request) -> bytes:
     """A link for a browser, which works once and signs it in to the dashboard as whoever asks."""
     sessions: Sessions = request.app.state.sessions
     entry = permit_of(request).entry
-    if entry is None:
-        return wire.SignInReply(path="/")
-    return wire.SignInReply(path=f"/sign-in?code={sessions.code(entry)}", expires_in_s=CODE_S)
+    reply = wire.SignInReply(path="/")
+    if entry is not None:
+        reply = wire.SignInReply(path=f"/sign-in?code={sessions.code(entry)}", expires_in_s=CODE_S)
+    return reply.model_dump_json().encode()
 
 
-@pages.get("/sign-in")
-async def sign_in(
-    request: Request,
-    code: Annotated[str, Query(max_length=128)] = "",
-    group: wire.Id | None = None,
-) -> Response:
+@handlers(routing.SIGN_IN)
+async def sign_in(request: Request, code: str, group: str | None) -> Response:
     """Use up a code: the browser is signed in, and goes on at once to a page without it."""
     sessions: Sessions = request.app.state.sessions
     if not code:
@@ -61,9 +50,10 @@ async def sign_in(
     return response
 
 
-@pages.post("/sign-out", dependencies=[Depends(require_own_page)])
+@handlers(routing.SIGN_OUT)
 async def sign_out(request: Request) -> Response:
     """End the session of this browser."""
+    require_own_page(request)
     session = permit_of(request).session
     if session is not None:
         session.over = True

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Le, Lt, MaxLen
 
 from hetrdzv.protocol.daemon import MAX_CHARACTERS
-from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH
+from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH, MAX_PLACE_LENGTH, PLACE_PATTERN
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
 
 MAX_BODY_BYTES = 1 << 20
@@ -127,6 +127,8 @@ class OrNewer:
 # -- texts -----------------------------------------------------------------------------------------------------
 
 Id = Annotated[str, MaxLen(MAX_ID_LENGTH), Matches(ID_PATTERN)]
+Place = Annotated[str, MaxLen(MAX_PLACE_LENGTH), Matches(PLACE_PATTERN)]
+"""In a history."""
 Text = Annotated[str, MaxLen(16_384)]
 Word = Annotated[str, MaxLen(MAX_CHARACTERS)]
 ShortText = Annotated[str, MaxLen(256)]

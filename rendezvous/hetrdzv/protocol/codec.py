@@ -4,7 +4,7 @@ Unknown fields are refused in requests, where they are typos, and ignored in rep
 may have written.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -25,6 +25,7 @@ _EXTRA: Mapping[Unknown, Literal["forbid", "ignore"]] = {"refuse": "forbid", "ig
 
 _REASONS = {
     "missing": "it is missing",
+    "model_type": "it must be a JSON object",
     "dataclass_type": "it must be a JSON object",
     "dict_type": "it must be a JSON object",
     "extra_forbidden": "there is no such field",
@@ -86,6 +87,19 @@ def read(kind: type[T], data: bytes | str, *, unknown: Unknown = "refuse") -> T:
     return value
 
 
+def from_text(kind: type[T], texts: Mapping[str, str | Sequence[str]]) -> T:
+    """A value from the texts of its fields, as URLs and headers have them: numbers are written in digits.
+
+    Raises:
+        Malformed: they are no value of this type.
+    """
+    try:
+        value: T = adapter(kind).validate_python(texts)
+    except ValidationError as error:
+        raise Malformed(tuple(mistakes(error))) from None
+    return value
+
+
 def checked(kind: type[T], value: object, *, unknown: Unknown = "refuse") -> T:
     """A value from what a reader of JSON has made of it, or a value that was made here, after a check of its bounds.
 
@@ -137,7 +151,7 @@ def mistakes(error: ValidationError) -> Iterator[Mistake]:
 def _mistake(details: ErrorDetails) -> Mistake:
     kind, place, given = details["type"], details["loc"], details["input"]
     text = _REASONS.get(kind, details["msg"])
-    if kind == "too_long":
+    if kind == "too_long" and "max_length" in details["ctx"]:
         text = f"it should have at most {details['ctx']['max_length']} items"
     if kind == "json_invalid":
         return Mistake((), f"it is not JSON: {details['ctx']['error']}")

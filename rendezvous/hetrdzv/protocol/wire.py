@@ -3,7 +3,6 @@
 Names are those of the core. Times are in seconds; names of durations end in `_s`.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -15,15 +14,15 @@ from pydantic import (
     PlainValidator,
     Strict,
     StringConstraints,
-    ValidationError,
     ValidationInfo,
-    WrapValidator,
     create_model,
     field_validator,
 )
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
+from hetrdzv import __version__
+from hetrdzv.protocol import versions
 from hetrdzv.protocol.bounds import (
     MAX_ALL_LANES,
     MAX_KIND,
@@ -46,9 +45,6 @@ from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE, SETTINGS, Setti
 from hetrdzv.protocol.stalls import StallFacts
 from hetrdzv.protocol.states import DirectiveKind, GroupState, ReportKind
 from hetrdzv.protocol.warnings import AnyWarning
-
-MAX_ERRORS = 64
-"""A body with more mistakes than this is refused without a list of them: making that takes longer than all else."""
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN, max_length=MAX_ID_LENGTH)]
 Text = Annotated[str, StringConstraints(max_length=16_384)]
@@ -102,20 +98,6 @@ Shown = Annotated[_T | SkipJsonSchema[str], Field(union_mode="left_to_right")]
 """A value that clients only show. One that this version does not know, from a newer server, stays a string."""
 
 
-def _few_errors(value: object, validate: Callable[[object], Any]) -> Any:
-    try:
-        return validate(value)
-    except ValidationError as error:
-        if (wrong := error.error_count()) <= MAX_ERRORS:
-            raise
-    text = "{wrong} of its fields are unknown, malformed or out of range"
-    raise PydanticCustomError("too_many_errors", text, {"wrong": wrong})
-
-
-Checked = Annotated[_T, WrapValidator(_few_errors)]
-"""The body of a request, as a route takes it: what is wrong with it is only listed if it is not too much."""
-
-
 def _report_kind(value: object) -> ReportKind | str:
     if not isinstance(value, str) or len(value) > MAX_KIND:
         raise PydanticCustomError(
@@ -136,7 +118,7 @@ AnyReportKind = Annotated[
 
 
 class Wire(BaseModel):
-    """Base of requests: unknown fields are refused by name (but see api/lenient.py)."""
+    """Base of requests: unknown fields are refused by name (but see api/reading.py)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -962,3 +944,20 @@ class ProblemReply(Reply):
     field: str | None = None
     directive: DirectiveReply | None = None
     conflict: ConflictReply | None = None
+
+
+class HealthReply(Reply):
+    """What runs here."""
+
+    status: str
+    service: str = "hetserver"
+    version: str = __version__
+    api_version: int = versions.MAJOR
+    api_minor: int = versions.MINOR
+
+
+class ReadyReply(HealthReply):
+    """The role of this server among its peers, see `ReplicaStatus`."""
+
+    role: str
+    leader: str | None

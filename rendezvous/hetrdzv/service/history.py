@@ -7,12 +7,10 @@ from typing import Self
 
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.ids import PLACE_PATTERN
 from hetrdzv.service.polls.watchers import FOLLOWERS
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
-
-PLACE_PATTERN = r"^[0-9]{1,18}(@[0-9]{1,18})?$"
-"""How a place is written: `17@3000000`. A number alone counts in whichever group has the name now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.support.servers import Hetserver, free_port
 
 from hetagent.check import findings, machine, reach
-from hetagent.check.findings import Finding, Verdict
+from hetagent.check.findings import Finding, Grade
 from hetagent.check.reach import Peer
 from hetagent.check.run import run
 from hetagent.node.gpu.memory import Holder, Usage
@@ -39,8 +39,8 @@ def options(*flags: str, server: str = "http://head:29400") -> Options:
 def test_a_row_is_a_line_where_output_is_no_terminal() -> None:
     out = io.StringIO()
     found = [
-        Finding("devices", Verdict.OK, "[red]" + "x" * 200),
-        Finding("ports", Verdict.WRONG, "none", "widen"),
+        Finding("devices", Grade.OK, "[red]" + "x" * 200),
+        Finding("ports", Grade.WRONG, "none", "widen"),
     ]
     findings.show(found, Console(file=out, highlight=False, markup=False))
     assert [line.split() for line in out.getvalue().splitlines()] == [
@@ -50,25 +50,25 @@ def test_a_row_is_a_line_where_output_is_no_terminal() -> None:
     ]
     assert not re.search(r"\s$", out.getvalue().rstrip("\n"), re.MULTILINE)
     assert findings.exit_status(found) == 1
-    assert findings.exit_status([Finding("address", Verdict.WARNING, "127.0.0.1")]) == 0
+    assert findings.exit_status([Finding("address", Grade.WARNING, "127.0.0.1")]) == 0
 
 
 # -- this machine --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("torch", "verdict"), [("2.13.0", Verdict.OK), ("99.0", Verdict.WARNING), ("1.0", Verdict.WRONG)]
+    ("torch", "grade"), [("2.13.0", Grade.OK), ("99.0", Grade.WARNING), ("1.0", Grade.WRONG)]
 )
-def test_versions(torch: str, verdict: Verdict) -> None:
-    assert machine.versions({"torch": torch}, torch).verdict is verdict
+def test_versions(torch: str, grade: Grade) -> None:
+    assert machine.versions({"torch": torch}, torch).grade is grade
 
 
 def test_memory_that_is_in_use() -> None:
     free = machine.gpu_memory(Usage("GPU 0", GIB // 2, (), 80 * GIB))
-    assert free == Finding("GPU 0", Verdict.OK, "79.5 of 80.0 GiB free")
+    assert free == Finding("GPU 0", Grade.OK, "79.5 of 80.0 GiB free")
     held = machine.gpu_memory(Usage("GPU 1", 60 * GIB, (Holder(7, 60 * GIB),), 80 * GIB))
-    assert (held.verdict, held.found, held.advice) == (
-        Verdict.WARNING,
+    assert (held.grade, held.found, held.advice) == (
+        Grade.WARNING,
         "20.0 of 80.0 GiB free",
         "in use by pid 7",
     )
@@ -76,19 +76,19 @@ def test_memory_that_is_in_use() -> None:
 
 def test_the_address_and_why_it_is_offered() -> None:
     near = machine.address(options(), "10.0.0.4", "eth0", [LO, ETH, IB])
-    assert near == Finding("address", Verdict.OK, "10.0.0.4 (eth0; towards the server); others: ib0 10.1.0.4")
+    assert near == Finding("address", Grade.OK, "10.0.0.4 (eth0; towards the server); others: ib0 10.1.0.4")
     asked = machine.address(options("--local-addr", "192.0.2.9"), "192.0.2.9", None, [LO])
     assert asked.found == "192.0.2.9 (no interface here has it; --local-addr)"
-    assert machine.address(options(), "127.0.0.1", "lo", [LO]).verdict is Verdict.WRONG
+    assert machine.address(options(), "127.0.0.1", "lo", [LO]).grade is Grade.WRONG
     here = options(server="http://[::1]:29400")
-    assert machine.address(here, "::1", "lo", [LO]).verdict is Verdict.WARNING
+    assert machine.address(here, "::1", "lo", [LO]).grade is Grade.WARNING
 
 
 def test_ports_that_are_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         found = machine.ports("127.0.0.1", (port, port))
-    assert found.verdict is Verdict.WRONG
+    assert found.grade is Grade.WRONG
     assert "--port-range" in found.found
 
 
@@ -111,22 +111,22 @@ def test_where_an_interface_may_lead(interface: Interface, address: str, leads: 
 
 
 @pytest.mark.parametrize(
-    ("why", "offered", "verdict", "advice"),
+    ("why", "offered", "grade", "advice"),
     [
-        ({"eth0": None}, "eth0", Verdict.OK, ""),
-        ({"eth0": None, "ib0": "timed out after 3 s"}, "eth0", Verdict.OK, ""),
-        ({"eth0": "timed out after 3 s", "ib0": None}, "eth0", Verdict.WARNING, "--interface ib0"),
-        ({"eth0": None}, None, Verdict.OK, ""),
-        ({"eth0": "connection refused"}, "eth0", Verdict.WRONG, "is its agent still there?"),
-        ({"eth0": "timed out after 3 s"}, "eth0", Verdict.WRONG, "--port-range"),
-        ({}, "eth0", Verdict.WRONG, "--local-addr"),
+        ({"eth0": None}, "eth0", Grade.OK, ""),
+        ({"eth0": None, "ib0": "timed out after 3 s"}, "eth0", Grade.OK, ""),
+        ({"eth0": "timed out after 3 s", "ib0": None}, "eth0", Grade.WARNING, "--interface ib0"),
+        ({"eth0": None}, None, Grade.OK, ""),
+        ({"eth0": "connection refused"}, "eth0", Grade.WRONG, "is its agent still there?"),
+        ({"eth0": "timed out after 3 s"}, "eth0", Grade.WRONG, "--port-range"),
+        ({}, "eth0", Grade.WRONG, "--local-addr"),
     ],
 )
 def test_what_the_ways_to_a_node_mean(
-    why: Mapping[str, str | None], offered: str | None, verdict: Verdict, advice: str
+    why: Mapping[str, str | None], offered: str | None, grade: Grade, advice: str
 ) -> None:
     found = reach.judged(Peer("gpu5", "10.0.0.5", 30000), why, offered)
-    assert found.verdict is verdict
+    assert found.grade is grade
     assert advice in found.advice
 
 
@@ -142,7 +142,7 @@ def test_an_older_server_does_not_tell_where_to_try() -> None:
     node = NodeReply.model_validate({"node_id": "gpu5", "state": "ready", **fields})
     assert node.port == 0
     found = reach.judged(Peer(node.node_id, node.address, node.port), {}, "eth0")
-    assert (found.verdict, found.advice) == (Verdict.WARNING, "")
+    assert (found.grade, found.advice) == (Grade.WARNING, "")
 
 
 # -- all of it -----------------------------------------------------------------------------------------------

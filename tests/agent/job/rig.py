@@ -23,11 +23,11 @@ from hetagent.job.notice import Notices
 from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.job.output.stderr import Copier
 from hetagent.job.ports import Ports
-from hetagent.job.progress.watching import Watching
+from hetagent.job.progress.watcher import Watcher
 from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.room import Room
-from hetagent.job.shares import Shares
+from hetagent.job.share_files import Shares
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Launch
@@ -127,7 +127,7 @@ class Rig:
             LaunchLook(launch, say),
         ]
         if report_stacks is not None:
-            watching = Watching(
+            watching = Watcher(
                 self.line,
                 launch,
                 cpu=True,
@@ -150,8 +150,7 @@ class Rig:
             rooms=rooms,
             stop_timeout_s=None,
             readiness=Readiness(
-                None,
-                (check and NodeCheck(f"cd {folder}; {check}", self.identity.incarnation)) or None,
+                [NodeCheck(f"cd {folder}; {check}", self.identity.incarnation)] if check else [],
                 again_s=0.05,
                 retry_s=0.05,
             ),

@@ -15,7 +15,7 @@ from tests.support.workload.worklog import WorkLog
 
 from hetagent import progress
 from hetagent.job import notice
-from hetagent.job.notice import Notice, handles
+from hetagent.job.notice import NoticeFiles, handles
 from hetrdzv.protocol.wire import NoticeReply
 
 pytestmark = [
@@ -42,7 +42,7 @@ def test_a_script_sees_the_notice_and_says_that_it_is_ready(file: str) -> None:
     assert not progress.stop_requested()
     assert progress.notice() is None
     progress.ready_to_stop()
-    given = Notice(TOLD, {0: file}, 1)
+    given = NoticeFiles(TOLD, {0: file}, 1)
     soon(progress.stop_requested, "the notice")
     told = progress.notice()
     assert told is not None
@@ -57,7 +57,7 @@ def test_a_script_sees_the_notice_and_says_that_it_is_ready(file: str) -> None:
 
 
 def test_workers_that_share_a_file_are_counted_or_one_speaks_for_all(file: str) -> None:
-    given = Notice(TOLD, {0: file}, 3)
+    given = NoticeFiles(TOLD, {0: file}, 3)
     ready = Path(file + progress.READY)
     for said, is_ready in (("1\n1\n2\n", False), ("1\n1\n2\n3\n", True), ("4\nall\n", True)):
         ready.write_text(said)

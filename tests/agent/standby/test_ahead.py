@@ -10,7 +10,7 @@ from tests.support.cluster import wait_for
 
 from hetagent.standby import imports, keeper, policy
 from hetagent.standby.keeper import Standbys
-from hetagent.standby.process import Plan, Standby
+from hetagent.standby.process import Program, Standby
 from hetagent.worker.standby import IMPORTS_FILE
 
 INSTALLED = {
@@ -35,15 +35,15 @@ class Script:
         self.site.mkdir()
         for name, source in INSTALLED.items():
             (self.site / f"{name}.py").write_text(source)
-        self.plan = standbys.plan(str(self.path), PYTHONPATH=str(self.site))
+        self.program = standbys.program(str(self.path), PYTHONPATH=str(self.site))
 
     def write(self, source: str) -> None:
         """Write it; at its end it says what was imported at its start."""
         self.path.write_text(f"import sys; AT_START = [*sys.modules]\n{source}{SAYS}")
 
-    def round(self, local_rank: int = 0) -> Plan:
+    def round(self, local_rank: int = 0) -> Program:
         notes = self.folder / f"notes{local_rank}"
-        return standbys.in_round(self.plan, **{IMPORTS_FILE: str(notes)})
+        return standbys.in_round(self.program, **{IMPORTS_FILE: str(notes)})
 
     def run(self, standby: Standby | None = None) -> str:
         """Run it in a round; what it says."""
@@ -69,13 +69,13 @@ def test_what_is_installed_is_imported(script: Script) -> None:
     assert script.run() == "[]"
     assert {"own", "plain", "absent"} <= set(script.notes())
     before = script.notes()
-    assert script.run(standbys.ready(script.plan, [], before)) == "['plain']"
+    assert script.run(standbys.ready(script.program, [], before)) == "['plain']"
     assert script.notes() == before
 
 
 def test_one_that_is_ready_imports_what_the_script_has_imported_since(script: Script) -> None:
     script.write("import plain")
-    standby = standbys.ready(script.plan, ["coloured"])
+    standby = standbys.ready(script.program, ["coloured"])
     script.run()
     standby.order([], script.notes(), paced=True)
     assert standbys.hear(standby)
@@ -86,7 +86,7 @@ def test_a_module_that_reads_what_the_script_sets_first_is_left_out(script: Scri
     """A plain start would have set it before: `os.environ["KERAS_BACKEND"] = "torch"; import keras`."""
     script.write("import os, plain\nos.environ['FLAVOUR'] = 'mint'\nimport flavoured")
     script.run()
-    standby = Standby(script.plan, [], script.notes(), paced=False)
+    standby = Standby(script.program, [], script.notes(), paced=False)
     assert not standbys.hear(standby)
     standby.end()
     why = "it reads what the script sets first, FLAVOUR while it is imported"
@@ -98,7 +98,7 @@ def test_a_variable_that_is_set_later_or_by_a_module_makes_no_difference(script:
     script.run()
     assert {"=COLOUR", "=FLAVOUR"} <= set(script.notes())
     assert (
-        script.run(standbys.ready(script.plan, [], script.notes()))
+        script.run(standbys.ready(script.program, [], script.notes()))
         == "['plain', 'flavoured', 'coloured', 'red']"
     )
 
@@ -108,16 +108,16 @@ def test_a_module_from_a_folder_that_the_script_adds_is_not_imported_from_anothe
     (script.folder / "mine" / "plain.py").write_text("")
     script.write(f"sys.path.insert(0, {str(script.folder / 'mine')!r})\nimport plain, late")
     script.run()
-    assert script.run(standbys.ready(script.plan, [], script.notes())) == "['late']"
+    assert script.run(standbys.ready(script.program, [], script.notes())) == "['late']"
 
 
 def test_notes_on_a_script_that_has_changed_are_of_no_use(script: Script) -> None:
     script.write("import plain")
     script.run()
     script.write("import late")
-    assert script.run(standbys.ready(script.plan, [], script.notes())) == "[]"
+    assert script.run(standbys.ready(script.program, [], script.notes())) == "[]"
     assert "plain" not in script.notes()
-    assert script.run(standbys.ready(script.plan, [], script.notes())) == "['late']"
+    assert script.run(standbys.ready(script.program, [], script.notes())) == "['late']"
 
 
 def test_a_script_whose_imports_fail_because_of_it_begins_anew(script: Script) -> None:
@@ -127,7 +127,7 @@ def test_a_script_whose_imports_fail_because_of_it_begins_anew(script: Script) -
     )
     script.write("import own\nimport plain")
     script.run()
-    assert script.run(standbys.ready(script.plan, [], script.notes())) == "[]"
+    assert script.run(standbys.ready(script.program, [], script.notes())) == "[]"
     [line] = (script.folder / "stderr").read_text().splitlines()
     assert line.startswith("hetagent: ImportError while the script imports, after --preload auto")
 
@@ -154,12 +154,14 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Standbys]:
 def take(kept: Standbys, script: Script) -> Callable[[int], tuple[int | None, str]]:
     def taken(local_rank: int) -> tuple[int | None, str]:
         """Run a round of a rank; the pid of its standby, if there was one, and what the script said."""
-        plan = Plan(script.plan.args, {**standbys.in_round(script.plan).environ, **kept.environ(local_rank)})
+        program = Program(
+            script.program.args, {**standbys.in_round(script.program).environ, **kept.environ(local_rank)}
+        )
         with standbys.outputs(script.folder) as streams:
-            process = kept.take(local_rank, plan, *streams)
+            process = kept.take(local_rank, program, *streams)
             standby = process and process.pid
             process = process or subprocess.Popen(
-                plan.args, env=plan.environ, stdout=streams[0], start_new_session=True
+                program.args, env=program.environ, stdout=streams[0], start_new_session=True
             )
             assert standbys.ended(process) == 0
         return standby, (script.folder / "stdout").read_text().strip()
@@ -172,7 +174,7 @@ def test_each_rank_has_what_its_own_workers_import(
 ) -> None:
     """And no standby is replaced for it, which for a while would leave none."""
     script.write("import plain")
-    kept.prepare([script.plan, script.plan])
+    kept.prepare([script.program, script.program])
     first = wait_for(lambda: pids if len(pids := kept.pids()) == 2 else None, "two standbys")
     assert take(0) == (first[0], "[]")
     second = wait_for(lambda: pids if len(pids := kept.pids()) == 2 else None, "two standbys")

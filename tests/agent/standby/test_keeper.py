@@ -16,7 +16,7 @@ from tests.support.cluster import wait_for
 from hetagent.node.processes import finding as processes
 from hetagent.standby import keeper, policy
 from hetagent.standby.keeper import Standbys
-from hetagent.standby.process import Plan
+from hetagent.standby.process import Program
 
 INCARNATION = standbys.MARKS[processes.INCARNATION]
 
@@ -43,9 +43,9 @@ class Kept:
             f"standbys of {ranks}",
         )
 
-    def take(self, rank: int, plan: Plan) -> "subprocess.Popen[bytes] | None":
+    def take(self, rank: int, program: Program) -> "subprocess.Popen[bytes] | None":
         with standbys.outputs(self.folder) as streams:
-            return self.standbys.take(rank, standbys.in_round(plan), *streams)
+            return self.standbys.take(rank, standbys.in_round(program), *streams)
 
 
 def living() -> list[int]:
@@ -82,11 +82,11 @@ def keep(tmp_path: Path) -> Iterator[Callable[..., Kept]]:
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def program(tmp_path: Path) -> Program:
     """Of an empty script beside the modules `imported` and `slow`."""
     for name, source in {"s": "", "imported": "", "slow": SLOW}.items():
         (tmp_path / f"{name}.py").write_text(source)
-    return standbys.plan(str(tmp_path / "s.py"), GO=str(tmp_path / "go"))
+    return standbys.program(str(tmp_path / "s.py"), GO=str(tmp_path / "go"))
 
 
 def started(folder: Path) -> list[Path]:
@@ -95,10 +95,10 @@ def started(folder: Path) -> list[Path]:
 
 
 def test_before_the_first_round_all_are_made_at_once(
-    keep: Callable[..., Kept], plan: Plan, tmp_path: Path
+    keep: Callable[..., Kept], program: Program, tmp_path: Path
 ) -> None:
     kept = keep("slow")
-    kept.standbys.prepare([plan, plan, plan])
+    kept.standbys.prepare([program, program, program])
     wait_for(lambda: len(started(tmp_path)) == 3, "three that import")
     (tmp_path / "go").touch()
     kept.ready(0, 1, 2)
@@ -106,9 +106,11 @@ def test_before_the_first_round_all_are_made_at_once(
     assert kept.told == []
 
 
-def test_later_one_is_made_after_the_other(keep: Callable[..., Kept], plan: Plan, tmp_path: Path) -> None:
+def test_later_one_is_made_after_the_other(
+    keep: Callable[..., Kept], program: Program, tmp_path: Path
+) -> None:
     kept = keep("slow")
-    assert [kept.take(rank, plan) for rank in (0, 1)] == [None, None]  # a first round that nobody foresaw
+    assert [kept.take(rank, program) for rank in (0, 1)] == [None, None]  # a first round that nobody foresaw
     wait_for(lambda: len(started(tmp_path)) == 1, "one that imports")
     assert len(living()) == 1
     (tmp_path / "go").touch()
@@ -116,11 +118,11 @@ def test_later_one_is_made_after_the_other(keep: Callable[..., Kept], plan: Plan
     assert kept.told == []
 
 
-def test_each_is_taken_for_its_rank_and_replaced(keep: Callable[..., Kept], plan: Plan) -> None:
+def test_each_is_taken_for_its_rank_and_replaced(keep: Callable[..., Kept], program: Program) -> None:
     kept = keep("imported")
-    kept.standbys.prepare([plan, plan])
+    kept.standbys.prepare([program, program])
     first = kept.ready(0, 1)
-    workers = [kept.take(rank, plan) for rank in (0, 1)]
+    workers = [kept.take(rank, program) for rank in (0, 1)]
     assert [worker and worker.pid for worker in workers] == [first[0], first[1]]
     assert [worker and standbys.ended(worker) for worker in workers] == [0, 0]
     second = kept.ready(0, 1)
@@ -129,22 +131,22 @@ def test_each_is_taken_for_its_rank_and_replaced(keep: Callable[..., Kept], plan
 
 
 def test_no_standby_is_made_while_a_round_starts(
-    keep: Callable[..., Kept], plan: Plan, monkeypatch: pytest.MonkeyPatch
+    keep: Callable[..., Kept], program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "WARM_QUIET_S", 3600.0)
     kept = keep("imported")
-    kept.standbys.prepare([plan, plan])
+    kept.standbys.prepare([program, program])
     kept.ready(0, 1)
-    worker = kept.take(0, plan)
+    worker = kept.take(0, program)
     assert worker is not None
     assert standbys.ended(worker) == 0
     assert kept.standbys._make_due() is not None
     assert len(living()) == 1
 
 
-def test_one_that_dies_is_replaced(keep: Callable[..., Kept], plan: Plan) -> None:
+def test_one_that_dies_is_replaced(keep: Callable[..., Kept], program: Program) -> None:
     kept = keep("imported")
-    kept.standbys.prepare([plan])
+    kept.standbys.prepare([program])
     pids = [kept.ready(0)[0]]
     for _ in range(keeper.ATTEMPTS + 1):  # those that were ready do not count
         os.kill(pids[-1], signal.SIGKILL)
@@ -154,14 +156,14 @@ def test_one_that_dies_is_replaced(keep: Callable[..., Kept], plan: Plan) -> Non
 
 
 def test_one_that_hangs_is_no_use_and_the_next_one_is(
-    keep: Callable[..., Kept], plan: Plan, monkeypatch: pytest.MonkeyPatch
+    keep: Callable[..., Kept], program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hetagent.standby.process.TAKE_TIMEOUT_S", 0.1)
     kept = keep("imported")
-    kept.standbys.prepare([plan])
+    kept.standbys.prepare([program])
     stopped = kept.ready(0)[0]
     os.kill(stopped, signal.SIGSTOP)
-    assert kept.take(0, plan) is None
+    assert kept.take(0, program) is None
     assert kept.told == [
         "cannot use the standby of local rank 0 (it did not answer within 0.1 s): starting without it"
     ]
@@ -169,11 +171,11 @@ def test_one_that_hangs_is_no_use_and_the_next_one_is(
 
 
 def test_one_that_imports_for_ever_is_given_up(
-    keep: Callable[..., Kept], plan: Plan, monkeypatch: pytest.MonkeyPatch
+    keep: Callable[..., Kept], program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "HUNG_S", 0.3)
     kept = keep("slow")
-    kept.standbys.prepare([plan])
+    kept.standbys.prepare([program])
     wait_for(lambda: kept.told, "the end of the attempts")
     [line] = kept.told
     assert line.startswith("no more standbys, so a restart imports anew: 3 in a row failed; the last one ")
@@ -182,46 +184,46 @@ def test_one_that_imports_for_ever_is_given_up(
 
 
 def test_three_that_die_while_they_import_are_the_last(
-    keep: Callable[..., Kept], plan: Plan, tmp_path: Path
+    keep: Callable[..., Kept], program: Program, tmp_path: Path
 ) -> None:
     (tmp_path / "dies.py").write_text("import os, sys\nprint('cannot', file=sys.stderr)\nos._exit(7)")
     kept = keep("dies")
-    kept.standbys.prepare([plan])
+    kept.standbys.prepare([program])
     wait_for(lambda: kept.told, "the end of the attempts")
     [line] = kept.told
     assert line.endswith("3 in a row failed; the last one exited with code 7 while it imported dies: cannot")
-    assert kept.take(0, plan) is None
+    assert kept.take(0, program) is None
     assert kept.standbys.pids() == {}
 
 
-def test_an_interpreter_that_is_not_there(keep: Callable[..., Kept], plan: Plan) -> None:
+def test_an_interpreter_that_is_not_there(keep: Callable[..., Kept], program: Program) -> None:
     kept = keep("imported")
-    kept.standbys.prepare([Plan(("/there/is/none",), plan.environ)])
+    kept.standbys.prepare([Program(("/there/is/none",), program.environ)])
     wait_for(lambda: kept.told, "the end of the attempts")
     assert "3 in a row failed; the last one cannot be started: " in kept.told[0]
 
 
 def test_a_module_is_left_out_once_for_all_ranks(
-    keep: Callable[..., Kept], plan: Plan, tmp_path: Path
+    keep: Callable[..., Kept], program: Program, tmp_path: Path
 ) -> None:
     (tmp_path / "reads.py").write_text("import os; os.environ.get('RANK')")
     (tmp_path / "s.py").write_text("import sys; sys.exit(5 + ('reads' in sys.modules))")
     kept = keep("reads", "imported")
-    kept.standbys.prepare([plan, plan])
+    kept.standbys.prepare([program, program])
     kept.ready(0, 1)
     assert kept.told == ["standbys do without reads: it reads RANK while it is imported"]
-    worker = kept.take(1, plan)
+    worker = kept.take(1, program)
     assert worker is not None
     assert standbys.ended(worker) == 5
 
 
 def test_another_plan_starts_without_a_standby_and_gets_one_for_the_next_round(
-    keep: Callable[..., Kept], plan: Plan
+    keep: Callable[..., Kept], program: Program
 ) -> None:
     kept = keep("imported")
-    kept.standbys.prepare([plan])
+    kept.standbys.prepare([program])
     before = kept.ready(0)[0]
-    other = Plan((*plan.args, "--resume"), {**plan.environ, "OMP_NUM_THREADS": "2"})
+    other = Program((*program.args, "--resume"), {**program.environ, "OMP_NUM_THREADS": "2"})
     assert kept.take(0, other) is None
     assert before not in processes.living()
     after = kept.ready(0)[0]
@@ -233,14 +235,14 @@ def test_another_plan_starts_without_a_standby_and_gets_one_for_the_next_round(
 
 
 def test_memory_that_is_short_is_said_once_and_waited_for(
-    keep: Callable[..., Kept], plan: Plan, monkeypatch: pytest.MonkeyPatch
+    keep: Callable[..., Kept], program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "MEMORY_RETRY_S", 0.01)
     monkeypatch.setattr(policy, "NEEDED_BYTES", 1 << 60)
     kept = keep("imported")
-    kept.standbys.prepare([plan])
+    kept.standbys.prepare([program])
     wait_for(lambda: kept.told, "the line")
-    assert kept.take(0, plan) is None
+    assert kept.take(0, program) is None
     assert len(kept.told) == 1
     assert kept.told[0].startswith("no standbys for now, so a restart imports anew: ")
     monkeypatch.setattr(policy, "NEEDED_BYTES", 1)
@@ -248,40 +250,42 @@ def test_memory_that_is_short_is_said_once_and_waited_for(
     assert len(kept.told) == 1
 
 
-def test_close_ends_those_that_still_import(keep: Callable[..., Kept], plan: Plan, tmp_path: Path) -> None:
+def test_close_ends_those_that_still_import(
+    keep: Callable[..., Kept], program: Program, tmp_path: Path
+) -> None:
     kept = keep("slow")
-    kept.standbys.prepare([plan, plan])
+    kept.standbys.prepare([program, program])
     wait_for(lambda: started(tmp_path), "one that imports")
     kept.standbys.close()
     assert living() == []
-    assert kept.take(0, plan) is None
+    assert kept.take(0, program) is None
     assert living() == []
 
 
 def test_notes_of_imports_that_somebody_has_removed(
-    keep: Callable[..., Kept], plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keep: Callable[..., Kept], program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     kept = keep("imported", "auto")
     (notes,) = kept.standbys.environ(0).values()
     shutil.rmtree(Path(notes).parent)
-    kept.standbys.prepare([plan])
+    kept.standbys.prepare([program])
     kept.ready(0)
-    worker = kept.take(0, plan)
+    worker = kept.take(0, program)
     assert worker is not None
     assert standbys.ended(worker) == 0
     kept.ready(0)
 
 
-def test_taking_and_dying_at_the_same_time(keep: Callable[..., Kept], plan: Plan) -> None:
+def test_taking_and_dying_at_the_same_time(keep: Callable[..., Kept], program: Program) -> None:
     """Whatever comes first, there is a worker or there is none, and nobody is left over."""
     kept = keep("imported")
-    kept.standbys.prepare([plan])
+    kept.standbys.prepare([program])
     for _ in range(15):
         pid = kept.ready(0)[0]
         killer = threading.Thread(target=os.kill, args=(pid, signal.SIGKILL))
         killer.start()
-        worker = kept.take(0, plan)
+        worker = kept.take(0, program)
         if worker is not None:
             assert standbys.ended(worker) in (0, -signal.SIGKILL)
         killer.join()

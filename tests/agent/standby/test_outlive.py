@@ -27,8 +27,8 @@ guardian = Guardian(
     node_id=standbys.MARKS[processes.NODE_ID],
 )
 guardian.start()
-plan = standbys.plan(sys.argv[1])
-made = [standbys.ready(plan, []), standbys.ready(plan, []), Standby(plan, ["endless"], paced=True)]
+program = standbys.program(sys.argv[1])
+made = [standbys.ready(program, []), standbys.ready(program, []), Standby(program, ["endless"], paced=True)]
 os.kill(made[1].process.pid, 19)
 print(json.dumps([guardian.pid, *(one.process.pid for one in made), standbys.MARKS]), flush=True)
 sys.stdin.read()
@@ -106,12 +106,12 @@ def test_clearing_a_round_ends_workers_only(tmp_path: Path) -> None:
         "import subprocess, time\nsubprocess.Popen(['sleep', '300'], start_new_session=True)\n"
         "print('up', flush=True)\ntime.sleep(300)"
     )
-    plan = standbys.plan(str(tmp_path / "s.py"))
-    worker_to_be, stays = standbys.ready(plan, []), standbys.ready(plan, [])
-    importing = Standby(plan, [], paced=False)
+    program = standbys.program(str(tmp_path / "s.py"))
+    worker_to_be, stays = standbys.ready(program, []), standbys.ready(program, [])
+    importing = Standby(program, [], paced=False)
     incarnation = standbys.MARKS[processes.INCARNATION]
     with standbys.outputs(tmp_path) as streams:
-        worker = worker_to_be.take(standbys.in_round(plan), *streams)
+        worker = worker_to_be.take(standbys.in_round(program), *streams)
     try:
         wait_for((tmp_path / "stdout").read_text, "the worker's start")
         assert len(processes.marked(incarnation)) == 4, "the worker, its child and two standbys"

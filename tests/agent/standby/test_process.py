@@ -15,7 +15,7 @@ from tests.support.cluster import wait_for
 
 from hetagent.node.processes import finding as processes
 from hetagent.standby import process
-from hetagent.standby.process import NotTaken, Plan, Standby
+from hetagent.standby.process import NotTaken, Program, Standby
 from hetagent.worker import standby as standby_main
 from hetagent.worker.standby import NAME
 
@@ -32,12 +32,12 @@ print("rank", os.environ["RANK"], "imported" in sys.modules)
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def program(tmp_path: Path) -> Program:
     """Of a script that prints its rank; it can import the modules `imported`, `slow` and whatever a test writes."""
     (tmp_path / "s.py").write_text(SCRIPT)
     (tmp_path / "imported.py").write_text("")
     (tmp_path / "slow.py").write_text(SLOW)
-    return standbys.plan(str(tmp_path / "s.py"), GO=str(tmp_path / "go"))
+    return standbys.program(str(tmp_path / "s.py"), GO=str(tmp_path / "go"))
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +50,10 @@ def _nothing_is_left() -> Iterator[None]:
     assert standbys.zombies() == []
 
 
-def run(standby: Standby, plan: Plan, folder: Path) -> tuple[int, str]:
+def run(standby: Standby, program: Program, folder: Path) -> tuple[int, str]:
     """Take it for a round; its exit status and output."""
     with standbys.outputs(folder) as streams:
-        status = standbys.ended(standby.take(standbys.in_round(plan), *streams))
+        status = standbys.ended(standby.take(standbys.in_round(program), *streams))
     return status, (folder / "stdout").read_text()
 
 
@@ -62,26 +62,26 @@ def comm(pid: int) -> str:
 
 
 @pytest.mark.parametrize("paced", [False, True])
-def test_one_that_is_ready_is_taken(plan: Plan, tmp_path: Path, paced: bool) -> None:
-    standby = standbys.ready(plan, ["imported"], paced=paced)
-    assert run(standby, plan, tmp_path) == (0, "rank 1 True\n")
+def test_one_that_is_ready_is_taken(program: Program, tmp_path: Path, paced: bool) -> None:
+    standby = standbys.ready(program, ["imported"], paced=paced)
+    assert run(standby, program, tmp_path) == (0, "rank 1 True\n")
 
 
-def test_one_that_is_taken_before_it_is_ready_runs_once_it_is(plan: Plan, tmp_path: Path) -> None:
-    standby = Standby(plan, ["slow", "imported"], paced=True)
+def test_one_that_is_taken_before_it_is_ready_runs_once_it_is(program: Program, tmp_path: Path) -> None:
+    standby = Standby(program, ["slow", "imported"], paced=True)
     with standbys.outputs(tmp_path) as streams:
-        worker = standby.take(standbys.in_round(plan), *streams)
+        worker = standby.take(standbys.in_round(program), *streams)
     assert worker.poll() is None
     (tmp_path / "go").touch()
     assert standbys.ended(worker) == 0
     assert (tmp_path / "stdout").read_text() == "rank 1 True\n"
 
 
-def test_its_marks_before_and_after(plan: Plan, tmp_path: Path) -> None:
+def test_its_marks_before_and_after(program: Program, tmp_path: Path) -> None:
     """It is found as its agent's all the time; its name says that it waits."""
     (tmp_path / "s.py").write_text("import time; time.sleep(300)")
     incarnation = standbys.MARKS[processes.INCARNATION]
-    standby = standbys.ready(plan, ["imported"])
+    standby = standbys.ready(program, ["imported"])
     pid = standby.process.pid
     assert processes.marked(incarnation) == [pid]
     assert comm(pid) == NAME
@@ -90,7 +90,7 @@ def test_its_marks_before_and_after(plan: Plan, tmp_path: Path) -> None:
         name: standbys.MARKS[name] for name in (processes.NODE_ID, processes.AGENT_PID, processes.GROUP)
     }
     with standbys.outputs(tmp_path) as streams:
-        worker = standby.take(standbys.in_round(plan), *streams)
+        worker = standby.take(standbys.in_round(program), *streams)
     try:
         # At once, since the agent may have to kill it at once.
         assert processes.marked(incarnation) == [pid]
@@ -101,8 +101,8 @@ def test_its_marks_before_and_after(plan: Plan, tmp_path: Path) -> None:
         worker.wait()
 
 
-def test_it_holds_no_more_than_its_channel_and_its_output(plan: Plan) -> None:
-    standby = standbys.ready(plan, ["imported"])
+def test_it_holds_no_more_than_its_channel_and_its_output(program: Program) -> None:
+    standby = standbys.ready(program, ["imported"])
     folder = Path(f"/proc/{standby.process.pid}/fd")
     links = [os.readlink(link) for link in folder.iterdir() if link.name != "0"]
     assert sorted(link.partition(":")[0].removesuffix(" (deleted)") for link in links) == [
@@ -114,32 +114,32 @@ def test_it_holds_no_more_than_its_channel_and_its_output(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("when", ["importing", "ready"])
-def test_one_that_has_died_is_not_taken(plan: Plan, tmp_path: Path, when: str) -> None:
-    standby = standbys.ready(plan, []) if when == "ready" else Standby(plan, ["slow"], paced=False)
+def test_one_that_has_died_is_not_taken(program: Program, tmp_path: Path, when: str) -> None:
+    standby = standbys.ready(program, []) if when == "ready" else Standby(program, ["slow"], paced=False)
     os.kill(standby.process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, standby.process.pid, os.WEXITED | os.WNOWAIT)
     with standbys.outputs(tmp_path) as streams, pytest.raises(NotTaken, match="it had died"):
-        standby.take(standbys.in_round(plan), *streams)
+        standby.take(standbys.in_round(program), *streams)
     assert standby.process.returncode == -signal.SIGKILL
 
 
 def test_one_that_hangs_is_not_taken_and_ended(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "TAKE_TIMEOUT_S", 0.1)
-    standby = standbys.ready(plan, [])
+    standby = standbys.ready(program, [])
     os.kill(standby.process.pid, signal.SIGSTOP)
     with (
         standbys.outputs(tmp_path) as streams,
         pytest.raises(NotTaken, match=r"did not answer within 0\.1 s"),
     ):
-        standby.take(standbys.in_round(plan), *streams)
+        standby.take(standbys.in_round(program), *streams)
     assert standby.process.returncode == -signal.SIGKILL
     assert (tmp_path / "stdout").read_text() == ""
 
 
-def test_one_whose_death_shows_is_heard(plan: Plan) -> None:
-    standby = standbys.ready(plan, [])
+def test_one_whose_death_shows_is_heard(program: Program) -> None:
+    standby = standbys.ready(program, [])
     os.kill(standby.process.pid, signal.SIGKILL)
     assert not standbys.hear(standby)
     assert standby.left_out is None
@@ -162,10 +162,10 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize("module", LEFT_OUT)
-def test_a_module_that_no_standby_should_import(plan: Plan, tmp_path: Path, module: str) -> None:
+def test_a_module_that_no_standby_should_import(program: Program, tmp_path: Path, module: str) -> None:
     for name, (source, _) in LEFT_OUT.items():
         (tmp_path / f"{name}.py").write_text(source)
-    standby = Standby(plan, ["imported", module], paced=False)
+    standby = Standby(program, ["imported", module], paced=False)
     assert not standbys.hear(standby)
     assert standby.left_out is not None
     name, why = standby.left_out
@@ -174,30 +174,32 @@ def test_a_module_that_no_standby_should_import(plan: Plan, tmp_path: Path, modu
 
 
 @pytest.mark.parametrize("module", LEFT_OUT)
-def test_one_that_was_taken_before_such_a_module_begins_anew(plan: Plan, tmp_path: Path, module: str) -> None:
+def test_one_that_was_taken_before_such_a_module_begins_anew(
+    program: Program, tmp_path: Path, module: str
+) -> None:
     """It must not end as a worker that succeeded, nor run with what that module left behind."""
     for name, (source, _) in LEFT_OUT.items():
         (tmp_path / f"{name}.py").write_text(source)
     (tmp_path / "s.py").write_text(f"{SCRIPT}print('{module}' in sys.modules)\nraise SystemExit(7)")
-    standby = Standby(plan, ["slow", module], paced=True)
+    standby = Standby(program, ["slow", module], paced=True)
     pid = standby.process.pid
     with standbys.outputs(tmp_path) as streams:
-        worker = standby.take(standbys.in_round(plan), *streams)
+        worker = standby.take(standbys.in_round(program), *streams)
     (tmp_path / "go").touch()
     assert standbys.ended(worker) == 7
     assert worker.pid == pid
     assert (tmp_path / "stdout").read_text() == "rank 1 False\nFalse\n"
 
 
-def test_one_that_begins_anew_is_a_worker_like_any_other(plan: Plan, tmp_path: Path) -> None:
+def test_one_that_begins_anew_is_a_worker_like_any_other(program: Program, tmp_path: Path) -> None:
     """Its end is recorded, and the agent can see it: runner.py has taken what is meant for itself."""
     (tmp_path / "fails.py").write_text("1 / 0")
     (tmp_path / "s.py").write_text(
         "import os, sys\nprint(sys.orig_argv[-1], 'HET_PROGRESS_SOCKET' in os.environ)\nraise ValueError('its own')"
     )
-    standby = Standby(plan, ["slow", "fails"], paced=True)
+    standby = Standby(program, ["slow", "fails"], paced=True)
     order = standbys.in_round(
-        plan, TORCHELASTIC_ERROR_FILE=str(tmp_path / "error"), HET_PROGRESS_SOCKET=str(tmp_path / "socket")
+        program, TORCHELASTIC_ERROR_FILE=str(tmp_path / "error"), HET_PROGRESS_SOCKET=str(tmp_path / "socket")
     )
     with standbys.outputs(tmp_path) as streams:
         worker = standby.take(order, *streams)
@@ -213,7 +215,7 @@ print("script of release 1", own.RELEASE, "imported" in sys.modules)
 """
 
 
-def released(folder: Path) -> Plan:
+def released(folder: Path) -> Program:
     """Of a script in a folder that a link leads to, with a module beside it and one that is installed."""
     for release in "12":
         (folder / release).mkdir()
@@ -225,7 +227,7 @@ def released(folder: Path) -> Plan:
     (folder / "elsewhere").mkdir()
     (folder / "elsewhere" / "local.py").write_text("import own")
     places = (folder / "site-packages", folder / "elsewhere")
-    return standbys.plan(
+    return standbys.program(
         str(folder / "current" / "s.py"), PYTHONPATH=":".join(map(str, places)), GO=str(folder / "go")
     )
 
@@ -255,19 +257,21 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_one_that_would_not_import_the_same_now_begins_anew(tmp_path: Path, change: str, when: str) -> None:
     """Otherwise the script of a new release would run with the modules of the old one."""
-    plan = released(tmp_path)
+    program = released(tmp_path)
     waits = tmp_path / "waits"
     (tmp_path / "site-packages" / "slow.py").write_text(f"open({str(waits)!r}, 'w'){SLOW}")
     preload = ["imported", "local"]
     standby = (
-        standbys.ready(plan, preload) if when == "ready" else Standby(plan, [*preload, "slow"], paced=False)
+        standbys.ready(program, preload)
+        if when == "ready"
+        else Standby(program, [*preload, "slow"], paced=False)
     )
     if when == "importing":
         wait_for(waits.exists, "its last import")
     time.sleep(0.02)  # longer than a tick of the file system's clock
     CHANGES[change](tmp_path)
     with standbys.outputs(tmp_path) as streams:
-        worker = standby.take(standbys.in_round(plan), *streams)
+        worker = standby.take(standbys.in_round(program), *streams)
     (tmp_path / "go").touch()
     assert standbys.ended(worker) == 0
     is_new = "2" if change in ("link", "folder") else "1"
@@ -277,12 +281,12 @@ def test_one_that_would_not_import_the_same_now_begins_anew(tmp_path: Path, chan
 
 
 def test_what_scripts_write_beside_themselves_is_no_change(tmp_path: Path) -> None:
-    plan = released(tmp_path)
-    standby = standbys.ready(plan, ["imported", "local"])
+    program = released(tmp_path)
+    standby = standbys.ready(program, ["imported", "local"])
     for place in (tmp_path / "1", tmp_path / "site-packages", tmp_path / "elsewhere"):
         (place / "checkpoint.pt").touch()
         (place / "__pycache__").mkdir(exist_ok=True)
-    assert run(standby, plan, tmp_path) == (0, "script of release 1 1 True\n")
+    assert run(standby, program, tmp_path) == (0, "script of release 1 1 True\n")
     assert standby.anew == ""
 
 
@@ -296,33 +300,33 @@ with open("/proc/self/mem", "r+b", buffering=0) as memory:
 
 
 @pytest.mark.parametrize("when", ["importing", "ready"])
-def test_one_whose_mark_is_gone_begins_anew(plan: Plan, tmp_path: Path, when: str) -> None:
+def test_one_whose_mark_is_gone_begins_anew(program: Program, tmp_path: Path, when: str) -> None:
     (tmp_path / "overwrites.py").write_text(OVERWRITES)
     (tmp_path / "s.py").write_text(
         f"{SCRIPT}print(b'HET_INCARNATION=' in open('/proc/self/environ', 'rb').read())"
     )
     if when == "ready":
-        assert run(standbys.ready(plan, ["overwrites"]), plan, tmp_path) == (0, "rank 1 False\nTrue\n")
+        assert run(standbys.ready(program, ["overwrites"]), program, tmp_path) == (0, "rank 1 False\nTrue\n")
         return
-    standby = Standby(plan, ["slow", "overwrites"], paced=False)
+    standby = Standby(program, ["slow", "overwrites"], paced=False)
     with standbys.outputs(tmp_path) as streams:
-        worker = standby.take(standbys.in_round(plan), *streams)
+        worker = standby.take(standbys.in_round(program), *streams)
     (tmp_path / "go").touch()
     assert (standbys.ended(worker), (tmp_path / "stdout").read_text()) == (0, "rank 1 False\nTrue\n")
 
 
 def test_a_module_that_copies_the_environment_asks_for_nothing_of_the_round(
-    plan: Plan, tmp_path: Path
+    program: Program, tmp_path: Path
 ) -> None:
     (tmp_path / "copies.py").write_text("import os\ncopied = os.environ.copy()\nassert 'PATH' in copied")
-    standby = standbys.ready(plan, ["copies"])
+    standby = standbys.ready(program, ["copies"])
     assert standby.ready
     standby.end()
 
 
-def test_a_module_that_starts_cuda(plan: Plan, tmp_path: Path) -> None:
+def test_a_module_that_starts_cuda(program: Program, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("class cuda:\n    is_initialized = lambda: True")
-    standby = Standby(plan, ["imported", "torch"], paced=False)
+    standby = Standby(program, ["imported", "torch"], paced=False)
     assert not standbys.hear(standby)
     assert standby.left_out == ("torch", "it takes a GPU while it is imported")
     standby.end()
@@ -336,27 +340,27 @@ def test_a_gpu_that_is_open_is_noticed(tmp_path: Path, monkeypatch: pytest.Monke
         assert standby_main._holds_gpu()
 
 
-def test_a_module_that_is_not_there(plan: Plan) -> None:
-    standby = Standby(plan, ["no_such_module"], paced=False)
+def test_a_module_that_is_not_there(program: Program) -> None:
+    standby = Standby(program, ["no_such_module"], paced=False)
     assert not standbys.hear(standby)
     assert standby.left_out == ("no_such_module", "ModuleNotFoundError: No module named 'no_such_module'")
     standby.end()
 
 
-def test_the_environment_is_not_watched_any_more_in_the_worker(plan: Plan, tmp_path: Path) -> None:
+def test_the_environment_is_not_watched_any_more_in_the_worker(program: Program, tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text("import os; print(type(os.environ) is os._Environ, os.environ['RANK'])")
     (tmp_path / "keeps.py").write_text("from os import environ")
-    standby = standbys.ready(plan, ["keeps"])
-    assert run(standby, plan, tmp_path) == (0, "True 1\n")
+    standby = standbys.ready(program, ["keeps"])
+    assert run(standby, program, tmp_path) == (0, "True 1\n")
 
 
 def test_a_module_of_the_script_that_has_the_name_of_one_that_the_standby_needs(
-    plan: Plan, tmp_path: Path
+    program: Program, tmp_path: Path
 ) -> None:
     """As it would break torch in a plain start; the standby dies, the worker starts without it."""
     (tmp_path / "json.py").write_text("raise RuntimeError('not that json')")
     try:
-        standby = Standby(plan, ["imported"], paced=False)
+        standby = Standby(program, ["imported"], paced=False)
     except OSError:
         return
     assert not standbys.hear(standby)
@@ -365,8 +369,8 @@ def test_a_module_of_the_script_that_has_the_name_of_one_that_the_standby_needs(
     standby.end()
 
 
-def test_it_is_idle_once_it_is_ready(plan: Plan) -> None:
-    standby = standbys.ready(plan, ["imported"], paced=True)
+def test_it_is_idle_once_it_is_ready(program: Program) -> None:
+    standby = standbys.ready(program, ["imported"], paced=True)
     stat = Path(f"/proc/{standby.process.pid}/stat")
     wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", "its sleep")
     standby.end()
@@ -392,26 +396,26 @@ if count != 1:
 """
 
 
-def test_pacing_interrupts_no_read_of_a_library(plan: Plan, tmp_path: Path) -> None:
+def test_pacing_interrupts_no_read_of_a_library(program: Program, tmp_path: Path) -> None:
     (tmp_path / "reads_in_c.py").write_text(READS_IN_C)
-    standbys.ready(plan, ["reads_in_c"], paced=True).end()
+    standbys.ready(program, ["reads_in_c"], paced=True).end()
 
 
 AGENT = """
 import sys, time
 from tests.support import standbys
 from hetagent.standby.process import Standby
-plan = standbys.plan(sys.argv[1], GO=sys.argv[2])
-made = [standbys.ready(plan, []), Standby(plan, ["slow"], paced=False)]
+program = standbys.program(sys.argv[1], GO=sys.argv[2])
+made = [standbys.ready(program, []), Standby(program, ["slow"], paced=False)]
 print(*[one.process.pid for one in made], flush=True)
 sys.stdin.read()
 """
 
 
-def test_they_end_when_their_agent_has_died(plan: Plan) -> None:
+def test_they_end_when_their_agent_has_died(program: Program) -> None:
     """One that still imports ends once it has finished, if the guardian has not killed it before."""
     agent = subprocess.Popen(
-        [sys.executable, "-c", AGENT, plan.args[-1], plan.environ["GO"]],
+        [sys.executable, "-c", AGENT, program.args[-1], program.environ["GO"]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -424,50 +428,52 @@ def test_they_end_when_their_agent_has_died(plan: Plan) -> None:
         agent.kill()
     wait_for(lambda: ready not in processes.living(), "the end of the one that was ready")
     assert importing in processes.living()
-    Path(plan.environ["GO"]).touch()
+    Path(program.environ["GO"]).touch()
     wait_for(lambda: importing not in processes.living(), "the end of the other")
 
 
-def test_a_standby_that_cannot_be_started_costs_no_descriptor(plan: Plan) -> None:
+def test_a_standby_that_cannot_be_started_costs_no_descriptor(program: Program) -> None:
     before = standbys.descriptors()
     with pytest.raises(OSError, match="No such file"):
-        Standby(Plan(("/there/is/none",), plan.environ), [], paced=False)
+        Standby(Program(("/there/is/none",), program.environ), [], paced=False)
     assert standbys.descriptors() == before
 
 
-def test_many_makes_and_takes_leave_nothing(plan: Plan, tmp_path: Path) -> None:
+def test_many_makes_and_takes_leave_nothing(program: Program, tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text("")
     before = standbys.descriptors()
     for _ in range(10):
-        made = [Standby(plan, [], paced=False) for _ in range(4)]
+        made = [Standby(program, [], paced=False) for _ in range(4)]
         with standbys.outputs(tmp_path) as streams:
-            workers = [one.take(standbys.in_round(plan), *streams) for one in made[:2]]
+            workers = [one.take(standbys.in_round(program), *streams) for one in made[:2]]
         for one in made[2:]:
             one.end()
         assert [standbys.ended(worker) for worker in workers] == [0, 0]
     assert standbys.descriptors() == before
 
 
-def test_output_before_it_dies_is_known(plan: Plan, tmp_path: Path) -> None:
+def test_output_before_it_dies_is_known(program: Program, tmp_path: Path) -> None:
     (tmp_path / "dies.py").write_text("import os, sys\nprint('so long', file=sys.stderr)\nos._exit(7)")
-    standby = Standby(plan, ["dies"], paced=False)
+    standby = Standby(program, ["dies"], paced=False)
     assert not standbys.hear(standby)
     assert standby.printed() == "so long"
     assert standby.end() in (7, -signal.SIGKILL)
 
 
-def test_what_its_imports_have_started_ends_with_it(plan: Plan, tmp_path: Path) -> None:
+def test_what_its_imports_have_started_ends_with_it(program: Program, tmp_path: Path) -> None:
     (tmp_path / "starts.py").write_text("import os, subprocess\nsubprocess.Popen(['sleep', '300'])")
-    standby = standbys.ready(plan, ["starts"])
+    standby = standbys.ready(program, ["starts"])
     sleepers = processes.session_members([standby.process.pid])
     assert len(sleepers) == 2
     standby.end()
     wait_for(lambda: not processes.living().keys() & set(sleepers), "the end of both")
 
 
-def test_plans_that_fit(plan: Plan) -> None:
-    assert plan.fits(standbys.in_round(plan))
-    assert plan.fits(standbys.in_round(plan, TORCHELASTIC_ERROR_FILE="/x", ROLE_RANK="4"))
-    assert not plan.fits(Plan((*plan.args, "--lr=1"), plan.environ))
-    assert not plan.fits(Plan(plan.args, {**plan.environ, "OMP_NUM_THREADS": "1"}))
-    assert not plan.fits(Plan(plan.args, {name: v for name, v in plan.environ.items() if name != "GO"}))
+def test_programs_that_fit(program: Program) -> None:
+    assert program.fits(standbys.in_round(program))
+    assert program.fits(standbys.in_round(program, TORCHELASTIC_ERROR_FILE="/x", ROLE_RANK="4"))
+    assert not program.fits(Program((*program.args, "--lr=1"), program.environ))
+    assert not program.fits(Program(program.args, {**program.environ, "OMP_NUM_THREADS": "1"}))
+    assert not program.fits(
+        Program(program.args, {name: v for name, v in program.environ.items() if name != "GO"})
+    )

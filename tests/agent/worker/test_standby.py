@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from tests.support import standbys
 
-from hetagent.standby.process import Plan, Standby
+from hetagent.standby.process import Program, Standby
 from hetagent.worker.standby import OUTPUT_LIMIT
 
 IMPORTED = """
@@ -242,7 +242,7 @@ class Both:
 
     def __call__(self, *words: str, flags: Sequence[str] = (), **environ: str) -> tuple[Ended, Ended]:
         """How it ends when it is started in its round, and when a standby is taken that was made before."""
-        before = standbys.plan(
+        before = standbys.program(
             *words, flags=flags, **STEADY, PYTHONPATH=str(self._folder / "site"), **environ
         )
         cold, warm = self._folder / "cold", self._folder / "warm"
@@ -265,7 +265,7 @@ class Both:
         return warm
 
     @staticmethod
-    def _in_round(before: Plan, folder: Path) -> Plan:
+    def _in_round(before: Program, folder: Path) -> Program:
         return standbys.in_round(
             before, HET_PROBE_INTO=str(folder / "seen"), TORCHELASTIC_ERROR_FILE=str(folder / "error")
         )
@@ -413,11 +413,11 @@ def test_a_script_that_is_not_there_or_fails_to_be_found(both: Both) -> None:
 def test_a_script_that_is_written_after_the_standby_was_made_is_run_as_it_is_then(tmp_path: Path) -> None:
     script = tmp_path / "s.py"
     script.write_text("print('old')")
-    plan = standbys.plan(str(script))
-    standby = standbys.ready(plan, [])
+    program = standbys.program(str(script))
+    standby = standbys.ready(program, [])
     script.write_text("print('new')")
     with standbys.outputs(tmp_path) as streams:
-        assert standbys.ended(standby.take(standbys.in_round(plan), *streams)) == 0
+        assert standbys.ended(standby.take(standbys.in_round(program), *streams)) == 0
     assert (tmp_path / "stdout").read_text() == "new\n"
 
 
@@ -435,11 +435,11 @@ def test_outputs_that_are_no_files(tmp_path: Path, kind: str) -> None:
     """Without redirects workers write to what the agent writes to. `seekable` differs, since Python asks only once."""
     script = tmp_path / "s.py"
     script.write_text(STREAMS)
-    plan = standbys.plan(str(script))
+    program = standbys.program(str(script))
 
     def shown(standby: Standby | None) -> list[str]:
         reading, writing = os.pipe() if kind == "pipe" else os.openpty()
-        now, streams = standbys.in_round(plan), (writing, writing)
+        now, streams = standbys.in_round(program), (writing, writing)
         process = standby.take(now, *streams) if standby is not None else standbys.start(now, *streams)
         try:
             assert standbys.ended(process) == 0
@@ -448,7 +448,7 @@ def test_outputs_that_are_no_files(tmp_path: Path, kind: str) -> None:
             os.close(reading)
             os.close(writing)
 
-    cold, warm = shown(None), shown(standbys.ready(plan, []))
+    cold, warm = shown(None), shown(standbys.ready(program, []))
     assert warm[0] == cold[0]
     assert (cold[1], warm[1]) == ("False", "True")
 
@@ -457,10 +457,10 @@ def test_much_output_of_imports_does_not_block_and_its_end_is_said(tmp_path: Pat
     (tmp_path / "chatty.py").write_text("import os\nos.write(1, b'x' * 1_000_000)")
     script = tmp_path / "s.py"
     script.write_text("print('\\nand the script')")
-    plan = standbys.plan(str(script))
-    standby = standbys.ready(plan, ["chatty"])
+    program = standbys.program(str(script))
+    standby = standbys.ready(program, ["chatty"])
     with standbys.outputs(tmp_path) as streams:
-        assert standbys.ended(standby.take(standbys.in_round(plan), *streams)) == 0
+        assert standbys.ended(standby.take(standbys.in_round(program), *streams)) == 0
     assert (tmp_path / "stdout").read_text() == "x" * OUTPUT_LIMIT + "\nand the script\n"
 
 
@@ -486,9 +486,9 @@ if __name__ == "__main__":
 def test_data_loaders_of_torch(tmp_path: Path) -> None:
     script = tmp_path / "s.py"
     script.write_text(LOADERS)
-    plan = standbys.plan(str(script), OMP_NUM_THREADS="1")
+    program = standbys.program(str(script), OMP_NUM_THREADS="1")
     with standbys.outputs(tmp_path) as streams:
-        worker = standbys.ready(plan, ["torch"], paced=True).take(standbys.in_round(plan), *streams)
+        worker = standbys.ready(program, ["torch"], paced=True).take(standbys.in_round(program), *streams)
         assert standbys.ended(worker) == 0, (tmp_path / "stderr").read_text()
     assert (tmp_path / "stderr").read_text() == ""
     assert (tmp_path / "stdout").read_text() == "[[0, 1], [4, 9]]\n" * 3 + "1 True\n"

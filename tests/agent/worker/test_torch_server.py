@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetagent.job.progress.asking import Asked
+from hetagent.job.progress.torch_client import Asked
 from hetagent.worker import runner
 
 RUNNER = os.path.abspath(runner.__file__)

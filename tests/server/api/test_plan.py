@@ -49,7 +49,7 @@ WRONG: list[tuple[Any, int, str]] = [
     ({"add": [{}]}, 422, "add.0.slots: it is missing"),
     ({"with": [{"slots": 1}]}, 422, "with: "),
     ({"restart": "yes"}, 422, "restart: Input should be a valid boolean"),
-    ({"remove": "a"}, 422, "remove: Input should be a valid list"),
+    ({"remove": "a"}, 422, "remove: Input should be a valid array"),
     ({"add": [{"slots": 1}] * 3}, 409, "the plan gives group 'g' 5 nodes, but it may have 4: use"),
     (
         {"add": [{"slots": 1}] * 4, "remove": ["a"] * 3},

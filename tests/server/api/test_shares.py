@@ -99,7 +99,7 @@ async def test_a_weight_that_is_sent_was_given(weight: float, source: str, weigh
         ([1.0, 0.0], "speeds.1: Input should be greater than or equal to 0.000000000001"),
         ([1.0, -1.0], "speeds.1"),
         ([1.0, "2"], "speeds.1: Input should be a valid number"),
-        ("fast", "speeds: Input should be a valid list"),
+        ("fast", "speeds: Input should be a valid array"),
     ],
 )
 async def test_bad_speeds_are_named(speeds: object, why: str) -> None:

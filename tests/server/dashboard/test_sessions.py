@@ -9,7 +9,6 @@ from hetrdzv.auth.sessions import (
     SESSION_S,
     Session,
     Sessions,
-    cookie_in,
     cookie_name,
 )
 from hetrdzv.auth.tokens import Entry, Grant, Role, Tokens, entries
@@ -146,8 +145,3 @@ def test_no_token_signs_out_those_of_others(tokens: HeldTokens, sessions: Sessio
 )
 def test_servers_on_one_host_have_cookies_of_their_own(host: str, name: str) -> None:
     assert cookie_name(host) == name
-
-
-def test_one_cookie_of_several_is_found() -> None:
-    assert cookie_in("a=1; hetrdzv_1=x=y ; b=2", "hetrdzv_1") == "x=y"
-    assert cookie_in("a=1; xhetrdzv_1=2; hetrdzv_1", "hetrdzv_1") is None

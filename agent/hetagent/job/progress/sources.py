@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from hetagent.job.progress.trace import Seen, Trace
+from hetagent.job.progress.flight_recorder import Seen, Trace
 
 AGAIN_S, AGAIN_MAX_S = 1.0, 60.0
 """For how long a source that does not answer is left alone: at first, and after doubling (seconds)."""

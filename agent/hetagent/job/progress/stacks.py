@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from hetagent.job.progress.asking import Asked, NoAnswer
+from hetagent.job.progress.torch_client import Asked, NoAnswer
 from hetagent.node.processes import finding as processes
 from hetagent.worker import runner
 from hetrdzv.protocol.wire import StackFields

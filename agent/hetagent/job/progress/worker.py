@@ -4,12 +4,12 @@ import json
 import time
 from dataclasses import dataclass, field
 
-from hetagent.job.progress import said
-from hetagent.job.progress.asking import Asked, NoAnswer
+from hetagent.job.progress import progress_files
+from hetagent.job.progress.flight_recorder import Seen
 from hetagent.job.progress.groups import SUFFIX, Groups
 from hetagent.job.progress.sources import Health, Source, source
-from hetagent.job.progress.trace import Seen
-from hetagent.job.progress.tracks import State, Track
+from hetagent.job.progress.standstill import State, Track
+from hetagent.job.progress.torch_client import Asked, NoAnswer
 from hetagent.node.processes import finding as processes
 
 TICK_S = 1.0
@@ -70,7 +70,7 @@ class Looker:
             self.groups.read()
             self._find()
         if self.file is not None:
-            self.track.says(said.read(self.file), now)
+            self.track.says(progress_files.read(self.file), now)
         if state is not State.RUNS or not self.sources:
             self.track.stands(now)
         if state is State.RUNS and self.asked is None:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from hetagent.job.ready.verdict import READY, Verdict
+from hetagent.job.ready.fitness import READY, Check, Fitness
 from hetagent.node.gpu import memory
 from hetagent.node.processes import finding as processes
 
@@ -17,7 +17,7 @@ PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
 Look = Callable[[], Sequence[memory.Usage]]
 
 
-class GpusFree:
+class GpusFree(Check):
     """Whether the memory of the GPUs is as free as before the first round.
 
     Args:
@@ -40,7 +40,7 @@ class GpusFree:
         """How long it may take to answer (seconds)."""
         return self._wait_s
 
-    def ask(self, workers: Collection[int], cancelled: threading.Event) -> Verdict:
+    def ask(self, workers: Collection[int], cancelled: threading.Event) -> Fitness:
         """Wait until the memory is free, or for as long as it may take.
 
         The first time it only notes how much is in use. What a process of somebody else uses never keeps the node from
@@ -62,10 +62,10 @@ class GpusFree:
                 cancelled.wait(min(pause_s, max(0.0, deadline - time.monotonic())))
                 pause_s = min(PAUSE_MAX_S, 2 * pause_s)
         except memory.GpuBroken as error:
-            return Verdict(f"its {error}", fatal=True)
+            return Fitness(f"its {error}", fatal=True)
         if cancelled.is_set():
             return READY
-        return Verdict(f"its NVIDIA driver has not answered for {self._wait_s:g} s", fatal=True)
+        return Fitness(f"its NVIDIA driver has not answered for {self._wait_s:g} s", fatal=True)
 
     def _looked(self, deadline: float, cancelled: threading.Event) -> Sequence[memory.Usage] | None:
         """What is in use; None if the driver does not answer in time: a wedged one never does."""
@@ -91,9 +91,9 @@ class GpusFree:
     def _is_ours(self, pid: int, workers: Collection[int]) -> bool:
         return pid in workers or processes.environment(pid).get(processes.INCARNATION) == self._incarnation
 
-    def _not_free(self, left: Sequence[memory.Left]) -> Verdict:
+    def _not_free(self, left: Sequence[memory.Left]) -> Fitness:
         ours = [one for one in left if one.ours]
         text = "; ".join(memory.describe(one) for one in ours or left)
         if ours:
-            return Verdict(f"{self._wait_s:g} s after its workers were ended, {text}", fatal=True)
-        return Verdict(warnings=(f"{text}; going on, since none of it is known to be this job's",))
+            return Fitness(f"{self._wait_s:g} s after its workers were ended, {text}", fatal=True)
+        return Fitness(warnings=(f"{text}; going on, since none of it is known to be this job's",))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from hetagent.job.failures import concealed, plain_text, sendable
-from hetagent.job.ready.verdict import READY, Verdict
+from hetagent.job.ready.fitness import READY, Check, Fitness
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
 
@@ -24,7 +24,7 @@ LOOK_S = 0.1
 """How often to look whether it has ended, or is no longer wanted (seconds)."""
 
 
-class NodeCheck:
+class NodeCheck(Check):
     """The site's own check.
 
     Args:
@@ -34,6 +34,8 @@ class NodeCheck:
         timeout_s: after which it is killed, with everything that it has started (seconds).
         secrets: what no reason may contain.
     """
+
+    repeats = True
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class NodeCheck:
         """How long it may take to answer (seconds)."""
         return self._timeout_s + processes.KILL_TIMEOUT_S
 
-    def ask(self, cancelled: threading.Event) -> Verdict:
+    def ask(self, workers: Collection[int], cancelled: threading.Event) -> Fitness:
         """Run it once; if that is no longer wanted, kill it."""
         if self._last is not None:
             self._last.poll()  # it may have died after all
@@ -66,7 +68,7 @@ class NodeCheck:
             one for one in self._stuck if one.pid in alive and alive[one.pid].started == one.started
         ]
         if self._stuck:
-            return Verdict(f"node check: an earlier one does not die: {self._describe_stuck()}")
+            return Fitness(f"node check: an earlier one does not die: {self._describe_stuck()}")
         try:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", self._command],
@@ -77,7 +79,7 @@ class NodeCheck:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            return Verdict(f"node check cannot be started: {error}")
+            return Fitness(f"node check cannot be started: {error}")
         self._last = process
         assert process.stdout is not None
         with process.stdout as output:
@@ -89,13 +91,13 @@ class NodeCheck:
             late = f"node check did not end within {self._timeout_s:g} s"
             if self._stuck:
                 late += f" and does not die: {self._describe_stuck()}"
-            return Verdict(f"{late}{f': {end}' if end else ''}")
+            return Fitness(f"{late}{f': {end}' if end else ''}")
         if self._stuck:
-            return Verdict(f"node check has left processes that do not die: {self._describe_stuck()}")
+            return Fitness(f"node check has left processes that do not die: {self._describe_stuck()}")
         if status == 0:
             return READY
         how = f"exit status {status}" if status > 0 else f"killed by {signal_name(-status)}"
-        return Verdict(f"node check failed ({how}){f': {end}' if end else ''}")
+        return Fitness(f"node check failed ({how}){f': {end}' if end else ''}")
 
     def _follow(self, process: subprocess.Popen[bytes], fd: int, cancelled: threading.Event) -> bytes:
         """The end of what it writes until it has ended, its time is over, or it is no longer wanted.

@@ -28,7 +28,7 @@ from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.launch.base import Assignment, Forecast
 from hetagent.launch.command import WorkerCommand
 from hetagent.standby.keeper import Standbys
-from hetagent.standby.process import Plan
+from hetagent.standby.process import Program
 from hetagent.torch_compat.flags import changes_the_command, substituted
 from hetagent.torch_compat.starting import ElasticAgent, Processes
 
@@ -72,7 +72,7 @@ class TorchStarter(ElasticAgent):
         """See `Starter`."""
         if self._standbys is None or changes_the_command(self.spec):
             return  # the first round must show what it is
-        plans = []
+        programs = []
         for local_rank in range(self.spec.local_world_size):
             foreseen = forecast(local_rank)
             if foreseen is None:
@@ -80,8 +80,10 @@ class TorchStarter(ElasticAgent):
             command, changes = foreseen
             args = substituted([command.entrypoint, *command.args], local_rank)
             values = {**os.environ, **environ, **changes}
-            plans.append(Plan(args, {name: value for name, value in values.items() if value is not None}))
-        self._standbys.prepare(plans)
+            programs.append(
+                Program(args, {name: value for name, value in values.items() if value is not None})
+            )
+        self._standbys.prepare(programs)
 
     def start(
         self,
@@ -123,7 +125,7 @@ class TorchStarter(ElasticAgent):
         try:
             taken = None
             if self._standbys is not None:
-                taken = self._standbys.take(local_rank, Plan(args, env), stdout, stderr)
+                taken = self._standbys.take(local_rank, Program(args, env), stdout, stderr)
             if taken is None and source is not None:
                 taken = subprocess.Popen(args, env=env, stdout=stdout, stderr=stderr, start_new_session=True)
             if taken is not None:

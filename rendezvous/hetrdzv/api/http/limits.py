@@ -5,13 +5,11 @@ Requests of agents are small and may wait long. All others may have large replie
 
 import asyncio
 import ipaddress
-import re
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 
-from starlette.types import Scope
-
 from hetrdzv.protocol.errors import Busy, TooManyPolls
+from hetrdzv.protocol.routes import Size
 
 READS_PER_ADDRESS = 16
 """How many other requests of one address are in progress at once; more have to wait."""
@@ -21,15 +19,6 @@ SMALL_BODY_BYTES = 1 << 16
 
 BODIES_BYTES = 64 << 20
 """How much all larger bodies may take together."""
-
-HEALTH = ("/healthz", "/readyz")
-"""Paths that are always answered, however much is in progress."""
-
-_SMALL = re.compile(r"/healthz|/readyz|/v1/groups/[^/]+/nodes/[^/]+(/directive|/report)?")
-"""Paths with small replies: health, and the requests of agents."""
-
-_FOLLOWED = re.compile(r"/|/groups/[^/]+|/v1/groups/[^/]+/events")
-"""Paths that can be followed as an event stream: pages of the dashboard, and histories."""
 
 
 @lru_cache(4096)
@@ -57,21 +46,23 @@ class Admission:
         self._reads: dict[str, tuple[asyncio.Semaphore, int]] = {}
         self.bodies = Bodies()
 
-    async def admit(self, scope: Scope, accept: str, go_on: Callable[[], Awaitable[None]]) -> None:
+    async def admit(self, size: Size, host: str, accept: str, go_on: Callable[[], Awaitable[None]]) -> None:
         """Let a request proceed when it is its turn.
+
+        Args:
+            host: the address of its client.
+            accept: which media types it takes.
 
         Raises:
             TooManyPolls: its address has the maximum number open.
         """
-        path: str = scope["path"]
-        client = scope.get("client")
-        address = neighbourhood(client[0]) if client else ""
-        follows = "text/event-stream" in accept and _FOLLOWED.fullmatch(path) is not None
-        if _SMALL.fullmatch(path) is None and not follows:
-            await self._read(address, go_on)
-            return
-        if path in HEALTH:
+        if size is Size.ALWAYS:
             await go_on()
+            return
+        address = neighbourhood(host)
+        follows = size is Size.STREAM and "text/event-stream" in accept
+        if size is not Size.SMALL and not follows:
+            await self._read(address, go_on)
             return
         open_now = self._polls.get(address, 0)
         if open_now >= self._max_polls:

@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
-router = APIRouter(include_in_schema=False)
+from hetrdzv.api.bound import Handlers
+from hetrdzv.protocol import routes
+
+handlers = Handlers()
 
 _HEAD = """<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>
 <style>body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto }}
@@ -21,14 +24,14 @@ summary {{ font: bold 15px monospace; cursor: pointer }}</style><h1>{title}</h1>
 For programs: <a href=/openapi.json>/openapi.json</a>"""
 
 
-@router.get("/docs")
+@handlers(routes.DOCS)
 async def docs(request: Request) -> HTMLResponse:
     """The routes, for people."""
     policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
     return HTMLResponse("".join(_page(await _document(request))), headers=policy)
 
 
-@router.get("/openapi.json")
+@handlers(routes.OPENAPI)
 async def openapi(request: Request) -> JSONResponse:
     """The same for programs."""
     return JSONResponse(await _document(request))

@@ -2,39 +2,25 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
-from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
-from pydantic import Field
 
-from hetrdzv.api import problems, views
+from hetrdzv.api import views
+from hetrdzv.api.bound import Handlers
+from hetrdzv.api.commands import cancellation
 from hetrdzv.api.dispatch import service_of
-from hetrdzv.api.lenient import LenientRoute
 from hetrdzv.api.plans import plan_reply
 from hetrdzv.auth.policy import Permit, permit_of
-from hetrdzv.core.commands import Cancel, Put, Restart
-from hetrdzv.protocol import bounds, settings, wire
+from hetrdzv.core.commands import Put, Restart
+from hetrdzv.protocol import routes, wire
 from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.protocol.plans import changes
-from hetrdzv.service.history import PLACE_PATTERN, Place, follow
+from hetrdzv.service.history import Place, follow
 from hetrdzv.service.progress.questions import About, Stack
 from hetrdzv.service.service import Service
 
-router = APIRouter(
-    prefix="/v1/groups",
-    tags=["groups"],
-    route_class=LenientRoute,
-    dependencies=[Depends(problems.known_parameters)],
-    responses=problems.RESPONSES,
-)
-
-NodesShown = Annotated[
-    Literal["all", "none"], Query(description="Whether the reply shows the nodes of the group.")
-]
-
-NO_CHANGES = wire.PlanRequest()
+handlers = Handlers()
 
 MOST_RANKS = 1 << 17
 """How many workers are asked at once for stacks or logs."""
@@ -43,7 +29,7 @@ KEEPALIVE_S = 15.0
 """A followed history sends something at least this often, so that both ends notice a dead connection (seconds)."""
 
 
-@router.get("", response_model=wire.GroupsReply)
+@handlers(routes.GROUPS)
 async def list_groups(request: Request) -> Response:
     """All groups in the scope of the token, in brief."""
     service, grant = service_of(request), permit_of(request).grant
@@ -58,13 +44,9 @@ async def list_groups(request: Request) -> Response:
     return await views.made(sum(len(group.nodes) for group in shown), reply)
 
 
-@router.get("/{group_id}", response_model=wire.GroupReply)
+@handlers(routes.GROUP)
 async def get_group(
-    request: Request,
-    group_id: wire.Id,
-    nodes: NodesShown = "all",
-    after: Annotated[wire.Id | None, Query(description="Nodes behind this one, in the order shown.")] = None,
-    limit: Annotated[int | None, Query(ge=1, le=100_000, description="How many nodes at most.")] = None,
+    request: Request, group_id: str, nodes: str, after: str | None, limit: int | None
 ) -> Response:
     """Everything about a group: spec, state, why, round with members and master, nodes, root cause.
 
@@ -75,52 +57,40 @@ async def get_group(
     return await views.group_response(service, service.group(group_id), page)
 
 
-@router.put("/{group_id}", response_model=wire.GroupReply)
-async def put_group(
-    request: Request, group_id: wire.Id, spec: wire.Checked[wire.SpecFields], nodes: NodesShown = "all"
-) -> Response:
+@handlers(routes.PUT)
+async def put_group(request: Request, group_id: str, body: wire.SpecFields, nodes: str) -> Response:
     """Create a group with a spec. The same spec again changes nothing, another one gets 409."""
-    service = service_of(request)
-    return await views.group_response(
-        service, await service.execute(group_id, Put(spec.given())), views.PAGES[nodes]
-    )
+    return await views.changed(service_of(request), group_id, Put(body.given()), nodes)
 
 
-@router.delete("/{group_id}", status_code=204)
-async def delete_group(request: Request, group_id: wire.Id) -> Response:
+@handlers(routes.DELETE)
+async def delete_group(request: Request, group_id: str) -> None:
     """Delete a group whose nodes are gone or whose job is over."""
     await service_of(request).delete(group_id)
-    return Response(status_code=204)
 
 
-@router.get("/{group_id}/export", response_model=wire.ExportReply)
-async def export_group(request: Request, group_id: wire.Id) -> Response:
+@handlers(routes.EXPORT)
+async def export_group(request: Request, group_id: str) -> Response:
     """What is stored of a group, byte for byte; also of one that is quarantined, since it cannot be served."""
     service = service_of(request)
     stored = await asyncio.to_thread(service.stored, group_id)
     return views.json_response(views.export_reply(group_id, stored, service.quarantined().get(group_id)))
 
 
-@router.post("/{group_id}/restart", response_model=wire.GroupReply)
-async def restart_group(request: Request, group_id: wire.Id, nodes: NodesShown = "all") -> Response:
+@handlers(routes.RESTART)
+async def restart_group(request: Request, group_id: str, nodes: str) -> Response:
     """End the current round so that another forms, or run a finished group again; uses no restart."""
-    service = service_of(request)
-    return await views.group_response(service, await service.execute(group_id, Restart()), views.PAGES[nodes])
+    return await views.changed(service_of(request), group_id, Restart(), nodes)
 
 
-@router.post("/{group_id}/cancel", response_model=wire.GroupReply)
-async def cancel_group(request: Request, group_id: wire.Id, nodes: NodesShown = "all") -> Response:
+@handlers(routes.CANCEL)
+async def cancel_group(request: Request, group_id: str, nodes: str) -> Response:
     """Cancel the job: all workers are stopped, agents exit with 3."""
-    service, permit = service_of(request), permit_of(request)
-    host = request.client.host if request.client is not None else ""
-    command = Cancel(by=permit.bearer(host), at=datetime.now(UTC).isoformat(timespec="seconds"))
-    return await views.group_response(service, await service.execute(group_id, command), views.PAGES[nodes])
+    return await views.changed(service_of(request), group_id, cancellation(request), nodes)
 
 
-@router.post("/{group_id}/plan", response_model=wire.PlanReply)
-async def plan_group(
-    request: Request, group_id: wire.Id, body: wire.Checked[wire.PlanRequest] = NO_CHANGES
-) -> Response:
+@handlers(routes.PLAN)
+async def plan_group(request: Request, group_id: str, body: wire.PlanRequest) -> Response:
     """What would happen if nodes came or went: ranks, master, spares, who restarts. Changes nothing."""
     service = service_of(request)
     supposed = changes(body)
@@ -129,23 +99,16 @@ async def plan_group(
     return await views.made(nodes, lambda: plan_reply(found))
 
 
-AskedRank = Annotated[int, Field(ge=0, lt=settings.MAX_WORLD_SIZE)]
-RanksAsked = Annotated[
-    list[AskedRank] | None,
-    Query(max_length=128, description="Whose (global rank), may be repeated; default: all."),
-]
-
-
-@router.post("/{group_id}/stacks", response_model=wire.StacksReply)
-async def get_stacks(request: Request, group_id: wire.Id, rank: RanksAsked = None) -> Response:
+@handlers(routes.STACKS_OF)
+async def get_stacks(request: Request, group_id: str, rank: list[int] | None) -> Response:
     """The Python stacks of the workers of the running round, now, from their agents. Changes nothing."""
     number, found = await _asked(service_of(request), group_id, rank, About.STACKS)
     stacks = [wire.StackReply.model_validate(one) for one in found]
     return await views.made(len(found), lambda: wire.StacksReply(round=number, stacks=stacks))
 
 
-@router.post("/{group_id}/logs", response_model=wire.LogsReply)
-async def get_logs(request: Request, group_id: wire.Id, rank: RanksAsked = None) -> Response:
+@handlers(routes.LOGS_OF)
+async def get_logs(request: Request, group_id: str, rank: list[int] | None) -> Response:
     """The end of what the workers of the running round have written to stderr, from their agents. Changes nothing."""
     number, found = await _asked(service_of(request), group_id, rank, About.LOGS)
     logs = [wire.LogReply.model_validate(one) for one in found]
@@ -181,22 +144,12 @@ async def _asked(
     return active.number, await service.questions.of_workers(group, active, ranks, about)
 
 
-@router.get(
-    "/{group_id}/events",
-    response_model=wire.EventsReply,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
-)
-async def get_events(
-    request: Request,
-    group_id: wire.Id,
-    after: Annotated[int, Query(ge=0, le=bounds.MAX_NUMBER)] = 0,
-    accept: Annotated[str, Header(include_in_schema=False, max_length=4_096)] = "",
-    last_event_id: Annotated[str | None, Header(pattern=PLACE_PATTERN, max_length=64)] = None,
-) -> Response:
+@handlers(routes.EVENTS)
+async def get_events(request: Request, group_id: str, after: int, last_event_id: str | None) -> Response:
     """The numbered history; with `Accept: text/event-stream` it follows (to resume: `Last-Event-ID`)."""
     service = service_of(request)
     news, last = service.history(group_id, after)
-    if "text/event-stream" in accept:
+    if "text/event-stream" in request.headers.get("accept", ""):
         asked = Place(after) if last_event_id is None else Place.parse(last_event_id)
         place = asked.within(service.group(group_id), last)
         stream = _stream(service, group_id, place, permit_of(request))

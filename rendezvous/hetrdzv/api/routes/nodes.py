@@ -1,41 +1,64 @@
 """Routes about one node of a group: join, poll for the directive, report, leave, drain."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Request
 from fastapi.responses import Response
 
-from hetrdzv.api import problems, views
+from hetrdzv.api import views
+from hetrdzv.api.bound import Handlers
 from hetrdzv.api.commands import daemon_command, join_command, report_command, said, stacks
 from hetrdzv.api.dispatch import polls_of, service_of
 from hetrdzv.api.http.calling import calling
-from hetrdzv.api.http.limits import SMALL_BODY_BYTES
-from hetrdzv.api.lenient import LenientRoute, ignored
-from hetrdzv.api.routes.groups import NodesShown
+from hetrdzv.api.problems import InvalidField, StaleReport
+from hetrdzv.api.reading import ignored
 from hetrdzv.api.shares import shares_reply
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, StartDaemon, Undrain
+from hetrdzv.core.memo import kept
+from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.transitions import require_speaker
-from hetrdzv.protocol import wire
+from hetrdzv.protocol import routes, wire
 from hetrdzv.protocol.errors import StaleRound
+from hetrdzv.protocol.keepalive import SOCKET_HEADER, name_of
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.versions import is_newer
-from hetrdzv.service.polls.directives import tell
+from hetrdzv.service.polls.directives import Told, tell
 from hetrdzv.service.progress.progress import Said
 from hetrdzv.service.shares import decided
 
-router = APIRouter(
-    prefix="/v1/groups/{group_id}/nodes/{node_id}",
-    tags=["nodes"],
-    route_class=LenientRoute,
-    dependencies=[Depends(problems.known_parameters)],
-    responses=problems.RESPONSES,
-)
+handlers = Handlers()
 
-LARGE_WAIT_S = 1.0
-"""How long a poll with a large body may wait (seconds)."""
+_SOCKET_HEADER = SOCKET_HEADER.lower().encode()
 
-WaitSeconds = Annotated[float, Query(ge=0, le=3600, description="Seconds; at most half the lease.")]
+REPLIES_KEPT = 4
+"""How many replies to waiting nodes are kept per group; all its nodes get the same."""
+
+
+@handlers(routes.JOIN)
+async def join(
+    request: Request, group_id: str, node_id: str, body: wire.JoinRequest, wait: float
+) -> bytes | None:
+    """Join, or ready for the next round. Replies with the directive; with `wait` it may wait for one."""
+    if "command" in body.spec.model_fields_set:
+        permit_of(request).check_command(group_id)
+    return await _answer_poll(request, group_id, join_command(node_id, body), None, wait)
+
+
+@handlers(routes.DIRECTIVE)
+async def get_directive(
+    request: Request, group_id: str, node_id: str, incarnation: str, after: str | None, wait: float
+) -> bytes | None:
+    """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease."""
+    command = Renew(node_id, incarnation)
+    return await _answer_poll(request, group_id, command, after, wait, direct=_is_direct(request))
+
+
+@handlers(routes.POLL)
+async def poll(request: Request, group_id: str, node_id: str, body: wire.PollRequest) -> bytes | None:
+    """The same poll, which also says how far the node's workers have come. May be answered with a question."""
+    command, direct = Renew(node_id, body.incarnation), _is_direct(request)
+    return await _answer_poll(
+        request, group_id, command, body.after, body.wait_s, direct=direct, words=said(body)
+    )
 
 
 async def _answer_poll(
@@ -44,101 +67,84 @@ async def _answer_poll(
     command: Join | Renew,
     after: str | None,
     wait_s: float,
+    *,
+    direct: bool = False,
     words: Said | None = None,
-) -> Response:
-    polls = polls_of(request)
-    if len(await request.body()) > SMALL_BODY_BYTES:  # which is kept until the answer
-        wait_s = min(wait_s, LARGE_WAIT_S)
+) -> bytes | None:
+    polls, node_id = polls_of(request), command.node_id
     with calling(request.scope, request.receive) as caller:
-        found = await polls.answer(caller, group_id, command, after, wait_s, said=words)
-    if found is None:
-        return Response(status_code=204)  # nobody reads it
-    if words is None:
-        return views.directive_response(*found)
-    return Response(views.asking_json(polls.service, command.node_id, found), media_type="application/json")
+        if caller.gone:  # it has asked again meanwhile, or will
+            return None
+        told = await polls.answer(caller, group_id, command, after, wait_s, direct=direct, said=words)
+    if told is None:  # nobody reads it
+        return None
+    asked = words is not None and polls.service.questions.next(group_id, node_id) is not None
+    return views.asking_json(polls.service, node_id, told) if asked else _directive(told)
 
 
-@router.put("", response_model=wire.DirectiveReply)
-async def join(
-    request: Request,
-    group_id: wire.Id,
-    node_id: wire.Id,
-    body: wire.Checked[wire.JoinRequest],
-    wait: WaitSeconds = 0.0,
-) -> Response:
-    """Join, or ready for the next round. Replies with the directive; with `wait` it may wait for one."""
-    if "command" in body.spec.model_fields_set:
-        permit_of(request).check_command(group_id)
-    return await _answer_poll(request, group_id, join_command(node_id, body), None, wait)
+def _is_direct(request: Request) -> bool:
+    """Whether no proxy is between us and the agent: it sees the same address of its connection as we do."""
+    own = next((value for name, value in request.scope["headers"] if name == _SOCKET_HEADER), None)
+    return own is not None and own.decode("latin-1") == name_of(request.scope.get("client"))
 
 
-@router.get("/directive", response_model=wire.DirectiveReply)
-async def get_directive(
-    request: Request,
-    group_id: wire.Id,
-    node_id: wire.Id,
-    incarnation: wire.Id,
-    after: Annotated[str | None, Query(max_length=256)] = None,
-    wait: WaitSeconds = 0.0,
-) -> Response:
-    """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease.
-
-    Ordinary polls never get here: short.py answers them.
-    """
-    return await _answer_poll(request, group_id, Renew(node_id, incarnation), after, wait)
-
-
-@router.post("/directive", response_model=wire.DirectiveReply)
-async def poll(
-    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.Checked[wire.PollRequest]
-) -> Response:
-    """The same poll, which also says how far the node's workers have come. May be answered with a question.
-
-    Ordinary polls never get here: short.py answers them.
-    """
-    return await _answer_poll(
-        request, group_id, Renew(node_id, body.incarnation), body.after, body.wait_s, said(body)
-    )
+def _directive(told: Told) -> bytes:
+    """A directive as JSON. All waiting nodes of a group get the same."""
+    group, directive, pace = told
+    if (
+        directive.start is not None
+        or directive.root_cause is not None
+        or directive.replaced
+        or directive.cancellation
+    ):
+        return views.directive_json(group, directive, pace)
+    known = _replies(group)
+    key = (directive.version, directive.reason, int(directive.clock), pace)
+    if key not in known:
+        if len(known) >= REPLIES_KEPT:
+            known.clear()
+        known[key] = views.directive_json(group, directive, pace)
+    return known[key]
 
 
-@router.post("/stacks", status_code=204)
-async def send_stacks(
-    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.Checked[wire.StacksRequest]
-) -> Response:
+@kept
+def _replies(group: Group) -> dict[tuple[object, ...], bytes]:
+    return {}
+
+
+@handlers(routes.STACKS)
+async def send_stacks(request: Request, group_id: str, node_id: str, body: wire.StacksRequest) -> None:
     """The agent's answer to the question for stacks in the reply to one of its polls."""
     service = service_of(request)
     require_speaker(service.group(group_id), node_id, body.incarnation)
     service.questions.answered(group_id, node_id, body.number, stacks(node_id, body))
-    return Response(status_code=204)
 
 
-@router.post("/shares", response_model=wire.SharesReply)
-async def refresh_shares(
-    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.Checked[wire.SharesRequest]
-) -> Response:
+@handlers(routes.SHARES)
+async def refresh_shares(request: Request, group_id: str, node_id: str, body: wire.SharesRequest) -> Response:
     """A decision on the shares of the running round, the same for all its nodes; the first who asks brings it about."""
     service = service_of(request)
     found = await decided(service, group_id, node_id, body.incarnation, body.round, body.number)
     return views.json_response(shares_reply(body.round, found))
 
 
-@router.post("/report", response_model=wire.DirectiveReply)
-async def report(
-    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.Checked[wire.ReportRequest]
-) -> Response:
+@handlers(routes.REPORT)
+async def report(request: Request, group_id: str, node_id: str, body: wire.ReportRequest) -> bytes | None:
     """Report on a member's workers. A report on an older round gets 409 and the current directive."""
     command = report_command(node_id, body)
     if command is None:
         if not is_newer(request.headers):
-            raise problems.UnknownKind("kind", body.kind, list(ReportKind))
+            *most, last = map(repr, map(str, ReportKind))
+            what = f"Input should be {', '.join(most)} or {last} (given: {body.kind!r:.80})"
+            raise InvalidField("kind", what)
         ignored(f"reports of kind '{body.kind[:80]}'")
     return await _answer_member(request, group_id, node_id, body.incarnation, command)
 
 
-@router.post("/daemon", response_model=wire.DirectiveReply)
+@handlers(routes.DAEMON)
 async def start_daemon(
-    request: Request, group_id: wire.Id, node_id: wire.Id, body: wire.Checked[wire.DaemonRequest]
-) -> Response:
+    request: Request, group_id: str, node_id: str, body: wire.DaemonRequest
+) -> bytes | None:
     """Have this node run the daemon of the master's launcher; replies with the directive of the master."""
     return await _answer_member(
         request, group_id, body.master, body.incarnation, daemon_command(node_id, body)
@@ -147,47 +153,34 @@ async def start_daemon(
 
 async def _answer_member(
     request: Request, group_id: str, speaker: str, incarnation: str, command: Report | StartDaemon | None
-) -> Response:
+) -> bytes | None:
     """Execute what a member of a round says and reply with its directive, even if the round is over."""
     service = service_of(request)
+    with calling(request.scope, request.receive) as caller:
+        if caller.gone:
+            return None
     try:
         if command is not None:
             await service.execute(group_id, command)
-    except StaleRound:
-        current = tell(service, group_id, speaker, incarnation)
-        request.state.directive = views.directive_reply(*current)
-        raise
-    return views.directive_response(*tell(service, group_id, speaker, incarnation))
+    except StaleRound as error:
+        told = views.directive_reply(*tell(service, group_id, speaker, incarnation))
+        raise StaleReport(str(error), told) from None
+    return _directive(tell(service, group_id, speaker, incarnation))
 
 
-@router.delete("", status_code=204)
-async def leave(
-    request: Request,
-    group_id: wire.Id,
-    node_id: wire.Id,
-    incarnation: wire.Id,
-    reason: Annotated[str, Query(max_length=256)] = "",
-) -> Response:
+@handlers(routes.LEAVE)
+async def leave(request: Request, group_id: str, node_id: str, incarnation: str, reason: str) -> None:
     """The agent leaves; its workers are gone."""
     await service_of(request).execute(group_id, Leave(node_id=node_id, incarnation=incarnation, why=reason))
-    return Response(status_code=204)
 
 
-@router.post("/drain", response_model=wire.GroupReply)
-async def drain(request: Request, group_id: wire.Id, node_id: wire.Id, nodes: NodesShown = "all") -> Response:
+@handlers(routes.DRAIN)
+async def drain(request: Request, group_id: str, node_id: str, nodes: str) -> Response:
     """Take a node out: its agent stops its workers and exits with 4. Holds over restarts of the agent."""
-    service = service_of(request)
-    return await views.group_response(
-        service, await service.execute(group_id, Drain(node_id)), views.PAGES[nodes]
-    )
+    return await views.changed(service_of(request), group_id, Drain(node_id), nodes)
 
 
-@router.post("/undrain", response_model=wire.GroupReply)
-async def undrain(
-    request: Request, group_id: wire.Id, node_id: wire.Id, nodes: NodesShown = "all"
-) -> Response:
+@handlers(routes.UNDRAIN)
+async def undrain(request: Request, group_id: str, node_id: str, nodes: str) -> Response:
     """Let a drained node join again."""
-    service = service_of(request)
-    return await views.group_response(
-        service, await service.execute(group_id, Undrain(node_id)), views.PAGES[nodes]
-    )
+    return await views.changed(service_of(request), group_id, Undrain(node_id), nodes)

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.agent.job.progress.test_trace import NCCL_ANSWER
+from tests.agent.job.progress.test_flight_recorder import NCCL_ANSWER
 from tests.support.cluster import wait_for
 
-from hetagent.job.progress import asking
 from hetagent.job.progress import groups as groups_file
+from hetagent.job.progress import torch_client
 from hetagent.job.progress.groups import Groups
 from hetagent.job.progress.sources import AGAIN_MAX_S, LATE_S, Health
-from hetagent.job.progress.tracks import Track
+from hetagent.job.progress.standstill import Track
 from hetagent.job.progress.worker import Looker
 from hetagent.worker import runner
 
@@ -217,7 +217,9 @@ def test_a_bad_answer_is_a_reason_and_the_source_is_asked_again(
     length: int | None,
     why: str,
 ) -> None:
-    monkeypatch.setattr(asking, "MAX_ANSWER", 150_000)  # what a socket takes at once: nobody reads meanwhile
+    monkeypatch.setattr(
+        torch_client, "MAX_ANSWER", 150_000
+    )  # what a socket takes at once: nobody reads meanwhile
     worker = make(OF_213)
     worker.note("0\tgloo\n")
     worker.server.answers[GLOO] = ("200 OK", GLOO_ANSWER)

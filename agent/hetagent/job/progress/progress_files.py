@@ -3,7 +3,7 @@
 import contextlib
 import re
 
-from hetagent.job.progress.tracks import Said
+from hetagent.job.progress.standstill import Claim
 from hetagent.progress import LAYOUT, SUFFIX
 
 MAX_STEP = 2**53
@@ -13,7 +13,7 @@ FOR_EVER = 1e15
 """The end of a pause that is announced without one (monotonic seconds)."""
 
 
-def read(path: str) -> Said:
+def read(path: str) -> Claim:
     """What is said now; what the module has written counts, if a program uses both.
 
     Args:
@@ -23,7 +23,7 @@ def read(path: str) -> Said:
         OSError: nobody can tell: this process has no descriptors left, for instance.
     """
     step, until = _mapped(path)
-    return Said(step if step is not None else _written(path), until)
+    return Claim(step if step is not None else _written(path), until)
 
 
 def _mapped(path: str) -> tuple[int | None, float]:

@@ -21,9 +21,11 @@ from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node import scratch
 from hetagent.node.created import Created
-from hetagent.protocol.topics import SHARES, Message
+from hetagent.protocol.topics import Message, Topic
 from hetagent.shares import ANSWER, ASK, FILE
 from hetrdzv.protocol.wire import SharesReply, SharesRequest
+
+SHARES = Topic(route="shares", reply=SharesReply)
 
 WEIGHT, SUM = "HET_WEIGHT", "HET_WEIGHT_SUM"
 """Variables of a worker: its own weight, and the sum of all."""
@@ -47,7 +49,7 @@ class Shares(Room):
     """Gives the workers of each round their shares, and asks the server for others.
 
     Args:
-        ask, tell, decided: see `RoundShares`.
+        ask, tell, decided: see `ShareFiles`.
         one_per_node: a single process stands for all slots of this node.
     """
 
@@ -63,10 +65,10 @@ class Shares(Room):
         self._tell = tell
         self._decided = decided
         self._one_per_node = one_per_node
-        self._shares: RoundShares | None = None
+        self._shares: ShareFiles | None = None
 
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
-        self._shares = RoundShares(assignment, self._ask, self._tell, self._decided)
+        self._shares = ShareFiles(assignment, self._ask, self._tell, self._decided)
 
     def environ(self, local_rank: int) -> Environ:
         assert self._shares is not None
@@ -88,7 +90,7 @@ class Shares(Room):
             self._shares = None
 
 
-class RoundShares:
+class ShareFiles:
     """The shares of a round on this node.
 
     Args:

@@ -9,13 +9,13 @@ from typing import Any
 
 from hetagent.job.output import shown
 from hetagent.job.progress import stacks
-from hetagent.job.progress.watch import Watch
+from hetagent.job.progress.round_watch import RoundWatch
 from hetagent.job.room import Environ, Room
 from hetagent.job.workers.processes import Workers
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand, python
 from hetagent.protocol.line import Line
-from hetagent.protocol.topics import STACKS, Message
+from hetagent.protocol.topics import Message, Topic
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 from hetrdzv.protocol.wire import (
     DirectiveReply,
@@ -25,6 +25,8 @@ from hetrdzv.protocol.wire import (
     StacksAsked,
     StacksRequest,
 )
+
+STACKS: Topic[None] = Topic(route="stacks", reply=None, repeats=False)
 
 STACKS_S = 5.0
 """How long it may take to answer who wants to see stacks (seconds)."""
@@ -47,7 +49,7 @@ BUFFER_SIZE = 20
 """So many are enough to see who is behind, and are told in a millisecond; torch's 2,000 take 50."""
 
 
-class Watching(Room):
+class Watcher(Room):
     """Watches the workers of the newest round.
 
     Args:
@@ -85,7 +87,7 @@ class Watching(Room):
         self._shows_collectives = False
         self._rank_offset = 0
         self._unseen = "" if launch.uses_process_groups else NOT_TORCH
-        self._watch: Watch | None = None
+        self._watch: RoundWatch | None = None
         self._round = 0
         self._folders: Mapping[int, str] = {}
 
@@ -98,7 +100,7 @@ class Watching(Room):
         self.end()
         self._round, self._rank_offset = assignment.round, assignment.start.rank_offset
         self._shows_collectives = command.is_python and not self._launch.one_per_node
-        self._watch = Watch(
+        self._watch = RoundWatch(
             assignment.round,
             assignment.start.world_size,
             self._line.tell,
@@ -118,7 +120,8 @@ class Watching(Room):
         first = self._rank_offset
         self._tail = lambda rank: workers.stderr_tail(rank - first)
         self._folders = {
-            first + local_rank: os.path.dirname(path) for local_rank, path in workers.error_files.items()
+            first + local_rank: os.path.dirname(path)
+            for local_rank, path in workers.started.error_files.items()
         }
         self._watch.begin(workers.pids, first)
         self._line.watch(self._sample, self._show)
@@ -177,7 +180,7 @@ class Watching(Room):
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
 
-    def _told(self, watch: Watch, asked: StacksAsked) -> list[StackFields]:
+    def _told(self, watch: RoundWatch, asked: StacksAsked) -> list[StackFields]:
         """The answer to a question about workers of this round."""
         ranks = watch.ranks(asked.ranks)
         match asked:

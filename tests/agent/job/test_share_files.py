@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tests.agent.job.rig import Make
 
-from hetagent.job import shares
-from hetagent.job.shares import RoundShares
+from hetagent.job import share_files
+from hetagent.job.share_files import SHARES, ShareFiles
 from hetagent.launch.base import Assignment
 from hetagent.node.created import Created
-from hetagent.protocol.topics import SHARES, Message
+from hetagent.protocol.topics import Message
 from hetrdzv.protocol.errors import NoSuchShares
 from hetrdzv.protocol.wire import MasterReply, SharesReply, SharesRequest, StartReply
 
@@ -55,7 +55,7 @@ class Place:
         self.asked: dict[int, Future[SharesReply]] = {}
         self.said: list[str] = []
         self.decided: list[tuple[int, bool]] = []
-        self.shares = RoundShares(of, self._ask, self.said.append, self._note)
+        self.shares = ShareFiles(of, self._ask, self.said.append, self._note)
         self.path = str(self.shares.environ(0, one_per_node=False)["HET_WEIGHTS_FILE"])
 
     def _ask(self, message: Message[SharesReply]) -> "Future[SharesReply]":
@@ -228,8 +228,8 @@ def test_where_the_kernel_has_no_inotify_left_the_agent_looks(
     def none_left(folder: str) -> Created:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(shares, "Created", none_left)
-    monkeypatch.setattr(shares, "LOOK_S", 0.01)
+    monkeypatch.setattr(share_files, "Created", none_left)
+    monkeypatch.setattr(share_files, "LOOK_S", 0.01)
     assert rig(ASK.format(n=1) + SHOW.format(n=1)).run() == 0
     assert json.loads((tmp_path / "0.1").read_text())["weights"] == [1.0]
 

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from hetagent.job.progress import said, stacks
+from hetagent.job.progress import progress_files, stacks
 from hetagent.job.progress.sources import Health
-from hetagent.job.progress.tracks import Track, Tracks
+from hetagent.job.progress.standstill import Track, Tracks
 from hetagent.job.progress.worker import TICK_S, Looker
 from hetagent.node import scratch
 from hetagent.options import release
@@ -43,7 +43,7 @@ SUSPENDED_S = 2.0
 """Whoever wakes up so much too late was suspended, perhaps together with the workers (seconds)."""
 
 
-class Watch:
+class RoundWatch:
     """The workers of one round on this node.
 
     Args:
@@ -313,8 +313,8 @@ class Watch:
 def _step(looker: Looker) -> int | None:
     """What a worker has said of its steps, now."""
     with contextlib.suppress(OSError):
-        return said.read(looker.file).step if looker.file is not None else None
-    return looker.track.said.step
+        return progress_files.read(looker.file).step if looker.file is not None else None
+    return looker.track.claim.step
 
 
 def _folder() -> scratch.Folder | None:

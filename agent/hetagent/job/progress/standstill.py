@@ -58,7 +58,7 @@ FROZEN = (State.STOPPED, State.BLOCKED)
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Claim:
     """What a script says about itself.
 
     Attributes:
@@ -79,7 +79,7 @@ class Track:
         unseen: why its collectives cannot be known now; empty: they are; None: there is nothing to see yet.
         lost: why nothing at all can be known of it now; empty: something can.
         sources: which of torch's backends tell of them.
-        said, counts, groups: as last seen.
+        claim, counts, groups: as last seen.
         cpu: what its process does while it does not move.
         changed_at: when one of them last changed.
         looked_at: until when it is known to have changed no more.
@@ -89,7 +89,7 @@ class Track:
     unseen: str | None = None
     lost: str = ""
     sources: str = ""
-    said: Said = Said()
+    claim: Claim = Claim()
     counts: Mapping[str, object] = field(default_factory=dict)
     groups: Sequence[CollectivesFields] = ()
     cpu: CpuTime = field(default_factory=CpuTime)
@@ -118,12 +118,12 @@ class Track:
         if state is not self._state:
             self._state, self._state_since = state, at
 
-    def says(self, said: Said, at: float) -> None:
+    def says(self, claim: Claim, at: float) -> None:
         """What the script says."""
-        if said != self.said:
+        if claim != self.claim:
             # An announced pause is none, and neither is its end.
-            self._changed(at, counts=self.said.until == 0.0 and self.said.step is not None)
-            self.said, self.looked_at = said, at
+            self._changed(at, counts=self.claim.until == 0.0 and self.claim.step is not None)
+            self.claim, self.looked_at = claim, at
 
     def stands(self, at: float) -> None:
         """It has no collectives to look at, or cannot have gone on with them."""
@@ -153,7 +153,7 @@ class Track:
             self._waited += waits
         if counts != self.counts:
             since = newest_at if newest_at is not None and self.looked_at < newest_at <= at else at
-            self._changed(since, counts=bool(self.counts) and self.said.until <= self.changed_at)
+            self._changed(since, counts=bool(self.counts) and self.claim.until <= self.changed_at)
             self.counts = counts
         elif not waits and any(map(_waits, groups)):
             self._changed(at, counts=False)
@@ -174,7 +174,7 @@ class Track:
     @property
     def seen(self) -> bool:
         """Whether anything was ever seen of it."""
-        return bool(self.counts) or self.said.step is not None
+        return bool(self.counts) or self.claim.step is not None
 
     @property
     def idle_s(self) -> float:
@@ -190,14 +190,14 @@ class Track:
 
     def is_still(self, at: float, hang_timeout_s: float | None) -> bool:
         """Whether it is known not to have moved for unusually long."""
-        if self.lost or (self.unseen != "" and self.said.step is None and self._state not in FROZEN):
+        if self.lost or (self.unseen != "" and self.claim.step is None and self._state not in FROZEN):
             return False
         limit_s = max(STILL_MIN_S, STILL_GAPS * self._longest_s)
         if hang_timeout_s is not None:
             limit_s = min(limit_s, hang_timeout_s / 2)
         if not self.seen and self._state not in FROZEN:
             limit_s = STILL_FIRST_S if self._answers else inf
-        return self.idle_s >= limit_s and at >= self.said.until
+        return self.idle_s >= limit_s and at >= self.claim.until
 
     def waiting(self) -> float | None:
         """Of the looks at it, the share at which it waited for a collective."""
@@ -261,7 +261,7 @@ class Track:
                 still=self._still,
                 cpu=self._cpu,
                 long_s=self._long_s(at),
-                step=self.said.step,
+                step=self.claim.step,
             )
         busy, looks = self.busy()
         return WorkerFields(
@@ -275,7 +275,7 @@ class Track:
             busy=None if busy is None else round(busy, 4),
             looks=looks,
             long_s=self._long_s(at),
-            step=self.said.step,
+            step=self.claim.step,
             # first those in which it waits
             collectives=sorted(self.groups, key=lambda one: not _waits(one))[:most],
         )
@@ -285,7 +285,7 @@ class Track:
         return None if self.cpu.share is None else round(self.cpu.share, 2)
 
     def _long_s(self, at: float) -> float:
-        return round(min(max(0.0, self.said.until - at), MAX_SECONDS), 3)
+        return round(min(max(0.0, self.claim.until - at), MAX_SECONDS), 3)
 
 
 def _waits(one: CollectivesFields) -> bool:

@@ -1,7 +1,7 @@
 """What follows from looks at workers: who stands still, and what the server has to know at once."""
 
-from hetagent.job.progress.trace import NAME_LENGTH, OP_LENGTH
-from hetagent.job.progress.tracks import FEW_LOOKS, FIRST_LOOKS, HOLDS_S, Said, State, Track, Tracks
+from hetagent.job.progress.flight_recorder import NAME_LENGTH, OP_LENGTH
+from hetagent.job.progress.standstill import FEW_LOOKS, FIRST_LOOKS, HOLDS_S, Claim, State, Track, Tracks
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_LANES
 from hetrdzv.protocol.settings import MAX_SLOTS
 from hetrdzv.protocol.wire import CollectivesFields, PollRequest
@@ -188,7 +188,7 @@ def test_of_a_worker_that_cannot_be_looked_at_nothing_is_known() -> None:
     watched = Watched()
     watched.works(3)
     watched.track.process(State.STOPPED, 3.5)
-    watched.track.says(Said(step=7), 3.5)
+    watched.track.says(Claim(step=7), 3.5)
     watched.track.lost = "its agent cannot look at it: OSError"
     watched.judge()
     (worker,) = watched.tracks.fields(watched.now).workers
@@ -209,13 +209,13 @@ def test_a_sample_holds_until_a_few_seconds_after_the_last_look_at_the_workers()
 def test_an_announced_pause_is_none_and_does_not_count() -> None:
     watched = Watched()
     at = watched.works(3)
-    watched.track.says(Said(until=603.0), 3.0)
+    watched.track.says(Claim(until=603.0), 3.0)
     for _ in range(100):
         watched.asked_for(at)
     assert watched.told == []
     (worker,) = watched.tracks.fields(watched.now).workers
     assert (worker.idle_s, worker.long_s) == (100.0, 500.0)
-    watched.track.says(Said(), watched.now)  # the end of the pause is a change
+    watched.track.says(Claim(), watched.now)  # the end of the pause is a change
     watched.asked_for(at)
     assert watched.told == []
     watched.asked_for(at)
@@ -225,7 +225,7 @@ def test_an_announced_pause_is_none_and_does_not_count() -> None:
 def test_a_pause_that_lasts_longer_than_announced_is_told() -> None:
     watched = Watched()
     at = watched.works(3)
-    watched.track.says(Said(until=13.0), 3.0)
+    watched.track.says(Claim(until=13.0), 3.0)
     for _ in range(20):
         watched.asked_for(at)
     assert watched.told == [(13.0, "runs", True)]
@@ -234,7 +234,7 @@ def test_a_pause_that_lasts_longer_than_announced_is_told() -> None:
 def test_steps_of_the_script_are_progress_too() -> None:
     track = Track(0.0)
     for second in range(1, 6):
-        track.says(Said(step=second), float(second))
+        track.says(Claim(step=second), float(second))
         track.stands(float(second))
     assert not track.judge(5.0, None)
     track.stands(7.0)

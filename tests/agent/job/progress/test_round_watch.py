@@ -14,7 +14,7 @@ import pytest
 from tests.support.cluster import wait_for
 
 from hetagent.job.progress import stacks
-from hetagent.job.progress.watch import Watch
+from hetagent.job.progress.round_watch import RoundWatch
 from hetagent.node.network import hold_port
 from hetagent.progress import FILE
 from hetagent.worker import runner
@@ -80,7 +80,7 @@ class Pair:
         self.folder = folder
         self.told: list[ProgressFields] = []
         self._news = threading.Condition()
-        self.watch = Watch(3, 2, self._tell, hang_timeout_s=lambda: 2.0, cpu=True)
+        self.watch = RoundWatch(3, 2, self._tell, hang_timeout_s=lambda: 2.0, cpu=True)
         (folder / "script.py").write_text(script)
         with hold_port("127.0.0.1", None) as held:
             port = held.getsockname()[1]
@@ -180,10 +180,10 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
 
 OUT_OF_DESCRIPTORS = """
 import os, resource, subprocess, sys, time
-from hetagent.job.progress.watch import Watch
+from hetagent.job.progress.round_watch import RoundWatch
 
 said, told = [], []
-watch = Watch(1, 2, lambda: told.append(watch.fields().workers[0]), cpu=True, say=said.append)
+watch = RoundWatch(1, 2, lambda: told.append(watch.fields().workers[0]), cpu=True, say=said.append)
 command = 'i=0; while :; do i=$((i+1)); echo $i > "$HET_PROGRESS_FILE"; sleep 0.05; done'
 worker = subprocess.Popen(["sh", "-c", command], env=os.environ | watch.environ(0, torch=True))
 
@@ -260,7 +260,7 @@ def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
     collectives: int | None,
 ) -> None:
     monkeypatch.setattr("hetagent.options.release.installed", lambda: release)
-    watch = Watch(1, world_size, lambda: None, cpu=True)
+    watch = RoundWatch(1, world_size, lambda: None, cpu=True)
     watch.environ(0, torch=torch)
     watch.begin({0: os.getpid()}, 0)
     assert watch.reached() == (collectives, None)
@@ -269,7 +269,7 @@ def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
 
 def test_a_folder_that_somebody_has_removed_ends_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetagent.options.release.installed", lambda: "2.13.0+cpu")
-    watch = Watch(1, 2, lambda: None, cpu=True)
+    watch = RoundWatch(1, 2, lambda: None, cpu=True)
     folder = Path(watch.environ(0, torch=True)[FILE]).parent
     watch.begin({0: os.getpid()}, 0)
     assert watch._tracks is not None

@@ -1,0 +1,99 @@
+"""Faults that are planted on purpose: for each, some story ends with a check that fails, or that check is no use.
+
+Parts are replaced by what they are called, so a line may look as it likes. Which lines of the core no test looks at
+tells `make mutants`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import inf
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from hetagent.protocol.session.contact import Contact
+from hetagent.protocol.session.session import Session
+from hetrdzv.core import directive
+from hetrdzv.core.model import Group, Node
+from hetrdzv.core.rounds import settle, timers, transitions
+from hetrdzv.core.selection import subset
+from hetrdzv.core.selection.worlds import Worlds
+from hetrdzv.service import ledger
+from hetrdzv.service.liveness import clock
+from hetrdzv.service.liveness.leases import Leases
+from hetrdzv.service.service import Service
+from tests.sim.world import run
+
+MOST_SEEDS = 400
+"""How many stories are told at most until one ends with the fault."""
+
+
+def _overdue_at(group: Group, node: Node) -> float:
+    assert group.round is not None
+    assert group.round.end is not None
+    return group.round.end.at + group.spec.stop_timeout_s + timers.STOP_GRACE_S
+
+
+def _start_elsewhere(real: Callable[..., Any]) -> Callable[..., Any]:
+    def start(*args: Any) -> Any:
+        made = real(*args)
+        return made and replace(made, master=replace(made.master, node_id="n9"))
+
+    return start
+
+
+def _without_nodes(real: Callable[..., Any]) -> Callable[..., Any]:
+    async def changes(*args: Any) -> Any:
+        puts, deletes = await real(*args)
+        return {key: put for key, put in puts.items() if "/nodes/" not in key}, deletes
+
+    return changes
+
+
+def _deaf_to_polls(real: Callable[..., Any]) -> Callable[..., Any]:
+    def heard(leases: Leases, *args: Any, polls: bool = False, **more: Any) -> None:
+        if not polls:
+            real(leases, *args, **more)
+
+    return heard
+
+
+def _ahead(real: Callable[..., Any]) -> Callable[..., Any]:
+    def group(service: Service, group_id: str) -> Any:
+        real(service, group_id)
+        return service._ledger.head(group_id)
+
+    return group
+
+
+def _downward(worlds: Worlds, size: int, start: int = 0, unit: int = 1) -> Iterator[int]:
+    return iter(range(size, 0, -1))
+
+
+PLANTED: dict[str, tuple[Any, str, Any]] = {
+    "a failure is judged at once": (settle, "unresolved", lambda group, now: []),
+    "who was not told to stop is overdue": (timers, "overdue_at", _overdue_at),
+    "losses cost restarts": (transitions, "LOSSES", frozenset()),
+    "the master is not of the round": (directive, "_start", _start_elsewhere(directive._start)),
+    "what is not committed is read": (Service, "group", _ahead(Service.group)),
+    "nodes are not stored": (ledger, "_changes", _without_nodes(ledger._changes)),
+    "no lease after a load": (Leases, "restore", lambda leases, groups, now: None),
+    "polls renew no lease": (Leases, "heard", _deaf_to_polls(Leases.heard)),
+    "time in which the server stood still counts": (clock, "MAX_STALL_S", inf),
+    "nobody stops without a server": (Contact, "ends_at", lambda contact, max_disconnect_s: None),
+    "nobody corrects who is ready": (Session, "_is_contradicted", lambda session, number, directive: False),
+    "any world size is a multiple": (Worlds, "downward", _downward),
+    "bounds in nodes are forgotten": (subset._Search, "is_allowed", lambda search, found: True),
+}
+"""What is broken: the module or class, the name in it, and what it becomes."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", PLANTED)
+def test_a_planted_fault_is_found(what: str) -> None:
+    place, name, broken = PLANTED[what]
+    with mock.patch.object(place, name, broken):
+        found = next((outcome for outcome in map(run, range(MOST_SEEDS)) if outcome.check), None)
+    assert found is not None, f"{MOST_SEEDS} stories passed although {what}"
+    print(f"{what}: seed {found.seed}: {found.check}")

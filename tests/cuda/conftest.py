@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hetagent.job.progress.asking import Asked, NoAnswer
+from hetagent.job.progress.torch_client import Asked, NoAnswer
 from hetagent.worker import runner
 from tests.support.needs import ALL
 

@@ -9,7 +9,8 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 
-from hetrdzv.protocol.wire import DirectiveReply, SharesReply
+from hetrdzv.protocol import routes
+from hetrdzv.protocol.routes import Route
 
 R = TypeVar("R")
 
@@ -19,8 +20,7 @@ class Topic(Generic[R]):
     """A subject, and how it is said.
 
     Attributes:
-        route: the last part of its route: `POST /v1/groups/{g}/nodes/{n}/{route}`.
-        reply: what the server answers; None: nothing.
+        route: that takes it.
         in_order: it goes with joins and the goodbye, one at a time in the order of saying, and if the server does not
             understand it, the agent ends. Else it goes beside them, and a refusal concerns nothing but this message.
         repeats: until the server has taken or refused it, or its round is over; else it is sent once.
@@ -29,18 +29,17 @@ class Topic(Generic[R]):
         dated: the body says how long ago it became true (`age_s`).
     """
 
-    route: str
-    reply: type[R] | None
+    route: Route[R]
     in_order: bool = False
     repeats: bool = True
     pause_s: float = 0.0
     dated: bool = False
 
 
-REPORT = Topic(route="report", reply=DirectiveReply, in_order=True, dated=True)
-SHARES = Topic(route="shares", reply=SharesReply, pause_s=0.3)
-DAEMON = Topic(route="daemon", reply=DirectiveReply, pause_s=0.3)
-STACKS: Topic[None] = Topic(route="stacks", reply=None, repeats=False)
+REPORT = Topic(route=routes.REPORT, in_order=True, dated=True)
+SHARES = Topic(route=routes.SHARES, pause_s=0.3)
+DAEMON = Topic(route=routes.DAEMON, pause_s=0.3)
+STACKS = Topic(route=routes.STACKS, repeats=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

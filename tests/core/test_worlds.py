@@ -16,6 +16,7 @@ from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.words.failures import failed_because
 from tests.core.driver import Story, running, sentence
 from tests.core.worlds import PAGE, Cluster, page
 from tests.support.every_set import Case, best_of_all, fits
@@ -298,7 +299,7 @@ def test_why_no_round_can_form(slots: list[int], spec: dict[str, int], why: str)
     story.wait(21)
     assert story.group.root_cause is not None
     assert story.group.root_cause.kind == "join_timeout"
-    assert "waiting for" not in story.group.root_cause.message
+    assert "waiting for" not in failed_because(story.group.root_cause.reason)
 
 
 def test_who_gave_up_leaves_too_few_slots() -> None:

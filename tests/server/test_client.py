@@ -57,7 +57,13 @@ NODE = {
     "labels": {},
     "device": {},
 }
-EVENT = {"number": 1, "at": "2026-01-01T00:00:00Z", "kind": "node_joined", "text": "a joined"}
+EVENT = {
+    "number": 1,
+    "at": "2026-01-01T00:00:00Z",
+    "kind": "node_joined",
+    "text": "a joined",
+    "facts": {"kind": "node_ready"},
+}
 
 
 @dataclass

@@ -15,7 +15,8 @@ from hetagent.job.workers.processes import Workers
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand, python
 from hetagent.protocol.line import Line
-from hetagent.protocol.topics import STACKS, Message
+from hetagent.protocol.topics import Message, Topic
+from hetrdzv.protocol import routes
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 from hetrdzv.protocol.wire import (
     DirectiveReply,
@@ -25,6 +26,8 @@ from hetrdzv.protocol.wire import (
     StacksAsked,
     StacksRequest,
 )
+
+STACKS = Topic(route=routes.STACKS, repeats=False)
 
 STACKS_S = 5.0
 """How long it may take to answer who wants to see stacks (seconds)."""

@@ -179,13 +179,10 @@ class Client:
         since servers get restarted. If the group is deleted and created again, its events follow, from number 1.
         """
 
-        async def connect(after: int, place: str | None) -> httpx.Response:
-            headers = {"Accept": "text/event-stream", "Last-Event-ID": place or str(after)}
+        async def connect(place: str) -> httpx.Response:
+            headers = {"Accept": "text/event-stream", "Last-Event-ID": place}
             silence_s = follow.SILENCE_S - self._timeout_s
-            query = {"after": after}
-            return await self._send(
-                routes.EVENTS, (group,), query=query, headers=headers, wait_s=silence_s, stream=True
-            )
+            return await self._send(routes.EVENTS, (group,), headers=headers, wait_s=silence_s, stream=True)
 
         def parse(data: str) -> EventReply:
             return parsed(EventReply, data, self._servers.last, newer=self._servers.newer)

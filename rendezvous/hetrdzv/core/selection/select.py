@@ -205,12 +205,12 @@ class _Counted(_Choice):
         none = len(self._gaps)
         return sorted(
             self._by_id,
-            key=lambda one: (
-                one in self._taken_last,
-                one not in self._last.slots,
-                one not in self._seated,
-                self._gaps.get(one, none),
-                natural_key(one),
+            key=lambda node_id: (
+                node_id in self._taken_last,
+                node_id not in self._last.slots,
+                node_id not in self._seated,
+                self._gaps.get(node_id, none),
+                natural_key(node_id),
             ),
         )
 
@@ -340,7 +340,7 @@ class _Sized(_Choice):
         for node in self._ready:
             by_slots.setdefault(node.slots, []).append(node.node_id)
         for slots, node_ids in by_slots.items():
-            usable = [one for one in node_ids if one not in excluded] if excluded else node_ids
+            usable = [node_id for node_id in node_ids if node_id not in excluded] if excluded else node_ids
             for last, some in _split(usable, self._taken_last):
                 for stays, part in _split(some, self._last.slots):
                     for seated, alike in _split(part, self._seated):
@@ -352,13 +352,13 @@ class _Sized(_Choice):
         first: dict[Kind, str] = {}
         for item in sorted({self._item(node_id) for node_id in self._allowed}, key=natural_key):
             first.setdefault(self._kind(item), item)
-        found = []
+        sets = []
         for tried, (_, item) in enumerate(sorted(first.items(), key=lambda one: one[0][:3])):
             if not self._may_try(tried):
                 break
             if (best := self._best(frozenset(), item)) is not None:
-                found.append(best)
-        return min(found, key=self._cost, default=None)
+                sets.append(best)
+        return min(sets, key=self._cost, default=None)
 
     def _may_try(self, tried: int) -> bool:
         """Whether to try another master, which costs as much work as looking at all nodes."""
@@ -401,11 +401,11 @@ def _split(names: Sequence[str], by: Collection[str]) -> Iterable[tuple[bool, Se
 
 def _cut_off(among: Container[str], unreachable: Pairs) -> Mapping[str, AbstractSet[str]]:
     """Which of some nodes cannot reach a master, by master."""
-    found: dict[str, set[str]] = {}
+    unable: dict[str, set[str]] = {}
     for node_id, master in unreachable:
         if node_id in among:
-            found.setdefault(master, set()).add(node_id)
-    return found
+            unable.setdefault(master, set()).add(node_id)
+    return unable
 
 
 # -- the same of a group -------------------------------------------------------------------------------------

@@ -61,12 +61,12 @@ def broken_units(group: Group) -> Mapping[str, Unit]:
         value = value_of(group.spec, node)
         if value is not None and _counts(group, node) and not (node.gone and node.heir is not None):
             units.setdefault(value, []).append(node)
-    found = {}
+    broken = {}
     for value, nodes in units.items():
         missing = [node.node_id for node in nodes if node.gone or not _serves(group, node)]
         if missing and len(missing) < len(nodes):
-            found[value] = Unit(value, tuple(sorted(missing, key=natural_key)))
-    return found
+            broken[value] = Unit(value, tuple(sorted(missing, key=natural_key)))
+    return broken
 
 
 def place_taken(group: Group, node: Node, beside: str | None = None) -> Node | None:

@@ -204,7 +204,7 @@ def no_world(spec: GroupSpec, there: Sequence[Node], answer: Shortfall) -> parts
     return parts.NoWorld(
         bounds=Worlds.of(spec).bounds,
         never=tuple(sorted({node.slots for node in there})) if answer.never else (),
-        too_small=bool(answer.missing),
+        too_small=bool(answer.missing) and not answer.never,
         unit=spec.unit,
     )
 

@@ -21,10 +21,10 @@ from hetrdzv.core.selection.worlds import SUMS_AT_ONCE, Worlds
 from hetrdzv.protocol.ids import natural_key
 
 MOST_WORK = 1 << 18
-"""How much work all searches of a selection share (`Budget`) before they are content with a set nearby."""
+"""How much work all searches of a selection may do together (`Budget`) before a nearby set is good enough."""
 
 SPARSE = 16
-"""A search that could come to more than this many times the sums that it may look at is not begun."""
+"""A search that might look at more than this many times the sums it may is not begun."""
 
 ROUGH_SUMS = 1 << 22
 """How many sums, each a bit for each kind, a search looks at that is content with a set nearby."""
@@ -89,7 +89,7 @@ def best_set(
 
 
 def _largest_nodes(names: Names, most: int) -> Names:
-    """The nodes with the most slots, as many as there may be."""
+    """The nodes with the most slots, as many as the bounds allow."""
     found: dict[Kind, Sequence[str]] = {}
     for kind in sorted(names, key=lambda kind: (-kind.slots / kind.nodes, kind)):
         found[kind] = heapq.nsmallest(most // kind.nodes, names[kind], natural_key)
@@ -149,7 +149,7 @@ class _Search:
         return kind.slots // self._unit
 
     def _most_by_nodes(self) -> int:
-        """The most that as many nodes as there may be can add up to, if items could be divided."""
+        """The largest sum of the allowed number of nodes, if items could be divided."""
         left, total = self._most, 0
         for kind in sorted(self._names, key=lambda kind: -kind.slots / kind.nodes):
             count = min(len(self._names[kind]), -(-left // kind.nodes))
@@ -158,7 +158,7 @@ class _Search:
         return total
 
     def is_allowed(self, found: _Found) -> bool:
-        """Whether a set has neither too few nodes nor too many."""
+        """Whether the number of nodes in a set is allowed."""
         return self._fewest <= found.nodes <= self._most
 
     # -- without regard to the number of nodes -------------------------------------------------------------------
@@ -321,7 +321,7 @@ class _Search:
     # -- with bounds in nodes ------------------------------------------------------------------------------------
 
     def is_small(self) -> bool:
-        """Whether all sums and numbers of nodes can be looked at, perhaps."""
+        """Whether all sums and numbers of nodes are few enough to try looking at them."""
         count = sum(min(len(known), self._most) for known in self._names.values())
         return count * self._room * self._most <= SPARSE * self._budget.left
 
@@ -379,7 +379,7 @@ def _with_copies(bits: int, size: int, count: int) -> int:
 
 
 def _with(best: Mapping[int, int], step: int, cost: int, limit: int) -> dict[int, int]:
-    """The cheapest sets of all sums with one node more."""
+    """The cheapest sets for all sums after adding one node."""
     found = dict(best)
     for before, so_far in best.items():
         reached = before + step
@@ -418,7 +418,7 @@ class _Costs:
         return (cost << len(self._ordered)) - self._bits[name]
 
     def found(self, cost: int) -> _Found:
-        """The set that has this cost, with those that are in it anyway."""
+        """The set with this cost, including the nodes that are in every set."""
         bits = -cost & (1 << len(self._ordered)) - 1
         names = [name for name in self._ordered if bits & self._bits[name]]
         nodes = sum(self._kinds[name].nodes for name in names)

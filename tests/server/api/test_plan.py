@@ -22,7 +22,7 @@ async def test_a_plan_is_what_then_happens_and_changes_nothing() -> None:
             ("b", 4, 1),
         ]
         assert (found.state, found.round, found.was_round, found.world_size) == ("running", 2, 1, 5)
-        assert (found.master, found.restarted, found.stops, found.moves) == ("c", ["b"], ["a"], ["b"])
+        assert (found.master, found.restarted, found.stops, found.moves) == ("c", ("b",), ("a",), ("b",))
         assert [(one.node_id, one.slots, one.why) for one in found.gone] == [("a", 1, "drained")]
 
 

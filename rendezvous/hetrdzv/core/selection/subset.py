@@ -72,29 +72,29 @@ def best_set(
         return None
     budget = budget if budget is not None else Budget(MOST_WORK)
     search = _Search(names, worlds, base, budget)
-    found = search.ignoring_nodes()
-    if found is None or search.is_allowed(found):
-        return None if found is None else found.names
+    best = search.ignoring_nodes()
+    if best is None or search.is_allowed(best):
+        return None if best is None else best.names
     if search.is_small():
         with suppress(Spent):
             exact = search.with_nodes()
             return None if exact is None else exact.names
     most = None if worlds.max_nodes is None else worlds.max_nodes - base[1]
-    if most is not None and found.nodes > most:
+    if most is not None and best.nodes > most:
         search = _Search(_largest_nodes(names, most), worlds, base, budget)
     else:
         search = _Search(names, worlds, base, budget, many=True)
-    found = search.ignoring_nodes()
-    return found.names if found is not None and search.is_allowed(found) else None
+    best = search.ignoring_nodes()
+    return best.names if best is not None and search.is_allowed(best) else None
 
 
 def _largest_nodes(names: Names, most: int) -> Names:
     """The nodes with the most slots, as many as the bounds allow."""
-    found: dict[Kind, Sequence[str]] = {}
+    largest: dict[Kind, Sequence[str]] = {}
     for kind in sorted(names, key=lambda kind: (-kind.slots / kind.nodes, kind)):
-        found[kind] = heapq.nsmallest(most // kind.nodes, names[kind], natural_key)
-        most -= kind.nodes * len(found[kind])
-    return found
+        largest[kind] = heapq.nsmallest(most // kind.nodes, names[kind], natural_key)
+        most -= kind.nodes * len(largest[kind])
+    return largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +157,9 @@ class _Search:
             left = max(0, left - count * kind.nodes)
         return total
 
-    def is_allowed(self, found: _Found) -> bool:
+    def is_allowed(self, chosen: _Found) -> bool:
         """Whether the number of nodes in a set is allowed."""
-        return self._fewest <= found.nodes <= self._most
+        return self._fewest <= chosen.nodes <= self._most
 
     # -- without regard to the number of nodes -------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class _Search:
     def _fewer(self, batches: Sequence[_Batch]) -> list[_Batch]:
         """Batches with undecided nodes of few kinds: those with which the world becomes full."""
         edge = next((at for at, one in enumerate(batches) if one.expected < len(one.undecided)), len(batches))
-        found, kinds, sums = list(batches), 0, 0
+        fewer, kinds, sums = list(batches), 0, 0
         for at in sorted(range(len(batches)), key=lambda at: abs(at - edge)):
             batch = batches[at]
             more = sums + self._size(batch.kind) * len(batch.undecided)
@@ -216,8 +216,8 @@ class _Search:
                 kinds, sums = kinds + 1, more
             else:
                 expected = batch.undecided[: batch.expected]
-                found[at] = _Batch(batch.kind, [*batch.taken, *expected], (), 0)
-        return found
+                fewer[at] = _Batch(batch.kind, [*batch.taken, *expected], (), 0)
+        return fewer
 
     def _targets(self) -> Iterator[int]:
         """The sums that make a world, the largest first."""
@@ -380,14 +380,14 @@ def _with_copies(bits: int, size: int, count: int) -> int:
 
 def _with(best: Mapping[int, int], step: int, cost: int, limit: int) -> dict[int, int]:
     """The cheapest sets for all sums after adding one node."""
-    found = dict(best)
+    sums = dict(best)
     for before, so_far in best.items():
         reached = before + step
         if reached <= limit:
             known = best.get(reached)
             if known is None or so_far + cost < known:
-                found[reached] = so_far + cost
-    return found
+                sums[reached] = so_far + cost
+    return sums
 
 
 class _Costs:

@@ -410,7 +410,7 @@ def _gone_or_open(group: Group, ended: Round, overdue: bool, done: Collection[st
 def _will_cancel(disk: Disk) -> bool:
     """Whether the job ends with its round, which is about to."""
     notice = (disk.round or {}).get("notice")
-    return notice is not None and notice["kind"] == "cancelled"
+    return notice is not None and notice["cause"]["kind"] == "cancelled"
 
 
 def _join_is_lost(request: Join, disk: Disk) -> str | None:

@@ -94,6 +94,9 @@ class _Versioned:
     v: int
 
 
+codec.prepare(_Versioned, Group, Node, Round, StoredEvent)
+
+
 # -- keys ------------------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,7 @@ from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.job.output.stderr import Copier
 from hetagent.job.ports import Ports
 from hetagent.job.progress.watcher import Watcher
+from hetagent.job.ready.fitness import Check
 from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
@@ -376,15 +377,21 @@ def _readiness(
     options: Options, identity: Identity, secrets: Callable[[], list[str]], speed: SpeedCheck | None
 ) -> Readiness:
     """What is asked of this node before each round."""
-    gpus = [gpu.uuid for gpu in devices.visible_gpus(os.environ)]
-    check = options.node_check and NodeCheck(
-        options.node_check,
-        identity.incarnation,
-        environ={processes.NODE_ID: identity.node_id},
-        timeout_s=options.node_check_timeout_s,
-        secrets=secrets,
-    )
-    return Readiness(GpusFree(gpus, identity.incarnation) if gpus else None, check or None, speed)
+    checks: list[Check] = []
+    if gpus := [gpu.uuid for gpu in devices.visible_gpus(os.environ)]:
+        checks.append(GpusFree(gpus, identity.incarnation))
+    if speed is not None:
+        checks.append(speed)
+    if options.node_check:
+        check = NodeCheck(
+            options.node_check,
+            identity.incarnation,
+            environ={processes.NODE_ID: identity.node_id},
+            timeout_s=options.node_check_timeout_s,
+            secrets=secrets,
+        )
+        checks.append(check)
+    return Readiness(checks)
 
 
 def _command(options: Options) -> WorkerCommand | None:

@@ -50,7 +50,6 @@ def _run() -> int:
     from hetagent.job import failures
     from hetagent.job.loop import AgentError
     from hetagent.launch.command import CommandError, NotFound
-    from hetagent.node.gpu.devices import DeviceError
     from hetagent.node.gpu.numa import NumaError
     from hetagent.node.network import NetworkError
     from hetagent.node.processes.guardian import GuardianError
@@ -67,7 +66,7 @@ def _run() -> int:
 
             return run(options, token, tls)
         if unknown := release.check(release.installed()):
-            say(f"hetagent: {unknown}")
+            say(f"hetagent: warning: {unknown}")
         page_cache.read_ahead()
         from hetagent import assembly  # which imports torch: only once the command line makes sense
 
@@ -75,7 +74,7 @@ def _run() -> int:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         with own_server() if options.standalone else contextlib.nullcontext() as server:
             return assembly.run(options, server, token, tls)
-    except (UsageError, CommandError, DeviceError, NumaError, NetworkError, AccessError, TlsError) as error:
+    except (UsageError, CommandError, NumaError, NetworkError, AccessError, TlsError) as error:
         # torchrun's status for a script that is not there is 1
         status = EXIT_FAILED if isinstance(error, NotFound) else EXIT_USAGE
         text = stack = str(error)

@@ -30,7 +30,7 @@ def slots_of(options: Options) -> tuple[devices.Devices | None, int]:
         except devices.NoGpuHere as error:
             if nproc == "gpu" or options.device == "cuda":
                 workers = "pass --nproc-per-node N --device cpu to start N CPU workers"
-                raise UsageError(f"--nproc-per-node {nproc}: {error.finding}: {workers}") from None
+                raise UsageError(f"--nproc-per-node {nproc}: {error.none_here}", workers) from None
     try:
         slots = local_world_size(nproc)
     except ValueError as error:

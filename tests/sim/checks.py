@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from hetagent.protocol import topics
+from hetagent.job import share_files
+from hetagent.protocol import reports
 from hetagent.protocol.requests import Answer, Join, Leave, Poll, Request, Say
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
@@ -231,9 +232,9 @@ class Checks:
         known = self._rounds.setdefault(number, record)
         if known["members"] != record["members"] or known["restart_count"] != record["restart_count"]:
             self.violate("a round is decided once", f"round {number} has other members than before")
-        for shares in (record["shares"], *record["refreshed"]):
-            if self._shares.setdefault((number, shares["number"]), shares["runs"]) != shares["runs"]:
-                what = f"decision {shares['number']} on the shares of round {number}"
+        for decided in (record["shares"], *record["refreshed"]):
+            if self._shares.setdefault((number, decided["number"]), decided["runs"]) != decided["runs"]:
+                what = f"decision {decided['number']} on the shares of round {number}"
                 self.violate("shares are decided once", f"{what} is another than before")
 
     def answered(self, request: Request, answer: Answer, disk: Disk) -> None:
@@ -246,10 +247,10 @@ class Checks:
                 case Join(body=body):
                     self._done.add((request.node_id, body.incarnation, "join", body.after_round, body.port))
                     problem = problem or _join_is_lost(request, disk)
-                case Say(topic=topics.REPORT, body=report):
+                case Say(topic=reports.REPORT, body=report):
                     self._done.add((request.node_id, report.incarnation, report.kind, report.round))
                     problem = problem or _report_is_lost(request, disk)
-                case Say(topic=topics.SHARES, body=asked):
+                case Say(topic=share_files.SHARES, body=asked):
                     assert isinstance(answer, SharesReply)
                     decision = (asked.round, asked.number)
                     if self._shares.get(decision) != [list(run) for run in answer.weights]:
@@ -467,13 +468,13 @@ def _words(what: commands.Command | Request) -> str:
             return "tick"
         case Join():
             return f"join after round {what.body.after_round}"
-        case Say(topic=topics.REPORT):
+        case Say(topic=reports.REPORT):
             return f"{what.body.kind} in round {what.body.round}"
         case Poll():
             return f"poll for {what.wait_s:.2f} s after {what.after}"
         case Leave():
             return "leave"
-        case Say(topic=topics.SHARES):
+        case Say(topic=share_files.SHARES):
             return f"ask for decision {what.body.number} on the shares of round {what.body.round}"
     node_id = getattr(what, "node_id", "")
     return f"{node_id + ': ' if node_id else ''}{type(what).__name__.lower()}"

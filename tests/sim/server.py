@@ -12,7 +12,7 @@ from typing import Any
 from hetagent.protocol.requests import Answer
 from hetrdzv.api import views
 from hetrdzv.api.commands import join_command, report_command, said
-from hetrdzv.api.problems import problem_body
+from hetrdzv.api.problems import StaleReport, problem_body
 from hetrdzv.api.shares import shares_reply
 from hetrdzv.core.commands import Command, Leave, Renew
 from hetrdzv.core.model import Group
@@ -99,8 +99,7 @@ class Connection:
             await self._service.execute(group, report_command(node, request))
         except StaleRound as error:
             told = views.directive_reply(*tell(self._service, group, node, request.incarnation))
-            body = problem_body(error, directive=told)
-            raise Problem(error.status, error.code, str(error), body) from None
+            raise as_a_client_sees(StaleReport(str(error), told)) from None
         return views.directive_reply(*tell(self._service, group, node, request.incarnation))
 
     async def leave(self, group: str, node: str, *, incarnation: str, reason: str) -> None:

@@ -32,7 +32,7 @@ def versions(there: Mapping[str, str], torch: str | None) -> Finding:
     except UsageError as error:
         return Finding("versions", Grade.WRONG, text, str(error))
     if warning:
-        return Finding("versions", Grade.WARNING, text, warning.removeprefix("warning: "))
+        return Finding("versions", Grade.WARNING, text, warning)
     return Finding("versions", Grade.OK, text)
 
 
@@ -40,9 +40,8 @@ def workers(options: Options) -> list[Finding]:
     """What the workers would run on. Leaves only the chosen devices visible to this process."""
     try:
         chosen, slots = slots_of(options)
-    except (devices.DeviceError, UsageError) as error:
-        finding, _, advice = str(error).partition(": ")
-        return [Finding("devices", Grade.WRONG, finding, advice)]
+    except UsageError as error:
+        return [Finding("devices", Grade.WRONG, error.finding, error.advice)]
     if chosen is None:
         return [Finding("devices", Grade.OK, f"{counted(slots, 'worker')}; the GPUs are not checked")]
     if chosen.kind == "cpu":

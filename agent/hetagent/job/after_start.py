@@ -75,7 +75,7 @@ class Meeting(Room):
         """How many workers of all nodes have found each other; None: there is only one, or nobody can tell."""
         if self._workers is None or self._assignment is None:
             return None
-        met = self._workers.met()
+        met = self._workers.started.met()
         return None if met is None else min(met, self._assignment.start.world_size)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from hetagent.job.failures import Left, failure_message, is_permanent
+from hetagent.job.failures import failure_message, is_permanent
 from hetagent.job.room import Environ, Room
 from hetagent.job.workers.deaths import Deaths
 from hetagent.job.workers.processes import Cleared, Workers
@@ -246,11 +246,7 @@ class LocalRound:
             secrets: what must not be sent.
         """
         assert self._workers is not None
-        left = Left(
-            error_file=self._workers.error_files.get(failure.local_rank, ""),
-            stderr_file=self._workers.stderr_files.get(failure.local_rank, ""),
-            stderr_end=self._workers.stderr_end(failure.local_rank),
-        )
+        left = self._workers.left(failure.local_rank)
         local_rank, rank = failure.local_rank, self.assignment.start.rank_offset + failure.local_rank
         who = f"rank {rank} (local rank {local_rank})"
         if self._launch.one_per_node:

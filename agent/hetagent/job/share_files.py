@@ -21,9 +21,11 @@ from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node import scratch
 from hetagent.node.created import Created
-from hetagent.protocol.topics import SHARES, Message
+from hetagent.protocol.topics import Message, Topic
 from hetagent.shares import ANSWER, ASK, FILE
 from hetrdzv.protocol.wire import SharesReply, SharesRequest
+
+SHARES = Topic(route="shares", reply=SharesReply)
 
 WEIGHT, SUM = "HET_WEIGHT", "HET_WEIGHT_SUM"
 """Variables of a worker: its own weight, and the sum of all."""

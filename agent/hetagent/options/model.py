@@ -8,7 +8,16 @@ from pathlib import Path
 
 
 class UsageError(ValueError):
-    """The command line makes no sense; the text says what to change."""
+    """The command line makes no sense, or asks for what is not here; the text says what to change.
+
+    Args:
+        finding: what is wrong.
+        advice: what to do about it, where that does not follow from what is wrong.
+    """
+
+    def __init__(self, finding: str, advice: str = "") -> None:
+        super().__init__(f"{finding}: {advice}" if advice else finding)
+        self.finding, self.advice = finding, advice
 
 
 class Std(IntFlag):

@@ -43,7 +43,7 @@ def check(release: str | None) -> str | None:
             f"upgrade it with pip install 'torch>={_text(OLDEST)}'"
         )
     if number > TESTED:
-        return f"warning: torch {release} is newer than what this hetagent was tested with ({_text(TESTED)})"
+        return f"torch {release} is newer than what this hetagent was tested with ({_text(TESTED)})"
     return None
 
 

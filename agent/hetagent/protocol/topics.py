@@ -1,6 +1,6 @@
-"""What a node has to say beside its joins, polls and goodbye: one row per topic, and one way for all of them.
+"""What a node has to say beside its joins, polls and goodbye: one way for all of it.
 
-Whoever has something to say makes a `Message`; the session sends it when its row says so.
+Whoever has something to say makes a `Message` on a topic of its own; the session sends it as the topic says.
 """
 
 from collections.abc import Callable
@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel
-
-from hetrdzv.protocol.wire import DirectiveReply, SharesReply
 
 R = TypeVar("R")
 
@@ -24,8 +22,8 @@ class Topic(Generic[R]):
         in_order: it goes with joins and the goodbye, one at a time in the order of saying, and if the server does not
             understand it, the agent ends. Else it goes beside them, and a refusal concerns nothing but this message.
         repeats: until the server has taken or refused it, or its round is over; else it is sent once.
-        pause_s: how long after an attempt another follows (seconds). What goes in order follows the pauses of the
-            contact with the server.
+        pause_s: how long after an attempt another follows (seconds); what goes in order follows the pauses of the
+            contact with the server instead.
         dated: the body says how long ago it became true (`age_s`).
     """
 
@@ -33,14 +31,8 @@ class Topic(Generic[R]):
     reply: type[R] | None
     in_order: bool = False
     repeats: bool = True
-    pause_s: float = 0.0
+    pause_s: float = 0.3
     dated: bool = False
-
-
-REPORT = Topic(route="report", reply=DirectiveReply, in_order=True, dated=True)
-SHARES = Topic(route="shares", reply=SharesReply, pause_s=0.3)
-DAEMON = Topic(route="daemon", reply=DirectiveReply, pause_s=0.3)
-STACKS: Topic[None] = Topic(route="stacks", reply=None, repeats=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

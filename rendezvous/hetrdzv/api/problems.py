@@ -18,7 +18,7 @@ from hetrdzv.protocol.errors import (
     StaleRound,
     Unauthorized,
 )
-from hetrdzv.protocol.wire import ConflictReply, DirectiveReply, ProblemReply, SpecFields
+from hetrdzv.protocol.wire import ConflictReply, DirectiveReply, ProblemReply
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -167,9 +167,4 @@ def field_of(error: HetError) -> str | None:
     """The part of a request that an error is about, if it is one."""
     if isinstance(error, BodyTooLarge):
         return "body"
-    if isinstance(error, InvalidField):
-        return error.field
-    if isinstance(error, InvalidSpec):  # its message begins with the field
-        name = str(error).partition(" ")[0]
-        return name if name in SpecFields.model_fields else None
-    return None
+    return error.field if isinstance(error, InvalidField | InvalidSpec) else None

@@ -28,10 +28,18 @@ class Refused(HetError):
 
 
 class InvalidSpec(Refused):
-    """Bounds contradict each other, or a value is out of range."""
+    """Bounds contradict each other, or a value is out of range.
+
+    Attributes:
+        field: the setting that is wrong; None: there is none of that name.
+    """
 
     code = "invalid_spec"
     status = 422
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class SpecConflict(Refused):

@@ -87,19 +87,19 @@ class Setting:
             return
         if isinstance(value, bool) or not isinstance(value, int if self.kind is int else (int, float)):
             what = "a whole number" if self.kind is int else "a number"
-            raise InvalidSpec(
-                f"{self.name} is {value!r}, but must be {what} between {self.least} and {self.most}"
-            )
+            text = f"{self.name} is {value!r}, but must be {what} between {self.least} and {self.most}"
+            raise InvalidSpec(text, self.name)
         if not self.least <= value <= (self.most or 0):
-            raise InvalidSpec(f"{self.name} is {value}, but must be between {self.least} and {self.most}")
+            text = f"{self.name} is {value}, but must be between {self.least} and {self.most}"
+            raise InvalidSpec(text, self.name)
 
     def _check_text(self, value: Any) -> None:
         if not isinstance(value, str):
-            raise InvalidSpec(f"{self.name} is {value!r}, but must be text")
+            raise InvalidSpec(f"{self.name} is {value!r}, but must be text", self.name)
         try:
             self.reads(value)
         except ValueError as error:
-            raise InvalidSpec(f"{self.name} {error}") from None
+            raise InvalidSpec(f"{self.name} {error}", self.name) from None
 
 
 def _setting(
@@ -244,10 +244,13 @@ class GroupSpec:
     def __post_init__(self) -> None:
         for setting in SETTINGS.values():
             setting.check(getattr(self, setting.name))
-        if wrong := _contradiction(self) or contradicts_master(self.rank_order, self.master):
-            raise InvalidSpec(wrong)
+        if wrong := _contradiction(self):
+            field, text = wrong
+            raise InvalidSpec(f"{field} is {text}", field)
+        if clash := contradicts_master(self.rank_order, self.master):
+            raise InvalidSpec(clash, "rank_order")
         if self.command is not None and not self.command:
-            raise InvalidSpec("command is empty: name a script, for example: -- train.py --lr 0.1")
+            raise InvalidSpec("command is empty: name a script, for example: -- train.py --lr 0.1", "command")
 
     @property
     def bounded(self) -> bool:
@@ -262,34 +265,34 @@ class GroupSpec:
         return self.world_size_multiple > 1 or any(one is not None for one in asked)
 
 
-def _contradiction(spec: GroupSpec) -> str:
-    """Which bounds contradict each other, and what to do about it; empty where none do."""
+def _contradiction(spec: GroupSpec) -> tuple[str, str] | None:
+    """Which bound contradicts another one, and its value, why, and what to do about it; None: none does."""
     least, most, multiple = spec.min_world_size or 1, spec.max_world_size, spec.world_size_multiple
     if spec.max_nodes is not None and spec.max_nodes < spec.min_nodes:
-        text = f"max_nodes is {spec.max_nodes}, below min_nodes, which is {spec.min_nodes}"
-        return f"{text}: raise max_nodes or lower min_nodes"
+        text = f"{spec.max_nodes}, below min_nodes, which is {spec.min_nodes}"
+        return "max_nodes", f"{text}: raise max_nodes or lower min_nodes"
     if spec.max_nodes is not None and spec.max_nodes * MAX_SLOTS < least:
-        text = f"min_world_size is {least}, but max_nodes is {spec.max_nodes}, and a node has at most {MAX_SLOTS} slots"
-        return f"{text}: raise max_nodes or lower min_world_size"
+        text = f"{least}, but max_nodes is {spec.max_nodes}, and a node has at most {MAX_SLOTS} slots"
+        return "min_world_size", f"{text}: raise max_nodes or lower min_world_size"
     if most is None:
-        return ""
+        return None
     if most < least:
-        text = f"max_world_size is {most}, below min_world_size, which is {least}"
-        return f"{text}: raise max_world_size or lower min_world_size"
+        text = f"{most}, below min_world_size, which is {least}"
+        return "max_world_size", f"{text}: raise max_world_size or lower min_world_size"
     if most < spec.min_nodes:
-        text = (
-            f"min_nodes is {spec.min_nodes}, but max_world_size is {most}, and a node has at least one slot"
-        )
-        return f"{text}: raise max_world_size or lower min_nodes"
+        text = f"{spec.min_nodes}, but max_world_size is {most}, and a node has at least one slot"
+        return "min_nodes", f"{text}: raise max_world_size or lower min_nodes"
     below = most - most % multiple
     if below >= least:
-        return ""
-    text = f"world_size_multiple is {multiple}, but "
+        return None
     if below == 0:
-        text += f"max_world_size is {most}"
-        return f"{text}: raise max_world_size to {multiple} or more, or lower world_size_multiple"
-    text += f"from {least} (min_world_size) to {most} (max_world_size) there is no multiple of it"
-    return f"{text}: lower min_world_size to {below}, or raise max_world_size to {below + multiple}"
+        text = f"{multiple}, but max_world_size is {most}: raise max_world_size to {multiple} or more"
+        return "world_size_multiple", f"{text}, or lower world_size_multiple"
+    text = (
+        f"{multiple}, but from {least} (min_world_size) to {most} (max_world_size) there is no multiple of it"
+    )
+    advice = f"lower min_world_size to {below}, or raise max_world_size to {below + multiple}"
+    return "world_size_multiple", f"{text}: {advice}"
 
 
 SETTINGS: Mapping[str, Setting] = {
@@ -335,7 +338,7 @@ def _value(name: str, value: object) -> object:
         try:
             return kind(str(value))
         except ValueError:
-            raise InvalidSpec(f"{name} is {_shown(value)}, but must be {' or '.join(kind)}") from None
+            raise InvalidSpec(f"{name} is {_shown(value)}, but must be {' or '.join(kind)}", name) from None
     return value
 
 

@@ -150,8 +150,7 @@ class Rig:
             rooms=rooms,
             stop_timeout_s=None,
             readiness=Readiness(
-                None,
-                (check and NodeCheck(f"cd {folder}; {check}", self.identity.incarnation)) or None,
+                [NodeCheck(f"cd {folder}; {check}", self.identity.incarnation)] if check else [],
                 again_s=0.05,
                 retry_s=0.05,
             ),

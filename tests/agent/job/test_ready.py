@@ -193,7 +193,7 @@ def test_a_driver_that_does_not_answer_or_has_given_a_gpu_up_takes_the_node_out(
 
 
 def check(command: str, **more: Any) -> Fitness:
-    return NodeCheck(command, MINE, **more).ask(NEVER)
+    return NodeCheck(command, MINE, **more).ask((), NEVER)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_reason_is_bounded_however_much_is_written() -> None:
 )
 def test_at_its_limit_it_is_killed(command: str) -> None:
     mine = NodeCheck(command, "hready-test-limit", timeout_s=0.2)
-    assert mine.ask(NEVER).why.startswith("node check did not end within 0.2 s")
+    assert mine.ask((), NEVER).why.startswith("node check did not end within 0.2 s")
     assert processes.marked("hready-test-limit", processes.CHECK_FOR) == []
 
 
@@ -245,7 +245,7 @@ def unwanted(mine: NodeCheck, once: Callable[[], object]) -> Fitness:
     """The verdict of a check that is no longer wanted once something has happened."""
     cancelled = threading.Event()
     found: list[Fitness] = []
-    thread = threading.Thread(target=lambda: found.append(mine.ask(cancelled)))
+    thread = threading.Thread(target=lambda: found.append(mine.ask((), cancelled)))
     thread.start()
     soon(once)
     cancelled.set()
@@ -271,18 +271,18 @@ def test_while_one_hangs_in_the_kernel_no_other_is_started(
         found = unwanted(mine, files.asked.is_set)
         assert found.why.startswith("node check did not end within 60 s and does not die: ")
         assert found.why.endswith(where)
-        again = mine.ask(NEVER)
+        again = mine.ask((), NEVER)
         assert again.why.startswith("node check: an earlier one does not die: ")
         assert again.why.endswith(where)
         pid = int(again.why.removesuffix(f" {where}").rpartition(" ")[2])
     soon(lambda: not is_alive(pid), "its end")
     (tmp_path / "ok").touch()
-    assert mine.ask(NEVER) == READY
+    assert mine.ask((), NEVER) == READY
 
 
 def test_the_guardian_ends_a_check_as_well(tmp_path: Path) -> None:
     mine = NodeCheck(f"touch {tmp_path}/up; sleep 300", "hready-test-guardian")
-    thread = threading.Thread(target=mine.ask, args=[NEVER])
+    thread = threading.Thread(target=mine.ask, args=[(), NEVER])
     thread.start()
     soon((tmp_path / "up").exists)
     assert processes.kill_all_of("hready-test-guardian") == []
@@ -308,7 +308,7 @@ def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.write_text("exit 3")
     mine = NodeCheck(f". {state}", MINE)
-    with contextlib.closing(Readiness(None, mine, again_s=0.01, retry_s=0.01)) as readiness:
+    with contextlib.closing(Readiness([mine], again_s=0.01, retry_s=0.01)) as readiness:
         readiness.ask(())
         assert verdicts(readiness, 1) == [Fitness("node check failed (exit status 3)")]
         state.write_text("exit 4")
@@ -326,7 +326,7 @@ def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
 def test_gpus_come_first_and_what_they_say_is_not_lost() -> None:
     looks = Looks([usage(0.5)], [usage(9.5)])
     gpus = GpusFree((), "none", look=looks, wait_s=0.01)
-    with contextlib.closing(Readiness(gpus, NodeCheck("exit 3", MINE))) as readiness:
+    with contextlib.closing(Readiness([gpus, NodeCheck("exit 3", MINE)])) as readiness:
         readiness.ask(())
         assert verdicts(readiness, 1)[0].warnings == ()
         readiness.ask(())
@@ -335,11 +335,11 @@ def test_gpus_come_first_and_what_they_say_is_not_lost() -> None:
 
 
 def test_a_mistake_of_ours_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: NodeCheck, cancelled: threading.Event) -> Fitness:
+    def fails(self: NodeCheck, workers: object, cancelled: threading.Event) -> Fitness:
         raise ValueError("oh")
 
     monkeypatch.setattr(NodeCheck, "ask", fails)
-    with contextlib.closing(Readiness(None, NodeCheck("true", MINE))) as readiness:
+    with contextlib.closing(Readiness([NodeCheck("true", MINE)])) as readiness:
         readiness.ask(())
         [found] = verdicts(readiness, 1)
     assert found.fatal
@@ -420,7 +420,7 @@ def test_a_check_that_runs_holds_up_nothing(rig: Make, how: str) -> None:
 def test_a_node_that_is_of_no_use_leaves_and_says_why(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     made = rig("exit 9", check="true")
     monkeypatch.setattr(
-        NodeCheck, "ask", lambda self, cancelled: Fitness("its GPU 3: GPU is lost", fatal=True)
+        NodeCheck, "ask", lambda self, workers, cancelled: Fitness("its GPU 3: GPU is lost", fatal=True)
     )
     assert made.run() is None
     assert made.agent.ended_by == "its GPU 3: GPU is lost"

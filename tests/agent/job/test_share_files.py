@@ -11,10 +11,10 @@ import pytest
 from tests.agent.job.rig import Make
 
 from hetagent.job import share_files
-from hetagent.job.share_files import ShareFiles
+from hetagent.job.share_files import SHARES, ShareFiles
 from hetagent.launch.base import Assignment
 from hetagent.node.created import Created
-from hetagent.protocol.topics import SHARES, Message
+from hetagent.protocol.topics import Message
 from hetrdzv.protocol.errors import NoSuchShares
 from hetrdzv.protocol.wire import MasterReply, SharesReply, SharesRequest, StartReply
 

@@ -13,11 +13,12 @@ from typing import Any, Self
 
 import pytest
 
+from hetagent.launch.mpi.mpirun import DAEMON
 from hetagent.protocol import preflight, reports
 from hetagent.protocol.line import UNHEARD_LEAVE_S, Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
-from hetagent.protocol.topics import DAEMON, Message
+from hetagent.protocol.topics import Message
 from hetrdzv.protocol.errors import HetError, Problem, Unreachable
 from hetrdzv.protocol.wire import DaemonRequest, DirectiveReply, FailureFields
 

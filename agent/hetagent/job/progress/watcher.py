@@ -15,7 +15,7 @@ from hetagent.job.workers.processes import Workers
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand, python
 from hetagent.protocol.line import Line
-from hetagent.protocol.topics import STACKS, Message
+from hetagent.protocol.topics import Message, Topic
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 from hetrdzv.protocol.wire import (
     DirectiveReply,
@@ -25,6 +25,8 @@ from hetrdzv.protocol.wire import (
     StacksAsked,
     StacksRequest,
 )
+
+STACKS: Topic[None] = Topic(route="stacks", reply=None, repeats=False)
 
 STACKS_S = 5.0
 """How long it may take to answer who wants to see stacks (seconds)."""
@@ -118,7 +120,8 @@ class Watcher(Room):
         first = self._rank_offset
         self._tail = lambda rank: workers.stderr_tail(rank - first)
         self._folders = {
-            first + local_rank: os.path.dirname(path) for local_rank, path in workers.error_files.items()
+            first + local_rank: os.path.dirname(path)
+            for local_rank, path in workers.started.error_files.items()
         }
         self._watch.begin(workers.pids, first)
         self._line.watch(self._sample, self._show)

@@ -1,5 +1,7 @@
-"""What a check of this node has found."""
+"""What a check of this node is asked, and what it has found."""
 
+import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -19,3 +21,30 @@ class Fitness:
 
 
 READY = Fitness()
+
+
+class Check:
+    """Something that is found out about this node between rounds.
+
+    Attributes:
+        repeats: it is asked before each round, and now and then until one begins; else before each round only.
+        done: there is nothing more to find out.
+        wants_quiet: nothing else should run on this node until it is done.
+    """
+
+    repeats = False
+    done = False
+    wants_quiet = False
+
+    @property
+    def within_s(self) -> float:
+        """How long its answer may take once a round has ended (seconds)."""
+        return 0.0
+
+    def ask(self, workers: Collection[int], cancelled: threading.Event) -> Fitness:
+        """Find out; soon after it is cancelled it returns, whatever it has found.
+
+        Args:
+            workers: pids that this node's workers had in the last round.
+        """
+        return READY

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from hetagent.job.ready.fitness import READY, Fitness
+from hetagent.job.ready.fitness import READY, Check, Fitness
 from hetagent.node.gpu import memory
 from hetagent.node.processes import finding as processes
 
@@ -17,7 +17,7 @@ PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
 Look = Callable[[], Sequence[memory.Usage]]
 
 
-class GpusFree:
+class GpusFree(Check):
     """Whether the memory of the GPUs is as free as before the first round.
 
     Args:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from hetagent.job.failures import concealed, plain_text, sendable
-from hetagent.job.ready.fitness import READY, Fitness
+from hetagent.job.ready.fitness import READY, Check, Fitness
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
 
@@ -24,7 +24,7 @@ LOOK_S = 0.1
 """How often to look whether it has ended, or is no longer wanted (seconds)."""
 
 
-class NodeCheck:
+class NodeCheck(Check):
     """The site's own check.
 
     Args:
@@ -34,6 +34,8 @@ class NodeCheck:
         timeout_s: after which it is killed, with everything that it has started (seconds).
         secrets: what no reason may contain.
     """
+
+    repeats = True
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class NodeCheck:
         """How long it may take to answer (seconds)."""
         return self._timeout_s + processes.KILL_TIMEOUT_S
 
-    def ask(self, cancelled: threading.Event) -> Fitness:
+    def ask(self, workers: Collection[int], cancelled: threading.Event) -> Fitness:
         """Run it once; if that is no longer wanted, kill it."""
         if self._last is not None:
             self._last.poll()  # it may have died after all

@@ -3,13 +3,10 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from hetagent.job.ready.fitness import READY, Fitness
-from hetagent.job.ready.gpus_free import GpusFree
-from hetagent.job.ready.node_check import NodeCheck
-from hetagent.job.ready.speed_check import SpeedCheck
+from hetagent.job.ready.fitness import READY, Check, Fitness
 
 AGAIN_S = 60.0
 """How long after a check that has passed it is asked again, while the node waits (seconds)."""
@@ -32,24 +29,18 @@ class Readiness:
     Readable (`fileno`) while there are verdicts to take. Nothing here blocks the caller.
 
     Args:
-        gpus: asked once before each round.
-        node_check: asked before each round, and now and then until one begins.
-        speed: asked once, before the first round.
+        checks: asked in this order.
         again_s, retry_s: see `AGAIN_S` and `RETRY_S`.
     """
 
     def __init__(
         self,
-        gpus: GpusFree | None = None,
-        node_check: NodeCheck | None = None,
-        speed: SpeedCheck | None = None,
+        checks: Sequence[Check] = (),
         *,
         again_s: float = AGAIN_S,
         retry_s: float = RETRY_S,
     ) -> None:
-        self._gpus = gpus
-        self._node_check = node_check
-        self._speed = speed
+        self._checks = checks
         self._again_s = again_s
         self._retry_s = retry_s
         self._asked: _Asked | None = None
@@ -62,13 +53,13 @@ class Readiness:
 
     @property
     def within_s(self) -> float:
-        """How long the first verdict may take, once a round has ended (seconds): speeds are known by then."""
-        return sum(check.within_s for check in (self._gpus, self._node_check) if check is not None)
+        """How long the first verdict may take, once a round has ended (seconds)."""
+        return sum(check.within_s for check in self._checks)
 
     @property
     def measures(self) -> bool:
         """Whether this node's speed is being measured, or will be, so that nothing else should run."""
-        return self._speed is not None and not self._speed.done
+        return any(check.wants_quiet and not check.done for check in self._checks)
 
     def fileno(self) -> int:
         """A descriptor that is readable while there are verdicts to take."""
@@ -82,7 +73,7 @@ class Readiness:
         """
         self.rest()
         self._asked = asked = _Asked(frozenset(workers))
-        if self._gpus is None and self._node_check is None and not self.measures:
+        if all(check.done for check in self._checks):
             self._verdicts.append(READY)
             return
         former = self._thread
@@ -135,27 +126,35 @@ class Readiness:
             self._say(asked, Fitness(why, fatal=True))
 
     def _ask(self, asked: _Asked) -> None:
-        found = self._gpus.ask(asked.workers, asked.cancelled) if self._gpus is not None else READY
-        if not found.fatal and self._speed is not None:
-            measured = self._speed.ask(asked.cancelled)
-            found = replace(found, warnings=(*found.warnings, *measured.warnings))
-        if found.fatal or self._node_check is None:
+        repeated = [check for check in self._checks if check.repeats]
+        found = self._first(asked, [check for check in self._checks if not check.repeats and not check.done])
+        if found.why or not repeated:
             self._say(asked, found)
             return
         last: Fitness | None = None
         retry_s = self._retry_s
         while not asked.cancelled.is_set():
-            verdict = self._node_check.ask(asked.cancelled)
+            fitness = self._first(asked, repeated)
             if last is None:
-                self._say(asked, replace(verdict, warnings=found.warnings))
-            elif verdict != last:
-                self._say(asked, verdict)
-            last = verdict
-            if verdict.why:
+                self._say(asked, replace(fitness, warnings=found.warnings + fitness.warnings))
+            elif fitness != last:
+                self._say(asked, fitness)
+            last = fitness
+            if fitness.why:
                 pause_s, retry_s = retry_s, min(self._again_s, 2 * retry_s)
             else:
                 pause_s, retry_s = self._again_s, self._retry_s
             asked.cancelled.wait(pause_s)
+
+    def _first(self, asked: _Asked, checks: Sequence[Check]) -> Fitness:
+        """What the first check says that finds this node unfit, with the warnings of all that were asked."""
+        warnings: tuple[str, ...] = ()
+        for check in checks:
+            fitness = check.ask(asked.workers, asked.cancelled)
+            warnings += fitness.warnings
+            if fitness.why:
+                return replace(fitness, warnings=warnings)
+        return Fitness(warnings=warnings)
 
     def _say(self, asked: _Asked, verdict: Fitness) -> None:
         with self._lock:

@@ -7,10 +7,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from hetagent.job.ready.fitness import READY, Fitness
+from hetagent.job.ready.fitness import READY, Check, Fitness
 from hetagent.node.processes import finding as processes
 from hetagent.node.speed import cache, judged
 from hetagent.node.speed.subject import Subject
@@ -37,7 +37,7 @@ class NotMeasured(Exception):
     """The benchmark has failed; says why in a few words."""
 
 
-class SpeedCheck:
+class SpeedCheck(Check):
     """Measures once; asked again, it answers at once.
 
     Whatever goes wrong, the node takes part in the job, without speeds.
@@ -53,6 +53,8 @@ class SpeedCheck:
         timeout_s: how long it may take (seconds).
         load: how busy the machine is; see `load_per_cpu`.
     """
+
+    wants_quiet = True
 
     def __init__(
         self,
@@ -76,16 +78,11 @@ class SpeedCheck:
         self._command = command
         self._timeout_s = timeout_s
         self._load = load
-        self._done = False
+        self.done = False
 
-    @property
-    def done(self) -> bool:
-        """Whether everything has been found out that will be."""
-        return self._done
-
-    def ask(self, cancelled: threading.Event) -> Fitness:
+    def ask(self, workers: Collection[int], cancelled: threading.Event) -> Fitness:
         """Find out, the first time; this node is ready in any case."""
-        if self._done:
+        if self.done:
             return READY
         slots = len(self._subject.kinds)
         kept = None
@@ -95,13 +92,13 @@ class SpeedCheck:
         try:
             speeds = kept if kept is not None else self._measure(cancelled)
         except NotMeasured as error:
-            self._done = True
+            self.done = True
             return Fitness(
                 warnings=(f"the speed of this node's slots is not known, so it tells none: {error}",)
             )
         if speeds is None:
             return READY
-        self._done = True
+        self.done = True
         if self._subject.visible is None:
             speeds = judged.of_cpus(speeds)
         warnings = judged.slow(speeds, self._subject.kinds)

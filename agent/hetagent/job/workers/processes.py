@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetagent.job.failures import tail
+from hetagent.job.failures import Left, tail
 from hetagent.job.workers.starter import Exit, Started
 from hetagent.node.processes import finding as processes
 
@@ -40,13 +40,16 @@ class Workers:
         started: the processes; each leads a session of its own.
         incarnation: the `HET_INCARNATION` in their environment.
         kept: the sessions of what is kept for later rounds.
+
+    Attributes:
+        started: as given.
     """
 
     def __init__(
         self, started: Started, incarnation: str, kept: Callable[[], Collection[int]] = tuple
     ) -> None:
         self._kept = kept
-        self._started = started
+        self.started = started
         self._incarnation = incarnation
         self._sids = frozenset(started.pids.values())
         self._running = dict(started.pids)
@@ -55,7 +58,7 @@ class Workers:
     @property
     def pids(self) -> Mapping[int, int]:
         """The workers' pids by local rank, whether they run or not."""
-        return self._started.pids
+        return self.started.pids
 
     @property
     def alive(self) -> Mapping[int, int]:
@@ -72,32 +75,23 @@ class Workers:
         """How the workers that have ended did so, by local rank."""
         return [self._exits[rank] for rank in sorted(self._exits)]
 
-    @property
-    def error_files(self) -> Mapping[int, str]:
-        """Where each local rank records its exception."""
-        return self._started.error_files
-
-    @property
-    def stderr_files(self) -> Mapping[int, str]:
-        """Where each local rank's stderr goes; an empty name if it goes to the console only."""
-        return self._started.stderr_files
-
-    def stderr_end(self, local_rank: int) -> bytes:
-        """The end of a local rank's stderr that goes to the console only; empty if it was not kept."""
-        end = self._started.stderr_ends.get(local_rank)
-        return end() if end is not None else b""
+    def left(self, local_rank: int) -> Left:
+        """What a local rank has left behind."""
+        end = self.started.stderr_ends.get(local_rank)
+        return Left(
+            error_file=self.started.error_files.get(local_rank, ""),
+            stderr_file=self.started.stderr_files.get(local_rank, ""),
+            stderr_end=end() if end is not None else b"",
+        )
 
     def stderr_tail(self, local_rank: int) -> bytes:
         """The end of what a local rank has written to stderr, wherever that goes; empty if nobody keeps it."""
-        return self.stderr_end(local_rank) or tail(self.stderr_files.get(local_rank, ""))
-
-    def met(self) -> int | None:
-        """How many workers of all nodes have come to the round's store, if this node hosts it; None: unknown."""
-        return self._started.met()
+        left = self.left(local_rank)
+        return left.stderr_end or tail(left.stderr_file)
 
     def catch_up(self) -> None:
         """Have what the workers have written shown before what is said next, unless the console is slow."""
-        self._started.catch_up(time.monotonic() + PATIENCE_S)
+        self.started.catch_up(time.monotonic() + PATIENCE_S)
 
     def collect(self) -> list[Exit]:
         """The workers that have ended since the last call."""
@@ -122,7 +116,7 @@ class Workers:
 
         def recorded_at(one: Exit) -> float:
             try:
-                return os.stat(self.error_files.get(one.local_rank, "")).st_mtime
+                return os.stat(self.started.error_files.get(one.local_rank, "")).st_mtime
             except OSError:
                 return 0.0
 
@@ -149,4 +143,4 @@ class Workers:
         else:
             stuck = processes.kill_all_of(self._incarnation, self._sids, self._kept)
         self.collect()
-        return Cleared(stuck, self._started.close(until))
+        return Cleared(stuck, self.started.close(until))

@@ -16,9 +16,11 @@ from hetagent.launch.mpi import orted
 from hetagent.launch.mpi.folders import Scratch, sweep
 from hetagent.launch.mpi.relay import Relay
 from hetagent.node import network
-from hetagent.protocol.topics import DAEMON, Message
+from hetagent.protocol.topics import Message, Topic
 from hetrdzv.protocol.daemon import PROGRAM, refusal
-from hetrdzv.protocol.wire import DaemonRequest, MemberReply
+from hetrdzv.protocol.wire import DaemonRequest, DirectiveReply, MemberReply
+
+DAEMON = Topic(route="daemon", reply=DirectiveReply)
 
 CHECK_TIMEOUT_S = 20.0
 """How long `mpirun --version` may take (seconds)."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 from hetagent.node.console import counted
 from hetagent.node.gpu.discovery import Gpu, NoGpus, discover, is_rocm, visible_to_torch
+from hetagent.options.model import UsageError
 from hetrdzv.protocol.settings import MAX_SLOTS
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -18,7 +19,7 @@ ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 """How CUDA numbers GPUs: as NVML and nvidia-smi do, or, by default, the fastest model first."""
 
 
-class DeviceError(ValueError):
+class DeviceError(UsageError):
     """What was asked for is malformed or not there."""
 
 
@@ -30,13 +31,13 @@ class NoGpuHere(DeviceError):
         because: why there is none, in parentheses with a space before; empty if nobody knows.
 
     Attributes:
-        finding: what is wrong, whichever flag asked.
+        none_here: what is wrong, whichever flag asked.
     """
 
     def __init__(self, asked: str, because: str) -> None:
-        self.finding = f"no GPU here{because}"
-        asking = f"{asked}: " if asked else ""
-        super().__init__(f"{asking}{self.finding}: pass --device cpu --gpus N to start N CPU workers")
+        self.none_here = f"no GPU here{because}"
+        finding = f"{asked}: {self.none_here}" if asked else self.none_here
+        super().__init__(finding, "pass --device cpu --gpus N to start N CPU workers")
 
 
 Discovery = Callable[[], Sequence[Gpu]]
@@ -175,9 +176,9 @@ def _parse(gpus: str | None) -> int | list[int] | None:
     entries = [entry.strip() for entry in text.removesuffix(",").split(",")]
     for entry in entries:
         if entry.startswith("-") and entry[1:].isdecimal():
-            raise DeviceError(f"--gpus {text}: {entry} is negative: {advice}")
+            raise DeviceError(f"--gpus {text}: {entry} is negative", advice)
         if not (entry.isascii() and entry.isdecimal()):
-            raise DeviceError(f"--gpus {text}: '{entry}' is not a number: {advice}")
+            raise DeviceError(f"--gpus {text}: '{entry}' is not a number", advice)
         if len(entry) > 9:
             raise DeviceError(f"--gpus {text}: a node can have at most {MAX_SLOTS} workers")
     numbers = [int(entry) for entry in entries]
@@ -189,14 +190,14 @@ def _parse(gpus: str | None) -> int | list[int] | None:
         return numbers[0]
     for number in numbers:
         if numbers.count(number) > 1:
-            raise DeviceError(f"--gpus {text}: GPU {number} is listed twice: every worker needs its own")
+            raise DeviceError(f"--gpus {text}: GPU {number} is listed twice", "every worker needs its own")
     return numbers
 
 
 def _choose_cpu(wanted: int | list[int] | None, gpus: str | None) -> Devices:
     if isinstance(wanted, list):
         raise DeviceError(
-            f"--gpus {gpus} names GPUs, but --device cpu uses none: pass a number of CPU workers"
+            f"--gpus {gpus} names GPUs, but --device cpu uses none", "pass a number of CPU workers"
         )
     if wanted is None:
         wanted = 1 if gpus is None else min(len(os.sched_getaffinity(0)), MAX_SLOTS)
@@ -224,7 +225,7 @@ def _indices(
         return indices
     if count == 0:
         add = "pass --device cpu instead of cuda" if device == "cuda" else "add --device cpu"
-        raise DeviceError(f"{asked} requested, none here{because}: {add} to start CPU workers")
+        raise DeviceError(f"{asked} requested, none here{because}", f"{add} to start CPU workers")
     here = ", ".join(map(str, range(count)))
     raise DeviceError(f"{asked} requested, {count} here: {here}{because}")
 

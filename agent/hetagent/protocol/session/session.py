@@ -11,7 +11,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from hetagent.protocol import reports, topics
+from hetagent.protocol import reports
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.requests import Answer, Head, Join, Leave, Poll, Request, Say
 from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S, Contact
@@ -84,8 +84,8 @@ class Session:
             lambda: self._beside(self._samples.news_due_at()), lambda now: self._samples.news(self._head())
         )
         self._lanes = [self._talk, self._poll, self._news]
-        self._reports = Outbox(topics.REPORT, incarnation, self._answers)
-        self._outboxes: dict[Topic[Any], Outbox] = {topics.REPORT: self._reports}
+        self._reports = Outbox(reports.REPORT, incarnation, self._answers)
+        self._outboxes: dict[Topic[Any], Outbox] = {reports.REPORT: self._reports}
         self._poll_at = 0.0
         self._ports = (0, 0)
         self._not_ready = ""  # why this node takes part in no round

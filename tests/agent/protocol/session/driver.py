@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hetagent.protocol import reports, topics
+from hetagent.job import share_files
+from hetagent.job.progress import watcher
+from hetagent.launch.mpi import mpirun
+from hetagent.protocol import reports
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.requests import Answer, Join, Leave, Poll, Request, Say
 from hetagent.protocol.session.session import Session
@@ -135,16 +138,16 @@ class Server:
         group_id, node_id = request.group, request.node_id
         try:
             match request:
-                case Poll(posts=True) | Say(topic=topics.STACKS) if self.is_older:
+                case Poll(posts=True) | Say(topic=watcher.STACKS) if self.is_older:
                     return Problem(405, "method_not_allowed", "not supported", {})
-                case Say(topic=topics.SHARES, body=asked):
+                case Say(topic=share_files.SHARES, body=asked):
                     fields = asked.model_dump()
                     self.do(commands.Refresh(node_id=node_id, **fields), now, group_id)
                     current = self.groups[group_id].round
                     decided = current.decided(asked.number) if current is not None else None
                     assert decided is not None
                     return SharesReply(round=asked.round, number=asked.number, weights=list(decided.runs))
-                case Say(topic=topics.STACKS, body=stacks):
+                case Say(topic=watcher.STACKS, body=stacks):
                     self.stacks.append(stacks)
                     return None
                 case Join(body=body):
@@ -153,11 +156,11 @@ class Server:
                     self.do(commands.Renew(node_id, incarnation), now, group_id)
                     if request.posts:
                         return self._polled(request.progress, node_id, now, group_id)
-                case Say(topic=topics.REPORT, body=report):
+                case Say(topic=reports.REPORT, body=report):
                     failure = Failure(**report.failure.model_dump()) if report.failure is not None else None
                     fields = report.model_dump(exclude={"failure"})
                     self.do(commands.Report(node_id=node_id, failure=failure, **fields), now, group_id)
-                case Say(topic=topics.DAEMON, body=daemon):
+                case Say(topic=mpirun.DAEMON, body=daemon):
                     fields = daemon.model_dump(exclude={"words"}) | {"words": tuple(daemon.words)}
                     self.do(commands.StartDaemon(node_id=node_id, **fields), now, group_id)
                     node_id = daemon.master

@@ -7,9 +7,10 @@ from functools import partial
 import pytest
 from tests.agent.protocol.session.driver import REFUSED, Bench, on_topic, problem
 
+from hetagent.launch.mpi.mpirun import DAEMON
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Poll
-from hetagent.protocol.topics import DAEMON, Message
+from hetagent.protocol.topics import Message
 from hetrdzv.core import commands
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.wire import DaemonRequest, DirectiveReply, SpecFields

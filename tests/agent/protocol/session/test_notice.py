@@ -6,8 +6,8 @@ import pytest
 from tests.agent.protocol.session.driver import Bench
 
 from hetagent.protocol import reports
+from hetagent.protocol.reports import REPORT
 from hetagent.protocol.requests import Poll
-from hetagent.protocol.topics import REPORT
 from hetrdzv.core import commands
 from hetrdzv.protocol.wire import SpecFields
 

@@ -5,9 +5,10 @@ from functools import partial
 import pytest
 from tests.agent.protocol.session.driver import Bench, problem
 
+from hetagent.job.progress.watcher import STACKS
 from hetagent.protocol.requests import Poll
 from hetagent.protocol.session.session import REFUSES_PROGRESS
-from hetagent.protocol.topics import STACKS, Message
+from hetagent.protocol.topics import Message
 from hetrdzv.protocol.wire import ProgressFields, StackFields, StacksAsked, StacksRequest, WorkerFields
 
 

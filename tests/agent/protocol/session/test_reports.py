@@ -12,8 +12,8 @@ from tests.agent.protocol.session.driver import (
 )
 
 from hetagent.protocol import reports
+from hetagent.protocol.reports import REPORT
 from hetagent.protocol.requests import Join
-from hetagent.protocol.topics import REPORT
 from hetrdzv.core import commands
 from hetrdzv.protocol.errors import Problem
 

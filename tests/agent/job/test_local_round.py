@@ -1,0 +1,227 @@
+"""The phases of this node's part of a round, with real processes."""
+
+import os
+import re
+import signal
+import subprocess
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agent.job.rig import soon
+from tests.agent.job.test_store import start
+
+from hetagent.job.local_round import NEXT, LocalRound, Phase
+from hetagent.job.room import Room
+from hetagent.job.workers.starter import Exit, Started
+from hetagent.launch.base import Assignment, Forecast, Launch
+from hetagent.launch.command import WorkerCommand
+from hetagent.node.processes import finding as processes
+
+
+class Popens:
+    """A starter that starts one process and nothing else."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(
+        self, assignment: Assignment, command: WorkerCommand, environs: Sequence[Mapping[str, str | None]]
+    ) -> Started:
+        environ = {name: value for name, value in environs[0].items() if value is not None}
+        self.process = subprocess.Popen(
+            [command.entrypoint, *command.args], env=os.environ | environ, start_new_session=True
+        )
+        return Started(
+            pids={0: self.process.pid}, error_files={}, stderr_files={}, close=lambda until: self._reap()
+        )
+
+    def _reap(self) -> bool:
+        assert self.process is not None
+        self.process.wait(10)
+        return True
+
+    def prepare(self, forecast: Forecast, environ: Mapping[str, str]) -> None: ...
+
+    def unfinished(self) -> Collection[int]:
+        return ()
+
+    def kept(self) -> Collection[int]:
+        return ()
+
+    def rest(self) -> None: ...
+
+    def finish(self, failed: Sequence[Exit], *, succeeded: bool, error: str | None) -> None: ...
+
+
+class Gate(Room):
+    """Holds back what a test wants held back, and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.before_start = False
+        self.before_end = False
+        self.told: list[str] = []
+
+    def holds_start(self) -> bool:
+        return self.before_start
+
+    def holds_end(self) -> bool:
+        return self.before_end
+
+    def enter(self, assignment: Assignment) -> None:
+        self.told.append("enter")
+
+    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
+        self.told.append("prepare")
+
+    def begin(self, *_: Any) -> None:
+        self.told.append("begin")
+
+    def end(self) -> None:
+        self.told.append("end")
+
+
+class Slow(Launch):
+    """Keeps back how its processes have ended, and starts them when a test says so."""
+
+    keeps_back_s = 0.0
+    waits = False
+
+    def begin(self, assignment: Assignment) -> WorkerCommand | None:
+        return None if self.waits else super().begin(assignment)
+
+    def patience_s(self, assignment: Assignment, *, failed: bool) -> float:
+        return self.keeps_back_s
+
+
+class Part:
+    """A round of this node whose worker runs some words in a shell."""
+
+    def __init__(self, words: str) -> None:
+        self.gate = Gate()
+        self.launch = Slow(WorkerCommand("/bin/sh", ("-c", words), is_python=False))
+        directive = start("a", 1)
+        assert directive.start is not None
+        of = directive.start.model_copy(update={"slots": 1})
+        assignment = Assignment(group="g", node_id="a", round=1, start=of)
+        self.incarnation = uuid.uuid4().hex
+        self.round = LocalRound(assignment, self.launch, Popens(), self.incarnation, [self.gate])
+
+    def begin(self) -> None:
+        self.round.start({processes.INCARNATION: self.incarnation})
+
+    def ends(self) -> Any:
+        return soon(self.round.end, "the end")
+
+
+@pytest.fixture
+def part() -> Iterator[Callable[[str], Part]]:
+    made: list[Part] = []
+
+    def make(words: str) -> Part:
+        made.append(Part(words))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.round.present:
+            one.round.clear()
+        assert processes.marked(one.incarnation) == []
+
+
+def test_what_may_follow_is_said_of_each_phase() -> None:
+    assert NEXT.keys() == set(Phase)
+    assert [phase for phase, then in NEXT.items() if not then] == [Phase.GONE]
+
+
+def test_a_phase_that_may_not_follow_is_a_bug(part: Callable[[str], Part]) -> None:
+    made = part("exit 0").round
+    with pytest.raises(AssertionError, match="held -> ended"):
+        made._move(Phase.ENDED)
+
+
+def test_a_room_holds_the_start_back(part: Callable[[str], Part]) -> None:
+    made = part("exit 0")
+    made.gate.before_start = True
+    assert not made.round.startable
+    made.gate.before_start = False
+    assert made.round.startable
+    made.begin()
+    assert (made.round.phase, made.round.startable) == (Phase.RUNNING, False)
+    assert made.gate.told == ["enter", "prepare", "begin"]
+
+
+def test_a_launch_that_waits_begins_with_another_start(part: Callable[[str], Part]) -> None:
+    made = part("exit 0")
+    made.launch.waits = True
+    made.begin()
+    assert (made.round.phase, made.round.startable, made.round.present) == (Phase.WAITING, False, False)
+    made.launch.waits = False
+    made.round.start_again(made.round.assignment.start)
+    assert made.round.startable
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_round_that_is_over_before_its_start_never_starts(part: Callable[[str], Part], waits: bool) -> None:
+    made = part("exit 0")
+    if waits:
+        made.launch.waits = True
+        made.begin()
+    made.round.forgo()
+    made.round.start_again(made.round.assignment.start)
+    assert (made.round.phase, made.round.startable) == (Phase.GONE, False)
+    assert made.gate.told == ["enter", "end"]
+
+
+def test_a_failure_is_reported_once_and_known_in_the_end(part: Callable[[str], Part]) -> None:
+    made = part("exit 7")
+    made.begin()
+    assert made.ends().failure.exit_code == 7
+    assert made.round.phase is Phase.ENDED
+    assert made.round.end() is None
+    made.round.stop(signal.SIGTERM, 5.0)
+    assert made.round.stopped()
+    made.round.clear()
+    assert (made.round.phase, [end.exit_code for end in made.round.failed]) == (Phase.GONE, [7])
+
+
+def test_a_failure_that_is_kept_back_is_nobodys_once_the_round_is_over(part: Callable[[str], Part]) -> None:
+    made = part("exit 7")
+    made.launch.keeps_back_s = 60.0
+    made.begin()
+    soon(lambda: made.round.end() is None and made.round.phase is Phase.ENDING, "the failure")
+    made.round.stop_for_others(signal.SIGTERM, 5.0)
+    assert made.round.stopped(), "nobody is waited for"
+    made.round.clear()
+    assert made.round.failed == []
+
+
+def ignores_sigterm(pid: int) -> bool:
+    ignored = re.search(r"^SigIgn:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return ignored is not None and bool(int(ignored[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_a_second_stop_only_shortens_the_grace(part: Callable[[str], Part]) -> None:
+    made = part("trap '' TERM; while :; do sleep 0.05; done")
+    made.begin()
+    soon(lambda: ignores_sigterm(made.round.pids[0]), "its trap")
+    made.round.stop(signal.SIGTERM, 30.0)
+    first = made.round.due_at()
+    made.round.stop(signal.SIGTERM, 60.0)
+    assert made.round.due_at() == first
+    assert not made.round.stopped()
+    made.round.stop(signal.SIGKILL, 0.0)
+    assert made.round.stopped()
+    assert made.round.overstayed() is None, "a grace of nothing is no time to overstay"
+
+
+def test_a_room_keeps_workers_that_ended_well_for_the_end_of_the_round(part: Callable[[str], Part]) -> None:
+    made = part("exit 0")
+    made.gate.before_end = True
+    made.begin()
+    soon(lambda: made.round.end() is None and not made.round._workers.running, "its end")  # type: ignore[union-attr]
+    assert made.round.phase is Phase.RUNNING
+    made.gate.before_end = False
+    assert made.ends().failure is None

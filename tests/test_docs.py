@@ -29,6 +29,8 @@ from hetrdzv.api.app import TABLE, create_app
 from hetrdzv.cli import hetctl, hetserver
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.events import CLASSES as FACTS
+from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.states import DirectiveKind, GroupState, ReportKind
 from hetrdzv.service.journal import WARNINGS
@@ -382,26 +384,37 @@ def test_every_kind_is_told() -> None:
 
 @cache
 def events() -> Mapping[str, bool]:
-    """Every kind of event that the core makes, and whether it may come with a node."""
-    found: dict[str, bool] = {}
+    """Every kind of event, and whether the core may say it with a node."""
+    kinds = {
+        one.__name__: get_args(one.__dataclass_fields__["kind"].type)[0] for one in FACTS if one is not Other
+    }
+    found = dict.fromkeys(kinds.values(), False)
     for path in (ROOT / "rendezvous/hetrdzv/core").rglob("*.py"):
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            match call:
-                case ast.Call(func=ast.Attribute(attr="say"), args=[kind, _, *node]):
-                    for name in kinds_of(kind):
-                        found[name] = found.get(name, False) or bool(node)
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef):
+                for name in said_with_a_node(function) & kinds.keys():
+                    found[kinds[name]] = True
     return found
 
 
-def kinds_of(kind: ast.expr) -> list[str]:
-    """The kinds that an expression may stand for."""
-    match ast.unparse(kind):
-        case "f'group_{state}'":
-            return [f"group_{state}" for state in GroupState if state.terminal]
-        case "f'node_{phase}'":
-            return ["node_lost", "node_left"]
-        case text:
-            return [str(ast.literal_eval(text))]
+def said_with_a_node(function: ast.FunctionDef) -> set[str]:
+    """The classes of the events that a function says with a node."""
+    made = {
+        node.targets[0].id: node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    found: set[str] = set()
+    for call in ast.walk(function):
+        match call:
+            case ast.Call(func=ast.Attribute(attr="say"), args=[facts, _, *_]):
+                facts = made.get(facts.id, facts) if isinstance(facts, ast.Name) else facts
+                found |= {
+                    ast.unparse(one.func).rpartition(".")[2]
+                    for one in ast.walk(facts)
+                    if isinstance(one, ast.Call)
+                }
+    return found
 
 
 def check_events(text: str, there: Mapping[str, bool], warnings: AbstractSet[str]) -> list[str]:

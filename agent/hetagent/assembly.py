@@ -13,13 +13,13 @@ from string import Template
 from typing import Any
 
 from pydantic import ValidationError
-from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from hetagent.cli import EXIT_FAILED, EXIT_SIGNAL
 from hetagent.job.after_start import LaunchLook, Meeting
 from hetagent.job.between import Once
-from hetagent.job.loop import Agent, AgentError, Identity
+from hetagent.job.leaving import AgentError
+from hetagent.job.loop import Agent, Identity
 from hetagent.job.network.check import NetworkCheck
 from hetagent.job.notice import Notices
 from hetagent.job.output.logs import RoundLogsSpecs
@@ -177,7 +177,8 @@ def _node(options: Options, access: Access, tell: Callable[[str], None], notes: 
         numa.check(options.torchrun.numa_binding, slots, cpu=os.environ.get(devices.VISIBLE) == "")
     identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
     _sweep(identity, tell)
-    _limit_threads(slots)
+    if slots > 1 and "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does, so that workers do not fight for cores
     return Node(
         options=options,
         access=access,
@@ -196,7 +197,12 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
     """All parts of an agent, put together."""
     options, launch, tell = node.options, node.launch, node.tell
     session, readiness = _session(node)
-    line = Line(session, node.access.client, tell, partial(_show_live, options.node_id))
+    line = Line(
+        session,
+        node.access.client,
+        tell,
+        lambda text: console.show_live(text and f"hetagent[{options.node_id}]: {text}"),
+    )
     if server is not None:
         server.watch(line.give_up)
     handler = HetRendezvousHandler(options.group, options.node_id, node.hold_port)
@@ -227,10 +233,6 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
         secrets=node.access.secrets,
         signals=options.signals,
     )
-
-
-def _show_live(node_id: str, line: str) -> bool:
-    return console.show_live(line and f"hetagent[{node_id}]: {line}")
 
 
 def _session(node: Node) -> tuple[Session, Readiness]:
@@ -286,8 +288,10 @@ def _starter(node: Node, handler: HetRendezvousHandler, logs_specs: LogsSpecs) -
     prefix = options.torchrun.log_line_prefix_template or os.environ.get(
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", PREFIX
     )
+    command = node.command
+    entrypoint, args = (sys.executable, ()) if command is None else (command.entrypoint, command.args)
     return TorchStarter(
-        _worker_spec(options, node.slots, handler, node.command),
+        torchs.worker_spec(options.torchrun, node.slots, handler, entrypoint, args),
         logs_specs,
         Template(prefix).safe_substitute(node_id=options.node_id),
         Standbys(node.preload, node.tell) if node.preload else None,
@@ -443,18 +447,6 @@ def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
                 f"node '{identity.node_id}' cannot take part: processes of an earlier agent do not die: "
                 f"{processes.describe_stuck(stuck)}; check the node before you use it again"
             )
-
-
-def _limit_threads(slots: int) -> None:
-    if slots > 1 and "OMP_NUM_THREADS" not in os.environ:
-        os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does, so that workers do not fight for cores
-
-
-def _worker_spec(
-    options: Options, slots: int, handler: HetRendezvousHandler, command: WorkerCommand | None
-) -> WorkerSpec:
-    entrypoint, args = (sys.executable, ()) if command is None else (command.entrypoint, command.args)
-    return torchs.worker_spec(options.torchrun, slots, handler, entrypoint, args)
 
 
 def _logs_specs(options: Options) -> LogsSpecs:

@@ -48,7 +48,7 @@ def _run() -> int:
         say(f"hetagent needs {' and '.join(missing)}: pip install 'hetrdzv[agent]'")
         return EXIT_USAGE
     from hetagent.job import failures
-    from hetagent.job.loop import AgentError
+    from hetagent.job.leaving import AgentError
     from hetagent.launch.command import CommandError, NotFound
     from hetagent.node.gpu.numa import NumaError
     from hetagent.node.network import NetworkError

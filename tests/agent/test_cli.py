@@ -17,7 +17,8 @@ import pytest
 from tests.support.servers import ROOT, Hetserver
 
 from hetagent import assembly, cli
-from hetagent.job.loop import AgentError, Identity
+from hetagent.job.leaving import AgentError
+from hetagent.job.loop import Identity
 from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.launch.base import Launch
 from hetagent.launch.command import CommandError, WorkerCommand, group_command, worker_command

@@ -20,13 +20,17 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import Conduct, Event, Failure, Group, Node
+from hetrdzv.core.model import Conduct, Group, Node
 from hetrdzv.core.plan import LeftOut
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.why import why
+from hetrdzv.protocol.events import Event, Facts
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.reasons import NodeReason
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.words import why as words
+from hetrdzv.words.events import event_text
+from hetrdzv.words.failures import going
 from hetrdzv.words.times import Clock
 
 LEASE_S = 5.0
@@ -49,8 +53,9 @@ def sentence(explained: Explained) -> str:
 
 def clause(left_out: LeftOut) -> str:
     """Why a plan leaves a node out, or would have it go, in a clause."""
-    known = left_out.reason
-    return words.left_out(known, Clock(0.0)) if known is not None else left_out.gone_why
+    if left_out.gone_why is not None:
+        return going(left_out.gone_why)
+    return words.left_out(left_out.reason, Clock(0.0)) if left_out.reason is not None else ""
 
 
 class Story:
@@ -219,7 +224,11 @@ class Story:
 
     def said(self, kind: str) -> list[str]:
         """Texts of the events of one kind so far."""
-        return [event.text for event in self.events if event.kind == kind]
+        return [event_text(event) for event in self.events if event.kind == kind]
+
+    def facts(self, kind: str) -> list[Facts]:
+        """What the events of one kind say so far."""
+        return [event.facts for event in self.events if event.kind == kind]
 
 
 def running(*node_ids: str, **spec: Any) -> Story:

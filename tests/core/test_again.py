@@ -6,9 +6,10 @@ from hetrdzv.core.commands import Cancel, Join
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import OwnLeases
+from hetrdzv.protocol import reasons
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import InvalidSpec, SpecConflict
-from tests.core.driver import LEASE_S, Story, running, sentence
+from tests.core.driver import LEASE_S, Story, running
 
 MANY = {"min_nodes": 1_000}
 
@@ -174,14 +175,13 @@ def test_who_was_lost_and_comes_back_finds_the_new_settings() -> None:
 def test_a_cancelled_group_says_so_to_who_comes_later() -> None:
     story = running("a")
     story.do(Cancel("an admin at 10.0.0.9", "2026-11-22T20:00:00+00:00"))
-    assert sentence(story.told("a")) == "the job was cancelled by an admin at 10.0.0.9"
+    assert story.told("a").reason == reasons.Cancelled(by="an admin at 10.0.0.9")
     story.leave("a")
     story.wait(60)
     told = story.join("a", inc="a-2")
     assert (told.kind, told.exit_code) == ("exit", 3)
-    assert sentence(told) == (
-        "the earlier job of group 'g' was cancelled by an admin at 10.0.0.9 at 2026-11-22T20:00:00+00:00, before this "
-        "node joined; to begin anew: hetctl restart g, or hetctl delete g for other settings"
+    assert told.reason == reasons.CameLate(
+        group_id="g", outcome="cancelled", by="an admin at 10.0.0.9", at="2026-11-22T20:00:00+00:00"
     )
     assert told.cancellation == story.group.cancellation
     story.leave("a")

@@ -1,6 +1,9 @@
 """Versions of directives, and sentences that say why (rule 9)."""
 
-from tests.core.driver import Story, running, sentence
+from hetrdzv.protocol import reasons
+from hetrdzv.protocol.who import Nodes
+from tests.core.driver import Story, running
+from tests.core.explained import ready, waits_for
 
 
 def test_version_does_not_change_with_the_text() -> None:
@@ -9,7 +12,7 @@ def test_version_does_not_change_with_the_text() -> None:
     story.join("b")
     story.wait(5)
     second = story.told("a")
-    assert sentence(first) != sentence(second)
+    assert first.reason != second.reason
     assert first.version == second.version
 
 
@@ -38,13 +41,15 @@ def test_members_agree() -> None:
 def test_many_names_are_shortened() -> None:
     story = Story(min_nodes=99)
     story.joins(*(f"n{number}" for number in range(7)))
-    assert "(n0, n1, n2, n3, n4 and 2 more)" in story.why
+    what = waits_for(story)
+    assert isinstance(what, reasons.TooFew)
+    assert what.ready.nodes == Nodes(first=("n0", "n1", "n2", "n3", "n4"), more=2)
 
 
 def test_why_of_an_empty_group() -> None:
     story = Story()
     story.put(min_nodes=2)
-    assert story.why == "no node is ready; waiting for 2 more"
+    assert waits_for(story) == reasons.TooFew(ready=ready([], 2), missing=2)
 
 
 def test_why_says_what_ended_the_round_before() -> None:
@@ -52,4 +57,6 @@ def test_why_says_what_ended_the_round_before() -> None:
     story.lose("b")
     story.join("a")
     assert story.why.startswith("round 1 ended (b lost: its connection was cut); 1 of 2 nodes ready (a); ")
-    assert "waiting for 1 more in place of b (at most 600 s more)" in story.why
+    assert waits_for(story) == reasons.TooFew(
+        ready=ready(["a"], 2), missing=1, in_place_of=Nodes.of(["b"]), until=story.now + 600
+    )

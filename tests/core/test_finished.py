@@ -2,8 +2,9 @@
 
 import pytest
 
+from hetrdzv.protocol import reasons
 from hetrdzv.protocol.errors import GroupFinished, GroupFinishing, Refused, SpecConflict
-from tests.core.driver import LEASE_S, Story, running, sentence
+from tests.core.driver import LEASE_S, Story, running
 
 
 def done(*node_ids: str, by_put: bool = False) -> Story:
@@ -70,7 +71,7 @@ def test_old_node_that_comes_late_hears_how_its_job_ended() -> None:
     story.join("a", inc="a-2")
     told = story.join("b", after=1)
     assert (told.kind, told.outcome, told.exit_code) == ("exit", "succeeded", 0)
-    assert sentence(told) == "the job that this node was in has succeeded"
+    assert told.reason == reasons.EarlierJob(outcome="succeeded")
     assert story.node("b").gone
 
 
@@ -82,7 +83,7 @@ def test_old_node_of_a_cancelled_job_hears_it_in_plain_words() -> None:
         story.restart()
     story.pass_by(LEASE_S + 1)
     story.restart()
-    assert sentence(story.join("b", after=1)) == "the job that this node was in was cancelled"
+    assert story.join("b", after=1).reason == reasons.EarlierJob(outcome="cancelled")
 
 
 def test_drained_node_begins_no_new_job() -> None:

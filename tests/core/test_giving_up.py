@@ -1,12 +1,29 @@
 """A node whose agent gives up after a failure, as torch's does without restarts left: the failure stays the cause."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from tests.core.driver import Story, running, sentence
+from hetrdzv.protocol.causes import (
+    Announced,
+    Cause,
+    Cut,
+    FailedBecause,
+    FailedWorker,
+    MemberGone,
+    MemberLeft,
+    MemberLost,
+    WorkerFault,
+)
+from hetrdzv.protocol.events import GroupFailed, RestartSpent
+from hetrdzv.protocol.parts import Quoted, Ready
+from hetrdzv.protocol.who import Nodes
+from tests.core.driver import Story, running
 
-FIRST = "rank 0 (local rank 0) on a exited with code 1"
+FIRST = FailedWorker(node_id="a", rank=0, local_rank=0, exit_code=1, said=Quoted("Traceback: boom"))
+OF_B = replace(FIRST, node_id="b", rank=1)
 
 
 def gives_up(story: Story, node_id: str, **how: object) -> None:
@@ -15,20 +32,21 @@ def gives_up(story: Story, node_id: str, **how: object) -> None:
     story.leave(node_id, "its agent gave up")
 
 
-def assert_failed_with(story: Story, message: str, *node_ids: str) -> None:
+def assert_failed_with(story: Story, reason: FailedBecause | FailedWorker, *node_ids: str) -> None:
     """The group failed, and every one of these nodes is told why."""
     assert story.group.state == "failed", story.why
     assert story.group.root_cause is not None
-    assert story.group.root_cause.message == message
+    reason = WorkerFault(worker=reason) if isinstance(reason, FailedWorker) else reason
+    assert story.group.root_cause.reason == reason
     for node_id in node_ids:
         told = story.told(node_id)
-        assert (told.kind, sentence(told)) == ("exit", f"the job failed: {message}")
+        assert (told.kind, told.root_cause) == ("exit", story.group.root_cause)
 
 
 def test_the_only_node_gives_up() -> None:
     story = running("a", max_restarts=1000)
     gives_up(story, "a", exit_code=7)
-    assert_failed_with(story, "rank 0 (local rank 0) on a exited with code 7")
+    assert_failed_with(story, replace(FIRST, exit_code=7))
     assert story.group.root_cause is not None
     assert story.group.root_cause.kind == "worker_failed"
     assert story.group.root_cause.failure is not None
@@ -42,7 +60,9 @@ def test_too_few_are_left() -> None:
     assert story.group.state == "waiting"  # b's workers may say something else yet
     story.join("b")
     assert_failed_with(story, FIRST, "b")
-    assert story.said("group_failed") == [f"the job failed: {FIRST}; a gave up, and 1 of 2 nodes is left"]
+    left = Ready(nodes=Nodes.of(["b"]), want=2)
+    gave_up = GroupFailed(reason=WorkerFault(worker=FIRST), gave_up=Nodes.of(["a"]), left=left)
+    assert story.facts("group_failed") == [gave_up]
     assert story.group.restarts == 0
 
 
@@ -74,7 +94,7 @@ def test_enough_are_left() -> None:
     story.joins("b", "c")
     assert story.group.state == "starting"
     assert story.order == ["b", "c"]
-    assert story.said("restart_spent") == [f"restart 1 of 1000: {FIRST}"]
+    assert story.facts("restart_spent") == [RestartSpent(restarts=1, budget=1000, worker=FIRST)]
 
 
 def test_a_spare_takes_the_place() -> None:
@@ -102,26 +122,26 @@ def test_whatever_becomes_of_its_agent(how: str) -> None:
     story.join("b")
     if how == "replace":
         assert story.group.state == "starting"
-        assert story.said("restart_spent") == [f"restart 1 of 1000: {FIRST}"]
+        assert story.facts("restart_spent") == [RestartSpent(restarts=1, budget=1000, worker=FIRST)]
     else:
         assert_failed_with(story, FIRST, "b")
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "why"),
+    ("how", "kind", "cause"),
     [
-        (Story.lose, "node_lost", "b lost: its connection was cut"),
-        (Story.leave, "node_left", "b left: its agent left"),
+        (Story.lose, "node_lost", MemberLost(node_id="b", why=Cut())),
+        (Story.leave, "node_left", MemberLeft(node_id="b", why=Announced())),
     ],
 )
 def test_a_loss_behind_the_failure_is_the_cause(
-    how: Callable[[Story, str], None], kind: str, why: str
+    how: Callable[[Story, str], None], kind: Any, cause: Cause
 ) -> None:
     """b's machine dies: a's workers fail of it, and a has no restart to spend."""
     story = running("a", "b", max_restarts=1000)
     gives_up(story, "a")
     how(story, "b")
-    assert_failed_with(story, f"{why}; failures elsewhere were a consequence")
+    assert_failed_with(story, MemberGone(kind=kind, cause=cause, consequences=True))
     assert story.group.root_cause is not None
     assert (story.group.root_cause.kind, story.group.root_cause.node_id) == (kind, "b")
 
@@ -156,7 +176,7 @@ def test_the_budget_of_the_group_counts_as_well() -> None:
     gives_up(story, "a")
     story.joins("b", "c")
     assert_failed_with(story, FIRST, "b", "c")
-    assert story.said("group_failed") == [f"the job failed: {FIRST}; max_restarts is 0"]
+    assert story.facts("group_failed") == [GroupFailed(reason=WorkerFault(worker=FIRST), budget=0)]
 
 
 def test_who_comes_back_has_not_given_up() -> None:
@@ -183,7 +203,7 @@ def test_a_master_that_succeeded_and_goes_explains_no_failure_before() -> None:
     story.failed("b", rank=1, final=True)
     story.leave("a", "its agent has finished")
     story.leave("b", "its agent gave up")
-    assert_failed_with(story, "rank 1 (local rank 0) on b exited with code 1")
+    assert_failed_with(story, OF_B)
 
 
 def test_an_agent_that_gave_up_but_never_goes_is_not_waited_for() -> None:
@@ -202,8 +222,8 @@ def test_a_hopeless_script_fails_the_group_at_once() -> None:
     story = running("a", "b", max_restarts=3)
     story.failed("b", permanent=True, rank=1, exit_code=2)
     story.joins("a", "b")
-    message = "rank 1 (local rank 0) on b exited with code 2; no restart, since it would end the same way"
-    assert_failed_with(story, message, "a", "b")
+    hopeless = WorkerFault(worker=replace(OF_B, exit_code=2), hopeless="permanent")
+    assert_failed_with(story, hopeless, "a", "b")
     assert story.group.restarts == 0
     assert story.told("a").exit_code == 1, "as torchrun's"
 
@@ -253,9 +273,9 @@ def test_a_restart_says_what_it_is_for() -> None:
     for node_id in ("a", "b"):
         start = story.told(node_id).start
         assert start is not None
-        assert start.restarted_by == "rank 1 (local rank 0) on b exited with code 1: Traceback: boom"
+        assert start.restarted_by == OF_B
     story.restart()
     story.joins("a", "b")
     start = story.told("a").start
     assert start is not None
-    assert start.restarted_by == "", "a person's wish costs no restart"
+    assert start.restarted_by is None, "a person's wish costs no restart"

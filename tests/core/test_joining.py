@@ -3,14 +3,17 @@
 import pytest
 
 from hetrdzv.core.commands import Join, Leave, Renew
+from hetrdzv.protocol import reasons
 from hetrdzv.protocol.errors import NodeIdInUse, Refused, SpecConflict, StaleIncarnation, UnknownNode
+from hetrdzv.protocol.who import Nodes
 from tests.core.driver import LEASE_S, Story, running, sentence
+from tests.core.explained import left_out, waits_for
 
 
 def test_joiners_come_in_one_batch_per_last_call() -> None:
     story = running("a", last_call_s=10)
     told = story.join("b")
-    assert sentence(told) == "round 1 runs, and will restart to include b (at most 10 s more)"
+    assert told.reason == reasons.LeftOut(round=1, node_id="b", why=reasons.Joins(until=story.now + 10))
     story.wait(6)
     story.join("c")
     story.wait(3.9)
@@ -32,10 +35,8 @@ def test_joiners_that_fill_the_group_come_at_once() -> None:
 def test_joiner_beyond_the_maximum_is_a_spare() -> None:
     story = running("a", "b", max_nodes=2)
     told = story.join("c")
-    assert (told.kind, sentence(told)) == (
-        "wait",
-        "round 1 runs without c, which is kept as a spare (max_nodes is 2)",
-    )
+    assert told.kind == "wait"
+    assert left_out(story, "c") == reasons.Full(max_nodes=2)
     story.wait(30)
     assert story.ended is None
     story.lose("b")
@@ -45,7 +46,8 @@ def test_joiner_beyond_the_maximum_is_a_spare() -> None:
 
 def test_on_join_spare() -> None:
     story = running("a", on_join="spare")
-    assert sentence(story.join("b")).endswith("kept as a spare (on_join is spare)")
+    story.join("b")
+    assert left_out(story, "b") == reasons.Spare(kind="on_join")
     story.wait(30)
     assert story.ended is None
     assert story.deadline_in == pytest.approx(LEASE_S)
@@ -57,7 +59,7 @@ def test_no_joiner_once_a_member_has_succeeded() -> None:
     story.succeeded("a")
     story.wait(30)
     assert story.ended is None
-    assert "(workers on other nodes have already succeeded)" in sentence(story.told("c"))
+    assert left_out(story, "c") == reasons.Spare(kind="others_succeeded")
 
 
 def test_joiner_that_goes_again_ends_nothing() -> None:
@@ -210,7 +212,7 @@ def test_drained_node_exits_and_stays_out() -> None:
     story.drain("b")
     told = story.told("b")
     assert (told.kind, told.code, told.exit_code) == ("exit", "drained", 4)
-    assert sentence(told) == "b was drained; to readmit it: hetctl undrain g b"
+    assert told.reason == reasons.Drained(group_id="g", node_id="b")
     assert story.ended == "drained"
     story.leave("b")
     story.join("a")
@@ -244,7 +246,9 @@ def test_sigterm_first_leaving_then_left() -> None:
     assert sentence(story.told("a")) == "b is leaving: SIGTERM"
     assert story.told("b").kind == "stop"
     story.join("a")
-    assert "waiting for b to stop" in story.why
+    what = waits_for(story)
+    assert isinstance(what, reasons.ToStop)
+    assert what.nodes == Nodes.of(["b"])
     story.leaving("b")
     story.leave("b")
     story.leave("b")
@@ -290,10 +294,7 @@ def test_first_to_name_a_field_fixes_it() -> None:
 def test_open_group_waits_for_a_command() -> None:
     story = Story()
     told = story.join("a", wants_command=True, spec={"min_nodes": 2})
-    assert sentence(told) == (
-        "a was started without a script, and group 'g' has no command yet: hetctl create g -- train.py"
-    )
-    assert story.why == "a waits for a command: hetctl create g -- train.py"
+    assert told.reason == waits_for(story) == reasons.NoCommand(group_id="g", nodes=Nodes.of(["a"]))
     story.join("b", wants_command=True)
     story.wait(1000)
     assert story.group.state == "waiting"

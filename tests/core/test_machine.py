@@ -32,12 +32,13 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import Failure, Group, Stall
+from hetrdzv.core.model import Group, Stall
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.ready import ready_nodes
 from hetrdzv.core.why import why
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import DirectiveKind, EndKind, ReportKind, StallKind
 from hetrdzv.words import why as words
 from hetrdzv.words.times import Clock

@@ -1,5 +1,6 @@
 """Workers that end well but never met: the group says so, and fails where that was asked for."""
 
+from hetrdzv.protocol import parts, reasons
 from tests.core.driver import Story, running, sentence
 
 NEVER = "ranks 0, 1, 2 never met: each may have trained alone, "
@@ -13,22 +14,22 @@ def three() -> Story:
 def test_nobody_met() -> None:
     story = three()
     story.report("a", "started", met=0)
-    assert story.why == f"round 1 runs on 3 nodes, world size 3; so far {NEVER}"
+    assert story.reason == reasons.Runs(
+        round=1, nodes=3, world_size=3, apart=parts.Apart(met=0, world_size=3)
+    )
     story.report("a", "succeeded", met=0)
     story.succeeded("b", "c")
     assert story.group.state == "succeeded"
     assert story.said("never_met") == [NEVER]
     assert story.said("group_succeeded") == [f"the job succeeded in round 1, but {NEVER}"]
-    assert sentence(story.told("c")) == f"the job succeeded, but {NEVER}"
+    assert story.told("c").reason == reasons.Succeeded(apart=parts.Apart(met=0, world_size=3))
 
 
 def test_some_met() -> None:
     story = three()
     story.report("a", "succeeded", met=2)
     story.succeeded("b", "c")
-    assert story.why.startswith(
-        "the job succeeded, but only 2 of 3 workers met: the others may have trained alone, "
-    )
+    assert story.reason == reasons.Succeeded(apart=parts.Apart(met=2, world_size=3))
 
 
 def test_late_is_no_harm() -> None:
@@ -36,14 +37,14 @@ def test_late_is_no_harm() -> None:
     story.report("a", "started", met=0)
     story.report("a", "succeeded", met=3)
     story.succeeded("b", "c")
-    assert story.why == "the job succeeded"
+    assert story.reason == reasons.Succeeded()
 
 
 def test_only_the_master_can_tell() -> None:
     story = three()
     story.report("b", "succeeded", met=0, must_meet=True)
     story.succeeded("a", "c")
-    assert story.why == "the job succeeded"
+    assert story.reason == reasons.Succeeded()
 
 
 def test_where_it_is_required_it_is_a_failure() -> None:
@@ -60,4 +61,4 @@ def test_where_it_is_required_and_so_it_is_well() -> None:
     story = three()
     story.report("a", "succeeded", met=3, must_meet=True)
     story.succeeded("b", "c")
-    assert story.why == "the job succeeded"
+    assert story.reason == reasons.Succeeded()

@@ -2,6 +2,8 @@
 
 import pytest
 
+from hetrdzv.protocol.events import NodeJoined, NodeNotReady, NodeReady
+from hetrdzv.protocol.parts import quoted
 from hetrdzv.protocol.states import GroupState, NodePhase
 from tests.core.driver import Story, sentence
 
@@ -16,13 +18,13 @@ def test_a_node_that_is_not_ready_is_shown_and_takes_part_once_it_is() -> None:
     story = Story(min_nodes=2, max_nodes=2)
     story.join("a")
     assert story.join("b", not_ready=WHY).code == "not_ready"
-    assert story.events[-1].text == f"b joined with 1 slot at 10.0.0.1, not ready yet: {WHY}"
+    assert story.events[-1].facts == NodeJoined(slots=1, address="10.0.0.1", not_ready=quoted(WHY))
     assert story.why == (
         f"1 of 2 nodes ready (a); waiting for 1 more (at most 600 s more); b is not ready: {WHY}"
     )
     assert sentence(story.told("a")) == story.why
     assert story.join("b").kind == "start"
-    assert story.events[-2].text == "b is ready"
+    assert story.events[-2].facts == NodeReady()
     assert story.order == ["a", "b"]
 
 
@@ -46,7 +48,7 @@ def test_a_spare_that_is_no_longer_ready_restarts_nobody_and_fills_no_gap() -> N
     story.started("a", "b")
     story.join("c")
     assert story.join("c", not_ready=WHY).code == "not_ready"
-    assert story.events[-1].text == f"c is not ready: {WHY}"
+    assert story.events[-1].facts == NodeNotReady(why=quoted(WHY))
     story.leave("b")
     story.join("a")
     assert story.order == ["a"]

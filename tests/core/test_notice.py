@@ -13,8 +13,12 @@ from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group, Notice, Stall
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.protocol.causes import Cancelled, Cause, Joined, MemberDrained, RestartAsked
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.states import EndKind, GroupState
+from hetrdzv.protocol.events import NoticeExpired, ReadyToStop, RoundJudged, StopAnnounced
+from hetrdzv.protocol.reasons import AboutToEnd
+from hetrdzv.protocol.states import GroupState
+from hetrdzv.protocol.who import Nodes
 from tests.core.driver import Story, running, sentence
 from tests.support.stalls import behind
 
@@ -37,17 +41,17 @@ def joins(story: Story) -> None:
     story.wait(1.0)
 
 
-PLANNED: dict[str, tuple[Act, str]] = {
-    "joined": (joins, "z joined"),
-    "drained": (lambda story: story.drain("b"), "b is leaving: drained"),
-    "restarted": (lambda story: story.restart(), "a restart was requested"),
-    "cancelled": (lambda story: story.cancel(), "the job was cancelled"),
+PLANNED: dict[str, tuple[Act, Cause]] = {
+    "joined": (joins, Joined(node_id="z", nodes=Nodes.of(["z"]))),
+    "drained": (lambda story: story.drain("b"), MemberDrained(node_id="b")),
+    "restarted": (lambda story: story.restart(), RestartAsked()),
+    "cancelled": (lambda story: story.cancel(), Cancelled()),
 }
 
 
 @pytest.fixture(params=PLANNED)
-def planned(request: pytest.FixtureRequest) -> tuple[str, Act, str]:
-    """A planned stop: its kind, what makes it, and its reason."""
+def planned(request: pytest.FixtureRequest) -> tuple[str, Act, Cause]:
+    """A planned stop: its kind, what makes it, and its cause."""
     return (request.param, *PLANNED[request.param])
 
 
@@ -56,7 +60,7 @@ def over(story: Story) -> str:
     return "cancelled" if story.group.state is GroupState.CANCELLED else str(story.ended)
 
 
-def test_without_notice_s_every_planned_stop_comes_at_once(planned: tuple[str, Act, str]) -> None:
+def test_without_notice_s_every_planned_stop_comes_at_once(planned: tuple[str, Act, Cause]) -> None:
     kind, act, _ = planned
     story = heeding("a", "b", notice_s=0.0)
     act(story)
@@ -64,30 +68,31 @@ def test_without_notice_s_every_planned_stop_comes_at_once(planned: tuple[str, A
     assert story.said("stop_announced") == []
 
 
-def test_the_workers_are_told_and_the_round_ends_once_all_are_ready(planned: tuple[str, Act, str]) -> None:
-    kind, act, why = planned
+def test_the_workers_are_told_and_the_round_ends_once_all_are_ready(planned: tuple[str, Act, Cause]) -> None:
+    kind, act, cause = planned
     story = heeding("a", "b")
     act(story)
-    assert story.said("stop_announced") == [f"round 1 is about to end ({why}): its workers have 30 s to save"]
+    assert story.facts("stop_announced") == [StopAnnounced(cause=cause, notice_s=30.0)]
     for node_id in ("a", "b"):
         told = story.told(node_id)
         assert (told.kind, told.code, told.round) == ("start", "notice", 1)
         assert told.notice is not None
-        assert (told.notice.kind, told.notice.why, told.notice.left_s) == (kind, why, 30.0)
-    save = "waiting for a, b to save and be ready to stop (at most 30 s more)"
-    assert story.why == sentence(story.told("a")) == f"round 1 is about to end ({why}); {save}"
+        assert (told.notice.cause, told.notice.left_s) == (cause, 30.0)
+    until = story.now + 30.0
+    ending = AboutToEnd(round=1, cause=cause, nodes=Nodes.of(["a", "b"]), until=until)
+    assert story.reason == story.told("a").reason == ending
     story.wait(2.0)
     story.report("a", "ready_to_stop")
     assert "waiting for b to save" in story.why
     story.report("b", "ready_to_stop")
     assert over(story) == kind
-    assert story.said("ready_to_stop") == ["all nodes are ready to stop, 2.0 s after they were told"]
+    assert story.facts("ready_to_stop") == [ReadyToStop(took_s=2.0)]
     assert story.told("a").kind == ("exit" if kind == "cancelled" else "stop")
     assert story.told("b").kind == ("exit" if kind in ("cancelled", "drained") else "stop")
     assert story.group.restarts == 0
 
 
-def test_at_the_end_of_the_notice_the_stop_comes_all_the_same(planned: tuple[str, Act, str]) -> None:
+def test_at_the_end_of_the_notice_the_stop_comes_all_the_same(planned: tuple[str, Act, Cause]) -> None:
     kind, act, _ = planned
     story = heeding("a", "b")
     act(story)
@@ -97,10 +102,10 @@ def test_at_the_end_of_the_notice_the_stop_comes_all_the_same(planned: tuple[str
     assert step(story.group, Tick(), at - 1e-6).group is story.group
     story.pass_by(30.0)
     assert over(story) == kind
-    assert story.said("notice_expired") == ["b was not ready to stop within 30 s"]
+    assert story.facts("notice_expired") == [NoticeExpired(late=Nodes.of(["b"]), notice_s=30.0)]
 
 
-def test_a_death_cuts_it_short_and_costs_what_it_costs_without(planned: tuple[str, Act, str]) -> None:
+def test_a_death_cuts_it_short_and_costs_what_it_costs_without(planned: tuple[str, Act, Cause]) -> None:
     kind, act, _ = planned
     for dies, cost, end in ((Story.failed, 1, "failed"), (Story.lose, 0, "lost"), (Story.leave, 0, "left")):
         story = heeding("a", "b", "c", lease_s=5.0)
@@ -221,9 +226,7 @@ def test_a_failure_in_the_notice_of_a_drain_costs_nothing_even_if_the_drained_no
         story.undrain("b")
     story.join("b")
     assert (story.group.restarts, story.group.state) == (0, "starting")
-    assert story.said("round_judged") == [
-        "round 1 ended because b is leaving: drained; failures elsewhere were a consequence"
-    ]
+    assert story.facts("round_judged") == [RoundJudged(cause=MemberDrained(node_id="b"))]
 
 
 def test_a_node_that_is_readmitted_in_time_stays() -> None:
@@ -318,7 +321,7 @@ def test_no_hang_is_found_while_workers_wait_for_the_end() -> None:
 def test_an_impossible_notice_is_noticed(fields: dict[str, Any]) -> None:
     story = running("a", notice_s=30.0)
     assert story.group.round is not None
-    notice = Notice(kind=EndKind.JOINED, node_id=None, why="", at=0.0)
+    notice = Notice(cause=RestartAsked(), at=0.0)
     group = replace(story.group, round=replace(story.group.round, notice=notice))
     assert list(violations(group)) == []
     if "notice_s" in fields:

@@ -9,11 +9,13 @@ from hetrdzv.core.health.conduct import STRIKES
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection.order import Former, Likeness, fill, in_order, may_be_master, place
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
+from hetrdzv.protocol import reasons
 from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.warnings import NoLabel, NoWeights, RoundWarning
 from hetrdzv.protocol.who import Nodes
 from tests.core.driver import Story, running
+from tests.core.explained import ready, waits_for
 from tests.support.needs import ALL
 
 IDS = ("n1", "n2", "n10", "n20", "a", "b3", "b12")
@@ -352,12 +354,11 @@ def test_a_group_waits_for_a_node_that_may_be_master() -> None:
     story = Story(min_nodes=2, master="public=yes", join_timeout_s=60)
     story.joins("n1", "n2")
     story.wait(20)
-    assert story.why == (
-        "2 of 2 nodes ready (n1, n2), but none of them may be master, since master is public=yes; waiting for one that "
-        "may (at most 40 s more)"
+    assert waits_for(story) == reasons.MayNotBeMaster(
+        ready=ready(["n1", "n2"], 2), rule="public=yes", until=story.now + 40
     )
     story.join("n3", labels={"public": "yes"})
-    assert "last call" in story.why
+    assert waits_for(story).kind == "last_call"
     story.wait(10)
     assert story.order == ["n3", "n1", "n2"]
 
@@ -379,7 +380,9 @@ def test_a_lost_master_is_waited_for_if_nobody_else_may() -> None:
     assert story.order == ["n2", "n1"]
     story.lose("n2")
     story.join("n1")
-    assert "1 of 1 node ready (n1), but it may not be master, since master is n2" in story.why
+    what = waits_for(story)
+    assert isinstance(what, reasons.MayNotBeMaster)
+    assert (what.ready, what.rule) == (ready(["n1"], 1), "n2")
     story.join("n2", inc="n2-2")
     story.wait(1)
     assert story.order == ["n2", "n1"]

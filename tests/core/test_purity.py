@@ -13,7 +13,7 @@ import hetrdzv.protocol
 CORE, LEAF = Path(hetrdzv.core.__path__[0]), Path(hetrdzv.protocol.__path__[0])
 FORBIDDEN = {"time", "random", "asyncio", "os", "socket", "logging", "threading", "pydantic", "fastapi"}
 FORBIDDEN |= {"datetime", "io", "pathlib", "subprocess", "uuid", "secrets", "multiprocessing", "selectors"}
-NO_VALUES = {"codec.py", "keepalive.py", "past.py", "plans.py", "wire.py"}
+NO_VALUES = {"codec.py", "keepalive.py", "plans.py", "wire.py"}
 """Modules beside the values: one reads and writes them, others are not of the leaf yet."""
 VALUES = [path for path in LEAF.glob("*.py") if path.name not in NO_VALUES]
 EFFECTS = {"open", "print", "input", "exec", "eval", "__import__"}
@@ -36,7 +36,7 @@ def impurities(source: str, ours: str = "hetrdzv.core.") -> Iterator[str]:
         for name in names:
             if name.startswith((ours, "hetrdzv.protocol")) and name != "hetrdzv.protocol.codec":
                 continue
-            if name.startswith("hetrdzv.words"):  # until events and causes are values, too
+            if name.startswith("hetrdzv.words"):  # texts of errors, and warnings
                 continue
             root = name.split(".")[0]
             if root in FORBIDDEN or root not in {*sys.stdlib_module_names, "annotated_types"}:

@@ -8,9 +8,11 @@ from hetrdzv.core.selection import order as ordering
 from hetrdzv.core.selection.order import Former, Placement
 from hetrdzv.core.selection.ready import stranded
 from hetrdzv.core.selection.select import Selection, select
+from hetrdzv.protocol import reasons
 from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.settings import GroupSpec
 from tests.core.driver import Story, running, sentence
+from tests.core.explained import ready, waits_for
 
 
 def node(node_id: str, slots: int = 1, address: str = "10.0.0.1", role: str = "default") -> Node:
@@ -150,7 +152,9 @@ def test_loopback_node_is_told_to_exit() -> None:
         "node 'a' offers address 127.0.0.1, but group 'g' has nodes on other hosts: "
         "start hetagent with --local-addr or --interface"
     )
-    assert "1 of 2 nodes ready (b); waiting for 1 more" in story.why
+    what = waits_for(story)
+    assert isinstance(what, reasons.TooFew)
+    assert (what.ready, what.missing) == (ready(["b"], 2), 1)
     assert story.join("a", after=0).code == "rejected"  # the same agent is not let in again
     story.leave("a")
     story.join("a", inc="a-2", address="10.0.0.1")
@@ -172,7 +176,5 @@ def test_node_of_another_host_does_not_end_a_local_round() -> None:
     told = story.join("b")
     story.wait(20)
     assert story.ended is None
-    assert sentence(told) == (
-        "round 1 runs without b, which is kept as a spare (a, the master, offers address 127.0.0.1, which no "
-        "other host can reach: start hetagent there with --local-addr or --interface)"
-    )
+    out_of_reach = reasons.OutOfReach(master="a", address="127.0.0.1", loopback=True)
+    assert told.reason == reasons.LeftOut(round=1, node_id="b", why=out_of_reach)

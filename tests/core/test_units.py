@@ -12,12 +12,15 @@ from hetrdzv.core.model import Node
 from hetrdzv.core.selection.joining import spare_unit
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.select import Lack, Selection
+from hetrdzv.protocol import reasons
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.parts import BrokenUnits, NoWorld
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.warnings import NoLabel
 from hetrdzv.protocol.who import Nodes
-from tests.core.driver import Story, sentence
+from tests.core.driver import Story
+from tests.core.explained import left_out, ready, waits_for
 from tests.support.every_set import Case, best_of_all
 from tests.support.needs import ALL
 
@@ -98,6 +101,26 @@ def serving(case: Case, master: Node) -> Case:
     return replace(case, spec=replace(case.spec, master=master.node_id), ready=there)
 
 
+def broken(missing: str, rack: str = "a") -> BrokenUnits:
+    """A rack is not whole without a node."""
+    return BrokenUnits(label="rack", units=Nodes.of([rack]), missing=Nodes.of([missing]))
+
+
+def units(story: Story) -> BrokenUnits:
+    """Which units the group waits for."""
+    what = waits_for(story)
+    assert isinstance(what, reasons.UnitsBroken)
+    return what.units
+
+
+def lack(story: Story) -> NoWorld:
+    """Why the nodes that are ready make no world."""
+    what = waits_for(story)
+    assert isinstance(what, reasons.TooFew)
+    assert what.world is not None
+    return what.world
+
+
 def racks(**spec: object) -> Story:
     """A group that runs on rack a (n1, n2), with rack b (n3, n4) as spares."""
     story = Story(**{"unit": "rack", "max_nodes": 3, "last_call_s": 1.0, **spec})
@@ -111,22 +134,20 @@ def racks(**spec: object) -> Story:
 
 def test_a_rack_that_loses_a_node_gives_way_to_a_whole_one() -> None:
     story = racks()
-    assert sentence(story.told("n3")).endswith("kept as a spare (max_nodes is 3)")
+    assert left_out(story, "n3") == reasons.Full(max_nodes=3)
     story.lose("n2")
     story.join("n1")
     assert story.order == ["n3", "n4"]
-    assert sentence(story.told("n1")) == (
-        "round 2 runs without n1, which is kept as a spare (rack a is not whole without n2)"
-    )
+    assert left_out(story, "n1") == broken("n2")
     story.join("n2", inc="n2-2", labels={"rack": "a"})
-    assert sentence(story.told("n1")).endswith("kept as a spare (max_nodes is 3)")
+    assert left_out(story, "n1") == reasons.Full(max_nodes=3)
 
 
 def test_the_last_call_for_racks_is_shortened_by_no_number_of_nodes() -> None:
     story = Story(unit="rack", max_nodes=2, max_world_size=4, last_call_s=10)
     for node_id in ("n1", "n2"):
         story.join(node_id, 2, labels={"rack": "a"})
-    assert story.why == "2 nodes with 4 slots ready (n1, n2); last call: starts in 10 s"
+    assert waits_for(story) == reasons.LastCall(ready=ready(["n1", "n2"], 1, 4), until=story.now + 10)
 
 
 def test_the_nodes_of_a_rack_are_looked_for_once_for_all_of_its_spares() -> None:
@@ -142,9 +163,8 @@ def test_a_group_waits_for_the_rest_of_a_rack() -> None:
     assert story.order == ["n1", "n2"]
     story.lose("n2")
     story.join("n1")
-    assert story.why.endswith(
-        "1 of 2 nodes ready (n1), but rack a is not whole without n2: waiting for that, or for other nodes "
-        "(at most 60 s more)"
+    assert waits_for(story) == reasons.UnitsBroken(
+        ready=ready(["n1"], 2), units=broken("n2"), until=story.now + 60
     )
     story.wait(60)
     assert story.why == (
@@ -159,10 +179,11 @@ def test_racks_that_never_fit_are_named() -> None:
             f"n{number}", 2, labels={"rack": "a"}, not_ready="" if number == 2 else "node check failed"
         )
     story.join("n1", 2)
-    assert "2 nodes with 4 slots ready (n1, n2); no set of whole units (rack) has at most 1 node" in story.why
+    assert lack(story).unit == "rack"
+    assert "no set of whole units (rack) has at most 1 node" in story.why
     spec = replace(story.group.spec, max_nodes=None, world_size_multiple=3)
     story.group = replace(story.group, spec=spec)
-    assert "no set of whole units (rack) has a world size that is a multiple of 3" in story.why
+    assert lack(story).bounds.multiple == 3
 
 
 def test_another_node_of_the_rack_takes_the_place_of_one_that_is_gone() -> None:
@@ -207,7 +228,7 @@ def test_two_names_of_one_node_make_no_rack_of_two(agent: str) -> None:
     story.join("n5", inc="n5-2", labels={"rack": "a"})
     story.renew("n1")
     story.lose("n1")
-    assert "rack a is not whole without n1" in story.why, "both were there at one time"
+    assert units(story) == broken("n1"), "both were there at one time"
 
 
 def test_a_node_that_is_lost_after_it_came_back_under_another_name_is_not_missed() -> None:
@@ -232,7 +253,7 @@ def test_a_node_that_was_heard_beside_the_new_one_is_missed(address: str) -> Non
     assert not story.node("n1").in_doubt
     story.wait(6, silent=("n1",))
     story.joins("n5")
-    assert "rack a is not whole without n1" in story.why
+    assert units(story) == broken("n1")
 
 
 def rack_that_lost_one() -> Story:
@@ -269,11 +290,10 @@ def test_a_node_that_is_not_ready_makes_its_rack_wait() -> None:
     story = Story(unit="rack", last_call_s=0)
     story.join("n1", labels={"rack": "a"}, not_ready="node check failed")
     story.join("n2", labels={"rack": "a"})
-    assert "1 of 1 node" in story.why or "1 node with 1 slot" in story.why
-    assert "but rack a is not whole without n1" in story.why
+    assert units(story) == broken("n1")
     story.join("n3", labels={"rack": "b"})
     assert story.order == ["n3"]
-    assert "rack a is not whole without n1" in sentence(story.told("n2"))
+    assert left_out(story, "n2") == broken("n1")
 
 
 def test_the_rest_of_a_rack_has_the_last_call_to_come() -> None:
@@ -296,7 +316,7 @@ def test_a_rack_joins_a_running_round_as_a_whole() -> None:
     story.join("n3", labels={"rack": "b"}, not_ready="node check failed")
     story.wait(5)
     assert story.ended is None
-    assert sentence(story.told("n2")).endswith("kept as a spare (rack b is not whole without n3)")
+    assert left_out(story, "n2") == broken("n3", "b")
     story.join("n3")
     story.wait(1)
     assert story.ended == "joined"

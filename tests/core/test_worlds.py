@@ -4,6 +4,7 @@ import os
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,14 @@ from hetrdzv.core.selection import subset
 from hetrdzv.core.selection.ready import next_round
 from hetrdzv.core.selection.select import MASTERS_TRIED, Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.worlds import Worlds
+from hetrdzv.protocol import reasons
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.parts import NoWorld, Ready
 from hetrdzv.protocol.settings import GroupSpec
-from tests.core.driver import Story, running, sentence
+from hetrdzv.words.failures import failed_because
+from tests.core.driver import Story, running
+from tests.core.explained import left_out, ready, waits_for
 from tests.core.worlds import PAGE, Cluster, page
 from tests.support.every_set import Case, best_of_all, fits
 from tests.support.needs import ALL, show
@@ -156,16 +161,14 @@ def test_the_page_tells_what_happens() -> None:
 def test_a_spare_says_which_world_size_it_would_make() -> None:
     found = cluster({"a": 4, "b": 4, "c": 3}, world_size_multiple=4)
     assert found.world == 8
-    assert sentence(found.story.told("c")) == (
-        "round 1 runs without c, which is kept as a spare: with its 3 slots the world size would be 11, not a "
-        "multiple of 4"
-    )
+    bounds = Worlds.of(found.story.group.spec).bounds
+    assert left_out(found.story, "c") == reasons.Misfit(slots=3, world_size=11, bounds=bounds)
     full = cluster({"a": 4, "b": 4}, max_world_size=4)
-    assert sentence(full.story.told("b")).endswith(
-        "the world size would be 8, above max_world_size, which is 4"
-    )
+    misfit = left_out(full.story, "b")
+    assert isinstance(misfit, reasons.Misfit)
+    assert (misfit.world_size, misfit.bounds.most) == (8, 4)
     crowded = cluster({"a": 4, "b": 4}, world_size_multiple=4, max_nodes=1)
-    assert sentence(crowded.story.told("b")).endswith("kept as a spare (max_nodes is 1)")
+    assert left_out(crowded.story, "b") == reasons.Full(max_nodes=1)
 
 
 def test_a_joiner_ends_a_round_only_where_the_world_grows() -> None:
@@ -199,7 +202,7 @@ def test_a_smaller_world_waits_for_a_replacement() -> None:
     found.story.lose("b")
     found.story.join("a", 4)
     assert found.world == 0
-    assert "waiting for a replacement: starts in" in found.story.why
+    assert waits_for(found.story).kind == "last_call"
     found.slots = {**found.slots, "e": 4}
     found.story.join("e", 4)
     assert (found.world, found.story.order) == (8, ["a", "e"])
@@ -232,7 +235,9 @@ def test_growth_pauses() -> None:
     formed_at = found.story.group.active_round.formed_at  # type: ignore[union-attr]
     found.story.join("b", 4)
     left = formed_at + 20.0 - found.story.now
-    assert sentence(found.story.told("b")).endswith(f"will restart to include b (at most {left:.0f} s more)")
+    joins = left_out(found.story, "b")
+    assert isinstance(joins, reasons.Joins)
+    assert joins.until == pytest.approx(found.story.now + left)
     assert deadline(found.story.group, own_leases=False) == formed_at + 20.0
     found.story.wait(left - 1.0)
     assert found.world == 4
@@ -245,60 +250,61 @@ def test_growth_pauses() -> None:
 def test_at_the_largest_world_nobody_is_waited_for() -> None:
     story = Story(max_world_size=10, world_size_multiple=4, last_call_s=60.0)
     story.join("a", 4)
-    assert story.why == (
-        "1 node with 4 slots ready (a); last call: starts in 60 s, or as soon as nodes with 8 slots are"
-    )
+    assert waits_for(story) == reasons.LastCall(ready=ready(["a"], 1, 4), or_slots=8, until=story.now + 60)
     story.join("b", 4)
     assert story.order == ["a", "b"]
 
 
 @pytest.mark.parametrize(
-    ("slots", "spec", "why"),
+    ("slots", "spec", "standing", "missing", "lack"),
     [
         (
             [4, 2],
             {"min_world_size": 8, "max_world_size": 16, "world_size_multiple": 4},
-            (
-                "2 nodes with 6 slots ready (a, b); the world size must be from 8 to 16 and a multiple of 4: "
-                "waiting for 2 more slots"
-            ),
+            ready("ab", 1, 6),
+            2,
+            {"too_small": True},
         ),
         (
             [3, 3, 3],
             {"world_size_multiple": 4},
-            (
-                "3 nodes with 9 slots ready (a, b, c); no set of them has a world size that is a multiple of 4: "
-                "waiting for others"
-            ),
+            ready("abc", 1, 9),
+            0,
+            {},
         ),
         (
             [3],
             {"max_world_size": 8, "world_size_multiple": 4},
-            (
-                "1 node with 3 slots ready (a); nodes of 3 slots never make a world whose size is at most 8 and a "
-                "multiple of 4: waiting for others"
-            ),
+            ready("a", 1, 3),
+            0,
+            {"never": (3,)},
         ),
         (
             [5, 3],
             {"min_world_size": 12, "max_world_size": 12, "max_nodes": 3},
-            (
-                "2 nodes with 8 slots ready (a, b); nodes of 3, 5 slots never make a world of at most 3 nodes whose "
-                "size is 12: waiting for others"
-            ),
+            ready("ab", 1, 8),
+            0,
+            {"never": (3, 5)},
         ),
-        ([4], {"min_world_size": 8, "min_nodes": 2}, "1 of 2 nodes ready (a); waiting for 1 more"),
+        ([4], {"min_world_size": 8, "min_nodes": 2}, ready("a", 2), 1, None),
     ],
 )
-def test_why_no_round_can_form(slots: list[int], spec: dict[str, int], why: str) -> None:
+def test_why_no_round_can_form(
+    slots: list[int], spec: dict[str, int], standing: Ready, missing: int, lack: dict[str, Any] | None
+) -> None:
     story = Story(join_timeout_s=20.0, **spec)
     for name, number in zip("abc", slots, strict=False):
         story.join(name, number)
-    assert story.why.partition(" (at most")[0] == why
+    bounds = Worlds.of(story.group.spec).bounds
+    what = waits_for(story)
+    assert isinstance(what, reasons.TooFew)
+    assert (what.ready, what.missing) == (standing, missing)
+    assert what.unit == ("node" if lack is None else "slot")
+    assert what.world == (None if lack is None else NoWorld(bounds=bounds, **lack))
     story.wait(21)
     assert story.group.root_cause is not None
     assert story.group.root_cause.kind == "join_timeout"
-    assert "waiting for" not in story.group.root_cause.message
+    assert "waiting for" not in failed_because(story.group.root_cause.reason)
 
 
 def test_who_gave_up_leaves_too_few_slots() -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hetrdzv.core.directive import directive
-from hetrdzv.core.model import Event, Group
+from hetrdzv.core.model import Group
+from hetrdzv.protocol.events import Event
 from hetrdzv.storage.records import StoredEvent, changes, event_key, event_record
 from tests.core.driver import Story, running
 

@@ -3,8 +3,8 @@
 import pytest
 
 from hetrdzv.core.commands import Put, Report
-from hetrdzv.core.model import Failure
 from hetrdzv.protocol.errors import StorageError
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.liveness.clock import ServedClock
 from hetrdzv.service.service import Service

@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from hetrdzv.protocol.past import DownReply, PastReply, past
 from hetrdzv.protocol.wire import EventReply
+from hetrdzv.words.past import DownReply, PastReply, past
 from tests.server.told import BEGAN, at, restarted, running
 
 

@@ -4,9 +4,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hetrdzv.core.commands import Command
-from hetrdzv.core.model import Event, Group
-from hetrdzv.protocol.past import PastReply, past
+from hetrdzv.core.model import Group
+from hetrdzv.protocol.events import Event
 from hetrdzv.protocol.wire import EventReply
+from hetrdzv.words.events import event_text
+from hetrdzv.words.past import PastReply, past
 from tests.core.driver import Story
 
 BEGAN = datetime(2026, 3, 1, 23, 59, 0, tzinfo=UTC)
@@ -33,11 +35,12 @@ class Told(Story):
                 number=number,
                 at=at(now).isoformat(timespec="milliseconds"),
                 kind=event.kind,
-                text=event.text,
+                text=event_text(event),
                 node_id=event.node_id,
                 round=event.round,
                 cause=event.cause,
                 after_s=event.after_s,
+                facts=event.facts,
             )
             for number, (now, event) in enumerate(self.stamped, 1)
         ]

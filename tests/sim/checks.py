@@ -20,12 +20,14 @@ from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group, Round
 from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
 from hetrdzv.core.why import why
+from hetrdzv.protocol.causes import Silent
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.protocol.wire import DirectiveReply, SharesReply
 from hetrdzv.service import service as service_module
 from hetrdzv.service.liveness import leases as leases_module
 from hetrdzv.words import why as words
+from hetrdzv.words.events import event_text
 from hetrdzv.words.times import Clock
 from tests.sim.store import Disk
 from tests.sim.timeline import Timeline
@@ -133,7 +135,7 @@ class Checks:
         self._undrained = self._undrained or isinstance(command, commands.Undrain)
         for event in transition.events:
             self.events[event.kind] += 1
-            self.say("core", f"    {event.kind}: {event.text}")
+            self.say("core", f"    {event.kind}: {event_text(event)}")
         for wrong in violations(new):
             self.violate("invariants", wrong)
         if new.last_round > old.last_round and new.active_round is not None and (left := left_behind(new)):
@@ -156,7 +158,7 @@ class Checks:
         for node in new.nodes.values():
             if not words.why(directive(new, node, now).reason, Clock(now)):
                 self.violate("the state says why", f"not to {node.node_id}")
-            if node.gone_why.startswith("no heartbeat") and not old.nodes[node.node_id].gone:
+            if isinstance(node.gone_why, Silent) and not old.nodes[node.node_id].gone:
                 heard_at = max(self._heard.get(node.incarnation, 0.0), self._serves_since)
                 silent_s = self._timeline.now - heard_at
                 if silent_s < new.spec.lease_s - 1e-6:

@@ -7,8 +7,8 @@ import pytest
 
 from hetrdzv.api.views import directive_reply
 from hetrdzv.core import commands
-from hetrdzv.core.model import Failure
 from hetrdzv.protocol import states
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.wire import DirectiveReply
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.storage import records

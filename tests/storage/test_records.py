@@ -27,26 +27,26 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import (
-    Cancellation,
-    Conduct,
-    End,
-    Event,
-    Failure,
-    Group,
-    Member,
-    Node,
-    Notice,
+from hetrdzv.core.model import Cancellation, Conduct, End, Group, Member, Node, Notice, Round, Shares
+from hetrdzv.protocol.causes import (
+    BadAddress,
+    Cancelled,
+    Cut,
+    Drained,
+    FailedWorker,
+    MemberLost,
     RootCause,
-    Round,
-    Shares,
+    Silent,
+    WorkerFault,
 )
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import Refused, StorageError
+from hetrdzv.protocol.events import Event, NodeJoined
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.parts import Quoted
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.stalls import Hang
-from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind, ShareSource
+from hetrdzv.protocol.states import GroupState, NodePhase, ReportKind, ShareSource
 from hetrdzv.protocol.warnings import Differs, Network, NoWeights, SlowNode, SlowSlots, Version
 from hetrdzv.protocol.who import Nodes, Ranks
 from hetrdzv.storage import records
@@ -281,20 +281,19 @@ def full() -> Group:
         member_of=4,
         ready_to_stop=3,
         failure=failure,
-        leaving="drained",
-        rejected="because",
+        leaving=Drained(),
+        rejected=BadAddress(group_id="g", node_id="gpu0", address="127.0.0.1"),
         gone_at=0.1 + 0.2,
-        gone_why="no heartbeat for 5 s",
+        gone_why=Silent(for_s=5.0),
         former=("w",),
         heir="gpu0x",
         replaced=(Difference("max_nodes", "2", "5"),),
     )
     end = End(
-        kind=EndKind.LOST,
-        node_id="gpu0",
-        why="gpu0 is lost",
+        cause=MemberLost(node_id="gpu0", why=Cut()),
         at=99.0,
         judged=True,
+        consequences=True,
         hang=hang,
         stopped_at=99.5,
     )
@@ -340,12 +339,12 @@ def full() -> Group:
             finished=frozenset({"gpu1"}),
             first=True,
             met=3,
-            restarted_by="rank 5 (local rank 1) on gpu1 was killed by SIGSEGV",
+            restarted_by=FailedWorker(node_id="gpu1", rank=5, local_rank=1, signal="SIGSEGV"),
             network=(Network(text=Quoted("the network of node b is slow")),),
             warnings=WARNINGS,
             shares=Shares(runs=((4, 1.0), (4, 0.5)), source=ShareSource.BY_HAND),
             refreshed=(Shares(number=1, runs=((1, 1.0), (7, 0.25)), source=ShareSource.PACE),),
-            notice=Notice(kind=EndKind.CANCELLED, node_id="gpu1", why="somebody wants that", at=97.5),
+            notice=Notice(cause=Cancelled(by="an admin"), at=97.5),
             end=end,
         ),
         nodes={"gpu0": node},
@@ -363,7 +362,12 @@ def full() -> Group:
         collectives=70,
         step=12,
         conduct={"gpu0": Conduct(departures=3, free_at=190.0, aside=True, blamed=2)},
-        root_cause=RootCause(kind="worker_failed", message="boom", round=4, node_id="gpu0", failure=failure),
+        root_cause=RootCause(
+            reason=WorkerFault(worker=FailedWorker.of("gpu0", failure), hopeless="permanent"),
+            round=4,
+            node_id="gpu0",
+            failure=failure,
+        ),
         previous_outcome=GroupState.CANCELLED,
         cancellation=Cancellation("an admin at 10.0.0.9", "2026-11-22T20:00:00+00:00"),
         created_at=1.0,
@@ -504,7 +508,7 @@ def test_the_change_of_one_node_in_a_thousand_is_found_fast() -> None:
 
 
 def stored_event(number: int) -> StoredEvent:
-    event = Event("node_joined", f"gpu{number} joined", f"gpu{number}", None)
+    event = Event(facts=NodeJoined(slots=number, address="10.0.0.1"), node_id=f"gpu{number}")
     return StoredEvent(number, "2026-11-21T10:00:00.000+00:00", event)
 
 

@@ -188,6 +188,7 @@ class Job:
     async def group(self) -> dict[str, Any]:
         """The group, without what changes with time."""
         shown = (await self.client.group(self.group_id)).model_dump()
+        del shown["clock"]
         for node in shown["nodes"]:
             node.pop("heard_s_ago", None)
         return shown

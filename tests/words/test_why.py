@@ -5,6 +5,16 @@ from typing import get_args
 import pytest
 
 from hetrdzv.protocol import codec, parts, reasons
+from hetrdzv.protocol.causes import (
+    Announced,
+    BadAddress,
+    Cut,
+    FailedWorker,
+    Joined,
+    MemberLost,
+    Silent,
+    WorkerFault,
+)
 from hetrdzv.protocol.parts import Quoted, Ready
 from hetrdzv.protocol.reasons import Reason, WhyLeftOut, timeless
 from hetrdzv.protocol.who import Nodes
@@ -17,9 +27,9 @@ A = Ready(nodes=Nodes.of(["a"]), want=2)
 NOBODY = Ready(want=2)
 MANY = Nodes.of(f"gpu{number}" for number in range(1, 8))
 B = Nodes.of(["b"])
-EVEN = reasons.WorldBounds(least=8, most=16, multiple=4, min_nodes=1, max_nodes=None)
-RACKS = reasons.BrokenUnits(label="rack", units=Nodes.of(["r1"]), missing=B)
-ENDED = reasons.Ended(round=3, why="b lost: no heartbeat for 5 s")
+EVEN = parts.WorldBounds(least=8, most=16, multiple=4, min_nodes=1, max_nodes=None)
+RACKS = parts.BrokenUnits(label="rack", units=Nodes.of(["r1"]), missing=B)
+ENDED = reasons.Ended(round=3, cause=MemberLost(node_id="b", why=Silent(for_s=5.0)))
 TOO_FEW = reasons.TooFew(ready=A, missing=1, until=560.0)
 NEVER = "each may have trained alone, unless they meet in another way than init_process_group with env://"
 
@@ -29,7 +39,7 @@ def waits(what: reasons.WaitsFor, **more: object) -> reasons.Waits:
 
 
 def lacks(**more: object) -> reasons.TooFew:
-    world = reasons.NoWorld(bounds=EVEN, **more)  # type: ignore[arg-type]
+    world = parts.NoWorld(bounds=EVEN, **more)  # type: ignore[arg-type]
     return reasons.TooFew(ready=A, missing=3 if world.too_small else 0, unit="slot", world=world)
 
 
@@ -48,13 +58,17 @@ SENTENCES: list[tuple[Reason, str]] = [
     ),
     (reasons.Cancelled(), "the job was cancelled"),
     (reasons.Cancelled(by="an admin"), "the job was cancelled by an admin"),
-    (reasons.Failed(cause="max_restarts is 0"), "the job failed: max_restarts is 0"),
+    (reasons.Failed(), "the job failed: unknown cause"),
+    (
+        reasons.Failed(cause=WorkerFault(worker=FailedWorker(node_id="b", exit_code=2))),
+        "the job failed: the program of b exited with code 2",
+    ),
     (
         reasons.Starting(round=4, nodes=MANY),
         "round 4 is starting: waiting for gpu1, gpu2, gpu3, gpu4, gpu5 and 2 more to start their workers",
     ),
     (
-        reasons.AboutToEnd(round=4, why="c joined", nodes=B, until=530.0),
+        reasons.AboutToEnd(round=4, cause=Joined(node_id="c", nodes=Nodes.of(["c"])), nodes=B, until=530.0),
         "round 4 is about to end (c joined); waiting for b to save and be ready to stop (at most 30 s more)",
     ),
     (
@@ -197,7 +211,13 @@ SENTENCES: list[tuple[Reason, str]] = [
             "multiple of 4"
         ),
     ),
-    (reasons.Rejected(why="it is not welcome"), "it is not welcome"),
+    (
+        reasons.Rejected(why=BadAddress(group_id="g", node_id="b", address="127.0.0.1")),
+        (
+            "node 'b' offers address 127.0.0.1, but group 'g' has nodes on other hosts: start hetagent with "
+            "--local-addr or --interface"
+        ),
+    ),
     (reasons.EarlierJob(outcome="failed"), "the job that this node was in has failed"),
     (
         reasons.CameLate(group_id="g", outcome="cancelled", by="an admin", at="noon"),
@@ -206,9 +226,9 @@ SENTENCES: list[tuple[Reason, str]] = [
             "hetctl restart g, or hetctl delete g for other settings"
         ),
     ),
-    (reasons.Gone(kind="left", node_id="b", why="SIGTERM"), "b has left: SIGTERM"),
+    (reasons.Gone(kind="left", node_id="b", why=Announced(text=Quoted("SIGTERM"))), "b has left: SIGTERM"),
     (
-        reasons.Gone(kind="lost", node_id="b", why="its connection was cut"),
+        reasons.Gone(kind="lost", node_id="b", why=Cut()),
         "the server considers b lost: its connection was cut",
     ),
     (reasons.Drained(group_id="g", node_id="b"), "b was drained; to readmit it: hetctl undrain g b"),
@@ -253,7 +273,7 @@ CLAUSES: list[tuple[WhyLeftOut, str]] = [
     ),
     (RACKS, "rack r1 is not whole without b"),
     (
-        reasons.BrokenUnits(label="rack", units=Nodes.of(["r2", "r10"]), missing=B),
+        parts.BrokenUnits(label="rack", units=Nodes.of(["r2", "r10"]), missing=B),
         "rack r2, r10 are not whole: r2 is without b",
     ),
     (

@@ -101,16 +101,15 @@ class LaunchLook(Room):
         self._launch = launch
         self._tell = tell
         self._assignment: Assignment | None = None
-        self._pid = 0
         self._look_at: float | None = None
+        self._pid = 0
 
     def enter(self, assignment: Assignment) -> None:
         self._assignment = assignment
 
     def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
         if self._launch.look_after_s is not None:
-            self._pid = workers.pids[0]
-            self._look_at = time.monotonic() + self._launch.look_after_s
+            self._pid, self._look_at = workers.pids[0], time.monotonic() + self._launch.look_after_s
 
     def due_at(self) -> float | None:
         return self._look_at

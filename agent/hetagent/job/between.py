@@ -2,16 +2,13 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from hetagent.job.leaving import AgentError
 from hetagent.job.ports import Ports
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.workers.starter import Starter
 from hetagent.launch.base import Launch
 from hetagent.node.network import NetworkError
 from hetagent.protocol.line import Line
-
-
-class CannotOffer(RuntimeError):
-    """This node has no port to offer; the text says why."""
 
 
 class Once:
@@ -36,6 +33,7 @@ class Between:
     """What this node does from the end of a round until the next one.
 
     Args:
+        node_id: this node's.
         line: where it joins.
         readiness: whether it can take part in a round.
         ports: those that it offers.
@@ -49,6 +47,7 @@ class Between:
     def __init__(
         self,
         *,
+        node_id: str,
         line: Line,
         readiness: Readiness,
         ports: Ports,
@@ -59,6 +58,7 @@ class Between:
         warn: Callable[[Iterable[str]], None],
     ) -> None:
         self.readiness = readiness
+        self._node_id = node_id
         self._line = line
         self._ports = ports
         self._launch = launch
@@ -89,7 +89,7 @@ class Between:
             why it never will; empty: it may.
 
         Raises:
-            CannotOffer: there is no free port.
+            AgentError: there is no free port.
         """
         for verdict in self.readiness.take():
             self._warn(verdict.warnings)
@@ -112,7 +112,8 @@ class Between:
         try:
             port, script_port = self._ports.offer()
         except NetworkError as error:
-            raise CannotOffer(f"cannot offer a port for the next round: {error}") from None
+            who = f"node '{self._node_id}'"
+            raise AgentError(f"{who} cannot offer a port for the next round: {error}") from None
         self._line.ready(self._after, port, script_port, self._not_ready)
         self.prepare()
 

@@ -197,7 +197,9 @@ def write_root_cause(cause: RootCauseReply) -> None:
     failure = cause.failure
     words = failure.message.strip() if failure is not None else ""
     last = words.rpartition("\n")[2]
-    message = cause.message if not last or last in cause.message else f"{cause.message}: {last}"
+    # of workers that could not be started, or that hang, the message says all itself
+    ended = failure is not None and (failure.exit_code is not None or failure.signal is not None)
+    message = f"{cause.message}: {last}" if last and ended else cause.message
     write_error(message, words or cause.message, _exit_status(failure))
 
 

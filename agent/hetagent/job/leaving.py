@@ -10,6 +10,10 @@ EXIT_FAILED = 1
 """What the server has an agent exit with for a failure that is not a worker's own (docs/design.md, Agent)."""
 
 
+class AgentError(RuntimeError):
+    """This node cannot continue; the text says what to change."""
+
+
 @dataclass(slots=True)
 class Leaving:
     """Whether this node leaves before the server has it exit.

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from hetagent.job import failures
 from hetagent.job.account import STOPPING, Account, Spent
-from hetagent.job.between import Between, CannotOffer, Once
+from hetagent.job.between import Between, Once
 from hetagent.job.leaving import Leaving
 from hetagent.job.local_round import LocalRound
 from hetagent.job.ports import Ports
@@ -31,10 +31,6 @@ from hetagent.protocol.line import LEAVE_S, UNHEARD_LEAVE_S, Line
 from hetrdzv.protocol.settings import DEFAULTS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 from hetrdzv.protocol.wire import DirectiveReply, FailureFields, StartReply
-
-
-class AgentError(RuntimeError):
-    """This node cannot continue; the text says what to change."""
 
 
 class _Waking(Protocol):
@@ -120,6 +116,7 @@ class Agent:
         self._leftovers = Leftovers(identity.incarnation, tell, starter.kept)
         self._account = Account(time.monotonic())
         self._between = Between(
+            node_id=identity.node_id,
             line=line,
             readiness=readiness,
             ports=ports,
@@ -184,8 +181,6 @@ class Agent:
                     self._between.prepare()
                 while not self._is_over:
                     self._turn()
-            except CannotOffer as error:
-                raise AgentError(f"node '{self._identity.node_id}' {error}") from None
             finally:
                 self._shut_down()
 

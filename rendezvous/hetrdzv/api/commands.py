@@ -7,10 +7,11 @@ from fastapi import Request
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.commands import Cancel, Join, Report, StartDaemon
 from hetrdzv.core.health.waits import Collectives
-from hetrdzv.core.model import OFFERED, Failure
+from hetrdzv.core.model import OFFERED
 from hetrdzv.protocol import wire
 from hetrdzv.protocol.daemon import refusal
 from hetrdzv.protocol.errors import DaemonRefused
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.progress.progress import Said
 from hetrdzv.service.progress.questions import Stack

@@ -2,6 +2,7 @@
 
 from hetrdzv.core.plan import LeftOut, Plan
 from hetrdzv.protocol import wire
+from hetrdzv.words.failures import ending, going
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import left_out, why
 
@@ -16,7 +17,7 @@ def plan_reply(plan: Plan) -> wire.PlanReply:
         reason=plan.reason,
         why=why(plan.reason, then),
         in_s=plan.in_s,
-        ended=plan.ended,
+        ended=ending(plan.ended) if plan.ended is not None else None,
         round=plan.round,
         world_size=plan.world_size,
         was_round=plan.was_round,
@@ -33,5 +34,7 @@ def plan_reply(plan: Plan) -> wire.PlanReply:
 
 
 def _left_out(one: LeftOut, then: Clock) -> wire.LeftOutReply:
-    text = left_out(one.reason, then) if one.reason is not None else one.gone_why
+    text = left_out(one.reason, then) if one.reason is not None else ""
+    if one.gone_why is not None:
+        text = going(one.gone_why)
     return wire.LeftOutReply(node_id=one.node_id, slots=one.slots, reason=one.reason, why=text)

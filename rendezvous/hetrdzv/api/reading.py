@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_plus
@@ -30,7 +30,7 @@ class Reader:
     def __init__(self, route: Route[Any]) -> None:
         self._route = route
         self._known = {one.name: one.many for one in route.takes if not one.header}
-        self._headers = [one.name for one in route.takes if one.header]
+        self._headers = {one.name: one.name.replace("_", "-") for one in route.takes if one.header}
         required = [(one.name, one.kind) for one in route.takes if one.default is ...]
         optional = [(one.name, one.kind, one.default) for one in route.takes if one.default is not ...]
         named = [(name, PATH_KINDS[name]) for name in route.names]
@@ -48,7 +48,7 @@ class Reader:
         try:
             given = self._take(request)
         except Malformed as error:
-            wrong += error.mistakes
+            wrong += [replace(one, place=tuple(map(self._as_written, one.place))) for one in error.mistakes]
         if self._route.body is not None:
             try:
                 given["body"] = await self._body(request)
@@ -67,11 +67,15 @@ class Reader:
                     texts[name] = values if self._known[name] else values[-1]
                 elif not self._route.page:
                     self._unknown(name[:80], request)
-        for name in self._headers:
-            if (text := request.headers.get(name.replace("_", "-"))) is not None:
+        for name, header in self._headers.items():
+            if (text := request.headers.get(header)) is not None:
                 texts[name] = text
         parameters: Any = codec.from_text(self._parameters, texts)
         return dict(vars(parameters))
+
+    def _as_written(self, name: str | int) -> str | int:
+        """The name of a parameter as requests have it: headers have dashes."""
+        return self._headers.get(name, name) if isinstance(name, str) else name
 
     def _unknown(self, name: str, request: Request) -> None:
         """Refuse an unknown query parameter, as bodies do with fields."""

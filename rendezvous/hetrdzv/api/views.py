@@ -20,11 +20,14 @@ from hetrdzv.core.directive import Directive, Start, Warned, warned
 from hetrdzv.core.health.drift import drift
 from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import DRAINED, Cancellation, Failure, Group, Member, Node, RootCause, Round, Stall
-from hetrdzv.core.why import why, why_misfit
+from hetrdzv.core.model import Cancellation, Group, Member, Node, Round, Stall
+from hetrdzv.core.why import why, why_ended, why_misfit
 from hetrdzv.protocol import wire
+from hetrdzv.protocol.causes import Drained, RootCause
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.warnings import AnyWarning
+from hetrdzv.protocol.wire import EventReply
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress import slow, unseen
@@ -33,6 +36,8 @@ from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
 from hetrdzv.words import why as words
+from hetrdzv.words.events import event_text
+from hetrdzv.words.failures import ending, failed_because, failed_worker, going
 from hetrdzv.words.stalls import stall as stall_text
 from hetrdzv.words.times import Clock
 from hetrdzv.words.warnings import warning
@@ -194,11 +199,13 @@ def _cancelled(cancellation: Cancellation) -> wire.CancelledReply:
 
 
 def _notice(warned: Warned | None) -> wire.NoticeReply | None:
-    return None if warned is None else wire.NoticeReply.model_validate(warned)
+    if warned is None:
+        return None
+    return wire.NoticeReply(kind=warned.cause.kind, why=ending(warned.cause), left_s=warned.left_s)
 
 
 def _start(start: Start) -> wire.StartReply:
-    place = start.member
+    place, restarted_by = start.member, start.restarted_by
     return wire.StartReply(
         group_rank=place.group_rank,
         rank_offset=place.rank_offset,
@@ -214,7 +221,7 @@ def _start(start: Start) -> wire.StartReply:
         members=_members(start.members) if start.members is not None else None,
         daemon=list(start.daemon) if start.daemon is not None else None,
         weights=list(start.weights) or None,
-        restarted_by=start.restarted_by or None,
+        restarted_by=None if restarted_by is None else failed_worker(restarted_by, last_line=True),
     )
 
 
@@ -227,7 +234,16 @@ def _failure(failure: Failure | None) -> wire.FailureReply | None:
 
 
 def _root_cause(cause: RootCause | None) -> wire.RootCauseReply | None:
-    return None if cause is None else wire.RootCauseReply.model_validate(cause)
+    if cause is None:
+        return None
+    return wire.RootCauseReply(
+        kind=cause.kind,
+        message=failed_because(cause.reason),
+        round=cause.round,
+        node_id=cause.node_id,
+        failure=_failure(cause.failure),
+        reason=cause.reason,
+    )
 
 
 def group_summary(group: Group, now: float) -> wire.GroupSummary:
@@ -351,7 +367,7 @@ def _round(
         master=wire.MasterReply.model_validate(current.master),
         members=[one.model_copy(update={"weights": each.get(one.node_id)}) for one in _members(shown)],
         shares=shares_reply(current.number, current.newest_shares),
-        ended=current.end.why if current.end is not None else None,
+        ended=words.ended_by(why_ended(current.number, current.end)) if current.end is not None else None,
         met=current.met,
         stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
         notice=_notice(warned(group, now)),
@@ -380,7 +396,6 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
     """
     active = group.active_round
     member = active.member(node.node_id) if active is not None and group.in_round(node) else None
-    misfit = why_misfit(group, node)
     return wire.NodeReply(
         node_id=node.node_id,
         state=node_state(group, node),
@@ -397,12 +412,19 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         speeds=list(node.speeds) or None,
         labels=dict(node.labels),
         device=dict(node.device),
-        why=node.gone_why
-        or node.leaving
-        or node.not_ready
-        or (words.misfit(misfit) if misfit is not None else ""),
+        why=_node_why(group, node),
         failure=_failure(node.failure),
     )
+
+
+def _node_why(group: Group, node: Node) -> str:
+    """Why a node is gone, or in no round; empty: there is nothing to say."""
+    if node.gone_why is not None:
+        return going(node.gone_why)
+    if node.leaving is not None:
+        return going(node.leaving, left=False)
+    misfit = why_misfit(group, node)
+    return node.not_ready or (words.misfit(misfit) if misfit is not None else "")
 
 
 def node_state(group: Group, node: Node) -> wire.NodeState:
@@ -411,7 +433,7 @@ def node_state(group: Group, node: Node) -> wire.NodeState:
         case NodePhase.LOST:
             return "lost"
         case NodePhase.LEFT:
-            return "drained" if node.leaving == DRAINED or node.node_id in group.drained else "left"
+            return "drained" if isinstance(node.leaving, Drained) or node.node_id in group.drained else "left"
     if node.cut_at is not None:
         return "suspect"
     if node.leaving is not None or (group.in_round(node) and not node.stopped and group.active_round is None):
@@ -431,16 +453,17 @@ def node_state(group: Group, node: Node) -> wire.NodeState:
             return "failed"
 
 
-def event_reply(stored: StoredEvent) -> wire.EventReply:
+def event_reply(stored: StoredEvent) -> EventReply:
     """An event of the history."""
     event = stored.event
-    return wire.EventReply(
+    return EventReply(
         number=stored.number,
         at=stored.at,
         kind=event.kind,
-        text=event.text,
+        text=event_text(event),
         node_id=event.node_id,
         round=event.round,
         cause=event.cause,
         after_s=event.after_s,
+        facts=event.facts,
     )

@@ -277,11 +277,10 @@ class Client:
         """
         path = f"{_group(group)}/events"
 
-        async def connect(after: int, place: str | None) -> httpx.Response:
-            headers = {"Accept": "text/event-stream", "Last-Event-ID": place or str(after)}
+        async def connect(place: str) -> httpx.Response:
+            headers = {"Accept": "text/event-stream", "Last-Event-ID": place}
             silence_s = follow.SILENCE_S - self._timeout_s
-            query = {"after": str(after)}
-            return await self._send("GET", path, query=query, headers=headers, wait_s=silence_s, stream=True)
+            return await self._send("GET", path, headers=headers, wait_s=silence_s, stream=True)
 
         def parse(data: str) -> EventReply:
             return parsed(EventReply, data, self._servers.last, newer=self._servers.newer)

@@ -5,13 +5,15 @@ from dataclasses import replace
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.phrasing import ended, names
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import STOP_GRACE_S
 from hetrdzv.core.rounds.transitions import Work, begin_job, begins_anew, expire
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import SpecConflict
+from hetrdzv.protocol.events import SettingsChanged
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, differences, news_in
+from hetrdzv.words.phrasing import names
+from hetrdzv.words.why import ended
 
 NODES_NAMED = 8
 """How many of the nodes that hold a group to its settings an error lists."""
@@ -64,9 +66,7 @@ def _replace(work: Work, spec: GroupSpec, replaced: Sequence[Difference], node_i
     """Go on with other settings. The last round was formed under the old ones, so it is no longer the newest one."""
     restarts = min(work.group.restarts, spec.max_restarts)
     work.change(spec=spec, round=None, restarts=restarts)
-    changes = ", ".join(f"{one.name} {one.group} -> {one.given}" for one in replaced)
-    who = node_id if node_id is not None else "a person"
-    work.say("settings_changed", f"{who} changed the settings, no other node being left: {changes}", node_id)
+    work.say(SettingsChanged(changes=tuple(replaced)), node_id)
 
 
 @kept

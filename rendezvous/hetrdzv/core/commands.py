@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hetrdzv.core.model import Failure, Offer, Stall
+from hetrdzv.core.model import Offer, Stall
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind
 
 

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from hetrdzv.core.model import DRAINED, Cancellation, Group, Member, Node, RootCause, Round
+from hetrdzv.core.model import Cancellation, Group, Member, Node, Round
 from hetrdzv.core.rounds.notice import ends_at, may_save
-from hetrdzv.core.why import why, why_waits
+from hetrdzv.core.why import why, why_ended, why_waits
 from hetrdzv.protocol import reasons
+from hetrdzv.protocol.causes import Announced, Cause, Drained, FailedWorker, RootCause
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.reasons import NodeReason
 from hetrdzv.protocol.states import DirectiveKind, GroupState, NodePhase
@@ -39,7 +40,7 @@ class Start:
     members: tuple[Member, ...] | None
     daemon: tuple[str, ...] | None
     weights: tuple[tuple[int, float], ...] = ()
-    restarted_by: str = ""
+    restarted_by: FailedWorker | None = None
     warnings: tuple[RoundWarning, ...] = ()
 
 
@@ -48,13 +49,11 @@ class Warned:
     """What a member is told whose round is about to end.
 
     Attributes:
-        kind: what will end it: an `EndKind`.
-        why: one sentence for people.
+        cause: what will end it.
         left_s: for how much longer its workers may save at most (seconds).
     """
 
-    kind: str
-    why: str
+    cause: Cause
     left_s: float
 
 
@@ -67,7 +66,7 @@ def warned(group: Group, now: float) -> Warned | None:
     notice = group.round.notice if group.round is not None else None
     if notice is None:
         return None
-    return Warned(kind=notice.kind, why=notice.why, left_s=max(0.0, ends_at(group, notice) - now))
+    return Warned(cause=notice.cause, left_s=max(0.0, ends_at(group, notice) - now))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +143,8 @@ def heading(group: Group, node: Node) -> Heading:
     if may_save(group, node):
         news = "notice" if node.takes_notice else "round_formed"
         return tell(DirectiveKind.START, news, node.member_of)
-    if node.leaving == DRAINED or node.node_id in group.drained:
-        return tell(DirectiveKind.EXIT, DRAINED)
+    if isinstance(node.leaving, Drained) or node.node_id in group.drained:
+        return tell(DirectiveKind.EXIT, "drained")
     if node.phase is NodePhase.LOST:
         return tell(DirectiveKind.STOP, "lost", node.member_of)
     if group.in_round(node) and not node.stopped and group.round is not None:
@@ -192,8 +191,8 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
     """The reason for a directive, and what else comes with it."""
     current, node_id = group.round, node.node_id
     match head.code:
-        case "rejected":
-            return {"reason": reasons.Rejected(why=node.rejected or ""), "exit_code": EXIT_FAILED}
+        case "rejected" if node.rejected is not None:
+            return {"reason": reasons.Rejected(why=node.rejected), "exit_code": EXIT_FAILED}
         case outcome if isinstance(outcome, GroupState):
             if node.job != group.job:
                 earlier = reasons.EarlierJob(outcome=outcome)
@@ -207,15 +206,15 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
                 "root_cause": group.root_cause,
             }
         case "left":
-            left = reasons.Gone(kind="left", node_id=node_id, why=node.gone_why)
+            left = reasons.Gone(kind="left", node_id=node_id, why=node.gone_why or Announced())
             return {"reason": left, "exit_code": EXIT_FAILED}
         case "drained":
             drained = reasons.Drained(group_id=group.group_id, node_id=node_id)
             return {"reason": drained, "exit_code": EXIT_DRAINED}
         case "lost":
-            return {"reason": reasons.Gone(kind="lost", node_id=node_id, why=node.gone_why)}
+            return {"reason": reasons.Gone(kind="lost", node_id=node_id, why=node.gone_why or Announced())}
         case "round_ended" if current is not None and current.end is not None:
-            return {"reason": reasons.Ended(round=current.number, why=current.end.why)}
+            return {"reason": why_ended(current.number, current.end)}
         case "round_formed" | "daemon" | "stalled" | "notice" if current is not None:
             return _start_details(group, current, node, head, now)
         case "round_over":

@@ -25,8 +25,7 @@ from hetrdzv.core.commands import (
 )
 from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.health.hangs import note_stall
-from hetrdzv.core.model import DRAINED, OFFERED, Cancellation, Event, Failure, Group, Node, RootCause, Round
-from hetrdzv.core.phrasing import count, describe_failure, names
+from hetrdzv.core.model import OFFERED, Cancellation, Group, Node, Round
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.shares import refresh
@@ -37,7 +36,7 @@ from hetrdzv.core.rounds.transitions import (
     begins_anew,
     end_round,
     expire,
-    finish,
+    fail,
     finish_cancelled,
     heard,
     require_speaker,
@@ -48,7 +47,21 @@ from hetrdzv.core.rounds.transitions import (
     take_place_in_unit,
     withdraw,
 )
-from hetrdzv.protocol import parts
+from hetrdzv.core.why import apart
+from hetrdzv.protocol import events
+from hetrdzv.protocol.causes import (
+    Announced,
+    Cancelled,
+    Drained,
+    FailedWorker,
+    MasterUnreachable,
+    MemberLeft,
+    RestartAsked,
+    RootCause,
+    Stopped,
+    Superseded,
+    WorkersApart,
+)
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import (
     DaemonRefused,
@@ -60,11 +73,13 @@ from hetrdzv.protocol.errors import (
     StaleRound,
     UnknownNode,
 )
-from hetrdzv.protocol.parts import quoted
+from hetrdzv.protocol.events import Event
+from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.parts import MOST_OF_TEXT, quoted
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.protocol.warnings import Network
-from hetrdzv.words.why import never_met
+from hetrdzv.words.phrasing import names
 
 FORMER_KEPT = 8
 """How many past incarnations of a node id are remembered, so that none of them is accepted again."""
@@ -145,7 +160,7 @@ def _put(work: Work, command: Put) -> None:
     agree(work, command.spec, final=True)
     work.change(by_put=True)
     if not known:
-        work.say("group_created", f"group '{work.group.group_id}' was created")
+        work.say(events.GroupCreated(group_id=work.group.group_id))
 
 
 def _join(work: Work, command: Join) -> None:
@@ -179,13 +194,12 @@ def _join(work: Work, command: Join) -> None:
             replaced=replaced,
         )
     )
-    slots = count(command.slots, "slot")
     if node is None or node.heir is not None or node.job != group.job:
         take_place_in_unit(work, command.node_id)
-    text = f"{command.node_id} joined with {slots} at {command.address}"
-    if command.not_ready:
-        text += f", not ready yet: {quoted(command.not_ready)}"
-    work.say("node_joined", text, command.node_id)
+    facts = events.NodeJoined(
+        slots=command.slots, address=command.address, not_ready=quoted(command.not_ready)
+    )
+    work.say(facts, command.node_id)
 
 
 def _take_over_rounds(work: Work, command: Join) -> None:
@@ -219,7 +233,7 @@ def _take_place(work: Work, node: Node, incarnation: str) -> tuple[str, ...]:
                 f"{node.address} that is alive: start this agent with another --node-id, or wait until "
                 f"the other has exited"
             )
-        take_out(work, node, NodePhase.LOST, "its agent was restarted")
+        take_out(work, node, NodePhase.LOST, Superseded())
     return (*node.former, node.incarnation)[-FORMER_KEPT:]
 
 
@@ -241,8 +255,7 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         _note_readiness(work, node, command.not_ready)
         return
     if group.active_round is not None and not returns:
-        why = f"{node.node_id} stopped its workers on its own"
-        withdraw(work, node, EndKind.LEFT, why, done=group.part_done(node))
+        withdraw(work, node, MemberLeft(node_id=node.node_id, why=Stopped()), done=group.part_done(node))
     _take_over_rounds(work, command)
     node = work.change_node(
         node,
@@ -254,13 +267,13 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         **_said_anew(command),
         daemon=(),
         gone_at=None,
-        gone_why="",
+        gone_why=None,
         heir=None,
     )
     if new_in_unit:
         take_place_in_unit(work, node.node_id)
     if returns:
-        work.say("node_returned", f"{node.node_id} is back", node.node_id)
+        work.say(events.NodeReturned(), node.node_id)
     _note_readiness(work, node, command.not_ready)
 
 
@@ -275,9 +288,9 @@ def _note_readiness(work: Work, node: Node, why: str) -> None:
         return
     work.change_node(node, not_ready=why)
     if not why:
-        work.say("node_ready", f"{node.node_id} is ready", node.node_id)
+        work.say(events.NodeReady(), node.node_id)
     elif not node.not_ready:
-        work.say("node_not_ready", f"{node.node_id} is not ready: {quoted(why)}", node.node_id)
+        work.say(events.NodeNotReady(why=quoted(why)), node.node_id)
 
 
 def _renew(work: Work, command: Renew) -> bool:
@@ -297,14 +310,15 @@ def _disconnect(work: Work, command: Disconnect) -> None:
 def _leave(work: Work, command: Leave) -> None:
     node = require_speaker(work.group, command.node_id, command.incarnation)
     if node.phase is not NodePhase.LEFT:
-        take_out(work, node, NodePhase.LEFT, command.why or node.leaving or "its agent left")
+        said = Announced(text=quoted(command.why, MOST_OF_TEXT))
+        take_out(work, node, NodePhase.LEFT, said if command.why else node.leaving or said)
 
 
 def _report(work: Work, command: Report) -> None:
     node = heard(work, require_speaker(work.group, command.node_id, command.incarnation))
     group = work.group
     if command.kind is ReportKind.LEAVING:
-        set_leaving(work, node, command.message or "its agent is leaving", EndKind.LEFT)
+        set_leaving(work, node, Announced(text=quoted(command.message, MOST_OF_TEXT)))
         return
     current = group.round
     if current is None or group.state.terminal or not group.in_round(node) or command.round != current.number:
@@ -315,9 +329,7 @@ def _report(work: Work, command: Report) -> None:
         raise StaleRound(f"round {command.round} of group '{group.group_id}' has ended")
     match command.kind:
         case ReportKind.STARTED | ReportKind.SUCCEEDED if current.end is not None:
-            raise StaleRound(
-                f"round {command.round} of group '{group.group_id}' has ended: {current.end.why}"
-            )
+            raise StaleRound(f"round {command.round} of group '{group.group_id}' has ended")
         case ReportKind.STARTED | ReportKind.SUCCEEDED if command.met is not None:
             _count_met(work, node, current, command.met)
     match command.kind:
@@ -330,12 +342,11 @@ def _report(work: Work, command: Report) -> None:
         case ReportKind.SUCCEEDED:
             if node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
                 work.change_node(node, phase=NodePhase.SUCCEEDED)
-                work.say("node_succeeded", f"all workers of {node.node_id} succeeded", node.node_id)
+                work.say(events.NodeSucceeded(), node.node_id)
             latest = work.group.round
-            if command.must_meet and latest is not None and latest.apart:
-                message = never_met(parts.Apart(met=latest.met or 0, world_size=latest.world_size))
-                cause = RootCause(kind="never_met", message=message, round=latest.number)
-                finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
+            strangers = apart(latest) if latest is not None else None
+            if command.must_meet and latest is not None and strangers is not None:
+                fail(work, RootCause(reason=WorkersApart(apart=strangers), round=latest.number))
         case ReportKind.READY_TO_STOP:
             if current.notice is not None:
                 work.change_node(node, ready_to_stop=current.number)
@@ -347,16 +358,18 @@ def _report(work: Work, command: Report) -> None:
             ):
                 # the master's store closes when its agent is told to stop, which says nothing about the network;
                 # nor does a report that comes late about another agent on that node
-                raise StaleRound(
-                    f"round {command.round} of group '{group.group_id}' has ended: {current.end.why}"
-                )
+                raise StaleRound(f"round {command.round} of group '{group.group_id}' has ended")
             work.change(
                 unreachable=group.unreachable | {(node.node_id, current.master.node_id)},
                 failed_masters=group.failed_masters
                 + (current.end is None and not _is_reached(group, current)),
             )
-            why = f"{node.node_id} cannot reach the master {current.master.node_id}: {command.message}"
-            end_round(work, EndKind.MASTER_UNREACHABLE, node.node_id, why)
+            cause = MasterUnreachable(
+                node_id=node.node_id,
+                master=current.master.node_id,
+                error=quoted(command.message, MOST_OF_TEXT),
+            )
+            end_round(work, cause)
 
 
 def _count_met(work: Work, node: Node, current: Round, met: int) -> None:
@@ -364,9 +377,8 @@ def _count_met(work: Work, node: Node, current: Round, met: int) -> None:
         return
     current = replace(current, met=met)
     work.change(round=current)
-    if current.apart:
-        strangers = parts.Apart(met=current.met or 0, world_size=current.world_size)
-        work.say("never_met", never_met(strangers), node.node_id)
+    if (strangers := apart(current)) is not None:
+        work.say(events.NeverMet(apart=strangers), node.node_id)
 
 
 def _note_network(work: Work, node: Node, message: str) -> None:
@@ -377,7 +389,7 @@ def _note_network(work: Work, node: Node, message: str) -> None:
     network = tuple(Network(text=quoted(line)) for line in message.splitlines()[:MOST_OF_NETWORK] if line)
     work.change(round=replace(current, network=network))
     for line in network:
-        work.say("slow_network", line.text, node.node_id)
+        work.say(events.SlowNetwork(what=line.text), node.node_id)
 
 
 def _is_reached(group: Group, current: Round) -> bool:
@@ -393,9 +405,9 @@ def _worker_failed(work: Work, node: Node, current: Round, command: Report) -> N
     failure = replace(failure, at=work.now - max(0.0, command.age_s))
     phase = NodePhase.FAILED if node.phase in _AT_WORK else node.phase
     node = work.change_node(node, phase=phase, failure=failure)
-    text = describe_failure(node.node_id, failure)
-    work.say("worker_failed", text, node.node_id)
-    end_round(work, EndKind.FAILED, node.node_id, text, since=failure.at)
+    worker = FailedWorker.of(node.node_id, failure)
+    work.say(events.WorkerFailed(worker=worker), node.node_id)
+    end_round(work, worker, since=failure.at)
 
 
 def _start_daemon(work: Work, command: StartDaemon) -> None:
@@ -430,10 +442,7 @@ def _start_daemon(work: Work, command: StartDaemon) -> None:
     first = not any(one.daemon for one in group.nodes.values())
     work.change_node(node, daemon=command.words)
     if first:  # else the history of a large group would contain little else
-        program = command.words[0].rpartition("/")[2]
-        work.say(
-            "daemon_started", f"{master.node_id}, the master, has the others run {program}", master.node_id
-        )
+        work.say(events.DaemonStarted(program=command.words[0].rpartition("/")[2]), master.node_id)
 
 
 _AT_WORK = (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED)
@@ -448,9 +457,9 @@ def _drain(work: Work, command: Drain) -> None:
     if command.node_id in group.drained:
         return
     work.change(drained=group.drained | {command.node_id})
-    work.say("node_drained", f"{command.node_id} was drained", command.node_id)
+    work.say(events.NodeDrained(), command.node_id)
     if not group.state.terminal:
-        set_leaving(work, node, DRAINED, EndKind.DRAINED)
+        set_leaving(work, node, Drained())
 
 
 def _undrain(work: Work, command: Undrain) -> None:
@@ -463,9 +472,9 @@ def _undrain(work: Work, command: Undrain) -> None:
     conduct = {name: one for name, one in group.conduct.items() if name != command.node_id}
     work.change(drained=group.drained - {command.node_id}, conduct=conduct)
     node = group.nodes.get(command.node_id)
-    if node is not None and node.leaving == DRAINED and may_save(group, node):
+    if node is not None and isinstance(node.leaving, Drained) and may_save(group, node):
         work.change_node(node, leaving=None)  # its agent has not been told to exit
-    work.say("node_undrained", f"{command.node_id} may join again", command.node_id)
+    work.say(events.NodeUndrained(), command.node_id)
 
 
 def _restart(work: Work) -> None:
@@ -479,7 +488,7 @@ def _restart(work: Work) -> None:
             raise Refused(f"group '{group.group_id}' is about to be cancelled: restart it once that is done")
         stop(work, group.active_round.notice)  # it will not wait any longer
     else:
-        stop_kindly(work, EndKind.RESTARTED, None, "a restart was requested")
+        stop_kindly(work, RestartAsked())
 
 
 def _cancel(work: Work, command: Cancel) -> None:
@@ -492,8 +501,7 @@ def _cancel(work: Work, command: Cancel) -> None:
     again = active is not None and active.notice is not None and active.notice.kind is EndKind.CANCELLED
     if not again:
         work.change(cancellation=Cancellation(command.by, command.at))
-    by = f" by {command.by}" if command.by else ""
     if again:
         finish_cancelled(work)
     else:
-        stop_kindly(work, EndKind.CANCELLED, None, f"the job was cancelled{by}")
+        stop_kindly(work, Cancelled(by=command.by))

@@ -9,57 +9,13 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from hetrdzv.core.patched import Patched
+from hetrdzv.protocol.causes import BadAddress, Cause, FailedWorker, Going, RootCause
 from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.stalls import Hang, StallFacts
+from hetrdzv.protocol.stalls import StallFacts
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ShareSource, StallKind
 from hetrdzv.protocol.warnings import Network, RoundWarning
-
-DRAINED = "drained"
-"""`Node.leaving` of a node that a person took out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """How a worker failed.
-
-    Attributes:
-        local_rank, rank: of the worker. -1 stands for the node's one program, or, with neither exit code nor signal,
-            for workers that could not be started at all.
-        exit_code: its exit status, or None if a signal killed it.
-        signal: the name of the signal that killed it (`SIGKILL`), or None.
-        message: the end of its traceback or of its stderr.
-        at: when the exit was seen, on the server's clock (seconds): `now - age_s`.
-        final: the node's agent gives up with it, so that this node takes part in no further round.
-        permanent: a restart would end the same way (the script has a syntax error), so none is spent.
-        hang: nothing has exited, but the worker (rank -1: nobody in particular) kept others waiting for too long: who
-            waited for whom. Then `message` is its Python stack, and `at` when the wait began.
-        collectives, step: how far the node's workers had come in the round: how many collectives the most advanced had
-            asked for, and the highest step that a script told; None: unknown.
-    """
-
-    local_rank: int
-    rank: int
-    exit_code: int | None = None
-    signal: str | None = None
-    message: str = ""
-    at: float = 0.0
-    final: bool = False
-    permanent: bool = False
-    hang: Hang | None = None
-    collectives: int | None = None
-    step: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RootCause:
-    """The earliest failure of the round that the group failed in, and on which node (None: on none)."""
-
-    kind: str
-    message: str
-    round: int = 0
-    node_id: str | None = None
-    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,10 +121,10 @@ class Node(Offer):
     member_of: int = 0
     ready_to_stop: int = 0
     failure: Failure | None = None
-    leaving: str | None = None
-    rejected: str | None = None
+    leaving: Going | None = None
+    rejected: BadAddress | None = None
     gone_at: float | None = None
-    gone_why: str = ""
+    gone_why: Going | None = None
     heard_at: float = 0.0
     cut_at: float | None = None
     stop_told_at: float | None = None
@@ -214,24 +170,32 @@ class End:
     """How a round ended.
 
     Attributes:
-        kind: what ended it first; once `judged`, its cause.
-        node_id: the node that caused it, or None.
-        why: one sentence for people.
+        cause: what ended it first; once `judged`, its cause.
         at: when its members were told to stop (seconds).
         judged: whether it has been decided if this end costs a restart.
+        consequences: whether workers failed before the cause was known.
         departed: failures of members that gave up and were about to leave, or have left since; by node id.
         hang: the failure that ended it, where no member reported one: workers waited for too long.
         stopped_at: when it was judged, since the workers of all members were gone or overdue (seconds); None: not yet.
     """
 
-    kind: EndKind
-    node_id: str | None
-    why: str
+    cause: Cause
     at: float
     judged: bool = False
+    consequences: bool = False
     departed: Mapping[str, Failure] = field(default_factory=dict)
     hang: Failure | None = None
     stopped_at: float | None = None
+
+    @property
+    def kind(self) -> EndKind:
+        """What ended it."""
+        return EndKind(self.cause.kind)
+
+    @property
+    def node_id(self) -> str | None:
+        """The node that caused it, or None."""
+        return self.cause.node_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,16 +203,22 @@ class Notice:
     """A round is about to end though it runs well; its workers know, and have some time to save (notice.py).
 
     Attributes:
-        kind: what will end it.
-        node_id: the node that causes it, or None.
-        why: one sentence for people.
+        cause: what will end it.
         at: since when its members are told (seconds).
     """
 
-    kind: EndKind
-    node_id: str | None
-    why: str
+    cause: Cause
     at: float
+
+    @property
+    def kind(self) -> EndKind:
+        """What will end it."""
+        return EndKind(self.cause.kind)
+
+    @property
+    def node_id(self) -> str | None:
+        """The node that causes it, or None."""
+        return self.cause.node_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +276,7 @@ class Round:
         finished: members that are gone after all their workers succeeded: they still count as succeeded.
         first: no workers of this job were started before it, so a script that cannot run has never run.
         met: how many workers have found each other in the round's store, as its master last said; None: unknown.
-        restarted_by: the failure that a restart was spent on to form this round, in a line; empty if none was.
+        restarted_by: the failure that a restart was spent on to form this round; None: none was.
         warnings: what differs between its nodes and matters (health/drift.py).
         network: what its nodes found slow in the network between them before their workers started, as its master said.
         shares: those of its beginning.
@@ -323,7 +293,7 @@ class Round:
     finished: frozenset[str] = frozenset()
     first: bool = False
     met: int | None = None
-    restarted_by: str = ""
+    restarted_by: FailedWorker | None = None
     warnings: tuple[RoundWarning, ...] = ()
     network: tuple[Network, ...] = ()
     shares: Shares = EQUAL_SHARES
@@ -494,22 +464,3 @@ class Group:
         return any(
             node.gone_at is None and node.job == self.job and not node.stopped for node in self.nodes.values()
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One line of a group's history: what happened, in the words a person reads, with its facts.
-
-    Attributes:
-        cause: of a round that formed: what ended the one before (an `EndKind`); None for the first, and elsewhere.
-        after_s: how long before it what led to it had happened (seconds). Of a round that ended: a failure, or the last
-            sign of life of a lost node; of a round that formed, and of a job that ended after its last round: the last
-            workers of that one were gone.
-    """
-
-    kind: str
-    text: str
-    node_id: str | None = None
-    round: int | None = None
-    cause: str | None = None
-    after_s: float | None = None

@@ -14,16 +14,18 @@ from hetrdzv.core.budget import Budget
 from hetrdzv.core.commands import Command, Drain, Join, Leave, NoteStall, Put, Renew, Report, Restart, Tick
 from hetrdzv.core.directive import heading
 from hetrdzv.core.group import empty, step
-from hetrdzv.core.model import OFFERED, Event, Group, Member, Node, Round
-from hetrdzv.core.phrasing import names
+from hetrdzv.core.model import OFFERED, Group, Member, Node, Round
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import begins_anew
 from hetrdzv.core.why import why, why_left_out
+from hetrdzv.protocol.causes import Going, ShownCause
 from hetrdzv.protocol.errors import NodeIdInUse, PlanTooLarge, UnknownNode
+from hetrdzv.protocol.events import Event, RoundEnded
 from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.reasons import GroupReason, WhyLeftOut
 from hetrdzv.protocol.settings import SETTINGS
 from hetrdzv.protocol.states import DirectiveKind, GroupState, NodePhase, ReportKind
+from hetrdzv.words.phrasing import names
 
 MOST_TURNS = 60
 """How many turns a rehearsal takes at most; the longest that anybody has seen took 20."""
@@ -88,13 +90,13 @@ class LeftOut:
 
     Attributes:
         reason: of a spare; None: no round would run.
-        gone_why: why it would be gone; empty: it would not be.
+        gone_why: why it would be gone; None: it would not be.
     """
 
     node_id: str
     slots: int
     reason: WhyLeftOut | None = None
-    gone_why: str = ""
+    gone_why: Going | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,7 @@ class Plan:
         state, reason: where it would be then, and why.
         clock: what the server's clock would read then (seconds).
         in_s: how long that would take by the group's own waits (seconds), without what workers take to save and stop.
-        ended: why the round that runs now would end; None: it would go on, or none runs.
+        ended: what would end the round that runs now; None: it would go on, or none runs.
         round, world_size: of the round that would run; 0: none would.
         was_round, was_world_size: of the newest round so far; 0: there was none.
         restarts: how many restarts the job would have used.
@@ -125,7 +127,7 @@ class Plan:
     reason: GroupReason
     clock: float
     in_s: float
-    ended: str | None
+    ended: ShownCause | None
     round: int
     world_size: int
     was_round: int
@@ -251,7 +253,7 @@ def _answer(group: Group, node: Node) -> Command | None:
         )
     runs_on = group.round is not None and group.round.notice is not None
     if head.kind is DirectiveKind.EXIT or (node.leaving is not None and not runs_on) or group.gave_up(node):
-        return Leave(node_id=node.node_id, incarnation=node.incarnation, why=node.leaving or "")
+        return Leave(node_id=node.node_id, incarnation=node.incarnation)
     if head.kind is DirectiveKind.STOP:
         offer = {name: getattr(node, name) for name in OFFERED}
         return Join(node_id=node.node_id, incarnation=node.incarnation, after_round=node.member_of, **offer)
@@ -415,10 +417,8 @@ def _works(group: Group, member: Member) -> bool:
     return node is not None and not node.gone and not node.stopped
 
 
-def _why_ended(before: Group, events: Sequence[Event]) -> str | None:
-    """Why the round that runs now would end."""
-    active = before.active_round
-    if active is None:
+def _why_ended(before: Group, events: Sequence[Event]) -> ShownCause | None:
+    """What would end the round that runs now."""
+    if before.active_round is None:
         return None
-    prefix = f"round {active.number} ended: "
-    return next((one.text.removeprefix(prefix) for one in events if one.kind == "round_ended"), None)
+    return next((one.facts.cause for one in events if isinstance(one.facts, RoundEnded)), None)

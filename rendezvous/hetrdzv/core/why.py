@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Conduct, Group, Node, Round, Stall
+from hetrdzv.core.model import Conduct, End, Group, Node, Round, Stall
 from hetrdzv.core.rounds.notice import ends_at, waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
 from hetrdzv.core.selection.joining import Spare, growth, spare_reason, spare_slots, spare_unit
@@ -50,7 +50,7 @@ def _why(group: Group, now: float) -> GroupReason:
         case GroupState.CANCELLED:
             return reasons.Cancelled(by=group.cancellation.by if group.cancellation is not None else "")
         case GroupState.FAILED:
-            return reasons.Failed(cause=group.root_cause.message if group.root_cause else "unknown cause")
+            return reasons.Failed(cause=group.root_cause.reason if group.root_cause is not None else None)
         case GroupState.WAITING:
             return _why_waiting(group, now)
     current = group.round
@@ -71,7 +71,7 @@ def _why_running(group: Group, current: Round, now: float) -> GroupReason:
     if current.notice is not None:
         return reasons.AboutToEnd(
             round=current.number,
-            why=current.notice.why,
+            cause=current.notice.cause,
             nodes=Nodes.of(waited_for(group)),
             until=ends_at(group, current.notice),
         )
@@ -112,7 +112,7 @@ def _why_waiting(group: Group, now: float) -> reasons.Waits:
     last = group.round
     if last is None or last.end is None:
         return reasons.Waits(what=_waits_for(group, now), not_ready=not_ready(group))
-    ended = reasons.Ended(round=last.number, why=last.end.why)
+    ended = why_ended(last.number, last.end)
     if last.end.judged:
         return reasons.Waits(ended=ended, what=_waits_for(group, now), not_ready=not_ready(group))
     late = unresolved(group, now)
@@ -122,6 +122,11 @@ def _why_waiting(group: Group, now: float) -> reasons.Waits:
         until=resolved_at(group, last.end),
     )
     return reasons.Waits(ended=ended, what=what)
+
+
+def why_ended(number: int, end: End) -> reasons.Ended:
+    """What ended a round."""
+    return reasons.Ended(round=number, cause=end.cause, judged=end.judged, consequences=end.consequences)
 
 
 def not_ready(group: Group) -> parts.NotReady | None:
@@ -192,14 +197,14 @@ def ready_of(spec: GroupSpec, there: Sequence[Node]) -> parts.Ready:
     return parts.Ready(nodes=nodes(there), want=spec.min_nodes, slots=slots)
 
 
-def no_world(spec: GroupSpec, there: Sequence[Node], answer: Shortfall) -> reasons.NoWorld | None:
+def no_world(spec: GroupSpec, there: Sequence[Node], answer: Shortfall) -> parts.NoWorld | None:
     """Why these nodes make no world, also whether they ever could; None where they are just too few."""
     if answer.lack is not Lack.WORLD:
         return None
-    return reasons.NoWorld(
+    return parts.NoWorld(
         bounds=Worlds.of(spec).bounds,
         never=tuple(sorted({node.slots for node in there})) if answer.never else (),
-        too_small=bool(answer.missing),
+        too_small=bool(answer.missing) and not answer.never,
         unit=spec.unit,
     )
 

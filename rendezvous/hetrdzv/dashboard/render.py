@@ -9,7 +9,7 @@ from starlette.responses import HTMLResponse
 
 from hetrdzv import __version__
 from hetrdzv.protocol.errors import HetError, Unauthorized
-from hetrdzv.protocol.past import DownReply
+from hetrdzv.words.past import DownReply
 from hetrdzv.words.phrasing import count, percent
 
 HEADERS: Mapping[str, str] = {

@@ -17,13 +17,13 @@ from hetrdzv.core.model import Group
 from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, rows, tally
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.timeline import Span, spans
-from hetrdzv.protocol.past import KINDS, PastReply, past
 from hetrdzv.protocol.wire import QUARANTINED, EventReply, GroupReply, GroupSummary, WorkerReply
 from hetrdzv.service.progress.slow import shown as stragglers
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.progress.unseen import shown as unwatched
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
+from hetrdzv.words.past import KINDS, PastReply, past
 from hetrdzv.words.warnings import warning
 
 Made = TypeVar("Made")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from hetrdzv.protocol.past import PastReply, PastRoundReply
+from hetrdzv.words.past import PastReply, PastRoundReply
 
 SHORTEST_S = 0.002
 """What is left of a job's time is drawn from this on: lengths are rounded to the millisecond (seconds)."""

@@ -6,13 +6,16 @@ may have written.
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, fields
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import Discriminator, GetCoreSchemaHandler, Tag, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, ErrorDetails
 
 from hetrdzv.protocol.bounds import WrongField
+from hetrdzv.protocol.parts import ByKind, Other
 
 T = TypeVar("T")
 
@@ -162,3 +165,29 @@ def _mistake(details: ErrorDetails) -> Mistake:
             return Mistake((*place, cause.field), text)
     shown = given if isinstance(given, str | int | float) and kind not in _UNKNOWN else None
     return Mistake(place, text, kind in _UNKNOWN, shown)
+
+
+# -- unions ----------------------------------------------------------------------------------------------------
+
+
+def _by_kind(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    """What reads and writes a union that is marked with `BY_KIND`."""
+    classes = get_args(source)
+    known = {kind: one for one in classes for kind in _kinds(one)}
+
+    def tag(value: Any) -> str | None:
+        kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+        return kind if kind in known or Other not in classes else ""
+
+    tagged = reduce(or_, (Annotated[one, Tag(kind)] for kind, one in known.items()))
+    return handler.generate_schema(Annotated[tagged, Discriminator(tag)])
+
+
+def _kinds(one: Any) -> tuple[str, ...]:
+    """The kinds of a class of a union; of `Other` the empty one."""
+    if one is Other:
+        return ("",)
+    return next(get_args(known.type) for known in fields(one) if known.name == "kind")
+
+
+ByKind.__get_pydantic_core_schema__ = staticmethod(_by_kind)

@@ -1,12 +1,15 @@
 """Parts of reasons, causes and events: words of others, unions that are told apart by a `kind`, who is there."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NewType
+from typing import Any, ClassVar, Literal, NewType
 
 from hetrdzv.protocol.who import NOBODY, Nodes
 
 Quoted = NewType("Quoted", str)
 """Words of others, such as a line of a script's traceback: they are shown, and never searched."""
+
+NOTHING = Quoted("")
 
 MOST_QUOTED = 200
 """How much of somebody else's line is quoted (characters)."""
@@ -28,6 +31,18 @@ class Other:
     """A value of a kind that only newer servers know; the last one of its unions."""
 
     kind: str
+
+
+class ByKind:
+    """Marks a union of dataclasses that are told apart by their `kind`, which is a `Literal` (codec.py).
+
+    With `Other` among them, an unknown kind becomes that; else it is refused.
+    """
+
+    __get_pydantic_core_schema__: ClassVar[Callable[[Any, Any], Any] | None] = None
+
+
+BY_KIND = ByKind()
 
 
 # -- who is there, and who is not ----------------------------------------------------------------------------
@@ -74,3 +89,56 @@ class NoMaster:
     masters: tuple[CutOff, ...]
     more: int = 0
     rule: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldBounds:
+    """The world sizes that a group allows, and how many nodes may make one.
+
+    Attributes:
+        least, most: bounds in slots; most is None where there is none.
+        multiple: every world size is a multiple of it.
+        min_nodes, max_nodes: bounds in nodes.
+    """
+
+    least: int
+    most: int | None = None
+    multiple: int
+    min_nodes: int
+    max_nodes: int | None = None
+
+    @property
+    def smallest(self) -> int:
+        """The smallest world size of all."""
+        return -(-self.least // self.multiple) * self.multiple
+
+    @property
+    def largest(self) -> int | None:
+        """The largest world size of all; None where there is no bound."""
+        return None if self.most is None else self.most - self.most % self.multiple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoWorld:
+    """Nodes make no world whose size is allowed.
+
+    Attributes:
+        never: no number of nodes with such slots ever makes one.
+        too_small: they have too few slots.
+        unit: the label whose units must be whole; None: there are none.
+    """
+
+    bounds: WorldBounds
+    never: tuple[int, ...] = ()
+    too_small: bool = False
+    unit: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenUnits:
+    """Units that are not whole: of the values of a label, and what the first of them lacks."""
+
+    kind: Literal["broken_unit"] = "broken_unit"
+    label: str
+    units: Nodes
+    missing: Nodes

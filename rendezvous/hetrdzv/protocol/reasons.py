@@ -7,7 +7,17 @@ whoever shows them subtracts.
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Literal, TypeAlias, TypeVar
 
-from hetrdzv.protocol.parts import Apart, NoMaster, NotReady, Other, Ready
+from hetrdzv.protocol.causes import FailedBecause, Going, ShownCause
+from hetrdzv.protocol.parts import (
+    Apart,
+    BrokenUnits,
+    NoMaster,
+    NotReady,
+    NoWorld,
+    Other,
+    Ready,
+    WorldBounds,
+)
 from hetrdzv.protocol.stalls import StallFacts
 from hetrdzv.protocol.who import Nodes
 
@@ -48,10 +58,10 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The job failed, and why."""
+    """The job failed, and why; None: nobody knows."""
 
     kind: Literal["failed"] = "failed"
-    cause: str
+    cause: FailedBecause | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +79,7 @@ class AboutToEnd:
 
     kind: Literal["about_to_end"] = "about_to_end"
     round: int
-    why: str
+    cause: ShownCause
     nodes: Nodes
     until: float
 
@@ -104,67 +114,21 @@ class Stalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A round has ended."""
+    """A round has ended.
+
+    Attributes:
+        judged: whether its end has been judged, so that `cause` stays.
+        consequences: whether workers failed before the cause was known.
+    """
 
     kind: Literal["ended"] = "ended"
     round: int
-    why: str
+    cause: ShownCause
+    judged: bool = False
+    consequences: bool = False
 
 
 # -- a group waits -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldBounds:
-    """The world sizes that a group allows, and how many nodes may make one.
-
-    Attributes:
-        least, most: bounds in slots; most is None where there is none.
-        multiple: every world size is a multiple of it.
-        min_nodes, max_nodes: bounds in nodes.
-    """
-
-    least: int
-    most: int | None = None
-    multiple: int
-    min_nodes: int
-    max_nodes: int | None = None
-
-    @property
-    def smallest(self) -> int:
-        """The smallest world size of all."""
-        return -(-self.least // self.multiple) * self.multiple
-
-    @property
-    def largest(self) -> int | None:
-        """The largest world size of all; None where there is no bound."""
-        return None if self.most is None else self.most - self.most % self.multiple
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoWorld:
-    """Nodes make no world whose size is allowed.
-
-    Attributes:
-        never: no number of nodes with such slots ever makes one.
-        too_small: they have too few slots.
-        unit: the label whose units must be whole; None: there are none.
-    """
-
-    bounds: WorldBounds
-    never: tuple[int, ...] = ()
-    too_small: bool = False
-    unit: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokenUnits:
-    """Units that are not whole: of the values of a label, and what the first of them lacks."""
-
-    kind: Literal["broken_unit"] = "broken_unit"
-    label: str
-    units: Nodes
-    missing: Nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,7 +344,7 @@ class Rejected:
     """The group cannot use a node."""
 
     kind: Literal["rejected"] = "rejected"
-    why: str
+    why: Going
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,7 +372,7 @@ class Gone:
 
     kind: Literal["left", "lost"]
     node_id: str
-    why: str
+    why: Going
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from hetrdzv import __version__
+from hetrdzv.protocol import codec as codec  # reads and writes unions
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.bounds import (
     MAX_ALL_LANES,
@@ -37,7 +38,9 @@ from hetrdzv.protocol.bounds import (
     MAX_WEIGHT,
     MIN_WEIGHT,
 )
+from hetrdzv.protocol.causes import FailedBecause
 from hetrdzv.protocol.daemon import MAX_CHARACTERS, MAX_WORDS
+from hetrdzv.protocol.events import Facts
 from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH
 from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.reasons import LeftOutReason, Reason
@@ -417,13 +420,14 @@ class FailureReply(Reply):
 
 
 class RootCauseReply(Reply):
-    """Why a group failed: its earliest failure, and on which node."""
+    """Why a group failed: its earliest failure, and on which node; `message` says `reason` in a sentence."""
 
     kind: str
     message: str
     round: int = 0
     node_id: str | None = None
     failure: FailureReply | None = None
+    reason: FailedBecause
 
 
 class MasterReply(Reply):
@@ -878,8 +882,11 @@ class EventReply(Reply):
 
     Attributes:
         cause: of a round that formed: what ended the one before.
-        after_s: how long before it what led to it had happened (seconds); see core/model.py, Event.
+        after_s: how long before it what led to it had happened (seconds); see protocol/events.py, Event.
+        facts: what happened, as a value; `Other`: only a newer server knows it.
     """
+
+    model_config = ConfigDict(defer_build=True)  # agents read none
 
     number: int
     at: str
@@ -889,10 +896,13 @@ class EventReply(Reply):
     round: int | None = None
     cause: str | None = None
     after_s: float | None = None
+    facts: Facts
 
 
 class EventsReply(Reply):
     """`GET /v1/groups/{g}/events?after=N`; ask with `after=last` for later events."""
+
+    model_config = ConfigDict(defer_build=True)
 
     events: list[EventReply]
     last: int

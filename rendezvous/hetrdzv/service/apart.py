@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from hetrdzv.core.commands import Tick
 from hetrdzv.core.group import Transition, empty, step
 from hetrdzv.core.invariants import InvariantError
-from hetrdzv.core.model import Event, Group
+from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.timers import Leases
 from hetrdzv.protocol.errors import Refused, ServerFault, UnknownGroup
+from hetrdzv.protocol.events import Event
 from hetrdzv.service.ledger import Ledger, Proposal, checked_changes
 from hetrdzv.service.liveness.leases import is_one_of_many
 

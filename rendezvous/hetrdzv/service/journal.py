@@ -7,8 +7,9 @@ import logging
 from itertools import groupby
 from operator import attrgetter
 
-from hetrdzv.core.model import Event
+from hetrdzv.protocol.events import Event
 from hetrdzv.service.ledger import Change
+from hetrdzv.words.events import event_text
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ def log_events(change: Change) -> None:
         for event in first:
             more = f"; and {len(alike) - 1} more ({kind})" if len(alike) > SINGLY else ""
             level = logging.WARNING if kind in WARNINGS else logging.INFO
-            _log(level, change.group_id, f"{event.text}{more}", job, event)
+            _log(level, change.group_id, f"{event_text(event)}{more}", job, event)
     if change.new is None and change.old is not None:
         _log(logging.INFO, change.group_id, "the group was removed", job)
 

@@ -25,10 +25,11 @@ from typing import NoReturn, TypeVar
 from urllib.parse import quote, unquote
 from zlib import crc32
 
-from hetrdzv.core.model import Event, Group, Node, Round
+from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.patched import differing
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import InvalidSpec, StorageError
+from hetrdzv.protocol.events import Event
 
 VERSION = 1
 

@@ -1,8 +1,19 @@
 """Why a group stands where it stands, and why a node waits, in one sentence each."""
 
 from hetrdzv.protocol import parts, reasons
-from hetrdzv.protocol.reasons import GroupReason, Reason, WaitsFor, WhyLeftOut, WorldBounds
-from hetrdzv.protocol.who import MOST_NAMES, Nodes
+from hetrdzv.protocol.parts import WorldBounds
+from hetrdzv.protocol.reasons import GroupReason, Reason, WaitsFor, WhyLeftOut
+from hetrdzv.protocol.who import Nodes
+from hetrdzv.words import failures
+from hetrdzv.words.clauses import (
+    also_not_ready,
+    broken,
+    may_not_be_master,
+    never_met,
+    no_master,
+    no_world,
+    standing,
+)
 from hetrdzv.words.phrasing import count, names, one_or_more
 from hetrdzv.words.stalls import lasting
 from hetrdzv.words.times import Clock
@@ -16,16 +27,18 @@ def why(reason: Reason, clock: Clock) -> str:
         case reasons.NoCommand(group_id=group, nodes=nodes):
             who = names(nodes)
             return f"{who} was started without a script, and group '{group}' has no command yet: {_create(group)}"
-        case reasons.Rejected(why=text) | reasons.Ended(why=text):
-            return text
+        case reasons.Rejected(why=going):
+            return failures.going(going)
+        case reasons.Ended():
+            return ended_by(reason)
         case reasons.EarlierJob(outcome=outcome):
             return f"the job that this node was in {ended(outcome)}"
         case reasons.CameLate():
             return came_late(reason, reason.at)
-        case reasons.Gone(kind="left", node_id=node, why=text):
-            return f"{node} has left: {text}"
-        case reasons.Gone(node_id=node, why=text):
-            return f"the server considers {node} lost: {text}"
+        case reasons.Gone(kind="left", node_id=node, why=going):
+            return f"{node} has left: {failures.going(going)}"
+        case reasons.Gone(node_id=node, why=going):
+            return f"the server considers {node} lost: {failures.going(going)}"
         case reasons.Drained(group_id=group, node_id=node):
             return f"{node} was drained; to readmit it: {_undrain(group, node)}"
         case reasons.Formed(kind=kind, round=number):
@@ -71,32 +84,29 @@ def _of_group(reason: GroupReason, clock: Clock) -> str:
         case reasons.Succeeded(apart=apart):
             return "the job succeeded" + (f", but {never_met(apart)}" if apart is not None else "")
         case reasons.Cancelled(by=by):
-            return f"the job was cancelled by {by}" if by else "the job was cancelled"
+            return failures.cancelled(by)
         case reasons.Failed(cause=cause):
-            return f"the job failed: {cause}"
+            return (
+                f"the job failed: {failures.failed_because(cause) if cause is not None else 'unknown cause'}"
+            )
         case reasons.Starting(round=number, nodes=nodes):
             return f"round {number} is starting: waiting for {names(nodes)} to start {_its(nodes)} workers"
-        case reasons.AboutToEnd(round=number, why=text, nodes=nodes, until=until):
+        case reasons.AboutToEnd(round=number, cause=cause, nodes=nodes, until=until):
             save = f"waiting for {names(nodes)} to save and be ready to stop ({clock.at_most(until)})"
-            return f"round {number} is about to end ({text}); {save}"
+            return f"round {number} is about to end ({failures.ending(cause)}); {save}"
         case reasons.Runs(round=number, nodes=nodes, world_size=world, apart=apart):
             so_far = f"; so far {never_met(apart)}" if apart is not None else ""
             return f"round {number} runs on {count(nodes, 'node')}, world size {world}{so_far}"
         case reasons.Stalls(round=number):
             return f"round {number} runs, but {_stalls(reason, clock)}"
         case reasons.Waits(ended=last, what=what, not_ready=not_ready):
-            before = f"round {last.round} ended ({last.why}); " if last is not None else ""
+            before = f"round {last.round} ended ({ended_by(last)}); " if last is not None else ""
             return f"{before}{_waits_for(what, clock)}{also_not_ready(not_ready)}"
 
 
-def never_met(apart: parts.Apart) -> str:
-    """What it means that the workers of a round have not met."""
-    world = apart.world_size
-    hint = "unless they meet in another way than init_process_group with env://"
-    if apart.met:
-        return f"only {apart.met} of {world} workers met: the others may have trained alone, {hint}"
-    who = ", ".join(map(str, range(world))) if world <= MOST_NAMES else f"0 to {world - 1}"
-    return f"ranks {who} never met: each may have trained alone, {hint}"
+def ended_by(last: reasons.Ended) -> str:
+    """What ended a round, in one sentence."""
+    return failures.ending(last.cause, last_line=last.judged, consequences=last.consequences)
 
 
 def _stalls(reason: reasons.Stalls, clock: Clock) -> str:
@@ -156,95 +166,8 @@ def _last_call(reason: reasons.LastCall, clock: Clock) -> str:
     return f"{what}: {clock.starts(reason.until)}{most}"
 
 
-# -- clauses ---------------------------------------------------------------------------------------------------
-
-
-def standing(ready: parts.Ready) -> str:
-    """How many nodes there are, to be put before "ready": `2 of 3 nodes`, `2 nodes with 7 slots`."""
-    there = len(ready.nodes)
-    if ready.slots is not None:
-        return f"{count(there, 'node')} with {count(ready.slots, 'slot')}"
-    return f"{there} of {count(ready.want, 'node')}"
-
-
 def _have(ready: parts.Ready) -> str:
     return f"{standing(ready)} ready ({names(ready.nodes)})" if ready.nodes else "no node is ready"
-
-
-def may_not_be_master(nodes: Nodes, rule: str) -> str:
-    """That no node that is ready may be master, and why."""
-    return f"{one_or_more(nodes, 'it may not', 'none of them may')} be master, since master is {rule}"
-
-
-def also_not_ready(reason: parts.NotReady | None) -> str:
-    """Which nodes are here but not ready, to be put after a sentence; else empty."""
-    if reason is None:
-        return ""
-    first = reason.nodes.first[0]
-    if len(reason.nodes) == 1:
-        return f"; {first} is not ready: {reason.why}"
-    return f"; {names(reason.nodes)} are not ready; {first}: {reason.why}"
-
-
-def broken(units: reasons.BrokenUnits) -> str:
-    """Which units are not whole, and what the first of them lacks."""
-    lacks, values = f"without {names(units.missing)}", names(units.units)
-    if len(units.units) == 1:
-        return f"{units.label} {values} is not whole {lacks}"
-    return f"{units.label} {values} are not whole: {units.units.first[0]} is {lacks}"
-
-
-def no_master(reason: parts.NoMaster) -> str:
-    """Which master cannot be reached from which nodes."""
-    parts = [f"{one.master} cannot be reached from {names(one.nodes)}" for one in reason.masters]
-    if reason.more:
-        parts.append(f"and {count(reason.more, 'more master')}")
-    if reason.rule is not None:
-        parts.append(f"master is {reason.rule}")
-    return "; ".join(parts)
-
-
-def no_world(reason: reasons.NoWorld) -> str:
-    """Why nodes make no world, also whether they ever could."""
-    sizes = world_sizes(reason.bounds)
-    if reason.never:
-        few = reason.never
-        slots = count(few[0], "slot") if len(few) == 1 else f"{', '.join(map(str, few))} slots"
-        most = reason.bounds.max_nodes
-        of = f" of at most {count(most, 'node')}" if most is not None else ""
-        return f"nodes of {slots} never make a world{of} whose size is {sizes}"
-    if reason.too_small:
-        return f"the world size must be {sizes}"
-    if reason.unit is not None:
-        return f"no set of whole units ({reason.unit}) has {_bounds(reason.bounds, sizes)}"
-    return f"no set of them has a world size that is {sizes}"
-
-
-def world_sizes(bounds: WorldBounds) -> str:
-    """`from 8 to 16 and a multiple of 4`, to be put after "the world size must be"."""
-    if bounds.smallest == bounds.largest:
-        return str(bounds.smallest)
-    parts = []
-    if bounds.most is not None:
-        parts.append(
-            f"from {bounds.least} to {bounds.most}" if bounds.least > 1 else f"at most {bounds.most}"
-        )
-    elif bounds.least > 1:
-        parts.append(f"at least {bounds.least}")
-    if bounds.multiple > 1:
-        parts.append(f"a multiple of {bounds.multiple}")
-    return " and ".join(parts) or "at least 1"
-
-
-def _bounds(bounds: WorldBounds, sizes: str) -> str:
-    """What a set of nodes must have, in numbers."""
-    least, most = bounds.min_nodes, bounds.max_nodes
-    size = f"a world size that is {sizes}"
-    if most is None:
-        return size if least == 1 else f"at least {count(least, 'node')} and {size}"
-    nodes = f"at most {count(most, 'node')}" if least == 1 else f"{least} to {count(most, 'node')}"
-    any_size = bounds.least == 1 and bounds.most is None and bounds.multiple == 1
-    return nodes if any_size else f"{nodes} and {size}"
 
 
 def spent(restarts: int, budget: int | None) -> str:
@@ -308,7 +231,7 @@ def left_out(reason: WhyLeftOut, clock: Clock) -> str:
                 f"it could not reach {master} at {address}: check the firewall, --port-range and --interface, then "
                 "restart its agent"
             )
-        case reasons.BrokenUnits():
+        case parts.BrokenUnits():
             return broken(reason)
         case reasons.Misfit():
             return misfit(reason)

@@ -18,6 +18,7 @@ from hetagent.job.failures import (
     write_error,
     write_root_cause,
 )
+from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.wire import FailureFields, FailureReply, RootCauseReply
 
 
@@ -121,7 +122,12 @@ def test_the_end_is_kept_in_whole_lines(tmp_path: Path) -> None:
 def cause(**failure: Any) -> RootCauseReply:
     found = FailureReply(local_rank=1, rank=5, **failure)
     return RootCauseReply(
-        kind="worker", message="rank 5 on gpu3 failed", round=2, node_id="gpu3", failure=found
+        reason=Other(kind="?"),
+        kind="worker",
+        message="rank 5 on gpu3 failed",
+        round=2,
+        node_id="gpu3",
+        failure=found,
     )
 
 

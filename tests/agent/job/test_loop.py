@@ -18,7 +18,7 @@ from tests.support.servers import free_port
 from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.job import after_start
-from hetagent.job.loop import AgentError
+from hetagent.job.leaving import AgentError
 from hetagent.job.output import collapse
 from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.job.workers.torch_starter import TorchStarter

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from hetagent.job.summary import closing_block
+from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.wire import DirectiveReply, FailureReply, RootCauseReply
 
 
@@ -29,7 +30,14 @@ def test_success() -> None:
 
 def test_a_failure_names_the_worker_and_shows_its_words() -> None:
     failure = FailureReply(local_rank=1, rank=5, exit_code=1, message="Traceback\n  line\nValueError: x\n")
-    cause = RootCauseReply(kind="worker", message="rank 5 failed", round=2, node_id="gpu3", failure=failure)
+    cause = RootCauseReply(
+        reason=Other(kind="?"),
+        kind="worker",
+        message="rank 5 failed",
+        round=2,
+        node_id="gpu3",
+        failure=failure,
+    )
     assert block(directive(outcome="failed", root_cause=cause))[3:] == [
         "",
         "root cause: rank 5 failed",
@@ -42,7 +50,9 @@ def test_a_failure_names_the_worker_and_shows_its_words() -> None:
 
 def test_a_signal() -> None:
     failure = FailureReply(local_rank=0, rank=0, signal="SIGKILL")
-    cause = RootCauseReply(kind="worker", message="m", round=1, node_id="a", failure=failure)
+    cause = RootCauseReply(
+        reason=Other(kind="?"), kind="worker", message="m", round=1, node_id="a", failure=failure
+    )
     assert block(directive(outcome="failed", root_cause=cause))[-1] == (
         "  node a, rank 0 (local rank 0), killed by SIGKILL, round 1"
     )
@@ -51,6 +61,7 @@ def test_a_signal() -> None:
 def test_workers_that_could_not_be_started_have_no_rank() -> None:
     failure = FailureReply(local_rank=-1, rank=-1, message="no such script")
     cause = RootCauseReply(
+        reason=Other(kind="?"),
         kind="worker",
         message="a could not start its workers: no such script",
         round=1,
@@ -64,7 +75,9 @@ def test_workers_that_could_not_be_started_have_no_rank() -> None:
 
 
 def test_a_cause_without_a_worker() -> None:
-    cause = RootCauseReply(kind="join_timeout", message="not enough nodes joined within 2 s")
+    cause = RootCauseReply(
+        reason=Other(kind="?"), kind="join_timeout", message="not enough nodes joined within 2 s"
+    )
     assert block(directive(outcome="failed", root_cause=cause))[-1] == (
         "root cause: not enough nodes joined within 2 s"
     )

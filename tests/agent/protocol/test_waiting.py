@@ -5,7 +5,8 @@ import pytest
 from hetagent.protocol import waiting
 from hetagent.protocol.waiting import Waiting
 from hetrdzv.protocol import reasons
-from hetrdzv.protocol.parts import Other, Ready
+from hetrdzv.protocol.causes import FailedWorker
+from hetrdzv.protocol.parts import Other, Quoted, Ready
 from hetrdzv.protocol.reasons import Reason, WaitsFor
 from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.who import Nodes
@@ -102,13 +103,16 @@ def test_which_node_is_missing_is_news_however_alike_the_words_are(clock: Clock)
     assert [line.split()[3] for line in told] == ["gpu3", "gpu7"]
 
 
+RETRY = FailedWorker(node_id="a", exit_code=1, said=Quoted("retry starts in 30 s"))
+
+
 def test_words_of_a_script_are_shown_as_they_are(clock: Clock) -> None:
     told: list[str] = []
-    ended = reasons.Ended(round=1, why="rank 0 on a exited with code 1: retry starts in 30 s")
+    ended = reasons.Ended(round=1, cause=RETRY, judged=True)
     said = answer().model_copy(update={"reason": reasons.Waits(ended=ended, what=WHAT)})
     Waiting(told.append).waits(said)
     assert told[0].startswith(
-        "waiting: round 1 ended (rank 0 on a exited with code 1: retry starts in 30 s); "
+        "waiting: round 1 ended (the program of a exited with code 1: retry starts in 30 s); "
     )
 
 

@@ -17,6 +17,7 @@ from hetagent.torchrun import create_handler
 from hetagent.torchrun.conf import OPTIONS
 from hetagent.torchrun.messages import TORCHRUNS_FLAGS, as_rdzv_conf, exit_error, tell
 from hetrdzv.auth.tls import TlsError
+from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.wire import RootCauseReply
 
 
@@ -63,8 +64,10 @@ def test_all_messages_advise_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert str(exit_error(directive("exit", why="give another --node-id"))).endswith("node_id=...")
 
 
-LATE = RootCauseReply(kind="join_timeout", message="1 of 2 nodes ready")
-FAILED = RootCauseReply(kind="worker_failed", message="rank 0 on a exited with code 1")
+LATE = RootCauseReply(reason=Other(kind="?"), kind="join_timeout", message="1 of 2 nodes ready")
+FAILED = RootCauseReply(
+    reason=Other(kind="?"), kind="worker_failed", message="rank 0 on a exited with code 1"
+)
 
 
 @pytest.mark.parametrize(

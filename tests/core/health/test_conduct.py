@@ -4,7 +4,9 @@ from dataclasses import replace
 
 from hetrdzv.core.health.conduct import MOST_KEPT, with_blame, with_departure
 from hetrdzv.core.model import Conduct
-from tests.core.driver import Story, running, sentence
+from hetrdzv.protocol import reasons
+from tests.core.driver import Story, running
+from tests.core.explained import left_out
 
 TIMES = ["60 s", "120 s", "240 s", "480 s", "960 s", "1800 s", "1800 s"]
 
@@ -49,9 +51,9 @@ def test_a_node_that_comes_and_goes_is_kept_as_a_spare_for_a_while() -> None:
         "b has come and gone 3 times: for 60 s it is kept as a spare, unless it is needed"
     ]
     assert story.told("b").kind == "wait"
-    assert "kept as a spare (it has come and gone 3 times: for 5" in sentence(story.told("b"))
-    assert sentence(story.told("b")).endswith(
-        "s more, unless it is needed; to lift that: hetctl undrain g b)"
+    aside = left_out(story, "b")
+    assert aside == reasons.SetAside(
+        group_id="g", node_id="b", times=3, until=story.group.conduct["b"].free_at
     )
     number = story.group.last_round
     story.wait(50)
@@ -164,10 +166,7 @@ def test_a_node_whose_workers_fail_again_and_again_is_replaced_by_a_spare() -> N
     assert story.said("node_set_aside") == [
         "the last 3 failures were of workers on b: other nodes are taken before it"
     ]
-    assert sentence(story.told("b")) == (
-        "round 4 runs without b, which is kept as a spare (failures in a row of its workers, of rounds that it was in: "
-        "3; others are taken before it; to lift that: hetctl undrain g b)"
-    )
+    assert left_out(story, "b") == reasons.TakenLast(group_id="g", node_id="b", failures=3)
     fails(story, "a")
     assert story.order == ["a", "c"]
     story.leave("c")
@@ -181,7 +180,7 @@ def test_it_is_taken_as_any_other_after_undrain() -> None:
     for _ in range(3):
         fails(story, "b")
     story.undrain("b")
-    assert "max_nodes is 2" in sentence(story.told("b"))
+    assert left_out(story, "b") == reasons.Full(max_nodes=2)
 
 
 def test_failures_elsewhere_break_the_row() -> None:

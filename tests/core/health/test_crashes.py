@@ -1,10 +1,16 @@
 """Crash loops, exit codes that end a job at once, and restarts that wait."""
 
+from dataclasses import replace
+
 import pytest
 
+from hetrdzv.protocol.causes import CrashLoop, FailedBecause, FailedWorker, WorkerFault
 from hetrdzv.protocol.errors import InvalidSpec
+from hetrdzv.protocol.parts import Quoted
 from hetrdzv.protocol.settings import GroupSpec
 from tests.core.driver import Story, running
+
+FAILED = FailedWorker(node_id="a", rank=0, local_rank=0, exit_code=1, said=Quoted("Traceback: boom"))
 
 
 def fail(story: Story, after_s: float = 1.0, **known: object) -> None:
@@ -18,9 +24,9 @@ def fail(story: Story, after_s: float = 1.0, **known: object) -> None:
         story.started("a")
 
 
-def cause(story: Story) -> tuple[str, str]:
+def cause(story: Story) -> FailedBecause:
     assert story.group.root_cause is not None
-    return story.group.root_cause.kind, story.group.root_cause.message
+    return story.group.root_cause.reason
 
 
 def test_rounds_without_a_single_collective_are_a_crash_loop() -> None:
@@ -29,9 +35,7 @@ def test_rounds_without_a_single_collective_are_a_crash_loop() -> None:
     fail(story, collectives=0)
     assert story.group.state == "running"
     fail(story, collectives=0)
-    text = "crash loop: 3 rounds in a row failed without any progress; rank 0 (local rank 0) on a exited with code 1"
-    assert cause(story) == ("crash_loop", text)
-    assert story.why == f"the job failed: {text}"
+    assert cause(story) == CrashLoop(rounds=3, worker=FAILED)
     assert story.group.restarts == 2
     assert story.told("a").exit_code == 1
 
@@ -42,7 +46,7 @@ def test_the_same_step_again_and_again_is_a_crash_loop() -> None:
         fail(story, after_s=50, step=120)
     assert story.group.state == "running"
     fail(story, after_s=50, step=119)
-    assert cause(story)[0] == "crash_loop"
+    assert cause(story).kind == "crash_loop"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +74,7 @@ def test_the_same_collectives_again_and_again_are_one_if_rounds_are_short() -> N
         fail(story, collectives=7)
     assert story.group.state == "running"
     fail(story, collectives=6)
-    assert cause(story)[0] == "crash_loop"
+    assert cause(story).kind == "crash_loop"
     story = running("a", max_restarts=100)
     for _ in range(9):
         fail(story, after_s=60, collectives=7)
@@ -92,7 +96,7 @@ def test_a_round_of_which_nothing_is_known_is_neither_progress_nor_the_lack_of_i
     for _ in range(3):
         assert story.group.state == "running"
         fail(story, collectives=7)
-    assert cause(story)[0] == "crash_loop"
+    assert cause(story).kind == "crash_loop"
 
 
 @pytest.mark.parametrize("known", [{"step": 500}, {"collectives": 900}], ids=["step", "collectives"])
@@ -133,8 +137,7 @@ def test_an_exit_code_ends_the_job_at_once() -> None:
     story.started("a", "b")
     story.failed("a", exit_code=64)
     story.joins("a", "b")
-    text = "rank 0 (local rank 0) on a exited with code 64; no restart, since no_restart_on has exit code 64"
-    assert cause(story) == ("worker_failed", text)
+    assert cause(story) == WorkerFault(worker=replace(FAILED, exit_code=64), hopeless="no_restart_on")
     assert story.told("b").exit_code == 64
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
+from hetrdzv.protocol.causes import FailedWorker, WorkerFault
 from hetrdzv.protocol.errors import StaleRound
-from hetrdzv.protocol.stalls import BlamedAll, Deadlock, Knot, Place
+from hetrdzv.protocol.stalls import BlamedAll, Deadlock, Hang, Knot, Place
 from hetrdzv.protocol.states import StallKind
 from hetrdzv.protocol.who import Ranks
 from hetrdzv.storage.records import changes
@@ -136,7 +137,8 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     story.joins("a", "b")
     assert story.said("restart_spent") == [f"restart 1 of 1: {why}"]
     assert story.group.round is not None
-    assert (story.group.round.number, story.group.round.restarted_by) == (2, why)
+    hang = FailedWorker(node_id="b", rank=2, local_rank=0, hang=Hang(facts=behind(2, "b"), for_s=30.0))
+    assert (story.group.round.number, story.group.round.restarted_by) == (2, hang)
     assert not story.told("a").hang
 
     story.started("a", "b")
@@ -176,7 +178,8 @@ def test_a_hang_of_nobody_in_particular_blames_no_node(kind: StallKind) -> None:
     cause = story.group.root_cause
     assert cause is not None
     assert (cause.kind, cause.node_id, cause.failure) == ("hang", None, None)
-    assert cause.message == f"the workers hang: {lasting(KNOT, 5)}"
+    hang = Hang(facts=KNOT, for_s=5.0)
+    assert cause.reason == WorkerFault(kind="hang", worker=FailedWorker(node_id=None, hang=hang))
 
 
 def test_a_node_that_is_lost_meanwhile_is_the_cause() -> None:

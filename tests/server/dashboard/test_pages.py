@@ -10,9 +10,9 @@ import pytest
 from hetrdzv.api.app import create_app
 from hetrdzv.auth.tokens import Grant, Role, Tokens
 from hetrdzv.core.commands import Report
-from hetrdzv.core.model import Failure
 from hetrdzv.dashboard.live import Hub
 from hetrdzv.dashboard.pages import FILES
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service
 from tests.support.served import join, serving, two_nodes

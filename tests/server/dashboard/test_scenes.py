@@ -12,6 +12,7 @@ from hetrdzv.core.commands import Leave, NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.live import EVERY_S, MOST_BYTES_PER_S, SHARE, Hub, interval_s
 from hetrdzv.dashboard.scenes import MAPS, GroupScene, GroupsScene, told_until
+from hetrdzv.protocol.events import RoundFormed
 from hetrdzv.protocol.states import StallKind
 from hetrdzv.protocol.wire import EventReply
 from hetrdzv.service.service import Service
@@ -79,7 +80,14 @@ async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -
     [(0.9, 0.0), (59.9, 59.0), (64.9, 60.0), (599.0, 595.0), (3_700.0, 3_660.0), (-5.0, 0.0)],
 )
 def test_the_past_is_told_in_longer_and_longer_steps(since_s: float, told_s: float) -> None:
-    event = EventReply(number=1, at=BEGAN.isoformat(), kind="round_formed", text="", round=1)
+    event = EventReply(
+        number=1,
+        at=BEGAN.isoformat(),
+        kind="round_formed",
+        text="",
+        round=1,
+        facts=RoundFormed(world_size=1, places=()),
+    )
     assert told_until([event], BEGAN + timedelta(seconds=since_s)) == BEGAN + timedelta(seconds=told_s)
 
 

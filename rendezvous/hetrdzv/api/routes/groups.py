@@ -16,6 +16,7 @@ from hetrdzv.core.commands import Put, Restart
 from hetrdzv.protocol import routes, wire
 from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.protocol.plans import changes
+from hetrdzv.protocol.wire import EventsReply
 from hetrdzv.service.history import Place, follow
 from hetrdzv.service.progress.questions import About, Stack
 from hetrdzv.service.service import Service
@@ -156,9 +157,7 @@ async def get_events(request: Request, group_id: str, after: int, last_event_id:
         return StreamingResponse(
             stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
         )
-    return views.json_response(
-        wire.EventsReply(events=[views.event_reply(stored) for stored in news], last=last)
-    )
+    return views.json_response(EventsReply(events=[views.event_reply(stored) for stored in news], last=last))
 
 
 async def _stream(service: Service, group_id: str, after: Place, entry: Permit) -> AsyncIterator[str]:

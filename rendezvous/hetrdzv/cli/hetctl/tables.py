@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl.shares import shares_of
-from hetrdzv.core.phrasing import spent_of
 from hetrdzv.protocol.inert import inert
 from hetrdzv.protocol.wire import (
     EventReply,
@@ -26,6 +25,7 @@ from hetrdzv.protocol.wire import (
     RoundReply,
     WorkerReply,
 )
+from hetrdzv.words.events import spent_of
 from hetrdzv.words.phrasing import count
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import told

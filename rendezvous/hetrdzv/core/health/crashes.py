@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from hetrdzv.core.model import Failure, Group, Round
+from hetrdzv.core.model import Group, Round
 from hetrdzv.core.rounds.transitions import Work
+from hetrdzv.protocol.failure import Failure
 
 LASTED_S = 60.0
 """A round that ran for this long may have made progress that nobody can see (seconds)."""

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 from hetrdzv.core.commands import NoteStall
-from hetrdzv.core.model import Failure, Round, Stall
-from hetrdzv.core.phrasing import describe_hang
+from hetrdzv.core.model import Round, Stall
 from hetrdzv.core.rounds.timers import hangs_at, stall_rests, told_at
 from hetrdzv.core.rounds.transitions import Work, end_round
+from hetrdzv.protocol.causes import FailedWorker
+from hetrdzv.protocol.events import GoesOn, Stalled
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.stalls import Hang
-from hetrdzv.protocol.states import EndKind, StallKind
-from hetrdzv.words.stalls import lasting
+from hetrdzv.protocol.states import StallKind
 
 SAME_S = 2.0
 """Two looks at one stall may differ by this in when it began (seconds)."""
@@ -22,8 +23,7 @@ def note_stall(work: Work, command: NoteStall) -> None:
         return
     old = active.stall
     if old is not None and old.told and (new is None or new.since > old.since + SAME_S):
-        text = f"round {active.number} goes on, after {lasting(old.facts, work.now - old.since)}"
-        work.say("goes_on", text, old.node_id)
+        work.say(GoesOn(stall=old.facts, for_s=work.now - old.since), old.node_id)
         old = None
     if new is not None and old is not None and abs(new.since - old.since) <= SAME_S:
         same = new.kind == old.kind and (new.ranks == old.ranks or not set(new.ranks).isdisjoint(old.ranks))
@@ -42,11 +42,11 @@ def settle_stall(work: Work) -> None:
     for_s = work.now - stall.since
     if not stall.told and stall.is_known(at := told_at(work.group, stall)) and work.now >= at:
         work.change(round=replace(active, stall=replace(stall, told=True)))
-        work.say("stalled", f"round {active.number} stalls: {lasting(stall.facts, for_s)}", stall.node_id)
+        work.say(Stalled(stall=stall.facts, for_s=for_s), stall.node_id)
     if end_at is not None and stall.is_known(end_at) and work.now >= end_at:
         failure = _failure(active, stall, for_s)
         node_id = stall.node_id if failure.rank >= 0 else None
-        end_round(work, EndKind.FAILED, node_id, describe_hang(failure), hang=failure, since=stall.since)
+        end_round(work, FailedWorker.of(node_id, failure), hang=failure, since=stall.since)
 
 
 def _failure(active: Round, stall: Stall, for_s: float) -> Failure:

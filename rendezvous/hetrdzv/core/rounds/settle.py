@@ -4,17 +4,16 @@ A group settles after every command. What it waits for is bounded by `timers.dea
 `Tick` changes something.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hetrdzv.core.health.conduct import STRIKES, with_blame, without_past
 from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, restart_wait_s
 from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
 from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
-from hetrdzv.core.model import End, Failure, Group, Node, RootCause, Round
-from hetrdzv.core.phrasing import count, describe_failure, names, ranks, spent_of, with_last_line
+from hetrdzv.core.model import End, Group, Node, Round
 from hetrdzv.core.rounds.notice import ends_at, waited_for
 from hetrdzv.core.rounds.shares import at_forming
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
@@ -24,23 +23,39 @@ from hetrdzv.core.rounds.transitions import (
     Work,
     blame_who_leaves,
     expire,
-    finish,
+    fail,
     reject,
     remembered,
     stop,
     stop_kindly,
+    succeed,
 )
 from hetrdzv.core.selection.joining import growth
 from hetrdzv.core.selection.order import former_round, place
 from hetrdzv.core.selection.ready import next_round, not_ready_nodes, out_of_reach, ready_nodes, stranded
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.units import broken_units_of
-from hetrdzv.core.why import apart, no_master, no_world, nodes, not_ready, ready_of
+from hetrdzv.core.why import apart, no_master, no_world, not_ready, ready_of
+from hetrdzv.protocol import events
 from hetrdzv.protocol.addresses import is_loopback
+from hetrdzv.protocol.causes import (
+    CrashLoop,
+    FailedWorker,
+    Joined,
+    JoinTimeout,
+    MemberGone,
+    RootCause,
+    Unreachable,
+    WorkerFault,
+)
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.warnings import RoundWarning
-from hetrdzv.words import why as words
+from hetrdzv.protocol.who import Nodes
+
+MOST_PLACES = 8
+"""How many members the event names that a round has formed."""
 
 
 def settle(work: Work) -> None:
@@ -76,15 +91,12 @@ def _progress(work: Work) -> None:
     if active is None:
         return
     if group.all_succeeded(active):
-        strangers = apart(active)
-        but = f", but {words.never_met(strangers)}" if strangers is not None else ""
-        finish(work, GroupState.SUCCEEDED, f"the job succeeded in round {active.number}{but}")
+        succeed(work, apart(active))
     elif group.state is GroupState.STARTING and not any(
         group.phase_of(member) is NodePhase.STARTING for member in active.members
     ):
         work.change(state=GroupState.RUNNING)
-        nodes = count(len(active.members), "node")
-        work.say("round_running", f"round {active.number} runs on {nodes}, world size {active.world_size}")
+        work.say(events.RoundRunning(nodes=len(active.members), world_size=active.world_size))
 
 
 def _stop_kindly(work: Work) -> None:
@@ -96,11 +108,9 @@ def _stop_kindly(work: Work) -> None:
     if late and work.now < ends_at(group, active.notice):
         return
     if late:
-        were = f"{names(late)} {'was' if len(late) == 1 else 'were'}"
-        work.say("notice_expired", f"{were} not ready to stop within {group.spec.notice_s:g} s")
+        work.say(events.NoticeExpired(late=Nodes.of(late), notice_s=group.spec.notice_s))
     else:
-        text = f"all nodes are ready to stop, {work.now - active.notice.at:.1f} s after they were told"
-        work.say("ready_to_stop", text)
+        work.say(events.ReadyToStop(took_s=round(work.now - active.notice.at, 3)))
     stop(work, active.notice)
 
 
@@ -112,18 +122,18 @@ def _judge(work: Work) -> None:
     end = replace(blame_who_leaves(work, ended, ended.end), judged=True, stopped_at=work.now)
     failures = _failures(work.group, ended, end)
     if end.kind is EndKind.FAILED:
-        end = replace(end, node_id=failures[0].node_id, why=failures[0].line)
+        end = replace(end, cause=failures[0].worker)
     work.change(round=replace(ended, end=end))
     left = _prospects(work.group)
     # Later, a joiner that lacks a module, or a file server that is away, must not end a job that has worked.
     if ended.first and (hopeless := [failed for failed in failures if failed.failure.permanent]):
-        _finish_hopeless(work, ended, hopeless[0], "it would end the same way")
+        fail(work, hopeless[0].cause(ended.number, "permanent"))
         return
     given_up = {failed.node_id for failed in failures if failed.node_id and failed.failure.final} - {
         node.node_id for node in left
     }
     if given_up and isinstance(select(work.group.spec, left), Shortfall):
-        _finish_given_up(work, end, failures[0].cause(ended.number), given_up, left)
+        _fail_given_up(work, end, failures[0].cause(ended.number), given_up, left)
     elif end.kind is EndKind.FAILED:
         count_failed_round(work, replace(ended, end=end), [failed.failure for failed in failures])
         if failures[0].node_id is not None:
@@ -136,8 +146,7 @@ def _note_blame(work: Work, ended: Round, node_id: str) -> None:
     work.change(conduct=with_blame(work.group.conduct, ended, node_id, work.now))
     times = work.group.conduct[node_id].blamed
     if times == STRIKES:
-        text = f"the last {times} failures were of workers on {node_id}: other nodes are taken before it"
-        work.say("node_set_aside", text, node_id)
+        work.say(events.NodeSetAside(blamed=times), node_id)
 
 
 class _Failed(NamedTuple):
@@ -147,17 +156,13 @@ class _Failed(NamedTuple):
     failure: Failure
 
     @property
-    def text(self) -> str:
-        return describe_failure(self.node_id, self.failure)
+    def worker(self) -> FailedWorker:
+        return FailedWorker.of(self.node_id, self.failure)
 
-    @property
-    def line(self) -> str:
-        return with_last_line(self.text, self.failure)
-
-    def cause(self, number: int) -> RootCause:
+    def cause(self, number: int, hopeless: Literal["", "permanent", "no_restart_on"] = "") -> RootCause:
+        kind: Literal["hang", "worker_failed"] = "hang" if self.failure.hang else "worker_failed"
         return RootCause(
-            kind="hang" if self.failure.hang else "worker_failed",
-            message=self.text,
+            reason=WorkerFault(kind=kind, worker=self.worker, hopeless=hopeless),
             round=number,
             node_id=self.node_id,
             failure=self.failure if self.node_id is not None else None,
@@ -194,39 +199,34 @@ def _charge(work: Work, ended: Round, first: _Failed) -> None:
     group = work.group
     budget = group.spec.max_restarts
     if first.failure.exit_code in group.spec.no_restart_on:
-        _finish_hopeless(work, ended, first, f"no_restart_on has exit code {first.failure.exit_code}")
+        fail(work, first.cause(ended.number, "no_restart_on"))
         return
     if is_crash_loop(group):
-        text = f"crash loop: {count(group.fruitless, 'round')} in a row failed without any progress; {first.text}"
-        cause = replace(first.cause(ended.number), kind="crash_loop", message=text)
-        finish(work, GroupState.FAILED, f"the job failed: {text}", cause)
+        loop = CrashLoop(rounds=group.fruitless, worker=first.worker)
+        fail(work, replace(first.cause(ended.number), reason=loop))
         return
-    if group.restarts < budget:
-        wait_s = restart_wait_s(group)
-        work.change(restarts=group.restarts + 1, rests_until=work.now + wait_s if wait_s else None)
-        spent = spent_of(group.restarts + 1, budget)
-        work.say("restart_spent", f"restart {spent}: {first.text}", first.node_id)
+    if group.restarts >= budget:
+        fail(work, first.cause(ended.number), budget=budget)
         return
-    left = f"all {count(budget, 'restart')} used up" if budget else "max_restarts is 0"
-    finish(work, GroupState.FAILED, f"the job failed: {first.text}; {left}", first.cause(ended.number))
+    wait_s = restart_wait_s(group)
+    work.change(restarts=group.restarts + 1, rests_until=work.now + wait_s if wait_s else None)
+    spent = events.RestartSpent(restarts=group.restarts + 1, budget=budget, worker=first.worker)
+    work.say(spent, first.node_id)
 
 
-def _finish_hopeless(work: Work, ended: Round, first: _Failed, why: str) -> None:
-    """Fail the group at once, whatever is left of its budget."""
-    message = f"{first.text}; no restart, since {why}"
-    cause = replace(first.cause(ended.number), message=message)
-    finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
-
-
-def _finish_given_up(
-    work: Work, end: End, cause: RootCause, given_up: set[str], left: Sequence[Node]
-) -> None:
+def _fail_given_up(work: Work, end: End, cause: RootCause, given_up: set[str], left: Sequence[Node]) -> None:
     """Fail the group, too few nodes being left; if a node was lost, that is the cause of the failures after it."""
     if end.kind in LOSSES:
-        cause = RootCause(kind=f"node_{end.kind}", message=end.why, round=cause.round, node_id=end.node_id)
-    few = f"{words.standing(ready_of(work.group.spec, left))} {'is' if len(left) == 1 else 'are'} left"
-    text = f"the job failed: {cause.message}; {names(given_up)} gave up, and {few}"
-    finish(work, GroupState.FAILED, text, cause)
+        gone = MemberGone(kind=_GONE[end.kind], cause=end.cause, consequences=end.consequences)
+        cause = RootCause(reason=gone, round=cause.round, node_id=end.node_id)
+    fail(work, cause, gave_up=Nodes.of(given_up), left=ready_of(work.group.spec, left))
+
+
+_GONE: Mapping[EndKind, Literal["node_lost", "node_left", "node_drained"]] = {
+    EndKind.LOST: "node_lost",
+    EndKind.LEFT: "node_left",
+    EndKind.DRAINED: "node_drained",
+}
 
 
 # -- the next round forms ------------------------------------------------------------------------------------
@@ -257,12 +257,10 @@ def _form_or_fail(work: Work, ready: Sequence[Node], answer: Selection | Shortfa
     if isinstance(answer, Selection):
         _start_round(work, answer)
         _tell_left_out(work)
-    elif answer.lack is Lack.ALLOWED_MASTER:
-        _finish_without_master(work, ready)
-    elif answer.lack is not Lack.MASTER:
-        _finish_incomplete(work, ready, answer)
+    elif answer.lack is Lack.MASTER:
+        fail(work, RootCause(reason=Unreachable(no_master=no_master(work.group, ready))))
     else:
-        _finish_unreachable(work, ready)
+        fail(work, RootCause(reason=_join_timeout(work.group, ready, answer)))
 
 
 def _track_waiting(work: Work, ready: Sequence[Node], answer: Selection | Shortfall) -> None:
@@ -302,7 +300,7 @@ def _start_round(work: Work, selection: Selection) -> None:
         restart_count=group.restarts,
         formed_at=work.now,
         first=former is None or (former.first and _started_nothing(former)),
-        restarted_by=_restarted_by(former) if former is not None else "",
+        restarted_by=_restarted_by(former) if former is not None else None,
         warnings=_warnings(group.spec, selection.nodes),
         shares=at_forming([nodes[member.node_id] for member in placement.members]),
     )
@@ -320,18 +318,20 @@ def _start_round(work: Work, selection: Selection) -> None:
         bounds_since=None,
         joiners_since=None,
     )
-    places = ", ".join(f"{member.node_id} {ranks(member)}" for member in new.members[:8])
-    more = f" and {count(len(new.members) - 8, 'more node')}" if len(new.members) > 8 else ""
     end = former.end if former is not None else None
-    cause, since = (end.kind, end.stopped_at) if end is not None else (None, None)
-    text = f"round {number} formed: world size {new.world_size}, {places}{more}"
-    work.say("round_formed", text, cause=cause, since=since)
+    facts = events.RoundFormed(
+        world_size=new.world_size,
+        places=tuple(
+            events.Place(member.node_id, member.rank_offset, member.slots)
+            for member in new.members[:MOST_PLACES]
+        ),
+        more=max(0, len(new.members) - MOST_PLACES),
+        cause=end.kind if end is not None else None,
+    )
+    work.say(facts, since=end.stopped_at if end is not None else None)
     if first and not group.spec.bounded:
         restarts = group.spec.on_join is OnJoin.RESTART
-        later = "restart the job" if restarts else "are kept as spares"
-        nodes_now = count(len(new.members), "node")
-        text = f"started with {nodes_now}, since no --nnodes was given; nodes that join later {later}"
-        work.say("started_unbounded", text)
+        work.say(events.StartedUnbounded(nodes=len(new.members), restarts=restarts))
 
 
 def _started_nothing(former: Round) -> bool:
@@ -339,10 +339,10 @@ def _started_nothing(former: Round) -> bool:
     return former.end is not None and former.end.kind is EndKind.MASTER_UNREACHABLE
 
 
-def _restarted_by(former: Round) -> str:
-    """The failure that a restart was spent on after a round, in a line; empty if none was."""
-    end = former.end
-    return end.why if end is not None and end.kind is EndKind.FAILED else ""
+def _restarted_by(former: Round) -> FailedWorker | None:
+    """The failure that a restart was spent on after a round; None: none was."""
+    cause = former.end.cause if former.end is not None else None
+    return cause if isinstance(cause, FailedWorker) else None
 
 
 def _tell_left_out(work: Work) -> None:
@@ -350,42 +350,17 @@ def _tell_left_out(work: Work) -> None:
     active, most = work.group.active_round, work.group.spec.max_nodes
     if active is not None and (most is None or len(active.members) < most):
         for node in out_of_reach(work.group, active):
-            master = active.master.node_id
-            text = f"{node.node_id} is left out: it cannot reach {master}, and no node can be reached by all"
-            work.say("node_left_out", text, node.node_id)
+            work.say(events.NodeLeftOut(master=active.master.node_id), node.node_id)
 
 
-def _finish_unreachable(work: Work, ready: Sequence[Node]) -> None:
-    who = words.no_master(no_master(work.group, ready))
-    message = f"no node can be master: {who}. Check the firewall, --port-range, --interface and --local-addr"
-    cause = RootCause(kind="master_unreachable", message=message)
-    finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
-
-
-def _finish_without_master(work: Work, ready: Sequence[Node]) -> None:
-    who = names(node.node_id for node in ready)
-    message = (
-        f"no node that may be master joined within {work.group.spec.join_timeout_s:g} s: {who} "
-        f"{'is' if len(ready) == 1 else 'are'} ready, but "
-        f"{words.may_not_be_master(nodes(ready), work.group.spec.master or '')}"
-        f"{words.also_not_ready(not_ready(work.group))}"
+def _join_timeout(group: Group, ready: Sequence[Node], answer: Shortfall) -> JoinTimeout:
+    """What was missing when the time to join was over."""
+    late = JoinTimeout(
+        within_s=group.spec.join_timeout_s, ready=ready_of(group.spec, ready), not_ready=not_ready(group)
     )
-    cause = RootCause(kind="join_timeout", message=message)
-    finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
-
-
-def _finish_incomplete(work: Work, ready: Sequence[Node], answer: Shortfall) -> None:
-    spec = work.group.spec
-    who = f" ({names(node.node_id for node in ready)})" if ready else ""
-    units, world = broken_units_of(work.group, ready), no_world(spec, ready, answer)
-    lack = words.broken(units) if units is not None else words.no_world(world) if world is not None else ""
-    why = f"; {lack}" if lack else ""
-    message = (
-        f"not enough nodes joined within {spec.join_timeout_s:g} s: "
-        f"{words.standing(ready_of(spec, ready))} ready{who}{why}{words.also_not_ready(not_ready(work.group))}"
-    )
-    cause = RootCause(kind="join_timeout", message=message)
-    finish(work, GroupState.FAILED, f"the job failed: {message}", cause)
+    if answer.lack is Lack.ALLOWED_MASTER:
+        return replace(late, rule=group.spec.master)
+    return replace(late, units=broken_units_of(group, ready), world=no_world(group.spec, ready, answer))
 
 
 # -- a running round takes nodes in --------------------------------------------------------------------------
@@ -410,4 +385,4 @@ def _admit_joiners(work: Work) -> None:
         work.change(joiners_since=work.now)
     if work.now >= admits_at(work.group, larger) and not larger.has_suspects:
         who = sorted(node.node_id for node in larger.joiners)
-        stop_kindly(work, EndKind.JOINED, who[0], f"{names(who)} joined")
+        stop_kindly(work, Joined(node_id=who[0], nodes=Nodes.of(who)))

@@ -17,9 +17,9 @@ from statistics import median
 from hetrdzv.core.commands import Refresh, Worked
 from hetrdzv.core.health.slow_slots import are_few
 from hetrdzv.core.model import EQUAL_SHARES, Node, Round, Shares
-from hetrdzv.core.phrasing import ranks
 from hetrdzv.core.rounds.transitions import Work, require_speaker
 from hetrdzv.protocol.errors import NoSuchShares, StaleRound
+from hetrdzv.protocol.events import Moved, Place, SharesChanged
 from hetrdzv.protocol.states import ShareSource
 
 KEPT = 2
@@ -221,24 +221,28 @@ def refresh(work: Work, command: Refresh) -> None:
     after = by_pace(before, command.number, command.worked, current.world_size)
     work.change(round=replace(current, refreshed=(*current.refreshed, after)[-KEPT:]))
     if after.runs != before.runs:
-        work.say("shares_changed", _change(current, before, after))
+        work.say(_change(current, before, after))
 
 
-def _change(current: Round, before: Shares, after: Shares) -> str:
-    """What has changed, in a line."""
+def _change(current: Round, before: Shares, after: Shares) -> SharesChanged:
+    """Whose part of the work has changed."""
     old, new = _parts(current, before), _parts(current, after)
     moved = [member for member in current.members if old[member.node_id] != new[member.node_id]]
-    shown = ", ".join(
-        f"{member.node_id} ({ranks(member)}) gets {new[member.node_id]} instead of {old[member.node_id]}"
-        for member in moved[:MOST_TOLD]
+    return SharesChanged(
+        moved=tuple(
+            Moved(
+                place=Place(member.node_id, member.rank_offset, member.slots),
+                before=old[member.node_id],
+                after=new[member.node_id],
+            )
+            for member in moved[:MOST_TOLD]
+        ),
+        more=max(0, len(moved) - MOST_TOLD),
     )
-    more = f" and {len(moved) - MOST_TOLD} more nodes" if len(moved) > MOST_TOLD else ""
-    text = f"round {current.number} shares its work anew, by the pace of its workers"
-    return f"{text}: {shown}{more}" if moved else text
 
 
-def _parts(current: Round, shares: Shares) -> dict[str, str]:
-    """How much of the work each member gets, by node id: `25.0%`."""
+def _parts(current: Round, shares: Shares) -> dict[str, float]:
+    """How much of the work each member gets, by node id (0 to 1, with three digits)."""
     weights = by_member(current, shares)
     whole = fsum(weight for several in weights.values() for weight in several)
-    return {node_id: f"{fsum(several) / whole:.1%}" for node_id, several in weights.items()}
+    return {node_id: round(fsum(several) / whole, 3) for node_id, several in weights.items()}

@@ -11,6 +11,7 @@ from hetrdzv.core.rounds.notice import ends_at
 from hetrdzv.core.selection.joining import Growth, growth
 from hetrdzv.core.selection.ready import next_round
 from hetrdzv.core.selection.select import Selection, Shortfall
+from hetrdzv.protocol.causes import Cut, Going, Silent
 
 SUSPECT_GRACE_S = 1.0
 """How long a node whose poll was cut has to send another request (seconds)."""
@@ -56,12 +57,10 @@ def _own_end(group: Group, node: Node) -> float:
 OWN_LEASES = OwnLeases()
 
 
-def expired(group: Group, now: float, leases: Leases) -> list[tuple[Node, str, float]]:
+def expired(group: Group, now: float, leases: Leases) -> list[tuple[Node, Going, float]]:
     """Live nodes that are lost by now, why, and since when: at the end of its lease a node still lives, past it not."""
     return [
-        (node, f"no heartbeat for {lease_s:g} s", now - lease_s)
-        if node.cut_at is None
-        else (node, "its connection was cut", node.cut_at)
+        (node, Silent(for_s=lease_s), now - lease_s) if node.cut_at is None else (node, Cut(), node.cut_at)
         for node, lease_s in leases.lapsed(group, now)
     ]
 

@@ -5,34 +5,36 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from hetrdzv.core.health.conduct import with_departure
-from hetrdzv.core.model import (
-    DRAINED,
-    End,
-    Event,
-    Failure,
-    Group,
-    Node,
-    Notice,
-    RootCause,
-    Round,
-)
-from hetrdzv.core.phrasing import ended, names
+from hetrdzv.core.model import End, Group, Node, Notice, Round
 from hetrdzv.core.rounds.notice import takes_notice
 from hetrdzv.core.rounds.timers import Leases, expired
 from hetrdzv.core.selection.units import place_taken
+from hetrdzv.protocol import events
+from hetrdzv.protocol.causes import (
+    BadAddress,
+    Cause,
+    Drained,
+    Going,
+    MemberDrained,
+    MemberLeft,
+    MemberLost,
+    RootCause,
+)
 from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
+from hetrdzv.protocol.events import Event, Facts
+from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.parts import Apart, Ready
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
+from hetrdzv.protocol.who import Nodes
+from hetrdzv.words.phrasing import names
+from hetrdzv.words.why import ended
 
 GONE_NODES_KEPT = 64
 """How many lost and left nodes a group remembers, beside the members of its round."""
 
 LOSSES = frozenset({EndKind.LOST, EndKind.LEFT, EndKind.DRAINED})
 """Ends that explain what failed elsewhere at the same time (rule 5)."""
-
-
-LONGEST_EVENT = 2_000
-"""How long the text of an event may be (characters): agents may send more than anybody reads in a history."""
 
 
 class Work:
@@ -55,25 +57,16 @@ class Work:
         self.group = self.group.with_node(changed)
         return changed
 
-    def say(
-        self,
-        kind: str,
-        text: str,
-        node_id: str | None = None,
-        cause: EndKind | None = None,
-        since: float | None = None,
-    ) -> None:
+    def say(self, facts: Facts, node_id: str | None = None, since: float | None = None) -> None:
         """Add an event to the history.
 
         Args:
+            node_id: whom it happened to, or who did it.
             since: when what led to it happened (seconds).
         """
         number = self.group.round.number if self.group.round is not None else None
         after_s = None if since is None else round(max(0.0, self.now - since), 3)
-        text = text if len(text) <= LONGEST_EVENT else f"{text[: LONGEST_EVENT - 1]}…"
-        self.events.append(
-            Event(kind, text, node_id, number, None if cause is None else cause.value, after_s)
-        )
+        self.events.append(Event(facts=facts, node_id=node_id, round=number, after_s=after_s))
 
 
 # -- agents call ---------------------------------------------------------------------------------------
@@ -123,7 +116,7 @@ def expire(work: Work) -> None:
         take_out(work, node, NodePhase.LOST, why, since)
 
 
-def take_out(work: Work, node: Node, phase: NodePhase, why: str, since: float | None = None) -> None:
+def take_out(work: Work, node: Node, phase: NodePhase, why: Going, since: float | None = None) -> None:
     """Take a node out of the group's live ones; ends its round unless its part in it is done.
 
     Args:
@@ -136,17 +129,14 @@ def take_out(work: Work, node: Node, phase: NodePhase, why: str, since: float | 
         phase is NodePhase.LEFT and node.phase is NodePhase.SUCCEEDED and not work.group.active_round
     )
     work.change_node(node, phase=phase, daemon=(), gone_at=work.now, gone_why=why, cut_at=None)
-    word = "lost" if phase is NodePhase.LOST else "left"
-    work.say(f"node_{phase}", f"{node.node_id} {word}: {why}", node.node_id)
-    if was_gone:
-        return
-    kind = EndKind.LOST if phase is NodePhase.LOST else EndKind.LEFT
-    withdraw(work, node, kind, f"{node.node_id} {word}: {why}", done=done, since=since)
+    lost = phase is NodePhase.LOST
+    work.say(events.NodeLost(why=why) if lost else events.NodeLeft(why=why), node.node_id)
+    if not was_gone:
+        cause = MemberLost if lost else MemberLeft
+        withdraw(work, node, cause(node_id=node.node_id, why=why), done=done, since=since)
 
 
-def withdraw(
-    work: Work, node: Node, kind: EndKind, why: str, *, done: bool, since: float | None = None
-) -> None:
+def withdraw(work: Work, node: Node, cause: Cause, *, done: bool, since: float | None = None) -> None:
     """Take a node out of the newest round; ends that round unless the node's part in it is done.
 
     A node that goes because its workers failed explains nothing: its failure does.
@@ -159,10 +149,10 @@ def withdraw(
     elif node.failure is not None and current.end is not None and work.group.gave_up(node):
         departed = {**current.end.departed, node.node_id: node.failure}
         work.change(round=replace(current, end=replace(current.end, departed=departed)))
-    elif kind is EndKind.DRAINED:
-        stop_kindly(work, kind, node.node_id, why)
+    elif isinstance(cause, MemberDrained):
+        stop_kindly(work, cause)
     else:
-        end_round(work, kind, node.node_id, why, since=since)
+        end_round(work, cause, since=since)
         if work.group.round is not current:
             _note_departure(work, node)
 
@@ -173,39 +163,41 @@ def _note_departure(work: Work, node: Node) -> None:
     work.change(conduct=with_departure(group.conduct, node.node_id, work.now))
     known = work.group.conduct[node.node_id]
     if known.aside:
-        text = (
-            f"{node.node_id} has come and gone {known.departures} times: for {known.free_at - work.now:.0f} s it is "
-            f"kept as a spare, unless it is needed"
-        )
-        work.say("node_set_aside", text, node.node_id)
+        facts = events.NodeSetAside(departures=known.departures, for_s=known.free_at - work.now)
+        work.say(facts, node.node_id)
 
 
-def set_leaving(work: Work, node: Node, why: str, kind: EndKind) -> None:
+def set_leaving(work: Work, node: Node, why: Going) -> None:
     """Record that a node is about to leave; ends its round unless its part in it is done."""
+    by_itself = not isinstance(why, Drained)
     if node.gone:
-        if node.phase is NodePhase.LOST and node.leaving is None and kind is EndKind.LEFT:
+        if node.phase is NodePhase.LOST and node.leaving is None and by_itself:
             work.change_node(node, leaving=why)  # a join that it sent before may yet bring it back
         return
     if node.leaving is not None:
         notice = work.group.round.notice if work.group.round is not None else None
         runs_on = work.group.in_round(node) and not work.group.part_done(node)
-        if notice is not None and kind is EndKind.LEFT and runs_on:
+        if notice is not None and by_itself and runs_on:
             stop(work, notice)  # it was drained and ran on, but its workers are being stopped now
         return
     node = work.change_node(node, leaving=why)
-    work.say("node_leaving", f"{node.node_id} is leaving: {why}", node.node_id)
+    work.say(events.NodeLeaving(why=why), node.node_id)
     if not work.group.part_done(node):
-        withdraw(work, node, kind, f"{node.node_id} is leaving: {why}", done=False)
+        withdraw(work, node, _leaving(node.node_id, why), done=False)
+
+
+def _leaving(node_id: str, why: Going) -> Cause:
+    """What ends a round of which a member is about to leave."""
+    if isinstance(why, Drained):
+        return MemberDrained(node_id=node_id)
+    return MemberLeft(node_id=node_id, why=why, announced=True)
 
 
 def reject(work: Work, node: Node) -> None:
     """Reject a node that no other host can reach; its agent is told to exit."""
-    why = (
-        f"node '{node.node_id}' offers address {node.address}, but group '{work.group.group_id}' has nodes "
-        f"on other hosts: start hetagent with --local-addr or --interface"
-    )
+    why = BadAddress(group_id=work.group.group_id, node_id=node.node_id, address=node.address)
     work.change_node(node, rejected=why, phase=NodePhase.LEFT, gone_at=work.now, gone_why=why, cut_at=None)
-    work.say("node_rejected", why, node.node_id)
+    work.say(events.NodeRejected(why=why), node.node_id)
 
 
 def remembered(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) -> Mapping[str, Node]:
@@ -225,15 +217,7 @@ def remembered(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) 
 # -- rounds and jobs end and begin ---------------------------------------------------------------------------
 
 
-def end_round(
-    work: Work,
-    kind: EndKind,
-    node_id: str | None,
-    why: str,
-    *,
-    hang: Failure | None = None,
-    since: float | None = None,
-) -> None:
+def end_round(work: Work, cause: Cause, *, hang: Failure | None = None, since: float | None = None) -> None:
     """End the active round, or record a loss as the cause of the failure that ended it (rule 5).
 
     Args:
@@ -245,13 +229,12 @@ def end_round(
     if current.end is None and current.notice is not None and current.notice.kind is EndKind.CANCELLED:
         finish_cancelled(work)
     elif current.end is None:
-        end = End(kind=kind, node_id=node_id, why=why, at=work.now, hang=hang)
+        end = End(cause=cause, at=work.now, hang=hang)
         ended = replace(current, end=end, stall=None, notice=None)
         work.change(state=GroupState.WAITING, round=ended, joiners_since=None)
-        since = work.now if since is None else since
-        work.say("round_ended", f"round {current.number} ended: {why}", node_id, since=since)
-    elif kind in LOSSES and current.end.kind is EndKind.FAILED and not current.end.judged:
-        _blame(work, current, replace(current.end, kind=kind, node_id=node_id, why=why))
+        work.say(events.RoundEnded(cause=cause), cause.node_id, work.now if since is None else since)
+    elif cause.kind in LOSSES and current.end.kind is EndKind.FAILED and not current.end.judged:
+        _blame(work, current, current.end, cause)
 
 
 def blame_who_leaves(work: Work, ended: Round, end: End) -> End:
@@ -266,35 +249,32 @@ def blame_who_leaves(work: Work, ended: Round, end: End) -> End:
         if node is None or node.leaving is None or member.node_id in ended.finished:
             continue
         if node.phase is not NodePhase.SUCCEEDED and not work.group.gave_up(node):
-            kind = EndKind.DRAINED if node.leaving == DRAINED else EndKind.LEFT
-            why = f"{node.node_id} is leaving: {node.leaving}"
-            return _blame(work, ended, replace(end, kind=kind, node_id=node.node_id, why=why))
+            return _blame(work, ended, end, _leaving(node.node_id, node.leaving))
     return end
 
 
-def _blame(work: Work, ended: Round, end: End) -> End:
-    end = replace(end, why=f"{end.why}; failures elsewhere were a consequence")
+def _blame(work: Work, ended: Round, end: End, cause: Cause) -> End:
+    end = replace(end, cause=cause, consequences=True)
     work.change(round=replace(ended, end=end))
-    work.say("round_judged", f"round {ended.number} ended because {end.why}", end.node_id)
+    work.say(events.RoundJudged(cause=cause), end.node_id)
     return end
 
 
-def stop_kindly(work: Work, kind: EndKind, node_id: str | None, why: str) -> None:
+def stop_kindly(work: Work, cause: Cause) -> None:
     """End the active round without need: where the group gives notice, only once its workers have saved (notice.py).
 
     A round that is about to end anyway keeps its notice, unless the job is to end with it.
     """
     active = work.group.active_round
-    notice = Notice(kind=kind, node_id=node_id, why=why, at=work.now)
+    notice = Notice(cause=cause, at=work.now)
     if active is not None and active.notice is not None:
-        if kind is EndKind.CANCELLED:
+        if notice.kind is EndKind.CANCELLED:
             work.change(round=replace(active, notice=replace(notice, at=active.notice.at)))
     elif active is None or not takes_notice(work.group):
         stop(work, notice)
     else:
         work.change(round=replace(active, notice=notice))
-        left = f"its workers have {work.group.spec.notice_s:g} s to save"
-        work.say("stop_announced", f"round {active.number} is about to end ({why}): {left}", node_id)
+        work.say(events.StopAnnounced(cause=cause, notice_s=work.group.spec.notice_s), cause.node_id)
 
 
 def stop(work: Work, notice: Notice) -> None:
@@ -302,11 +282,38 @@ def stop(work: Work, notice: Notice) -> None:
     if notice.kind is EndKind.CANCELLED:
         finish_cancelled(work)
     else:
-        end_round(work, notice.kind, notice.node_id, notice.why)
+        end_round(work, notice.cause)
 
 
-def finish(work: Work, state: GroupState, text: str, root_cause: RootCause | None = None) -> None:
-    """Finish the job with an outcome."""
+def succeed(work: Work, apart: Apart | None) -> None:
+    """Finish the job, since all its workers have succeeded; `apart`: but they never met."""
+    _finish(work, GroupState.SUCCEEDED, events.GroupSucceeded(apart=apart))
+
+
+def fail(
+    work: Work,
+    cause: RootCause,
+    *,
+    budget: int | None = None,
+    gave_up: Nodes | None = None,
+    left: Ready | None = None,
+) -> None:
+    """Finish the job, which has failed.
+
+    Args:
+        budget, gave_up, left: see `GroupFailed`.
+    """
+    facts = events.GroupFailed(reason=cause.reason, budget=budget, gave_up=gave_up, left=left)
+    _finish(work, GroupState.FAILED, facts, cause)
+
+
+def finish_cancelled(work: Work) -> None:
+    """Finish the job since a person has cancelled it."""
+    by = work.group.cancellation.by if work.group.cancellation is not None else ""
+    _finish(work, GroupState.CANCELLED, events.GroupCancelled(by=by))
+
+
+def _finish(work: Work, state: GroupState, facts: Facts, root_cause: RootCause | None = None) -> None:
     active = work.group.active_round
     if active is not None and active.notice is not None:
         work.change(round=replace(active, notice=None))
@@ -321,13 +328,7 @@ def finish(work: Work, state: GroupState, text: str, root_cause: RootCause | Non
     )
     last = work.group.round
     stopped_at = last.end.stopped_at if last is not None and last.end is not None else None
-    work.say(f"group_{state}", text, since=stopped_at)
-
-
-def finish_cancelled(work: Work) -> None:
-    """Finish the job since a person has cancelled it."""
-    by = work.group.cancellation.by if work.group.cancellation is not None else ""
-    finish(work, GroupState.CANCELLED, f"the job was cancelled by {by}" if by else "the job was cancelled")
+    work.say(facts, since=stopped_at)
 
 
 def begins_anew(group: Group) -> bool:
@@ -364,4 +365,4 @@ def begin_job(work: Work, spec: GroupSpec, *, spec_fixed: bool) -> None:
         previous_outcome=group.state,
         created_at=group.created_at,
     )
-    work.say("job_began", f"job {work.group.job} of group '{group.group_id}' started")
+    work.say(events.JobBegan(group_id=group.group_id, job=work.group.job))

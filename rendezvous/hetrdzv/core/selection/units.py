@@ -12,7 +12,7 @@ from math import inf
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.ids import natural_key
-from hetrdzv.protocol.reasons import BrokenUnits
+from hetrdzv.protocol.parts import BrokenUnits
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.who import Nodes

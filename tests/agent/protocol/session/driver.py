@@ -18,7 +18,7 @@ from hetrdzv.core import commands
 from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import Failure, Group
+from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.errors import (
     HetError,
@@ -29,6 +29,7 @@ from hetrdzv.protocol.errors import (
     UnknownNode,
     Unreachable,
 )
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.wire import (
     ConflictReply,
     DifferenceReply,
@@ -43,6 +44,7 @@ from hetrdzv.protocol.wire import (
     StacksRequest,
     StartReply,
 )
+from hetrdzv.words.failures import ending
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import why
 
@@ -87,7 +89,11 @@ def reply_of(group: Group, told: Directive) -> DirectiveReply:
         stop_timeout_s=group.spec.stop_timeout_s,
         max_disconnect_s=group.spec.max_disconnect_s,
         start=start,
-        notice=NoticeReply.model_validate(told.notice) if told.notice is not None else None,
+        notice=None
+        if told.notice is None
+        else NoticeReply(
+            kind=told.notice.cause.kind, why=ending(told.notice.cause), left_s=told.notice.left_s
+        ),
         outcome=told.outcome,
         exit_code=told.exit_code,
         replaced=[DifferenceReply.model_validate(one) for one in told.replaced] or None,

@@ -9,6 +9,8 @@ from tests.agent.protocol.session.driver import (
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Join, Leave, Poll, Say
 from hetrdzv.core import commands
+from hetrdzv.protocol.causes import Announced
+from hetrdzv.protocol.parts import Quoted
 from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.wire import SpecFields
 
@@ -18,7 +20,7 @@ def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:
     bench.started()
     bench.session.leaving("SIGTERM", bench.now)
     bench.pump()
-    assert bench.group.nodes["a"].leaving == "SIGTERM"
+    assert bench.group.nodes["a"].leaving == Announced(text=Quoted("SIGTERM"))
     assert bench.kinds == [("start", 1), ("stop", 1)]
     count = sum(isinstance(request, Join) for request in bench.sent)
     bench.ready(1)
@@ -28,7 +30,7 @@ def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:
     bench.session.leave("its agent got SIGTERM", bench.now)
     bench.pump()
     assert bench.session.finished
-    assert bench.group.nodes["a"].gone_why == "its agent got SIGTERM"
+    assert bench.group.nodes["a"].gone_why == Announced(text=Quoted("its agent got SIGTERM"))
 
 
 def test_a_start_that_comes_while_leaving_is_not_told(bench: Bench) -> None:

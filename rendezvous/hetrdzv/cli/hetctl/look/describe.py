@@ -14,9 +14,9 @@ from hetrdzv.cli.hetctl.look.history import past_view
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import GROUP, MAYBE_GROUP, NODE_ID, command, shared
 from hetrdzv.client import Client
-from hetrdzv.protocol.past import past
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.wire import EventReply, EventsReply, GroupReply, NodeReply, Reply
+from hetrdzv.words.past import past
 from hetrdzv.words.phrasing import names
 
 LAST_ROUNDS, LAST_EVENTS = 5, 10

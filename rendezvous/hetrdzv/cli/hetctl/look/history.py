@@ -10,7 +10,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import GROUP, command
 from hetrdzv.client import Client
-from hetrdzv.protocol.past import PastReply, past
+from hetrdzv.words.past import PastReply, past
 from hetrdzv.words.phrasing import count, percent
 
 

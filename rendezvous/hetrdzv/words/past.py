@@ -1,15 +1,25 @@
-"""The rounds of a group's past, read from its history: how long each ran, what ended it, what that cost.
+"""The rounds of a group's past, added up from its history: how long each ran, what ended it, what that cost.
 
-All that is needed is in the events, so servers, pages and tools work it out alike. Times are wall-clock times of one
-server after another; where their clocks disagree, no duration is below 0.
+All that is needed is in the facts of events, so servers, pages and tools work it out alike. Times are wall-clock times
+of one server after another; where their clocks disagree, no duration is below 0.
 """
 
-import re
 from collections.abc import Iterable
 from datetime import datetime
 
+from hetrdzv.protocol.events import (
+    GroupCancelled,
+    GroupFailed,
+    GroupSucceeded,
+    RestartSpent,
+    RoundEnded,
+    RoundFormed,
+    RoundJudged,
+    RoundRunning,
+)
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.wire import EventReply, Reply
+from hetrdzv.words.failures import ending, failed_worker
 
 OUTCOMES = {f"group_{state}": state.value for state in GroupState if state.terminal}
 """What an event says about the outcome of a job, by its kind."""
@@ -165,41 +175,42 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
     for event in events:
         at = datetime.fromisoformat(event.at)
         current = rounds[-1] if rounds and rounds[-1].job_ended is None else None
-        if event.kind == "round_formed" and event.round is not None:
+        if isinstance(event.facts, RoundFormed) and event.round is not None:
             if current is None:
                 spans.append((at, None))
             else:
                 current.next_formed, current.formed_s = at, event.after_s
-                current.cause = event.cause or current.cause
+                current.cause = event.facts.cause or current.cause
             current = _Round(event.round)
             current.formed = at
-            current.world_size = _world_size(event.text)
+            current.world_size = event.facts.world_size
             rounds.append(current)
             continue
         if current is None:
-            if event.round is None or event.kind not in ("round_running", "round_ended"):
+            if event.round is None or not isinstance(event.facts, RoundRunning | RoundEnded):
                 continue
             current = _Round(event.round)
             rounds.append(current)
             spans.append((at, None))
-        if event.kind == "round_running":
-            current.running = at
-            if len(rounds) > 1 and rounds[-2].job_ended is None:
-                rounds[-2].next_running = at
-        elif event.kind == "round_ended":
-            current.ended, current.noticed_s = at, event.after_s
-            current.why = event.text.partition(": ")[2]
-        elif event.kind == "round_judged":
-            current.why = event.text.partition(" because ")[2]
-        elif event.kind == "restart_spent":
-            current.stopped, current.cost_restart, current.cause = at, True, "failed"
-            current.why = event.text.partition(": ")[2]
-        elif event.kind in OUTCOMES:
-            if current.ended is None:
-                current.ended = at
-            current.formed_s = event.after_s
-            current.cause, current.why, current.job_ended = OUTCOMES[event.kind], event.text, at
-            spans[-1] = (spans[-1][0], at)
+        match event.facts:
+            case RoundRunning():
+                current.running = at
+                if len(rounds) > 1 and rounds[-2].job_ended is None:
+                    rounds[-2].next_running = at
+            case RoundEnded():
+                current.ended, current.noticed_s = at, event.after_s
+                current.why = ending(event.facts.cause)
+            case RoundJudged():
+                current.why = ending(event.facts.cause, consequences=True)
+            case RestartSpent():
+                current.stopped, current.cost_restart, current.cause = at, True, "failed"
+                current.why = failed_worker(event.facts.worker)
+            case GroupSucceeded() | GroupFailed() | GroupCancelled():
+                if current.ended is None:
+                    current.ended = at
+                current.formed_s = event.after_s
+                current.cause, current.why, current.job_ended = OUTCOMES[event.kind], event.text, at
+                spans[-1] = (spans[-1][0], at)
     replies = [one.reply(now) for one in rounds]
     return PastReply(
         rounds=replies,
@@ -214,8 +225,3 @@ def _seconds(since: datetime, until: datetime) -> float:
 
 def _shown(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat(timespec="milliseconds")
-
-
-def _world_size(text: str) -> int | None:
-    found = re.search(r"world size (\d+)", text)
-    return int(found[1]) if found else None

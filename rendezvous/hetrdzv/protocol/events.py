@@ -1,0 +1,431 @@
+"""What happens to a group, as values: one class per kind of event, with its facts (docs/events.md).
+
+Facts name what is not in the event itself, which has the node and the round. `hetrdzv.words.events` makes the texts.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias, get_args
+
+from hetrdzv.protocol.causes import FailedBecause, FailedWorker, Going, ShownCause
+from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.parts import BY_KIND, NOTHING, Apart, Other, Quoted, Ready
+from hetrdzv.protocol.stalls import StallFacts
+from hetrdzv.protocol.who import Nodes
+
+# -- a job from its beginning to its end ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCreated:
+    """An agent or a person named a group that did not exist."""
+
+    kind: Literal["group_created"] = "group_created"
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobBegan:
+    """A finished group begins another job, which is its `job`-th."""
+
+    kind: Literal["job_began"] = "job_began"
+    group_id: str
+    job: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsChanged:
+    """Agents, or without a node a person, came back to a group without nodes with other settings."""
+
+    kind: Literal["settings_changed"] = "settings_changed"
+    changes: tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A member's part of the ranks: so many from `rank_offset` on."""
+
+    node_id: str
+    rank_offset: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundFormed:
+    """The server chose nodes, ranks and master.
+
+    Attributes:
+        places: of the first few members.
+        more: how many members there are besides.
+        cause: the kind of what ended the round before; None for the first of a job.
+    """
+
+    kind: Literal["round_formed"] = "round_formed"
+    world_size: int
+    places: tuple[Place, ...]
+    more: int = 0
+    cause: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedUnbounded:
+    """The first round formed without bounds, with those nodes that were there; later ones restart the job, or wait."""
+
+    kind: Literal["started_unbounded"] = "started_unbounded"
+    nodes: int
+    restarts: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRunning:
+    """All members have started their workers."""
+
+    kind: Literal["round_running"] = "round_running"
+    nodes: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundEnded:
+    """The round is over for all members."""
+
+    kind: Literal["round_ended"] = "round_ended"
+    cause: ShownCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundJudged:
+    """Something else than a failure that had ended the round turned out to be the cause."""
+
+    kind: Literal["round_judged"] = "round_judged"
+    cause: ShownCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartSpent:
+    """A failure was the cause, so one restart more is used: `restarts` of `budget`."""
+
+    kind: Literal["restart_spent"] = "restart_spent"
+    restarts: int
+    budget: int
+    worker: FailedWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSucceeded:
+    """All workers of all nodes ended with status 0; `apart`: but they never met."""
+
+    kind: Literal["group_succeeded"] = "group_succeeded"
+    apart: Apart | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFailed:
+    """The job is over and failed.
+
+    Attributes:
+        budget: so many restarts were used up.
+        gave_up, left: these nodes gave up, and too few were left.
+    """
+
+    kind: Literal["group_failed"] = "group_failed"
+    reason: FailedBecause
+    budget: int | None = None
+    gave_up: Nodes | None = None
+    left: Ready | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCancelled:
+    """Somebody cancelled the job: which role, from where, if that is known."""
+
+    kind: Literal["group_cancelled"] = "group_cancelled"
+    by: str = ""
+
+
+# -- nodes ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """An agent joined; `not_ready`: why its node takes part in no round yet."""
+
+    kind: Literal["node_joined"] = "node_joined"
+    slots: int
+    address: str
+    not_ready: Quoted = NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReturned:
+    """A lost node is back."""
+
+    kind: Literal["node_returned"] = "node_returned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNotReady:
+    """A node takes part in no round for now."""
+
+    kind: Literal["node_not_ready"] = "node_not_ready"
+    why: Quoted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReady:
+    """It can take part again."""
+
+    kind: Literal["node_ready"] = "node_ready"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRejected:
+    """Its agent has to exit."""
+
+    kind: Literal["node_rejected"] = "node_rejected"
+    why: Going
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLeftOut:
+    """It is a spare, since it cannot reach the master."""
+
+    kind: Literal["node_left_out"] = "node_left_out"
+    master: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLeaving:
+    """It is about to leave; its workers are being stopped."""
+
+    kind: Literal["node_leaving"] = "node_leaving"
+    why: Going
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLeft:
+    """Its agent said goodbye."""
+
+    kind: Literal["node_left"] = "node_left"
+    why: Going
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """It was silent for its lease, or its connection broke and it did not come back."""
+
+    kind: Literal["node_lost"] = "node_lost"
+    why: Going
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDrained:
+    """A person took it out."""
+
+    kind: Literal["node_drained"] = "node_drained"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUndrained:
+    """A person let it in again."""
+
+    kind: Literal["node_undrained"] = "node_undrained"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSetAside:
+    """It is taken last.
+
+    Attributes:
+        departures, for_s: it came and went so many times, and is a spare for so long (seconds).
+        blamed: so many failures in a row were its workers'.
+    """
+
+    kind: Literal["node_set_aside"] = "node_set_aside"
+    departures: int | None = None
+    for_s: float | None = None
+    blamed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSucceeded:
+    """All its workers ended with status 0."""
+
+    kind: Literal["node_succeeded"] = "node_succeeded"
+
+
+# -- workers -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFailed:
+    """A worker failed. Only the earliest of a round is the root cause."""
+
+    kind: Literal["worker_failed"] = "worker_failed"
+    worker: FailedWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeverMet:
+    """Workers run or have succeeded, but did not find each other."""
+
+    kind: Literal["never_met"] = "never_met"
+    apart: Apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowNetwork:
+    """The nodes of a round measured the network between them, and one node or way is slow."""
+
+    kind: Literal["slow_network"] = "slow_network"
+    what: Quoted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled:
+    """Workers have waited long for others: for so many seconds."""
+
+    kind: Literal["stalled"] = "stalled"
+    stall: StallFacts
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoesOn:
+    """They wait no longer: they have waited for so many seconds."""
+
+    kind: Literal["goes_on"] = "goes_on"
+    stall: StallFacts
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A member gets another part of the work than before (0 to 1)."""
+
+    place: Place
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharesChanged:
+    """The workers asked for new shares, and their pace says that they need others.
+
+    Attributes:
+        moved: the first few members whose part has changed.
+        more: how many there are besides.
+    """
+
+    kind: Literal["shares_changed"] = "shares_changed"
+    moved: tuple[Moved, ...]
+    more: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonStarted:
+    """The master has the other nodes run a launcher's daemon."""
+
+    kind: Literal["daemon_started"] = "daemon_started"
+    program: str
+
+
+# -- planned stops -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAnnounced:
+    """Something is about to end the round; its workers may save for so long (seconds)."""
+
+    kind: Literal["stop_announced"] = "stop_announced"
+    cause: ShownCause
+    notice_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyToStop:
+    """All workers have saved, so long after they were told (seconds)."""
+
+    kind: Literal["ready_to_stop"] = "ready_to_stop"
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeExpired:
+    """The time to save (seconds) was over before all had."""
+
+    kind: Literal["notice_expired"] = "notice_expired"
+    late: Nodes
+    notice_s: float
+
+
+Facts: TypeAlias = Annotated[
+    GroupCreated
+    | JobBegan
+    | SettingsChanged
+    | RoundFormed
+    | StartedUnbounded
+    | RoundRunning
+    | RoundEnded
+    | RoundJudged
+    | RestartSpent
+    | GroupSucceeded
+    | GroupFailed
+    | GroupCancelled
+    | NodeJoined
+    | NodeReturned
+    | NodeNotReady
+    | NodeReady
+    | NodeRejected
+    | NodeLeftOut
+    | NodeLeaving
+    | NodeLeft
+    | NodeLost
+    | NodeDrained
+    | NodeUndrained
+    | NodeSetAside
+    | NodeSucceeded
+    | WorkerFailed
+    | NeverMet
+    | SlowNetwork
+    | Stalled
+    | GoesOn
+    | SharesChanged
+    | DaemonStarted
+    | StopAnnounced
+    | ReadyToStop
+    | NoticeExpired
+    | Other,
+    BY_KIND,
+]
+"""What happened; `Other`: what only newer servers know."""
+
+CLASSES: tuple[type, ...] = get_args(get_args(Facts)[0])
+"""All of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to a group.
+
+    Attributes:
+        node_id: whom it happened to, or who did it; None: nobody in particular.
+        round: the newest one then.
+        after_s: how long before it what led to it had happened (seconds). Of a round that ended: a failure, or the last
+            sign of life of a lost node; of a round that formed, and of a job that ended after its last round: the last
+            workers of that one were gone.
+    """
+
+    facts: Facts
+    node_id: str | None = None
+    round: int | None = None
+    after_s: float | None = None
+
+    @property
+    def kind(self) -> str:
+        """What happened, in a word."""
+        return self.facts.kind
+
+    @property
+    def cause(self) -> str | None:
+        """Of a round that formed: the kind of what ended the one before; None for the first, and elsewhere."""
+        return self.facts.cause if isinstance(self.facts, RoundFormed) else None

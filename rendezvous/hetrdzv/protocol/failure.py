@@ -1,0 +1,37 @@
+"""How a worker failed."""
+
+from dataclasses import dataclass
+
+from hetrdzv.protocol.stalls import Hang
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How a worker failed.
+
+    Attributes:
+        local_rank, rank: of the worker. -1 stands for the node's one program, or, with neither exit code nor signal,
+            for workers that could not be started at all.
+        exit_code: its exit status, or None if a signal killed it.
+        signal: the name of the signal that killed it (`SIGKILL`), or None.
+        message: the end of its traceback or of its stderr.
+        at: when the exit was seen, on the server's clock (seconds): `now - age_s`.
+        final: the node's agent gives up with it, so that this node takes part in no further round.
+        permanent: a restart would end the same way (the script has a syntax error), so none is spent.
+        hang: nothing has exited, but the worker (rank -1: nobody in particular) kept others waiting for too long: who
+            waited for whom. Then `message` is its Python stack, and `at` when the wait began.
+        collectives, step: how far the node's workers had come in the round: how many collectives the most advanced had
+            asked for, and the highest step that a script told; None: unknown.
+    """
+
+    local_rank: int
+    rank: int
+    exit_code: int | None = None
+    signal: str | None = None
+    message: str = ""
+    at: float = 0.0
+    final: bool = False
+    permanent: bool = False
+    hang: Hang | None = None
+    collectives: int | None = None
+    step: int | None = None

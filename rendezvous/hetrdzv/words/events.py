@@ -1,0 +1,256 @@
+"""The texts of events: one function for each kind."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hetrdzv.protocol import events
+from hetrdzv.protocol.events import Event
+from hetrdzv.protocol.parts import Other
+from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
+from hetrdzv.words import failures
+from hetrdzv.words.clauses import never_met, standing
+from hetrdzv.words.phrasing import count, names, one_or_more
+from hetrdzv.words.stalls import lasting
+
+LONGEST = 2_000
+"""How long the text of an event may be (characters)."""
+
+
+def event_text(event: Event) -> str:
+    """What happened, in a line."""
+    text = _TEXTS[type(event.facts)](event.facts, event)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def spent_of(restarts: int, budget: int) -> str:
+    """How many restarts were spent: `1 of 3`, or `1` where there is no limit to speak of."""
+    return str(restarts) if budget >= UNLIMITED_RESTARTS else f"{restarts} of {budget}"
+
+
+# -- a job from its beginning to its end ---------------------------------------------------------------------
+
+
+def _group_created(facts: events.GroupCreated, event: Event) -> str:
+    return f"group '{facts.group_id}' was created"
+
+
+def _job_began(facts: events.JobBegan, event: Event) -> str:
+    return f"job {facts.job} of group '{facts.group_id}' started"
+
+
+def _settings_changed(facts: events.SettingsChanged, event: Event) -> str:
+    changes = ", ".join(f"{one.name} {one.group} -> {one.given}" for one in facts.changes)
+    return f"{event.node_id or 'a person'} changed the settings, no other node being left: {changes}"
+
+
+def _round_formed(facts: events.RoundFormed, event: Event) -> str:
+    places = ", ".join(f"{place.node_id} {_ranks(place)}" for place in facts.places)
+    more = f" and {count(facts.more, 'more node')}" if facts.more else ""
+    return f"round {event.round} formed: world size {facts.world_size}, {places}{more}"
+
+
+def _started_unbounded(facts: events.StartedUnbounded, event: Event) -> str:
+    later = "restart the job" if facts.restarts else "are kept as spares"
+    nodes = count(facts.nodes, "node")
+    return f"started with {nodes}, since no --nnodes was given; nodes that join later {later}"
+
+
+def _round_running(facts: events.RoundRunning, event: Event) -> str:
+    return f"round {event.round} runs on {count(facts.nodes, 'node')}, world size {facts.world_size}"
+
+
+def _round_ended(facts: events.RoundEnded, event: Event) -> str:
+    return f"round {event.round} ended: {failures.ending(facts.cause)}"
+
+
+def _round_judged(facts: events.RoundJudged, event: Event) -> str:
+    return f"round {event.round} ended because {failures.ending(facts.cause, consequences=True)}"
+
+
+def _restart_spent(facts: events.RestartSpent, event: Event) -> str:
+    return f"restart {spent_of(facts.restarts, facts.budget)}: {failures.failed_worker(facts.worker)}"
+
+
+def _group_succeeded(facts: events.GroupSucceeded, event: Event) -> str:
+    apart = f", but {never_met(facts.apart)}" if facts.apart is not None else ""
+    return f"the job succeeded in round {event.round}{apart}"
+
+
+def _group_failed(facts: events.GroupFailed, event: Event) -> str:
+    text = f"the job failed: {failures.failed_because(facts.reason)}"
+    if facts.budget is not None:
+        text += f"; all {count(facts.budget, 'restart')} used up" if facts.budget else "; max_restarts is 0"
+    if facts.gave_up is not None and facts.left is not None:
+        few = f"{standing(facts.left)} {one_or_more(facts.left.nodes, 'is', 'are')} left"
+        text += f"; {names(facts.gave_up)} gave up, and {few}"
+    return text
+
+
+def _group_cancelled(facts: events.GroupCancelled, event: Event) -> str:
+    return failures.cancelled(facts.by)
+
+
+# -- nodes ---------------------------------------------------------------------------------------------------
+
+
+def _node_joined(facts: events.NodeJoined, event: Event) -> str:
+    text = f"{event.node_id} joined with {count(facts.slots, 'slot')} at {facts.address}"
+    return f"{text}, not ready yet: {facts.not_ready}" if facts.not_ready else text
+
+
+def _node_returned(facts: events.NodeReturned, event: Event) -> str:
+    return f"{event.node_id} is back"
+
+
+def _node_not_ready(facts: events.NodeNotReady, event: Event) -> str:
+    return f"{event.node_id} is not ready: {facts.why}"
+
+
+def _node_ready(facts: events.NodeReady, event: Event) -> str:
+    return f"{event.node_id} is ready"
+
+
+def _node_rejected(facts: events.NodeRejected, event: Event) -> str:
+    return failures.going(facts.why)
+
+
+def _node_left_out(facts: events.NodeLeftOut, event: Event) -> str:
+    return f"{event.node_id} is left out: it cannot reach {facts.master}, and no node can be reached by all"
+
+
+def _node_leaving(facts: events.NodeLeaving, event: Event) -> str:
+    return f"{event.node_id} is leaving: {failures.going(facts.why, left=False)}"
+
+
+def _node_left(facts: events.NodeLeft, event: Event) -> str:
+    return f"{event.node_id} left: {failures.going(facts.why)}"
+
+
+def _node_lost(facts: events.NodeLost, event: Event) -> str:
+    return f"{event.node_id} lost: {failures.going(facts.why)}"
+
+
+def _node_drained(facts: events.NodeDrained, event: Event) -> str:
+    return f"{event.node_id} was drained"
+
+
+def _node_undrained(facts: events.NodeUndrained, event: Event) -> str:
+    return f"{event.node_id} may join again"
+
+
+def _node_set_aside(facts: events.NodeSetAside, event: Event) -> str:
+    if facts.blamed is not None:
+        last = f"last {facts.blamed} failures were"
+        return f"the {last} of workers on {event.node_id}: other nodes are taken before it"
+    return (
+        f"{event.node_id} has come and gone {facts.departures} times: for {facts.for_s or 0.0:.0f} s it is kept as a "
+        f"spare, unless it is needed"
+    )
+
+
+def _node_succeeded(facts: events.NodeSucceeded, event: Event) -> str:
+    return f"all workers of {event.node_id} succeeded"
+
+
+# -- workers -------------------------------------------------------------------------------------------------
+
+
+def _worker_failed(facts: events.WorkerFailed, event: Event) -> str:
+    return failures.failed_worker(facts.worker)
+
+
+def _never_met(facts: events.NeverMet, event: Event) -> str:
+    return never_met(facts.apart)
+
+
+def _slow_network(facts: events.SlowNetwork, event: Event) -> str:
+    return facts.what
+
+
+def _stalled(facts: events.Stalled, event: Event) -> str:
+    return f"round {event.round} stalls: {lasting(facts.stall, facts.for_s)}"
+
+
+def _goes_on(facts: events.GoesOn, event: Event) -> str:
+    return f"round {event.round} goes on, after {lasting(facts.stall, facts.for_s)}"
+
+
+def _shares_changed(facts: events.SharesChanged, event: Event) -> str:
+    shown = ", ".join(
+        f"{one.place.node_id} ({_ranks(one.place)}) gets {one.after:.1%} instead of {one.before:.1%}"
+        for one in facts.moved
+    )
+    more = f" and {facts.more} more nodes" if facts.more else ""
+    text = f"round {event.round} shares its work anew, by the pace of its workers"
+    return f"{text}: {shown}{more}" if facts.moved else text
+
+
+def _daemon_started(facts: events.DaemonStarted, event: Event) -> str:
+    return f"{event.node_id}, the master, has the others run {facts.program}"
+
+
+# -- planned stops -------------------------------------------------------------------------------------------
+
+
+def _stop_announced(facts: events.StopAnnounced, event: Event) -> str:
+    left = f"its workers have {facts.notice_s:g} s to save"
+    return f"round {event.round} is about to end ({failures.ending(facts.cause)}): {left}"
+
+
+def _ready_to_stop(facts: events.ReadyToStop, event: Event) -> str:
+    return f"all nodes are ready to stop, {facts.took_s:.1f} s after they were told"
+
+
+def _notice_expired(facts: events.NoticeExpired, event: Event) -> str:
+    were = one_or_more(facts.late, "was", "were")
+    return f"{names(facts.late)} {were} not ready to stop within {facts.notice_s:g} s"
+
+
+def _other(facts: Other, event: Event) -> str:
+    return failures.unknown(facts)
+
+
+def _ranks(place: events.Place) -> str:
+    """The ranks of a place: `rank 4`, or `ranks 8 to 11`."""
+    last = place.rank_offset + place.slots - 1
+    return f"rank {last}" if place.slots == 1 else f"ranks {place.rank_offset} to {last}"
+
+
+_TEXTS: Mapping[type, Callable[[Any, Event], str]] = {
+    events.GroupCreated: _group_created,
+    events.JobBegan: _job_began,
+    events.SettingsChanged: _settings_changed,
+    events.RoundFormed: _round_formed,
+    events.StartedUnbounded: _started_unbounded,
+    events.RoundRunning: _round_running,
+    events.RoundEnded: _round_ended,
+    events.RoundJudged: _round_judged,
+    events.RestartSpent: _restart_spent,
+    events.GroupSucceeded: _group_succeeded,
+    events.GroupFailed: _group_failed,
+    events.GroupCancelled: _group_cancelled,
+    events.NodeJoined: _node_joined,
+    events.NodeReturned: _node_returned,
+    events.NodeNotReady: _node_not_ready,
+    events.NodeReady: _node_ready,
+    events.NodeRejected: _node_rejected,
+    events.NodeLeftOut: _node_left_out,
+    events.NodeLeaving: _node_leaving,
+    events.NodeLeft: _node_left,
+    events.NodeLost: _node_lost,
+    events.NodeDrained: _node_drained,
+    events.NodeUndrained: _node_undrained,
+    events.NodeSetAside: _node_set_aside,
+    events.NodeSucceeded: _node_succeeded,
+    events.WorkerFailed: _worker_failed,
+    events.NeverMet: _never_met,
+    events.SlowNetwork: _slow_network,
+    events.Stalled: _stalled,
+    events.GoesOn: _goes_on,
+    events.SharesChanged: _shares_changed,
+    events.DaemonStarted: _daemon_started,
+    events.StopAnnounced: _stop_announced,
+    events.ReadyToStop: _ready_to_stop,
+    events.NoticeExpired: _notice_expired,
+    Other: _other,
+}

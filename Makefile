@@ -27,7 +27,7 @@ unpacked = @PATH=/usr/local/bin:/usr/bin command -v $(1) >/dev/null || test -x $
 	echo '$(2) could not be unpacked: $(3) are skipped' >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dist demo tools test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-long test-rooms test-torch test-gpu test-all fuzz compose-test lint mutants session bench clean distclean
+.PHONY: help venv dist demo tools test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-long test-rooms test-torch test-gpu test-cuda test-all fuzz compose-test lint mutants session bench clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -127,6 +127,19 @@ $(GPU)/.installed: pyproject.toml constraints.txt
 
 test-gpu: $(GPU)/.installed  ## check on a node with GPUs all that is said about them, and print a table (ten minutes; TORCH=2.15.0 for another release)
 	HET_TEST_ALL=1 $(GPU)/bin/python -m pytest tests/gpu
+
+CUDA := .cache/cuda/$(TORCH)
+
+$(CUDA)/.installed: pyproject.toml constraints.txt
+	@echo 'installing the CUDA build of torch $(TORCH) into $(CUDA): some minutes, 5 to 7 GB'
+	@test -x $(CUDA)/bin/pip || $(PYTHON) -m venv $(CUDA)
+	@$(CUDA)/bin/python -m pip install -q --disable-pip-version-check 'torch===$(TORCH)' numpy  # === takes no build for CPUs
+	@grep -viE '^($(TORCHS))==' constraints.txt > $(CUDA)/constraints.txt
+	@$(CUDA)/bin/python -m pip install -q --disable-pip-version-check -c $(CUDA)/constraints.txt -e '.[agent]' pytest pytest-asyncio pytest-timeout
+	@touch $@
+
+test-cuda: $(CUDA)/.installed  ## ask torch's CUDA build what the agent asks it, without a GPU (minutes, and 5 to 7 GB; TORCH=2.15.0 for another release)
+	HET_TEST_ALL=1 $(CUDA)/bin/python -m pytest tests/cuda tests/agent/job/progress tests/agent/worker/test_torch_server.py
 
 test-all: $(STAMP) tools  ## run .ci/run and all tests that take minutes to set up, and write docs/test-all.md (half an hour)
 	$(BIN)/python -m tests.everything

@@ -652,6 +652,12 @@ def check_paths(text: str, there: AbstractSet[str]) -> list[str]:
     ]
 
 
+def check_tests(text: str, there: AbstractSet[str]) -> list[str]:
+    """Tests that a page names exist."""
+    told = set(re.findall(r"`(test_\w+)`", text))
+    return [f"there is no test {name}" for name in sorted(told - there)]
+
+
 def tree(text: str) -> list[str]:
     """The paths in an indented list of folders and files; folders end with a slash."""
     found: list[str] = []
@@ -702,6 +708,15 @@ def test_the_modules_in_the_architecture_exist() -> None:
 @pytest.mark.parametrize("name", ["docs/architecture.md", "CONTRIBUTING.md"])
 def test_the_paths_that_a_page_names_exist(name: str) -> None:
     assert check_paths(page(name), everything()) == []
+
+
+@pytest.mark.parametrize("name", ["docs/torch.md", "docs/gpus.md"])
+def test_the_tests_that_a_page_names_exist(name: str) -> None:
+    text = page(name)
+    written = "\n".join(path.read_text(encoding="utf-8") for path in TESTS)
+    assert check_tests(text, set(re.findall(r"def (test_\w+)\(", written))) == []
+    files = "\n".join(re.findall(r"`tests/[^`]*`", text))
+    assert check_paths(files, everything()) == []
 
 
 def test_the_architecture_has_every_folder() -> None:
@@ -820,6 +835,7 @@ def spec_table(old: str, new: str) -> list[str]:
         (lambda: check_citations("see DESIGN" + ".md", "1. **x**"), "which is not here"),
         (lambda: check_modules("see gruop.py", {"group.py"}), "gruop.py"),
         (lambda: check_paths("see `core/gruop.py`", {"rendezvous/hetrdzv/core/group.py"}), "core/gruop.py"),
+        (lambda: check_tests("| gloo | `test_glo` |", {"test_gloo"}), "no test test_glo"),
         (lambda: check_tree(TREE, TREE_FILES | {"a/d/f.py"}), "a/d/ is missing"),
         (lambda: check_tree(TREE, TREE_FILES - {"a/b/d.py"}), "no a/b/d.py"),
         (lambda: check_tree(TREE, TREE_FILES - {"a/b/c.py"}), "no a/b/c.py"),

@@ -34,8 +34,8 @@ class Duration(click.ParamType[Any]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
-        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", str(value).strip())
-        seconds = float(found[1]) * _UNITS[found[2]] if found is not None else math.nan
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", str(value).strip())
+        seconds = float(match[1]) * _UNITS[match[2]] if match is not None else math.nan
         if not self._least <= seconds <= self._most:
             least, most = shown_duration(self._least), shown_duration(self._most)
             self.fail(
@@ -173,10 +173,14 @@ class Settings:
 
 def flags(command: _F) -> _F:
     """Give a click command a flag for each setting; it is called with the values by name."""
-    for one in reversed((*dataclasses.fields(Settings)[:-1], *dataclasses.fields(Limits))):
-        more = dict(one.metadata)
-        name = more.pop("flag", one.name.replace("_", "-"))
-        default = shown_duration(one.default) if isinstance(more.get("type"), Duration) else one.default
+    for setting in reversed((*dataclasses.fields(Settings)[:-1], *dataclasses.fields(Limits))):
+        more = dict(setting.metadata)
+        name = more.pop("flag", setting.name.replace("_", "-"))
+        default = (
+            shown_duration(setting.default) if isinstance(more.get("type"), Duration) else setting.default
+        )
         shown = default is not None and "is_flag" not in more
-        command = click.option(f"--{name}", one.name, default=default, show_default=shown, **more)(command)
+        command = click.option(f"--{name}", setting.name, default=default, show_default=shown, **more)(
+            command
+        )
     return command

@@ -29,7 +29,6 @@ from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.reasons import NodeReason
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.words import why as words
-from hetrdzv.words.events import event_text
 from hetrdzv.words.failures import going
 from hetrdzv.words.times import Clock
 
@@ -221,10 +220,6 @@ class Story:
         """Seconds until a tick is due."""
         at = deadline(self.group)
         return None if at is None else at - self.now
-
-    def said(self, kind: str) -> list[str]:
-        """Texts of the events of one kind so far."""
-        return [event_text(event) for event in self.events if event.kind == kind]
 
     def facts(self, kind: str) -> list[Facts]:
         """What the events of one kind say so far."""

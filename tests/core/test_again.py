@@ -9,6 +9,8 @@ from hetrdzv.core.rounds.timers import OwnLeases
 from hetrdzv.protocol import reasons
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import InvalidSpec, SpecConflict
+from hetrdzv.protocol.events import SettingsChanged
+from hetrdzv.words.events import event_text
 from tests.core.driver import LEASE_S, Story, running
 
 MANY = {"min_nodes": 1_000}
@@ -34,9 +36,8 @@ def test_a_group_without_live_nodes_takes_the_settings_of_the_next_joiner() -> N
     start = story.told("a").start
     assert start is not None, story.why
     assert (story.told("a").round, story.group.job, start.world_size) == (2, 1, 1)
-    changed = "a changed the settings, no other node being left: min_nodes 2 -> 1, max_nodes 2 -> 1"
-    assert story.said("settings_changed") == [changed]
     differ = (Difference("min_nodes", "2", "1"), Difference("max_nodes", "2", "1"))
+    assert story.facts("settings_changed") == [SettingsChanged(changes=differ)]
     assert story.told("a").replaced == differ
 
 
@@ -57,7 +58,7 @@ def test_the_job_goes_on_otherwise() -> None:
     assert story.order == ["a", "b"], "the seats are kept"
     assert story.group.spec.lease_s == 9.0
     assert story.group.spec.max_restarts == 3, "what is not given stays"
-    assert len(story.said("settings_changed")) == 1, "the second one agrees with the first"
+    assert len(story.facts("settings_changed")) == 1, "the second one agrees with the first"
 
 
 def test_the_same_settings_change_nothing() -> None:
@@ -65,7 +66,7 @@ def test_the_same_settings_change_nothing() -> None:
     before = story.group.round
     again(story, "a", min_nodes=2, max_nodes=2)
     assert story.group.round is before
-    assert story.said("settings_changed") == []
+    assert story.facts("settings_changed") == []
     assert story.told("a").replaced == ()
 
 
@@ -142,7 +143,7 @@ def test_a_person_may_name_other_settings_too_once_nobody_is_left() -> None:
     story = left_behind("a", "b")
     story.put(min_nodes=1, max_nodes=1)
     assert (story.group.spec.min_nodes, story.group.by_put, story.group.job) == (1, True, 1)
-    assert story.said("settings_changed")[0].startswith("a person changed the settings")
+    assert [one.node_id for one in story.events if one.kind == "settings_changed"] == [None]
 
 
 def test_bounds_that_contradict_what_is_left_are_refused() -> None:
@@ -227,7 +228,8 @@ def test_a_long_command_is_not_repeated_in_full() -> None:
     again(story, "a", command=["train.py", *("other" for _ in range(1000))])
     assert story.group.spec.command is not None
     assert len(story.group.spec.command) == 1001
-    assert len(story.said("settings_changed")[0]) < 600
+    [event] = [one for one in story.events if one.kind == "settings_changed"]
+    assert len(event_text(event)) < 600
     assert all(len(one.group) + len(one.given) < 500 for one in story.told("a").replaced)
 
 

@@ -149,7 +149,7 @@ def test_put_creates_once() -> None:
     before = story.group
     story.put(min_nodes=2)
     assert story.group is before
-    assert len(story.said("group_created")) == 1
+    assert len(story.facts("group_created")) == 1
     with pytest.raises(SpecConflict):
         story.put(min_nodes=3)
 

@@ -51,7 +51,7 @@ def test_the_only_node_gives_up() -> None:
     assert story.group.root_cause.kind == "worker_failed"
     assert story.group.root_cause.failure is not None
     assert story.group.root_cause.failure.message == "Traceback: boom"
-    assert story.said("round_judged") == []
+    assert story.facts("round_judged") == []
 
 
 def test_too_few_are_left() -> None:

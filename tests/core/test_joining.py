@@ -4,7 +4,10 @@ import pytest
 
 from hetrdzv.core.commands import Join, Leave, Renew
 from hetrdzv.protocol import reasons
+from hetrdzv.protocol.causes import Announced
 from hetrdzv.protocol.errors import NodeIdInUse, Refused, SpecConflict, StaleIncarnation, UnknownNode
+from hetrdzv.protocol.events import NodeLeft
+from hetrdzv.protocol.parts import Quoted
 from hetrdzv.protocol.who import Nodes
 from tests.core.driver import LEASE_S, Story, running, sentence
 from tests.core.explained import left_out, waits_for
@@ -252,7 +255,7 @@ def test_sigterm_first_leaving_then_left() -> None:
     story.leaving("b")
     story.leave("b")
     story.leave("b")
-    assert story.said("node_left") == ["b left: SIGTERM"]
+    assert story.facts("node_left") == [NodeLeft(why=Announced(text=Quoted("SIGTERM")))]
     assert story.order == ["a"]
     told = story.told("b")
     assert (told.kind, told.code) == ("exit", "left")
@@ -266,7 +269,7 @@ def test_a_lost_node_that_leaves_is_not_taken_for_a_join_that_it_sent_before() -
     story.join("a")  # on its way since before
     story.join("b")
     story.wait(20)
-    assert story.said("node_returned") == ["a is back"]
+    assert len(story.facts("node_returned")) == 1
     assert story.group.round is None
 
 

@@ -1,6 +1,8 @@
 """Workers that end well but never met: the group says so, and fails where that was asked for."""
 
 from hetrdzv.protocol import parts, reasons
+from hetrdzv.protocol.events import GroupSucceeded, NeverMet
+from hetrdzv.protocol.parts import Apart
 from tests.core.driver import Story, running, sentence
 
 NEVER = "ranks 0, 1, 2 never met: each may have trained alone, "
@@ -20,8 +22,9 @@ def test_nobody_met() -> None:
     story.report("a", "succeeded", met=0)
     story.succeeded("b", "c")
     assert story.group.state == "succeeded"
-    assert story.said("never_met") == [NEVER]
-    assert story.said("group_succeeded") == [f"the job succeeded in round 1, but {NEVER}"]
+    apart = Apart(met=0, world_size=3)
+    assert story.facts("never_met") == [NeverMet(apart=apart)]
+    assert story.facts("group_succeeded") == [GroupSucceeded(apart=apart)]
     assert story.told("c").reason == reasons.Succeeded(apart=parts.Apart(met=0, world_size=3))
 
 

@@ -1,5 +1,6 @@
 """What the nodes of a round found slow in the network between them is kept with the round."""
 
+from hetrdzv.protocol.events import SlowNetwork
 from hetrdzv.protocol.states import ReportKind
 from tests.core.driver import Story
 
@@ -15,6 +16,6 @@ def test_the_master_says_once_what_is_slow() -> None:
     assert network[0].text == "the network of node b is slow"
     assert len(network) == 2
     assert len(network[1].text) < 1_000
-    assert story.said("slow_network") == [one.text for one in network]
+    assert story.facts("slow_network") == [SlowNetwork(what=one.text) for one in network]
     story.report("a", ReportKind.STARTED, message="again")
     assert story.group.round.network == network, "a report that is repeated changes nothing"

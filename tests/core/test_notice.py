@@ -65,7 +65,7 @@ def test_without_notice_s_every_planned_stop_comes_at_once(planned: tuple[str, A
     story = heeding("a", "b", notice_s=0.0)
     act(story)
     assert over(story) == kind
-    assert story.said("stop_announced") == []
+    assert story.facts("stop_announced") == []
 
 
 def test_the_workers_are_told_and_the_round_ends_once_all_are_ready(planned: tuple[str, Act, Cause]) -> None:
@@ -186,7 +186,7 @@ def test_several_reasons_are_one_stop_and_the_next_round_has_everybody() -> None
     joins(story)
     story.join("y")
     story.drain("c")
-    assert len(story.said("stop_announced")) == 1
+    assert len(story.facts("stop_announced")) == 1
     assert story.told("y").kind == "wait"
     assert sentence(story.told("y")) == story.why
     for node_id in ("a", "b", "c"):
@@ -233,7 +233,7 @@ def test_a_node_that_is_readmitted_in_time_stays() -> None:
     story = heeding("a", "b")
     story.drain("b")
     story.undrain("b")
-    assert story.said("node_undrained") == ["b may join again"]
+    assert len(story.facts("node_undrained")) == 1
     assert (story.told("b").kind, story.told("b").code) == ("start", "notice")
     story.report("a", "ready_to_stop")
     story.report("b", "ready_to_stop")

@@ -7,6 +7,7 @@ from hetrdzv.core.group import step
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.why import why_ended
 from hetrdzv.protocol.errors import InvalidSpec, StaleRound
+from hetrdzv.protocol.events import StartedUnbounded
 from hetrdzv.words.why import ended_by
 from tests.core.driver import LEASE_S, Story, running, sentence
 
@@ -50,12 +51,10 @@ def test_full_group_starts_at_once() -> None:
 def test_unbounded_job_says_so() -> None:
     story = Story(last_call_s=0)
     story.join("a")
-    assert story.said("started_unbounded") == [
-        "started with 1 node, since no --nnodes was given; nodes that join later restart the job"
-    ]
+    assert story.facts("started_unbounded") == [StartedUnbounded(nodes=1, restarts=True)]
     bounded = Story(last_call_s=0, max_nodes=1)
     bounded.join("a")
-    assert bounded.said("started_unbounded") == []
+    assert bounded.facts("started_unbounded") == []
 
 
 def test_last_call_begins_anew_when_bounds_broke() -> None:
@@ -192,7 +191,7 @@ def test_any_end_stops_all_members_at_once(end: str) -> None:
         assert story.group.round is not None
         assert story.group.round.end is not None
         assert sentence(told) == ended_by(why_ended(1, story.group.round.end))
-    assert len(story.said("round_ended")) == 1
+    assert len(story.facts("round_ended")) == 1
 
 
 def test_silent_node_lives_at_its_lease_and_not_past_it() -> None:

@@ -12,6 +12,7 @@ from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Shares
 from hetrdzv.core.rounds.shares import ENOUGH_LOOKS, LEAST, MOST_RUNS, by_pace, runs_of, weights_of
 from hetrdzv.protocol.errors import NoSuchShares, StaleIncarnation, StaleRound
+from hetrdzv.protocol.events import Moved, Place, SharesChanged
 from hetrdzv.protocol.states import ShareSource
 from tests.core.driver import Story, running
 
@@ -221,12 +222,8 @@ def test_the_first_who_asks_brings_it_about_and_all_get_the_same() -> None:
     story = running("a", "b")
     first = refreshed(story, "a", 1, worked(1.0, 0.25))
     assert first.runs == ((1, 0.251), (1, 1.0))
-    assert story.said("shares_changed") == [
-        (
-            "round 1 shares its work anew, by the pace of its workers: a (rank 0) gets 20.1% instead of 50.0%, "
-            "b (rank 1) gets 79.9% instead of 50.0%"
-        )
-    ]
+    moved = (Moved(Place("a", 0, 1), 0.5, 0.201), Moved(Place("b", 1, 1), 0.5, 0.799))
+    assert story.facts("shares_changed") == [SharesChanged(moved=moved)]
     before = story.group
     assert refreshed(story, "b", 1, worked(0.1, 1.0)) == refreshed(story, "a", 1) == first
     assert story.group is before
@@ -237,7 +234,7 @@ def test_a_decision_that_changes_nothing_is_one_too() -> None:
     story = running("a", "b")
     assert refreshed(story, "a", 1).runs == ()
     assert refreshed(story, "b", 1, worked(1.0, 0.25)).runs == (), "what a asked for has been decided"
-    assert story.said("shares_changed") == []
+    assert story.facts("shares_changed") == []
     assert refreshed(story, "b", 2, worked(1.0, 0.25)).runs != ()
 
 

@@ -15,10 +15,13 @@ from hetrdzv.core.selection.ready import next_round
 from hetrdzv.core.selection.select import MASTERS_TRIED, Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol import reasons
+from hetrdzv.protocol.causes import Joined
 from hetrdzv.protocol.errors import InvalidSpec
+from hetrdzv.protocol.events import GroupFailed, RoundEnded
 from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.parts import NoWorld, Ready
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.who import Nodes
 from hetrdzv.words.failures import failed_because
 from tests.core.driver import Story, running
 from tests.core.explained import left_out, ready, waits_for
@@ -179,7 +182,8 @@ def test_a_joiner_ends_a_round_only_where_the_world_grows() -> None:
     assert (found.world, found.story.group.last_round) == (8, 1)
     found.come("f")
     assert (found.world, found.story.order) == (12, ["a", "f"])
-    assert found.story.said("round_ended") == ["round 1 ended: f joined"]
+    joined = Joined(node_id="f", nodes=Nodes.of(["f"]))
+    assert found.story.facts("round_ended") == [RoundEnded(cause=joined)]
 
 
 def test_a_joiner_counts_with_the_spares_that_are_there() -> None:
@@ -314,7 +318,10 @@ def test_who_gave_up_leaves_too_few_slots() -> None:
         found.story.join(node_id, 2)
     found.story.leave("a")
     assert found.story.group.state == "failed"
-    assert found.story.said("group_failed")[0].endswith("a gave up, and 2 nodes with 4 slots are left")
+    [failed] = found.story.facts("group_failed")
+    assert isinstance(failed, GroupFailed)
+    left = Ready(nodes=Nodes.of(["b", "c"]), want=1, slots=4)
+    assert (failed.gave_up, failed.left) == (Nodes.of(["a"]), left)
 
 
 def test_never_agrees_with_trying() -> None:

@@ -198,7 +198,7 @@ async def job(talk: Talk) -> None:
     await client.leave("g", "a", incarnation="a1")
     await client.leave("g", "b", incarnation="b2")
     await client.group("g")
-    await client.events("g", 3)
+    await client.events("g", after=3)
     history = client.follow("g", 2)
     for _ in range(4):
         await anext(history)

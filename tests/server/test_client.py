@@ -290,7 +290,7 @@ ROUTES: list[tuple[Callable[[Client], Awaitable[object]], str, str, dict[str, st
     (lambda c: c.cancel("g"), "POST", "/v1/groups/g/cancel", {}, None, GROUP),
     (lambda c: c.delete("g"), "DELETE", "/v1/groups/g", {}, None, None),
     (
-        lambda c: c.events("g", 7),
+        lambda c: c.events("g", after=7),
         "GET",
         "/v1/groups/g/events",
         {"after": "7"},

@@ -16,6 +16,7 @@ from hetrdzv.api.problems import StaleReport, problem_body
 from hetrdzv.api.shares import shares_reply
 from hetrdzv.core.commands import Command, Leave, Renew
 from hetrdzv.core.model import Group
+from hetrdzv.protocol import routes
 from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
 from hetrdzv.protocol.wire import (
     DirectiveReply,
@@ -86,9 +87,9 @@ class Connection:
             raise _HungUp
         return views.directive_reply(*found)
 
-    async def say(self, group: str, node: str, topic: str, body: Any, reply: Any) -> Any:
-        """As `POST .../{topic}`; no agent of the simulation says anything else."""
-        return await {"shares": self._shares, "report": self._report}[topic](group, node, body)
+    async def ask(self, route: Any, group: str, node: str, body: Any) -> Any:
+        """As the client does; no agent of the simulation asks anything else."""
+        return await {routes.SHARES: self._shares, routes.REPORT: self._report}[route](group, node, body)
 
     async def _shares(self, group: str, node: str, request: SharesRequest) -> SharesReply:
         found = await decided(self._service, group, node, request.incarnation, request.round, request.number)

@@ -282,12 +282,12 @@ CLAUSES: list[tuple[WhyLeftOut, str]] = [
     ),
     (
         reasons.SetAside(group_id="g", node_id="b", times=3, until=555.0),
-        "it has come and gone 3 times: for 55 s more, unless it is needed; to lift that: hetctl undrain g b",
+        "it has come and gone 3 times: for 55 s more, unless it is needed; to change that: hetctl undrain g b",
     ),
     (
         reasons.TakenLast(group_id="g", node_id="b", failures=3),
         (
-            "failures in a row of its workers, of rounds that it was in: 3; others are taken before it; to lift that: "
+            "its workers caused the last 3 failures of its rounds, so other nodes are taken first; to change that: "
             "hetctl undrain g b"
         ),
     ),

@@ -54,7 +54,7 @@ async def server(url: str, tls: ClientTls) -> Finding:
             said = await client.health()
     except HetError as error:
         return Finding(what, Grade.WRONG, str(error), "is hetserver running there, and reachable from here?")
-    return Finding(what, Grade.OK, f"hetserver {said.get('version', 'of an unknown version')}")
+    return Finding(what, Grade.OK, f"hetserver {said.version}")
 
 
 async def group(options: Options, token: str | None, tls: ClientTls) -> tuple[Finding, Sequence[Peer]]:

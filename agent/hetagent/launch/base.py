@@ -1,5 +1,6 @@
 """The contract between the run loop and every launch style."""
 
+import os
 import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -154,9 +155,19 @@ class Launch:
         return group_command(words)
 
 
+NCCL2 = "TORCH_DIST_USE_NCCL2"
+"""Whether torch takes nccl2 for `nccl`: from 2.15 on, unless this is 0."""
+
+
 def environ_of_node(assignment: Assignment) -> dict[str, str | None]:
-    """The environment of a process that stands for a whole node: no ranks, and the port for its script's own store."""
+    """The environment of a process that stands for a whole node: no ranks, and the port for its script's own store.
+
+    Without LOCAL_RANK a process group of nccl2 takes GPU `global rank % GPUs of this node` as soon as it is made,
+    whatever `torch.cuda.set_device` said: on uneven nodes that is another worker's. The older NCCL takes the GPU of its
+    first tensor.
+    """
     return {
+        **({} if NCCL2 in os.environ else {NCCL2: "0"}),
         "RANK": None,
         "LOCAL_RANK": None,
         "ROLE_RANK": None,

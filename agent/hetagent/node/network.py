@@ -93,7 +93,7 @@ def local_address_towards(url: str) -> str:
     host, port = parts.hostname or "", parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
     advice = "pass --local-addr or --interface to say which address this node offers"
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         away = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
@@ -105,7 +105,7 @@ def local_address_towards(url: str) -> str:
         socket.SOCK_STREAM,
         socket.SOCK_DGRAM,
     ):  # connecting the latter sends nothing, only picks a route
-        for family, _, _, _, sockaddr in found:
+        for family, _, _, _, sockaddr in addresses:
             try:
                 with socket.socket(family, kind) as sock:
                     sock.settimeout(CONNECT_TIMEOUT_S)
@@ -113,7 +113,7 @@ def local_address_towards(url: str) -> str:
                     return str(sock.getsockname()[0])
             except OSError as error:
                 failures.append(f"{sockaddr[0]}: {error.strerror or error}")
-    raise NetworkError(f"no route to the server {url} ({', '.join(failures[-len(found) :])}): {advice}")
+    raise NetworkError(f"no route to the server {url} ({', '.join(failures[-len(addresses) :])}): {advice}")
 
 
 def interface_of(address: str) -> str | None:
@@ -165,12 +165,12 @@ class Interface:
 def interfaces() -> list[Interface]:
     """The first address of each kind of every interface that is up; link-local ones are left out."""
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    found: dict[tuple[str, int], Interface] = {}
+    known: dict[tuple[str, int], Interface] = {}
     for name, ip, text in _interface_addresses():
         if name in up and not ip.is_link_local:
             family = socket.AF_INET6 if ip.version == 6 else socket.AF_INET
-            found.setdefault((name, ip.version), Interface(name, text, family, ip.is_loopback))
-    return list(found.values())
+            known.setdefault((name, ip.version), Interface(name, text, family, ip.is_loopback))
+    return list(known.values())
 
 
 def socket_env(

@@ -207,9 +207,9 @@ class Parser(ArgumentParser):
     def _unknown(self, word: str) -> str:
         """What to say of a flag that does not exist."""
         flag = word.partition("=")[0]
-        known = [one for one in self._option_string_actions if not _is_refused(one)]
-        long = [one for one in known if one.startswith("--") and "_" not in one]
-        meant = [one for one in long if len(flag) > 3 and one.startswith(flag)]
+        known = [spelling for spelling in self._option_string_actions if not _is_refused(spelling)]
+        long = [spelling for spelling in known if spelling.startswith("--") and "_" not in spelling]
+        meant = [spelling for spelling in long if len(flag) > 3 and spelling.startswith(flag)]
         meant = meant or get_close_matches(flag, known if "_" in flag else long, n=1, cutoff=0.75)
         return f"there is no flag {flag}" + (f" (did you mean {' or '.join(meant)}?)" if meant else "")
 
@@ -221,8 +221,8 @@ def parser() -> Parser:
         UsageError: the PET_ variable of a switch is not a number.
     """
     made = Parser()
-    for flag, one in ACCEPTED.items():
-        _add(made, flag, one)
+    for flag, row in ACCEPTED.items():
+        _add(made, flag, row)
     for flag in REFUSED:
         made.add_argument(*spellings(flag), help=SUPPRESS)
     ours = made.add_argument_group("hetrdzv")
@@ -251,30 +251,30 @@ def parser() -> Parser:
     return made
 
 
-def _add(to: ArgumentParser, flag: str, one: TorchrunFlag) -> None:
-    given = os.environ.get(variable(flag)) if one.variable else None
-    if not one.switch:
-        default = one.default if given is None else _from_variable(flag, one, given)
-        _add_spellings(to, flag, one, type=one.type, choices=one.choices, default=default)
+def _add(to: ArgumentParser, flag: str, row: TorchrunFlag) -> None:
+    given = os.environ.get(variable(flag)) if row.variable else None
+    if not row.switch:
+        default = row.default if given is None else _from_variable(flag, row, given)
+        _add_spellings(to, flag, row, type=row.type, choices=row.choices, default=default)
         return
     try:
         on = None if given is None else bool(int(given))
     except ValueError:
         raise UsageError(f"{variable(flag)} must be 0 or 1, which {given!r} is not") from None
-    _add_spellings(to, flag, one, action="store_true", default=on)
+    _add_spellings(to, flag, row, action="store_true", default=on)
 
 
-def _add_spellings(to: ArgumentParser, flag: str, one: TorchrunFlag, **settings: Any) -> None:
+def _add_spellings(to: ArgumentParser, flag: str, row: TorchrunFlag, **settings: Any) -> None:
     """Add a flag in all its spellings; `--help` shows those with dashes."""
     hidden = [spelling for spelling in spellings(flag) if "_" in spelling]
-    to.add_argument(*(shown for shown in spellings(flag) if shown not in hidden), help=one.help, **settings)
+    to.add_argument(*(shown for shown in spellings(flag) if shown not in hidden), help=row.help, **settings)
     for spelling in hidden:
         to.add_argument(spelling, help=SUPPRESS, **settings)
 
 
-def _from_variable(flag: str, one: TorchrunFlag, given: str) -> object:
+def _from_variable(flag: str, row: TorchrunFlag, given: str) -> object:
     try:
-        return one.type(given)
+        return row.type(given)
     except (ArgumentTypeError, ValueError) as error:
         raise UsageError(f"{variable(flag)}={given}: {error}") from None
 

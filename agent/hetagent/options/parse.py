@@ -267,16 +267,16 @@ def _nnodes(args: Namespace) -> tuple[int, int] | None:
 
 
 def _signals(names: str) -> tuple[signal.Signals, ...]:
-    found = []
+    signals = []
     said = typed("--signals-to-handle", names)
     for name in filter(None, (part.strip() for part in names.split(","))):
         try:
-            found.append(signal.Signals[name])
+            signals.append(signal.Signals[name])
         except KeyError:
             raise UsageError(f"{said}: there is no signal {name!r}") from None
-        if found[-1] in slurm.UNHANDLED:
+        if signals[-1] in slurm.UNHANDLED:
             raise UsageError(f"{said}: no program can handle {name}")
-    return tuple(found)
+    return tuple(signals)
 
 
 def _streams(flag: str, text: str) -> Streams:

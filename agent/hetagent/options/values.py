@@ -62,11 +62,11 @@ def notice_signal(text: str) -> signal.Signals:
     Raises:
         ArgumentTypeError: there is none, or none can.
     """
-    found = next((one for one in signal.Signals if one.name == text.upper()), None)
-    if found is None or found in UNHANDLED:
-        why = "there is no such signal" if found is None else "no program can handle it"
+    known = next((each for each in signal.Signals if each.name == text.upper()), None)
+    if known is None or known in UNHANDLED:
+        why = "there is no such signal" if known is None else "no program can handle it"
         raise ArgumentTypeError(f"{text!r}: {why}; give SIGUSR1, for example")
-    return found
+    return known
 
 
 def label(text: str) -> tuple[str, str]:

@@ -4,10 +4,11 @@ from functools import partial
 from typing import Any
 
 from hetagent.protocol.topics import Message, Topic
+from hetrdzv.protocol import routes
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.wire import DirectiveReply, FailureFields, ReportRequest
 
-REPORT = Topic(route="report", reply=DirectiveReply, in_order=True, dated=True)
+REPORT = Topic(route=routes.REPORT, in_order=True, dated=True)
 
 Report = Message[DirectiveReply]
 

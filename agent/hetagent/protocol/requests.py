@@ -7,9 +7,10 @@ from pydantic import BaseModel
 
 from hetagent.protocol.topics import Topic
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.routes import Route
 from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, PollRequest, ProgressFields
 
-R = TypeVar("R", bound=BaseModel)
+R = TypeVar("R")
 
 
 class Server(Protocol):
@@ -26,10 +27,8 @@ class Server(Protocol):
     async def poll(self, group: str, node: str, request: PollRequest) -> DirectiveReply:
         """The same, and how far the node's workers have come."""
 
-    async def say(
-        self, group: str, node: str, topic: str, body: BaseModel, reply: type[R] | None
-    ) -> R | None:
-        """Say something on a topic, which is the last part of its route; `reply` is what the server answers."""
+    async def ask(self, route: Route[R], group: str, node: str, body: BaseModel, /) -> R:
+        """What a route about a node answers."""
 
     async def leave(self, group: str, node: str, *, incarnation: str, reason: str) -> None:
         """Say goodbye."""
@@ -106,8 +105,8 @@ class Say(BaseRequest):
 
     async def send(self, server: Server) -> Answer:
         """Send this request to a server."""
-        topic = self.topic
-        return await server.say(self.group, self.node_id, topic.route, self.body, topic.reply)
+        answer: Answer = await server.ask(self.topic.route, self.group, self.node_id, self.body)
+        return answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 
+from hetrdzv.protocol.routes import Route
+
 R = TypeVar("R")
 
 
@@ -17,8 +19,7 @@ class Topic(Generic[R]):
     """A subject, and how it is said.
 
     Attributes:
-        route: the last part of its route: `POST /v1/groups/{g}/nodes/{n}/{route}`.
-        reply: what the server answers; None: nothing.
+        route: that takes it.
         in_order: it goes with joins and the goodbye, one at a time in the order of saying, and if the server does not
             understand it, the agent ends. Else it goes beside them, and a refusal concerns nothing but this message.
         repeats: until the server has taken or refused it, or its round is over; else it is sent once.
@@ -27,8 +28,7 @@ class Topic(Generic[R]):
         dated: the body says how long ago it became true (`age_s`).
     """
 
-    route: str
-    reply: type[R] | None
+    route: Route[R]
     in_order: bool = False
     repeats: bool = True
     pause_s: float = 0.3

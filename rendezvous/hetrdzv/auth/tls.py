@@ -50,18 +50,18 @@ class ClientTls:
             given = flags.get(flag) or environ.get(_variable(flag))
             return Path(given).absolute() if given else None
 
-        found = cls(path("ca_cert"), path("client_cert"), path("client_key"))
+        made = cls(path("ca_cert"), path("client_cert"), path("client_key"))
         try:
-            if found.key is not None and found.cert is None:
+            if made.key is not None and made.cert is None:
                 raise TlsError("--client-key is the key of a certificate: give --client-cert too")
-            found.context()
+            made.context()
         except TlsError as error:
             text = str(error)
             for flag in ("ca_cert", "client_cert", "client_key"):
                 if not flags.get(flag) and environ.get(_variable(flag)):
                     text = text.replace(f"--{flag.replace('_', '-')} ", f"{_variable(flag)} ")
             raise TlsError(text) from None
-        return found
+        return made
 
     def context(self) -> ssl.SSLContext | bool:
         """For httpx; True if nothing was given.

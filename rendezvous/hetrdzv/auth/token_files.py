@@ -113,16 +113,16 @@ def parse(text: str, path: Path) -> dict[str, Grant]:
             f"token file {path} must hold one token, or lines TOKEN ROLE [group=PATTERN], but is empty: "
             f"write a token into it, for example with openssl rand -hex 32"
         )
-    found: dict[str, Grant] = {}
+    grants: dict[str, Grant] = {}
     first_line: dict[str, int] = {}
     for number, words in lines:
         try:
             token = _token(words[0])
-            if token in found:
+            if token in grants:
                 raise ValueError(f"the same token is in line {first_line[token]}: keep one of the two")
             if len(words) == 1 and len(lines) > 1:
                 raise ValueError("the role is missing: write read, agent or admin after the token")
-            found[token] = _grant(words[1:]) if len(words) > 1 else EVERYTHING
+            grants[token] = _grant(words[1:]) if len(words) > 1 else EVERYTHING
             first_line[token] = number
         except ValueError as error:
             raise AccessError(f"token file {path}, line {number}: {error}") from None
@@ -134,7 +134,7 @@ def parse(text: str, path: Path) -> dict[str, Grant]:
                 number,
                 len(token),
             )
-    return found
+    return grants
 
 
 def _lines(text: str) -> Iterator[tuple[int, list[str]]]:

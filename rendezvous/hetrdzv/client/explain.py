@@ -9,10 +9,9 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 import httpx
-from pydantic import BaseModel, ValidationError
 
 from hetrdzv.auth.tls import ClientTls, explain_tls
-from hetrdzv.protocol import versions
+from hetrdzv.protocol import codec, versions
 from hetrdzv.protocol.errors import (
     HetError,
     LeaderLost,
@@ -23,7 +22,7 @@ from hetrdzv.protocol.errors import (
     VersionMismatch,
 )
 
-_R = TypeVar("_R", bound=BaseModel)
+_R = TypeVar("_R")
 
 
 class MaybeDone(Unavailable):
@@ -142,11 +141,10 @@ def parsed(model: type[_R], data: bytes | str, server: str, *, newer: bool) -> _
         NotHetserver: it does not fit the model.
     """
     try:
-        return model.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole of it"
-        what = f"{model.__name__} ({where}: {first['msg']})"
+        return codec.read(model, data, unknown="ignore")
+    except codec.Malformed as error:
+        first = error.mistakes[0]
+        what = f"{model.__name__} ({first.field or 'the whole of it'}: {first.text})"
         if newer:
             raise VersionMismatch(
                 f"{server} is newer and sent a {what} that this version of hetrdzv does not understand: "

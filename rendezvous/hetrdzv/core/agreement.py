@@ -84,10 +84,10 @@ def _holders_named(group: Group) -> str:
     return names(node.node_id for node in _holders(group))
 
 
-def _conflict(work: Work, found: Sequence[Difference], holders: Sequence[Node]) -> SpecConflict:
+def _conflict(work: Work, differences: Sequence[Difference], holders: Sequence[Node]) -> SpecConflict:
     group = work.group
-    has = ", ".join(f"{one.name}={one.group}" for one in found)
-    given = ", ".join(f"{one.name}={one.given}" for one in found)
+    has = ", ".join(f"{setting.name}={setting.group}" for setting in differences)
+    given = ", ".join(f"{setting.name}={setting.given}" for setting in differences)
     if group.by_put:
         whose = "which was created with that (hetctl create, PUT)"
     elif holders:
@@ -99,10 +99,10 @@ def _conflict(work: Work, found: Sequence[Difference], holders: Sequence[Node]) 
     counted = holders if going else holders[:LEASES_COUNTED]
     lost_in_s = max((work.leases.ends_at(group, node) - work.now for node in counted), default=None)
     return SpecConflict(
-        f"group '{group.group_id}' has {has}, and {given} {'were' if len(found) > 1 else 'was'} given: leave it out to "
-        f"join the group, {whose}; use another group; or remove this one first: "
+        f"group '{group.group_id}' has {has}, and {given} {'were' if len(differences) > 1 else 'was'} given: "
+        f"leave it out to join the group, {whose}; use another group; or remove this one first: "
         f"{f'hetctl cancel {group.group_id}, then {end}' if holders and not group.state.terminal else end}",
-        differences=found,
+        differences=differences,
         nodes=[node.node_id for node in holders[:NODES_NAMED]],
         by_put=group.by_put,
         lost_in_s=None if lost_in_s is None else max(0.0, lost_in_s),

@@ -119,29 +119,29 @@ def _question(group_id: str, verb: str, path: str, title: str, lines: list[str])
     return page("question.html", group_id=group_id, verb=verb, path=path, title=title, lines=lines)
 
 
-def told(found: Plan) -> list[str]:
+def told(plan: Plan) -> list[str]:
     """A plan in a few sentences."""
     lines = []
-    if found.stops:
-        lines.append(f"Workers of {names(found.stops)} are stopped for good.")
-    if found.restarted:
-        lines.append(f"Workers of {names(found.restarted)} are stopped and started again.")
-    if found.world_size and found.round != found.was_round:
+    if plan.stops:
+        lines.append(f"Workers of {names(plan.stops)} are stopped for good.")
+    if plan.restarted:
+        lines.append(f"Workers of {names(plan.restarted)} are stopped and started again.")
+    if plan.world_size and plan.round != plan.was_round:
         size = (
-            f"{found.was_world_size} to {found.world_size}"
-            if found.was_world_size != found.world_size
-            else (f"{found.world_size}, as before")
+            f"{plan.was_world_size} to {plan.world_size}"
+            if plan.was_world_size != plan.world_size
+            else (f"{plan.world_size}, as before")
         )
-        lines.append(f"Round {found.round} follows, with {found.master} as master. World size: {size}.")
-    elif found.world_size:
-        lines.append(f"Round {found.round} goes on.")
+        lines.append(f"Round {plan.round} follows, with {plan.master} as master. World size: {size}.")
+    elif plan.world_size:
+        lines.append(f"Round {plan.round} goes on.")
     else:
-        lines.append(f"Then no round runs: {why(found.reason, Clock(found.clock))}.")
-    if found.moves:
-        lines.append(f"Ranks change on {names(found.moves)}.")
-    if found.spares and found.world_size:
-        lines.append(f"Spare: {names(one.node_id for one in found.spares)}.")
-    if found.in_s >= 1:
-        lines.append(f"Before that, the group waits for about {found.in_s:.0f} s.")
-    lines.append(f"Restarts used after that: {found.restarts}.")
+        lines.append(f"Then no round runs: {why(plan.reason, Clock(plan.clock))}.")
+    if plan.moves:
+        lines.append(f"Ranks change on {names(plan.moves)}.")
+    if plan.spares and plan.world_size:
+        lines.append(f"Spare: {names(spare.node_id for spare in plan.spares)}.")
+    if plan.in_s >= 1:
+        lines.append(f"Before that, the group waits for about {plan.in_s:.0f} s.")
+    lines.append(f"Restarts used after that: {plan.restarts}.")
     return lines

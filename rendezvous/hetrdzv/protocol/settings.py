@@ -61,7 +61,7 @@ class Setting:
     @property
     def choices(self) -> tuple[str, ...]:
         """The values of an enum; empty for others."""
-        return tuple(one.value for one in self.kind) if issubclass(self.kind, StrEnum) else ()
+        return tuple(choice.value for choice in self.kind) if issubclass(self.kind, StrEnum) else ()
 
     @property
     def shown_default(self) -> str:
@@ -82,8 +82,8 @@ class Setting:
         if self.least is None or (value is None and self.optional):
             return
         if self.kind is tuple:
-            for one in value:
-                replace(self, kind=int).check(one)
+            for number in value:
+                replace(self, kind=int).check(number)
             return
         if isinstance(value, bool) or not isinstance(value, int if self.kind is int else (int, float)):
             what = "a whole number" if self.kind is int else "a number"
@@ -256,13 +256,13 @@ class GroupSpec:
     def bounded(self) -> bool:
         """Whether a number of nodes, or of slots in all, was given."""
         given = (self.max_nodes, self.min_world_size, self.max_world_size)
-        return self.min_nodes > 1 or any(one is not None for one in given)
+        return self.min_nodes > 1 or any(bound is not None for bound in given)
 
     @property
     def sized(self) -> bool:
         """Whether nodes are chosen by their slots: not every world size is allowed, or not every set of nodes."""
         asked = (self.min_world_size, self.max_world_size, self.unit)
-        return self.world_size_multiple > 1 or any(one is not None for one in asked)
+        return self.world_size_multiple > 1 or any(bound is not None for bound in asked)
 
 
 def _contradiction(spec: GroupSpec) -> tuple[str, str] | None:

@@ -201,26 +201,26 @@ class _StateFile:
                 connection.executescript(_SCHEMA)
             connection.execute(_ADD_COUNT, (secrets.token_hex(8),))
             self._opened_wal = os.stat(self._wal)
-            found = _marker(connection)
-            self._lock.note(found)
-            self._known = self._known or found
+            marked = _marker(connection)
+            self._lock.note(marked)
+            self._known = self._known or marked
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _require_newest(self, noted: Marker, found: Marker | None) -> None:
+    def _require_newest(self, noted: Marker, present: Marker | None) -> None:
         """Check that the file is not older than what was noted beside it.
 
         Raises:
             StorageError: it is; says what to do.
         """
-        if found is None:
+        if present is None:
             what = "is empty"
-        elif found.name != noted.name:
+        elif present.name != noted.name:
             what = "is another one than this server used last"
-        elif found.commits < noted.commits:
-            what = f"holds {found.commits} of {noted.commits} commits: its newest changes are missing"
+        elif present.commits < noted.commits:
+            what = f"holds {present.commits} of {noted.commits} commits: its newest changes are missing"
         else:
             return  # it may be ahead: a commit is noted after it was made
         raise StorageError(
@@ -257,10 +257,10 @@ class _StateFile:
 
     def _check(self, connection: sqlite3.Connection) -> None:
         # `quick_check` would cost as much here, and misses keys out of order
-        found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check(3)")]
-        if found != ["ok"]:
+        complaints = [str(line) for (line,) in connection.execute("PRAGMA integrity_check(3)")]
+        if complaints != ["ok"]:
             meaning = _MEANINGS[sqlite3.SQLITE_CORRUPT]
-            raise StorageError(f"state file {self.path} cannot be read ({'; '.join(found)}): {meaning}")
+            raise StorageError(f"state file {self.path} cannot be read ({'; '.join(complaints)}): {meaning}")
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -295,5 +295,5 @@ class _StateFile:
 
 def _marker(connection: sqlite3.Connection) -> Marker | None:
     """What the file says of itself; None: nothing yet."""
-    found = dict(connection.execute("SELECT key, value FROM meta WHERE key IN ('id', 'commits')"))
-    return Marker(found["id"], found["commits"]) if len(found) == 2 else None
+    meta = dict(connection.execute("SELECT key, value FROM meta WHERE key IN ('id', 'commits')"))
+    return Marker(meta["id"], meta["commits"]) if len(meta) == 2 else None

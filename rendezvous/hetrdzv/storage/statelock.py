@@ -135,7 +135,7 @@ class StateLock:
 def same_file(path: Path, opened: os.stat_result) -> bool:
     """Whether a path leads to the file that was opened."""
     try:
-        found = path.stat()
+        there = path.stat()
     except FileNotFoundError:
         return False
-    return (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
+    return (there.st_dev, there.st_ino) == (opened.st_dev, opened.st_ino)

@@ -238,12 +238,12 @@ def left_out(reason: WhyLeftOut, clock: Clock) -> str:
         case reasons.SetAside(times=times, until=until):
             lift = _undrain(reason.group_id, reason.node_id)
             left = clock.left_s(until)
-            return f"it has come and gone {times} times: for {left} more, unless it is needed; to lift that: {lift}"
+            return f"it has come and gone {times} times: for {left} more, unless it is needed; to change that: {lift}"
         case reasons.TakenLast(failures=failures):
             lift = _undrain(reason.group_id, reason.node_id)
             return (
-                f"failures in a row of its workers, of rounds that it was in: {failures}; others are taken before it; "
-                f"to lift that: {lift}"
+                f"its workers caused the last {failures} failures of its rounds, so other nodes are taken first; "
+                f"to change that: {lift}"
             )
 
 

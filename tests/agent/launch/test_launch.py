@@ -159,6 +159,18 @@ def test_the_nodes_process_gets_no_ranks_and_the_scripts_own_port() -> None:
     assert changes["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
 
+@pytest.mark.parametrize(("given", "set_to"), [(None, "0"), ("1", None), ("0", None)])
+def test_programs_that_start_their_own_workers_have_an_nccl_that_takes_the_gpu_of_its_tensors(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, set_to: str | None
+) -> None:
+    """nccl2 takes GPU `RANK % GPUs` without LOCAL_RANK. What somebody has set stays as it is."""
+    monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
+    if given is not None:
+        monkeypatch.setenv("TORCH_DIST_USE_NCCL2", given)
+    assert PerNode(command("x")).environ(assignment(), 0).get("TORCH_DIST_USE_NCCL2") == set_to
+    assert "TORCH_DIST_USE_NCCL2" not in PerGpu(command("x")).environ(assignment(), 0)
+
+
 def test_the_master_gives_its_scripts_port_free_and_no_other_node_does() -> None:
     ours, theirs = assignment("a", group_rank=0, rank_offset=0), assignment("b")
     held = ours.script_port

@@ -20,6 +20,7 @@ from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
 from hetagent.protocol.topics import Message
 from hetrdzv.protocol.errors import HetError, Problem, Unreachable
+from hetrdzv.protocol.routes import Route
 from hetrdzv.protocol.wire import DaemonRequest, DirectiveReply, FailureFields
 
 TIMING = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 7.0, "max_disconnect_s": 600.0}
@@ -79,8 +80,8 @@ class FakeClient:
             await asyncio.sleep(0.005)
         return await self._answer("poll")
 
-    async def say(self, group: str, node: str, topic: str, body: Any, reply: Any) -> DirectiveReply:
-        return await self._answer(topic, body)
+    async def ask(self, route: Route[Any], group: str, node: str, body: Any) -> DirectiveReply:
+        return await self._answer(route.path.rpartition("/")[2], body)
 
     async def leave(self, group: str, node: str, *, incarnation: str, reason: str) -> None:
         await self._answer("leave", reason)

@@ -5,10 +5,11 @@ from dataclasses import replace
 from hetrdzv.core.health.conduct import MOST_KEPT, with_blame, with_departure
 from hetrdzv.core.model import Conduct
 from hetrdzv.protocol import reasons
+from hetrdzv.protocol.events import NodeSetAside
 from tests.core.driver import Story, running
 from tests.core.explained import left_out
 
-TIMES = ["60 s", "120 s", "240 s", "480 s", "960 s", "1800 s", "1800 s"]
+TIMES_S = [60.0, 120.0, 240.0, 480.0, 960.0, 1800.0, 1800.0]
 
 
 def comes(story: Story, node_id: str, inc: int) -> None:
@@ -47,9 +48,7 @@ def flapping(**spec: object) -> Story:
 def test_a_node_that_comes_and_goes_is_kept_as_a_spare_for_a_while() -> None:
     story = flapping()
     assert story.order == ["a"]
-    assert story.said("node_set_aside") == [
-        "b has come and gone 3 times: for 60 s it is kept as a spare, unless it is needed"
-    ]
+    assert story.facts("node_set_aside") == [NodeSetAside(departures=3, for_s=60.0)]
     assert story.told("b").kind == "wait"
     aside = left_out(story, "b")
     assert aside == reasons.SetAside(
@@ -65,15 +64,15 @@ def test_a_node_that_comes_and_goes_is_kept_as_a_spare_for_a_while() -> None:
 
 def test_it_stays_longer_each_time() -> None:
     story = flapping(lease_s=3600)
-    for number, _ in enumerate(TIMES[1:], 5):
+    for number, _ in enumerate(TIMES_S[1:], 5):
         while "b" not in story.order:
             story.pass_by(30)
             story.renew("a", "b")
             rejoin(story)
         goes(story, "b")
         comes(story, "b", number)
-    said = story.said("node_set_aside")
-    assert [text.partition("for ")[2].partition(" it")[0] for text in said] == TIMES
+    aside = story.facts("node_set_aside")
+    assert [one.for_s for one in aside if isinstance(one, NodeSetAside)] == TIMES_S
 
 
 def test_a_node_that_stayed_is_trusted_again() -> None:
@@ -83,7 +82,7 @@ def test_a_node_that_stayed_is_trusted_again() -> None:
         goes(story, "b")
         comes(story, "b", inc)
     assert story.order == ["a", "b"]
-    assert story.said("node_set_aside") == []
+    assert story.facts("node_set_aside") == []
 
 
 def test_the_bounds_come_first() -> None:
@@ -132,7 +131,7 @@ def test_if_several_are_set_aside_only_as_many_as_needed_are_taken() -> None:
 def test_undrain_lifts_it() -> None:
     story = flapping()
     story.undrain("b")
-    assert story.said("node_undrained") == ["b may join again"]
+    assert len(story.facts("node_undrained")) == 1
     story.wait(1.1)
     rejoin(story)
     assert story.order == ["a", "b"]
@@ -146,7 +145,7 @@ def test_a_node_that_was_drained_did_not_just_go() -> None:
         comes(story, "b", inc)
     story.drain("b")
     goes(story, "b")
-    assert story.said("node_set_aside") == []
+    assert story.facts("node_set_aside") == []
     assert story.group.conduct["b"].departures == 2
 
 
@@ -163,9 +162,7 @@ def test_a_node_whose_workers_fail_again_and_again_is_replaced_by_a_spare() -> N
     assert story.order == ["a", "b"]
     fails(story, "b")
     assert story.order == ["a", "c"]
-    assert story.said("node_set_aside") == [
-        "the last 3 failures were of workers on b: other nodes are taken before it"
-    ]
+    assert story.facts("node_set_aside") == [NodeSetAside(blamed=3)]
     assert left_out(story, "b") == reasons.TakenLast(group_id="g", node_id="b", failures=3)
     fails(story, "a")
     assert story.order == ["a", "c"]

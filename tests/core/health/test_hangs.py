@@ -8,11 +8,11 @@ from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.causes import FailedWorker, WorkerFault
 from hetrdzv.protocol.errors import StaleRound
+from hetrdzv.protocol.events import GoesOn, RestartSpent, RoundEnded, Stalled
 from hetrdzv.protocol.stalls import BlamedAll, Deadlock, Hang, Knot, Place
 from hetrdzv.protocol.states import StallKind
 from hetrdzv.protocol.who import Ranks
 from hetrdzv.storage.records import changes
-from hetrdzv.words.stalls import lasting
 from tests.core.driver import Story
 from tests.support.restored import restore
 from tests.support.stalls import behind
@@ -47,16 +47,16 @@ def test_a_stall_is_told_once_it_has_lasted() -> None:
     stalled(story)
     assert story.why == "round 1 runs on 2 nodes, world size 4"
     story.wait(14)
-    assert story.said("stalled") == []
+    assert story.facts("stalled") == []
     story.wait(1)
     told = "ranks 0 and 1 have waited 15 s for rank 2 (b), which is at collective 17,203 of 17,204"
-    assert story.said("stalled") == [f"round 1 stalls: {told}"]
+    assert story.facts("stalled") == [Stalled(stall=behind(2, "b"), for_s=15.0)]
     assert story.why == f"round 1 runs, but {told}"
     story.wait(25)
     assert "have waited 40 s for rank 2" in story.why
-    assert len(story.said("stalled")) == 1
+    assert len(story.facts("stalled")) == 1
     story.do(NoteStall(1, None))
-    assert story.said("goes_on") == [f"round 1 goes on, after {told.replace('15 s', '40 s')}"]
+    assert story.facts("goes_on") == [GoesOn(stall=behind(2, "b"), for_s=40.0)]
     assert story.why == "round 1 runs on 2 nodes, world size 4"
 
 
@@ -66,13 +66,13 @@ def test_a_short_stall_is_not_told() -> None:
     story.wait(10)
     story.do(NoteStall(1, None))
     story.wait(10)
-    assert story.said("stalled") == story.said("goes_on") == []
+    assert story.facts("stalled") == story.facts("goes_on") == []
 
 
 def test_one_that_has_lasted_when_it_is_noted_is_told_at_once() -> None:
     story = job()
     stalled(story, for_s=60)
-    assert "have waited 60 s" in story.said("stalled")[0]
+    assert story.facts("stalled") == [Stalled(stall=behind(2, "b"), for_s=60.0)]
 
 
 def test_seconds_commit_nothing() -> None:
@@ -91,9 +91,9 @@ def test_a_later_wait_is_another_one() -> None:
     story = job()
     stalled(story, for_s=60)
     stalled(story, for_s=3)
-    assert len(story.said("goes_on")) == 1
+    assert len(story.facts("goes_on")) == 1
     story.wait(12)
-    assert len(story.said("stalled")) == 2
+    assert len(story.facts("stalled")) == 2
 
 
 def test_more_who_are_behind_are_no_news_but_another_is() -> None:
@@ -105,10 +105,10 @@ def test_more_who_are_behind_are_no_news_but_another_is() -> None:
         ranks=(2, 3),
         facts=replace(behind(2, "b"), blamed=BlamedAll.of([("b", 2), ("b", 3)])),
     )
-    assert len(story.said("stalled")) == 1
+    assert len(story.facts("stalled")) == 1
     assert "ranks 2 and 3 (b)" in story.why
     stalled(story, for_s=60, ranks=(0,), node_id="a", facts=behind(0, "a", waiting=[1]))
-    assert story.said("stalled")[1:] == [f"round 1 stalls: {lasting(behind(0, 'a', waiting=[1]), 60)}"]
+    assert story.facts("stalled")[1:] == [Stalled(stall=behind(0, "a", waiting=[1]), for_s=60.0)]
 
 
 def test_nothing_ends_without_a_time_limit() -> None:
@@ -116,7 +116,7 @@ def test_nothing_ends_without_a_time_limit() -> None:
     stalled(story)
     story.pass_by(3000)
     assert story.group.state == "running"
-    assert len(story.said("stalled")) == 1
+    assert len(story.facts("stalled")) == 1
 
 
 def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
@@ -129,15 +129,15 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     assert story.group.state == "running"
     story.wait(1)
     why = f"a worker hangs: {TEXT.replace('wait for', 'have waited 30 s for')}"
-    assert story.said("round_ended") == [f"round 1 ended: {why}"]
+    hang = FailedWorker(node_id="b", rank=2, local_rank=0, hang=Hang(facts=behind(2, "b"), for_s=30.0))
+    assert story.facts("round_ended") == [RoundEnded(cause=hang)]
     assert story.told("a").kind == story.told("b").kind == "stop"
     assert story.told("a").hang
     story.failed("a", rank=0, age_s=100, exit_code=7)  # what stopped workers report replaces nothing
     story.failed("b", rank=2, exit_code=None, signal="SIGTERM")
     story.joins("a", "b")
-    assert story.said("restart_spent") == [f"restart 1 of 1: {why}"]
+    assert story.facts("restart_spent") == [RestartSpent(restarts=1, budget=1, worker=hang)]
     assert story.group.round is not None
-    hang = FailedWorker(node_id="b", rank=2, local_rank=0, hang=Hang(facts=behind(2, "b"), for_s=30.0))
     assert (story.group.round.number, story.group.round.restarted_by) == (2, hang)
     assert not story.told("a").hang
 
@@ -171,9 +171,9 @@ def test_a_hang_of_nobody_in_particular_blames_no_node(kind: StallKind) -> None:
         {"ranks": (0, 2), "node_id": "a"} if kind is StallKind.DEADLOCK else {"ranks": (), "node_id": None}
     )
     stalled(story, for_s=4, kind=kind, facts=KNOT, **of_whom)
-    assert story.said("stalled") == []
+    assert story.facts("stalled") == []
     story.wait(1)
-    assert story.said("stalled") == [f"round 1 stalls: {lasting(KNOT, 5)}"]
+    assert story.facts("stalled") == [Stalled(stall=KNOT, for_s=5.0)]
     story.joins("a", "b")
     cause = story.group.root_cause
     assert cause is not None

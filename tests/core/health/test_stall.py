@@ -117,6 +117,13 @@ STALLS = {
         40,
         "ranks 0 to 2 wait for rank 3 (gpu2), which has asked for no collective yet",
     ),
+    "in NCCL's part of the default group": (
+        [*(worker(rank, at(9, name="0/nccl")) for rank in (0, 1, 2)), worker(3, done(8, name="0/nccl"))],
+        "behind",
+        (3,),
+        40,
+        "ranks 0 to 2 wait for rank 3 (gpu2), which is at collective 8 of 9",
+    ),
     "no collective of a small group yet, and nobody else is free": (
         [
             worker(0, at(1, name="7", size=2), done(4, name="8", size=2), done(4, name="9", size=2)),

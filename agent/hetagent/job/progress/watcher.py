@@ -16,6 +16,7 @@ from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand, python
 from hetagent.protocol.line import Line
 from hetagent.protocol.topics import Message, Topic
+from hetrdzv.protocol import routes
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 from hetrdzv.protocol.wire import (
     DirectiveReply,
@@ -26,7 +27,7 @@ from hetrdzv.protocol.wire import (
     StacksRequest,
 )
 
-STACKS: Topic[None] = Topic(route="stacks", reply=None, repeats=False)
+STACKS = Topic(route=routes.STACKS, repeats=False)
 
 STACKS_S = 5.0
 """How long it may take to answer who wants to see stacks (seconds)."""

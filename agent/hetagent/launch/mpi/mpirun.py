@@ -17,10 +17,11 @@ from hetagent.launch.mpi.folders import Scratch, sweep
 from hetagent.launch.mpi.relay import Relay
 from hetagent.node import network
 from hetagent.protocol.topics import Message, Topic
+from hetrdzv.protocol import routes
 from hetrdzv.protocol.daemon import PROGRAM, refusal
-from hetrdzv.protocol.wire import DaemonRequest, DirectiveReply, MemberReply
+from hetrdzv.protocol.wire import DaemonRequest, MemberReply
 
-DAEMON = Topic(route="daemon", reply=DirectiveReply)
+DAEMON = Topic(route=routes.DAEMON)
 
 CHECK_TIMEOUT_S = 20.0
 """How long `mpirun --version` may take (seconds)."""

@@ -80,7 +80,7 @@ def arguments(words: Sequence[str]) -> list[str]:
     program, *rest = words or [""]
     if program.rpartition("/")[2] != PROGRAM:
         raise CommandError(f"the master asked this node to run {program!r}: only {PROGRAM} is run")
-    found: list[str] = []
+    checked: list[str] = []
     while rest:
         flag = rest.pop(0)
         if flag == "--daemonize":
@@ -95,5 +95,5 @@ def arguments(words: Sequence[str]) -> list[str]:
                 f"the master asked this node to run {PROGRAM} with the setting {name!r}, which is refused, since "
                 f"some settings load code or run programs: set OMPI_MCA_{name} in hetagent's environment on each node"
             )
-        found += [flag, name, value]
-    return found
+        checked += [flag, name, value]
+    return checked

@@ -45,8 +45,8 @@ def fill(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
 
 def forgotten(words: Sequence[str]) -> list[str]:
     """Known placeholders in a command whose launch style fills none in; any other braces are fine there."""
-    found = re.findall(r"(?<!\{)\{(\w+)\}(?!\})", "\0".join(words))
-    return sorted({name for name in found if name in KNOWN})
+    braced = re.findall(r"(?<!\{)\{(\w+)\}(?!\})", "\0".join(words))
+    return sorted({name for name in braced if name in KNOWN})
 
 
 def values(assignment: Assignment, init_method: str | None = None) -> dict[str, str]:

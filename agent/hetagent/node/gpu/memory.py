@@ -31,7 +31,7 @@ class Usage:
 
     def unexplained(self, is_ours: Callable[[int], bool]) -> int:
         """How much is in use (bytes), without what processes use that are not ours."""
-        others = sum(one.used_bytes for one in self.holders if not is_ours(one.pid))
+        others = sum(holder.used_bytes for holder in self.holders if not is_ours(holder.pid))
         return max(0, self.used_bytes - others)
 
 
@@ -58,22 +58,23 @@ def left_over(before: Sequence[Usage], now: Sequence[Usage], is_ours: Callable[[
         before: as it was before the first round, when no process was ours.
         is_ours: whether a process, by its pid, is or was a worker of this agent.
     """
-    former = {one.gpu: one.unexplained(lambda pid: False) for one in before}
-    found = []
-    for one in now:
-        more = one.unexplained(is_ours) - former.get(one.gpu, 0)
-        ours = tuple(holder for holder in one.holders if is_ours(holder.pid))
-        if one.gpu in former and (ours or more > SLACK_BYTES):
-            others = tuple(holder for holder in one.holders if not is_ours(holder.pid))
-            found.append(Left(one.gpu, max(0, more), ours, others))
-    return found
+    former = {usage.gpu: usage.unexplained(lambda pid: False) for usage in before}
+    left = []
+    for usage in now:
+        more = usage.unexplained(is_ours) - former.get(usage.gpu, 0)
+        ours = tuple(holder for holder in usage.holders if is_ours(holder.pid))
+        if usage.gpu in former and (ours or more > SLACK_BYTES):
+            others = tuple(holder for holder in usage.holders if not is_ours(holder.pid))
+            left.append(Left(usage.gpu, max(0, more), ours, others))
+    return left
 
 
 def describe(left: Left) -> str:
     """`GPU 2 has 71.2 GiB more in use than before the first round: pid 123 (71.0 GiB)`."""
     holders = left.ours or left.others
     who = ", ".join(
-        f"pid {one.pid}{f' ({_gib(one.used_bytes)})' if one.used_bytes else ''}" for one in holders[:5]
+        f"pid {holder.pid}{f' ({_gib(holder.used_bytes)})' if holder.used_bytes else ''}"
+        for holder in holders[:5]
     )
     more = f" and {len(holders) - 5} more" if len(holders) > 5 else ""
     return (
@@ -122,5 +123,8 @@ def _usage(pynvml: Any, uuid: str) -> Usage | None:
     with suppress(pynvml.NVMLError):
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     return Usage(
-        gpu, used, tuple(Holder(int(one.pid), int(one.usedGpuMemory or 0)) for one in processes), total
+        gpu,
+        used,
+        tuple(Holder(int(process.pid), int(process.usedGpuMemory or 0)) for process in processes),
+        total,
     )

@@ -281,12 +281,12 @@ def _waits_in(pid: int) -> str:
     return "" if found == "0" else found
 
 
-def _closure(found: set[int], sessions: set[int], alive: dict[int, Process]) -> set[int]:
+def _closure(seeds: set[int], sessions: set[int], alive: dict[int, Process]) -> set[int]:
     """`found`, the members of `sessions`, and the descendants of both, without the caller."""
     children: dict[int, list[int]] = {}
     for process in alive.values():
         children.setdefault(process.parent, []).append(process.pid)
-    pending = [pid for pid in alive if pid in found or alive[pid].session in sessions]
+    pending = [pid for pid in alive if pid in seeds or alive[pid].session in sessions]
     closure: set[int] = set()
     while pending:
         pid = pending.pop()

@@ -31,7 +31,7 @@ def events(group: str, follow: bool, after: int) -> None:
             return
         complain(f"group '{group}' was deleted: its history ends here")
         return
-    reply = call(lambda client: client.events(group, after))
+    reply = call(lambda client: client.events(group, after=after))
     if as_json:
         print_json(reply)
     elif reply.events:
@@ -44,7 +44,7 @@ async def _follow(client: Client, group: str, after: int, as_json: bool) -> None
     def show(event: EventReply) -> None:
         tables.write(event.model_dump_json() if as_json else tables.event_line(event))
 
-    known = await client.events(group, after)
+    known = await client.events(group, after=after)
     for event in known.events:
         show(event)
     last = known.last

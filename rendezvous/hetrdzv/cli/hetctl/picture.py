@@ -99,8 +99,8 @@ def _heading(plan: PlanReply, request: PlanRequest) -> Table:
 
 def _supposed(request: PlanRequest) -> str:
     """What the plan supposes, in a clause."""
-    named = [one.node_id for one in request.add if one.node_id]
-    others = [str(one.slots) for one in request.add if not one.node_id]
+    named = [node.node_id for node in request.add if node.node_id]
+    others = [str(node.slots) for node in request.add if not node.node_id]
     clauses = [
         (names(request.remove), len(request.remove), "goes", "go"),
         (names(request.drain), len(request.drain), "is drained", "are drained"),
@@ -108,7 +108,7 @@ def _supposed(request: PlanRequest) -> str:
         (f"{count(len(others), 'node')} with {', '.join(others)} slots", len(others), "joins", "join"),
         ("the group", int(request.restart), "is restarted", ""),
     ]
-    return "; ".join(f"{who} {one if number == 1 else many}" for who, number, one, many in clauses if number)
+    return "; ".join(f"{who} {goes if number == 1 else go}" for who, number, goes, go in clauses if number)
 
 
 def _then(plan: PlanReply) -> str:
@@ -127,10 +127,10 @@ def _then(plan: PlanReply) -> str:
 
 def _rows(plan: PlanReply) -> Iterator[Row]:
     restarted = frozenset(plan.restarted)
-    for one in plan.members:
-        what = "master" if one.group_rank == 0 else "member"
-        kind, change = _change(plan, one, one.node_id in restarted)
-        yield Row(one_line(one.node_id), what, one.rank_offset, one.slots, change, (what, kind))
+    for member in plan.members:
+        what = "master" if member.group_rank == 0 else "member"
+        kind, change = _change(plan, member, member.node_id in restarted)
+        yield Row(one_line(member.node_id), what, member.rank_offset, member.slots, change, (what, kind))
     stops, other = frozenset(plan.stops), "spare" if plan.round else "waits"
     for spare in plan.spares:
         change = "; ".join(["stops"] * (spare.node_id in stops) + [one_line(spare.why)] * bool(spare.why))
@@ -139,27 +139,27 @@ def _rows(plan: PlanReply) -> Iterator[Row]:
         yield Row(one_line(gone.node_id), "gone", None, gone.slots, one_line(gone.why), ("gone", gone.why))
 
 
-def _change(plan: PlanReply, one: PlannedMemberReply, restarts: bool) -> tuple[str, str]:
+def _change(plan: PlanReply, member: PlannedMemberReply, restarts: bool) -> tuple[str, str]:
     """What happens to a member: in a word, and in full."""
     if plan.round == plan.was_round:
         return "", ""
-    if one.was_offset is None:
+    if member.was_offset is None:
         return ("starts", "starts") if plan.was_round else ("", "")
     verb = "restarts" if restarts else "starts"
-    if one.was_offset == one.rank_offset:
+    if member.was_offset == member.rank_offset:
         return verb, verb
-    return "moves", f"{verb}; offset was {one.was_offset}"
+    return "moves", f"{verb}; offset was {member.was_offset}"
 
 
 def _shortened(rows: Sequence[Row]) -> list[Row]:
     """The rows, of many those put together that follow each other and have the same in common."""
     if len(rows) <= MANY:
         return list(rows)
-    found: list[Row] = []
+    shown: list[Row] = []
     for _, group in groupby(rows, key=lambda row: row.alike):
         alike = list(group)
-        found += alike if len(alike) < ALIKE else [alike[0], _together(alike[1:-1]), alike[-1]]
-    return found
+        shown += alike if len(alike) < ALIKE else [alike[0], _together(alike[1:-1]), alike[-1]]
+    return shown
 
 
 def _together(alike: Sequence[Row]) -> Row:

@@ -35,13 +35,13 @@ class _Items(click.ParamType[Any]):
         if not isinstance(value, str):
             return tuple(value)
         try:
-            found = tuple(self._item(word.strip()) for word in value.split(","))
+            items = tuple(self._item(word.strip()) for word in value.split(","))
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        ids = [node_id for one in found if (node_id := getattr(one, "node_id", one)) is not None]
+        ids = [node_id for item in items if (node_id := getattr(item, "node_id", item)) is not None]
         if twice := next((node_id for node_id in ids if ids.count(node_id) > 1), None):
             self.fail(f"{twice!r} is named twice", param, ctx)
-        return found
+        return items
 
 
 class _NodeIds(_Items):
@@ -131,15 +131,15 @@ def _without_server(
     spec: dict[str, object], nodes: Sequence[NewNodeFields], request: PlanRequest
 ) -> PlanReply:
     """What a server would say, worked out here."""
-    named, taken = [], {one.node_id for one in nodes}
-    for number, one in enumerate(nodes, 1):
-        if one.node_id is None:
+    named, taken = [], {new.node_id for new in nodes}
+    for number, new in enumerate(nodes, 1):
+        if new.node_id is None:
             name = next(name for place in count(number) if (name := f"node{place}") not in taken)
-            one = one.model_copy(update={"node_id": name})  # noqa: PLW2901
-        taken.add(one.node_id)
-        named.append(one)
+            new = new.model_copy(update={"node_id": name})  # noqa: PLW2901
+        taken.add(new.node_id)
+        named.append(new)
     supposed = changes(request) if request.remove or request.add else None
-    unknown = [one for one in request.remove if one not in {node.node_id for node in named}]
+    unknown = [node_id for node_id in request.remove if node_id not in {node.node_id for node in named}]
     if unknown:
         raise click.UsageError(f"--without names '{unknown[0]}', which is not among --nodes")
     given = SpecFields.model_validate(spec).given()

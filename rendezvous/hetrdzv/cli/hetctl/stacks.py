@@ -72,7 +72,7 @@ def view(reply: StacksReply) -> Iterator[RenderableType]:
 @RANKS
 def stacks(group: str, rank: tuple[int, ...]) -> None:
     """Show the Python stacks of the workers of GROUP, now; equal ones once, the rarest first. Needs an admin token."""
-    reply = call(lambda client: client.stacks_of(group, rank))
+    reply = call(lambda client: client.stacks_of(group, rank=rank))
     if shared().as_json:
         print_json(reply)
     else:

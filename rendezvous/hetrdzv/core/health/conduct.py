@@ -29,13 +29,13 @@ MOST_KEPT = 256
 @kept
 def set_aside(group: Group) -> AbstractSet[str]:
     """The nodes that have come and gone too often: spares, unless the bounds need them."""
-    return frozenset(node_id for node_id, one in group.conduct.items() if one.aside)
+    return frozenset(node_id for node_id, known in group.conduct.items() if known.aside)
 
 
 @kept
 def taken_last(group: Group) -> AbstractSet[str]:
     """The nodes whose workers fail again and again: other nodes are taken before them."""
-    return frozenset(node_id for node_id, one in group.conduct.items() if one.blamed >= STRIKES)
+    return frozenset(node_id for node_id, known in group.conduct.items() if known.blamed >= STRIKES)
 
 
 def with_departure(conduct: Mapping[str, Conduct], node_id: str, now: float) -> Mapping[str, Conduct]:
@@ -53,8 +53,8 @@ def with_blame(
 ) -> Mapping[str, Conduct]:
     """What is remembered after the workers of a node were the root cause of a failure."""
     known = {
-        name: replace(one, blamed=0) if ended.member(name) is not None and name != node_id else one
-        for name, one in conduct.items()
+        name: replace(other, blamed=0) if ended.member(name) is not None and name != node_id else other
+        for name, other in conduct.items()
     }
     before = known.get(node_id, Conduct())
     return _with(known, node_id, replace(before, blamed=before.blamed + 1), now)
@@ -63,9 +63,9 @@ def with_blame(
 def _with(known: Mapping[str, Conduct], node_id: str, new: Conduct, now: float) -> Mapping[str, Conduct]:
     """What is remembered of a node, and of the others what still says something."""
     worth = {
-        name: one
-        for name, one in known.items()
-        if name != node_id and (one.aside or one.blamed or now - one.free_at <= SOON_S)
+        name: other
+        for name, other in known.items()
+        if name != node_id and (other.aside or other.blamed or now - other.free_at <= SOON_S)
     }
     others = sorted(worth.items(), key=lambda item: item[1].free_at)[1 - MOST_KEPT :]
     return {**dict(others), node_id: new}
@@ -73,9 +73,9 @@ def _with(known: Mapping[str, Conduct], node_id: str, new: Conduct, now: float) 
 
 def without_past(conduct: Mapping[str, Conduct], now: float) -> Mapping[str, Conduct]:
     """What is remembered once the times as a spare that have ended are over."""
-    if not any(one.aside and now >= one.free_at for one in conduct.values()):
+    if not any(known.aside and now >= known.free_at for known in conduct.values()):
         return conduct
     return {
-        name: replace(one, aside=False) if one.aside and now >= one.free_at else one
-        for name, one in conduct.items()
+        name: replace(known, aside=False) if known.aside and now >= known.free_at else known
+        for name, known in conduct.items()
     }

@@ -30,10 +30,14 @@ def stragglers(workers: Sequence[Waiting]) -> list[Straggler]:
     types: dict[str, list[Waiting]] = {}
     for worker in workers:
         types.setdefault(worker.type, []).append(worker)
-    found = [one for name, alike in types.items() if (one := _slowest(alike, name if len(types) > 1 else ""))]
+    named = [
+        straggler
+        for name, alike in types.items()
+        if (straggler := _slowest(alike, name if len(types) > 1 else ""))
+    ]
     if len(types) > 1 and (slow := _slowest_type(types)):
-        found.append(slow)
-    return sorted(found, key=lambda one: (-one.share, one.ranks.ranges))
+        named.append(slow)
+    return sorted(named, key=lambda straggler: (-straggler.share, straggler.ranks.ranges))
 
 
 def _slowest(alike: Sequence[Waiting], name: str) -> Straggler | None:

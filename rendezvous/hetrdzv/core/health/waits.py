@@ -111,7 +111,7 @@ class Lane:
     @property
     def label(self) -> str:
         """Its name, but nothing for the default group."""
-        return "" if self.name in DEFAULT_GROUPS else self.name
+        return "" if self.name.partition("/")[0] in DEFAULT_GROUPS else self.name
 
     @property
     def top(self) -> int:

@@ -12,7 +12,7 @@ from hetrdzv.protocol.states import GroupState, NodePhase
 
 
 def takes_notice(group: Group) -> bool:
-    """Whether the workers of the running round get a notice: there is time for it, and somebody who heeds it.
+    """Whether the workers of the running round get a notice: the group allows time for it, and somebody heeds it.
 
     In a round that is still starting there is nothing to save.
     """
@@ -29,12 +29,12 @@ def waited_for(group: Group) -> Sequence[str]:
 
 
 def ends_at(group: Group, notice: Notice) -> float:
-    """When a round ends at the latest whose members have got this notice (seconds)."""
+    """When a round whose members got this notice ends at the latest (seconds)."""
     return notice.at + group.spec.notice_s
 
 
 def may_save(group: Group, node: Node) -> bool:
-    """Whether a node's workers run on for now, although their round is about to end, or the node to leave."""
+    """Whether a node's workers may keep running although their round is about to end, or the node about to leave."""
     active = group.active_round
     if active is None or active.notice is None or not group.in_round(node) or node.gone or node.stopped:
         return False

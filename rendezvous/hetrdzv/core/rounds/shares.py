@@ -129,14 +129,14 @@ def paces_of(shares: Shares, worked: Mapping[int, Worked], world_size: int) -> l
     ]
 
 
-def _chance(one: Worked) -> float:
+def _chance(worked: Worked) -> float:
     """By which share a pace may differ from the true one by chance: twice the standard deviation of so many looks.
 
     Whoever followed differences that are not there would make equal ranks unequal, the more so the more often they ask.
     """
-    busy = one.share * one.looks + 1
-    waited = (1 - one.share) * one.looks + 1
-    return CERTAIN * sqrt(waited / (busy * one.looks))
+    busy = worked.share * worked.looks + 1
+    waited = (1 - worked.share) * worked.looks + 1
+    return CERTAIN * sqrt(waited / (busy * worked.looks))
 
 
 def _few_runs(weights: Sequence[float]) -> tuple[tuple[int, float], ...]:

@@ -58,7 +58,7 @@ OWN_LEASES = OwnLeases()
 
 
 def expired(group: Group, now: float, leases: Leases) -> list[tuple[Node, Going, float]]:
-    """Live nodes that are lost by now, why, and since when: at the end of its lease a node still lives, past it not."""
+    """Live nodes that are lost by now, why, and since when. At the end of its lease a node is not yet lost."""
     return [
         (node, Silent(for_s=lease_s), now - lease_s) if node.cut_at is None else (node, Cut(), node.cut_at)
         for node, lease_s in leases.lapsed(group, now)

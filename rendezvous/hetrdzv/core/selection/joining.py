@@ -1,4 +1,4 @@
-"""Whom a running round would end for, and why other ready nodes are spares."""
+"""Nodes worth ending a running round for, and why other ready nodes are spares."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -21,11 +21,11 @@ from hetrdzv.protocol.states import NodePhase
 
 @dataclass(frozen=True)
 class Growth:
-    """Nodes for whose sake a running round would end (rule 3c).
+    """Nodes worth ending a running round for (rule 3c).
 
     Attributes:
         joiners: the ready nodes that a larger round would take in; empty where it would not be larger.
-        full: whether that round could take no further node.
+        full: whether that round would have no room for another node.
     """
 
     joiners: tuple[Node, ...] = ()
@@ -38,7 +38,7 @@ class Growth:
 
     @cached_property
     def has_suspects(self) -> bool:
-        """Whether a joiner was cut off and not heard since."""
+        """Whether a joiner's connection broke and it has not been heard since."""
         return any(node.cut_at is not None for node in self.joiners)
 
 
@@ -59,7 +59,7 @@ class Spare(StrEnum):
 
 @kept_for(*READ)
 def growth(group: Group) -> Growth:
-    """Who would be taken in if the running round ended now; nobody where none runs."""
+    """Who would join if the running round ended now; nobody if no round runs."""
     active = group.active_round
     if active is None or _nobody_joins(group) is not None:
         return Growth()
@@ -95,7 +95,7 @@ def growth(group: Group) -> Growth:
 
 
 def _all_or_none(group: Group, nodes: Sequence[Node]) -> Sequence[Node]:
-    """The nodes whose units are whole, and have no ready node that is not among these."""
+    """The nodes whose units are whole, if all ready nodes of the unit are among them."""
     if group.spec.unit is None:
         return nodes
     there = frozenset(node.node_id for node in nodes)
@@ -104,13 +104,13 @@ def _all_or_none(group: Group, nodes: Sequence[Node]) -> Sequence[Node]:
 
 
 def _may_grow(spec: GroupSpec, active: Round, waiting: Iterable[Node]) -> bool:
-    """Whether there are slots enough for a larger world, whoever has them."""
+    """Whether there are enough slots for a larger world, on whichever nodes."""
     slots = active.world_size + sum(node.slots for node in waiting)
     return (Worlds.of(spec).up_to(slots) or 0) > active.world_size
 
 
 def spare_reason(group: Group, node: Node, active: Round) -> Spare:
-    """Why a ready node, which is no joiner, is kept as a spare."""
+    """Why a ready node that is not a joiner is kept as a spare."""
     if node.node_id in set_aside(group):
         return Spare.SET_ASIDE
     reason = _nobody_joins(group)
@@ -131,13 +131,13 @@ def spare_reason(group: Group, node: Node, active: Round) -> Spare:
 
 
 def spare_unit(group: Group, node: Node) -> Sequence[Node]:
-    """The ready nodes that would be taken in together with a spare, itself included."""
+    """The ready nodes that would join together with a spare, including the spare."""
     value = value_of(group.spec, node)
     return (node,) if value is None else _ready_units(group).get(value, (node,))
 
 
 def spare_slots(group: Group, node: Node) -> int:
-    """How many slots they have."""
+    """How many slots these nodes have in all."""
     value = value_of(group.spec, node)
     return node.slots if value is None else _unit_slots(group).get(value, node.slots)
 
@@ -149,7 +149,7 @@ def _unit_slots(group: Group) -> Mapping[str, int]:
 
 @kept
 def _ready_units(group: Group) -> Mapping[str, Sequence[Node]]:
-    """The ready nodes by unit, since each of many spares asks for its own."""
+    """The ready nodes by unit; kept, since many spares ask for theirs."""
     units: dict[str, list[Node]] = {}
     for node in ready_nodes(group):
         value = value_of(group.spec, node)
@@ -160,7 +160,7 @@ def _ready_units(group: Group) -> Mapping[str, Sequence[Node]]:
 
 @kept
 def _nobody_joins(group: Group) -> Spare | None:
-    """Why nobody at all is taken into a running round, or None."""
+    """Why a running round takes in nobody at all; None: it would."""
     active = group.active_round
     assert active is not None
     if group.spec.on_join is not OnJoin.RESTART:

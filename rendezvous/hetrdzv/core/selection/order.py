@@ -86,21 +86,21 @@ def fill(gaps: Mapping[str, Likeness], newcomers: Mapping[str, Likeness]) -> dic
         gaps: node ids that are no longer there, each with the kind of that node.
         newcomers: node ids in the order in which they are taken, each with its kind.
     """
-    found: dict[str, str] = {}
+    fillers: dict[str, str] = {}
     depth = max((len(kind.labels) for kind in newcomers.values()), default=0)
     for slots_count, labels in product((True, False), range(depth, -1, -1)):
-        if len(found) == min(len(gaps), len(newcomers)):
+        if len(fillers) == min(len(gaps), len(newcomers)):
             break
         free: dict[object, deque[str]] = {}
-        taken = set(found.values())
+        taken = set(fillers.values())
         for node_id, kind in newcomers.items():
             if node_id not in taken:
                 free.setdefault((slots_count and kind.slots, kind.labels[:labels]), deque()).append(node_id)
         for gap, kind in gaps.items():
             alike = free.get((slots_count and kind.slots, kind.labels[:labels]))
-            if gap not in found and alike:
-                found[gap] = alike.popleft()
-    return found
+            if gap not in fillers and alike:
+                fillers[gap] = alike.popleft()
+    return fillers
 
 
 def by_gaps(

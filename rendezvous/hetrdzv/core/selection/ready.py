@@ -14,7 +14,7 @@ from hetrdzv.protocol.addresses import is_loopback
 from hetrdzv.protocol.states import NodePhase
 
 READ = ("spec", "nodes", "drained", "job", "round", "seats", "unreachable", "failed_masters", "conduct")
-"""What of a group decides who forms its rounds."""
+"""The fields of a group that decide which nodes form its rounds."""
 
 
 @kept
@@ -36,7 +36,7 @@ def ready_nodes(group: Group) -> Sequence[Node]:
 
 @kept
 def not_ready_nodes(group: Group) -> Sequence[Node]:
-    """The nodes that are here, but have said that they cannot take part in a round."""
+    """The live nodes whose agents say that they cannot take part in a round."""
     return [
         node
         for node in group.nodes.values()
@@ -59,7 +59,7 @@ def next_round(group: Group) -> Selection | Shortfall:
 
 
 def needed(group: Group, ready: Sequence[Node]) -> Sequence[Node]:
-    """The ready nodes without those set aside, as far as the bounds allow that; all where that is too much work."""
+    """The ready nodes without those set aside, unless the bounds need them; all if finding out takes too long."""
     aside = set_aside(group)
     if not aside:
         return ready
@@ -82,13 +82,13 @@ def needed(group: Group, ready: Sequence[Node]) -> Sequence[Node]:
 
 
 def out_of_reach(group: Group, active: Round) -> list[Node]:
-    """Ready nodes that could not reach the master of a round; most rounds have none."""
+    """Ready nodes that could not reach the master of a round; usually none."""
     cut_off = {node_id for node_id, master in group.unreachable if master == active.master.node_id}
     return [node for node in ready_nodes(group) if node.node_id in cut_off] if cut_off else []
 
 
 def stranded(nodes: Iterable[Node]) -> list[Node]:
-    """Nodes that offer a loopback address although others are on other hosts: nobody there can reach them."""
+    """Nodes that offer a loopback address although other nodes are on other hosts, which cannot reach them."""
     nodes = list(nodes)
     loopback = [node for node in nodes if is_loopback(node.address)]
     return loopback if len(loopback) < len(nodes) else []

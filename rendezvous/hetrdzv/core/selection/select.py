@@ -24,7 +24,7 @@ Pairs = AbstractSet[tuple[str, str]]
 """(node, master) pairs of node ids: the first could not reach the second's port."""
 
 TRIED_ANYWAY = 4
-"""How many masters are tried even if no work is left for that."""
+"""How many masters are tried even if the budget of work is spent."""
 
 MASTERS_TRIED = 3
 """After this many masters in a row that nobody reached, a group gives up: a firewall keeps all of them apart."""
@@ -147,7 +147,7 @@ class _Choice:
 
     @cached_property
     def _gaps(self) -> Mapping[str, int]:
-        """The nodes that fill gaps, numbered by how well they do."""
+        """The nodes that fill gaps, with their ranks: 0 fits best."""
         return by_gaps(self._spec, self._by_id, self._seats, self._last, self._taken_last)
 
     @cached_property
@@ -201,23 +201,23 @@ class _Counted(_Choice):
         return Selection(nodes=nodes, master=master, suspects=suspects, full=full, smaller=smaller)
 
     def _by_preference(self) -> list[str]:
-        """Whom a round takes first: of those not to be taken last survivors, who had a place, who fills gaps."""
+        """The order in which a round takes nodes: not taken last, then survivors, nodes with a place, gap fillers."""
         none = len(self._gaps)
         return sorted(
             self._by_id,
-            key=lambda one: (
-                one in self._taken_last,
-                one not in self._last.slots,
-                one not in self._seated,
-                self._gaps.get(one, none),
-                natural_key(one),
+            key=lambda node_id: (
+                node_id in self._taken_last,
+                node_id not in self._last.slots,
+                node_id not in self._seated,
+                self._gaps.get(node_id, none),
+                natural_key(node_id),
             ),
         )
 
     def _served(
         self, chosen: Sequence[str], preferred: Sequence[str], unreachable: Pairs
     ) -> tuple[list[str], str]:
-        """Nodes that can all reach their master, and that master: all who were chosen, or the largest part there is."""
+        """A master and the nodes that can reach it: all that were chosen, or as many of them as possible."""
         masters, master = self._masters_of(chosen, unreachable)
         if master is not None:
             return list(chosen), master
@@ -280,7 +280,7 @@ class _Sized(_Choice):
 
     @cached_property
     def _units(self) -> Mapping[str, Sequence[Node]] | None:
-        """What is taken as a whole, by the node id of its first node; None: every node by itself."""
+        """Units by the node id of their first node; None: every node is taken by itself."""
         if self._spec.unit is None:
             return None
         return {unit[0].node_id: unit for unit in in_units(self._spec, self._ready)}
@@ -340,7 +340,7 @@ class _Sized(_Choice):
         for node in self._ready:
             by_slots.setdefault(node.slots, []).append(node.node_id)
         for slots, node_ids in by_slots.items():
-            usable = [one for one in node_ids if one not in excluded] if excluded else node_ids
+            usable = [node_id for node_id in node_ids if node_id not in excluded] if excluded else node_ids
             for last, some in _split(usable, self._taken_last):
                 for stays, part in _split(some, self._last.slots):
                     for seated, alike in _split(part, self._seated):
@@ -348,20 +348,20 @@ class _Sized(_Choice):
         return kinds
 
     def _best_with_master(self) -> list[str] | None:
-        """The best set that has a node that may be master; of those that are of one kind the first is tried."""
+        """The best set with a node that may be master; of possible masters of one kind only the first is tried."""
         first: dict[Kind, str] = {}
         for item in sorted({self._item(node_id) for node_id in self._allowed}, key=natural_key):
             first.setdefault(self._kind(item), item)
-        found = []
+        sets = []
         for tried, (_, item) in enumerate(sorted(first.items(), key=lambda one: one[0][:3])):
             if not self._may_try(tried):
                 break
             if (best := self._best(frozenset(), item)) is not None:
-                found.append(best)
-        return min(found, key=self._cost, default=None)
+                sets.append(best)
+        return min(sets, key=self._cost, default=None)
 
     def _may_try(self, tried: int) -> bool:
-        """Whether to look at another master; that alone is as much work as looking at all nodes."""
+        """Whether to try another master, which costs as much work as looking at all nodes."""
         return self._budget.allows(8 * len(self._ready)) or tried < TRIED_ANYWAY
 
     def _cost(self, chosen: Sequence[str]) -> tuple[object, ...]:
@@ -371,7 +371,7 @@ class _Sized(_Choice):
         return (-self._size(chosen), *map(sum, zip(*worse, strict=True)), len(chosen))
 
     def _served(self, chosen: Sequence[str], unreachable: Pairs) -> tuple[list[str], str] | None:
-        """Nodes that can all reach their master, and that master: those chosen, or the largest world there is."""
+        """A master and the nodes that can reach it: all that were chosen, or the largest world possible."""
         masters, master = self._masters_of(chosen, unreachable)
         if master is not None:
             return list(chosen), master
@@ -393,19 +393,19 @@ class _Sized(_Choice):
 
 
 def _split(names: Sequence[str], by: Collection[str]) -> Iterable[tuple[bool, Sequence[str]]]:
-    """The names that are in a set, and those that are not, both in the order in which they came."""
+    """The names in a set and those that are not, both in their order."""
     inside = [name for name in names if name in by] if by else ()
     outside = [name for name in names if name not in by] if inside else names
     return (True, inside), (False, outside)
 
 
 def _cut_off(among: Container[str], unreachable: Pairs) -> Mapping[str, AbstractSet[str]]:
-    """By master, which of some nodes cannot reach it."""
-    found: dict[str, set[str]] = {}
+    """Which of some nodes cannot reach a master, by master."""
+    unable: dict[str, set[str]] = {}
     for node_id, master in unreachable:
         if node_id in among:
-            found.setdefault(master, set()).add(node_id)
-    return found
+            unable.setdefault(master, set()).add(node_id)
+    return unable
 
 
 # -- the same of a group -------------------------------------------------------------------------------------

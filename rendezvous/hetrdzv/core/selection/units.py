@@ -20,14 +20,14 @@ from hetrdzv.protocol.who import Nodes
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit that is not whole, and the node ids that it lacks."""
+    """A unit that is not whole, and the ids of the nodes it lacks."""
 
     value: str
     missing: tuple[str, ...]
 
 
 def in_units(spec: GroupSpec, nodes: Iterable[Node]) -> list[tuple[Node, ...]]:
-    """Nodes by unit, each unit in natural order; without the setting every node by itself."""
+    """Nodes by unit, each unit in natural order; without the setting each node is a unit."""
     alone: list[tuple[Node, ...]] = []
     units: dict[str, list[Node]] = {}
     for node in nodes:
@@ -41,7 +41,7 @@ def in_units(spec: GroupSpec, nodes: Iterable[Node]) -> list[tuple[Node, ...]]:
 
 
 def value_of(spec: GroupSpec, node: Node) -> str | None:
-    """Which unit a node is in; None: it is one by itself."""
+    """The unit that a node is in; None: it is a unit by itself."""
     return None if spec.unit is None else node.labels.get(spec.unit)
 
 
@@ -53,7 +53,7 @@ def whole(group: Group, nodes: Sequence[Node]) -> Sequence[Node]:
 
 @kept
 def broken_units(group: Group) -> Mapping[str, Unit]:
-    """The units that lack a node, by the value of the label, except those without any node left."""
+    """The units that lack a node, by the value of the label; units with no node left are not among them."""
     if group.spec.unit is None:
         return {}
     units: dict[str, list[Node]] = {}
@@ -61,22 +61,22 @@ def broken_units(group: Group) -> Mapping[str, Unit]:
         value = value_of(group.spec, node)
         if value is not None and _counts(group, node) and not (node.gone and node.heir is not None):
             units.setdefault(value, []).append(node)
-    found = {}
+    broken = {}
     for value, nodes in units.items():
         missing = [node.node_id for node in nodes if node.gone or not _serves(group, node)]
         if missing and len(missing) < len(nodes):
-            found[value] = Unit(value, tuple(sorted(missing, key=natural_key)))
-    return found
+            broken[value] = Unit(value, tuple(sorted(missing, key=natural_key)))
+    return broken
 
 
 def place_taken(group: Group, node: Node, beside: str | None = None) -> Node | None:
-    """Whose place a node takes that is new in its unit; None: nobody's.
+    """The node whose place a node that is new in its unit takes; None: nobody's.
 
-    That of one at the same address, since it may have come back under another name, even before its lease has ended: if
-    it has not, it will be heard again. Else that of the first that is gone.
+    It is a node at the same address, which may have come back under another name, even before its lease has ended (if
+    not, it will be heard again); else the node that went first.
 
     Args:
-        beside: the node id of one that is known to be another, though it is at the same address.
+        beside: a node id that is known to be another node, though at the same address.
     """
     value = value_of(group.spec, node)
     if value is None:
@@ -98,12 +98,12 @@ def place_taken(group: Group, node: Node, beside: str | None = None) -> Node | N
 
 
 def _counts(group: Group, node: Node) -> bool:
-    """Whether a unit is not whole without a node."""
+    """Whether a unit needs a node to be whole."""
     return node.job == group.job and node.node_id not in group.drained
 
 
 def _serves(group: Group, node: Node) -> bool:
-    """Whether a live node is ready, or at work in the round that runs."""
+    """Whether a live node is ready or a member of the running round."""
     if node.leaving is not None or node.rejected is not None or node.not_ready:
         return False
     if node.wants_command and group.spec.command is None:

@@ -73,9 +73,9 @@ class Fence:
         self._revision = revision
         self.compare = KVService.txn_compare_create_revision(key, revision)
 
-    def holds(self, found: Any) -> bool:
+    def holds(self, leader: Any) -> bool:
         """Whether a key-value (or None) is our leader key."""
-        return found is not None and bool(found.create_revision == self._revision)
+        return leader is not None and bool(leader.create_revision == self._revision)
 
     async def guard(self, work: Awaitable[T]) -> T:
         """Await some work, or give it up when we are deposed.

@@ -11,6 +11,7 @@ from hetagent.protocol.requests import Join, Leave, Poll, Say
 from hetagent.protocol.requests import Server as ServerOfRequests
 from hetrdzv.client.client import Client
 from hetrdzv.core import commands
+from hetrdzv.protocol import routes
 from hetrdzv.protocol.wire import SpecFields
 
 
@@ -107,9 +108,10 @@ async def test_requests_are_sent_by_the_clients_own_methods(bench: Bench) -> Non
     )
     answers: list[object] = [await request.send(recorder) for request in (join, poll, report, leave)]
     assert answers == ["reply", "reply", "reply", None]
-    assert [call[:3] for call in calls] == [
-        (name, "g", "a") for name in ("join", "directive", "say", "leave")
+    assert [call[:3] for call in calls if call[0] != "ask"] == [
+        (name, "g", "a") for name in ("join", "directive", "leave")
     ]
+    assert [call[:4] for call in calls if call[0] == "ask"] == [("ask", routes.REPORT, "g", "a")]
 
 
 async def test_the_client_is_a_server_to_the_session() -> None:

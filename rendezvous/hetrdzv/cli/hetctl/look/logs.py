@@ -41,7 +41,7 @@ def logs(group: str, rank: tuple[int, ...], tail: int | None, follow: bool) -> N
         if follow:
             call(lambda client: _follow(client, group, rank, most))
             return
-        reply = call(lambda client: client.logs_of(group, rank))
+        reply = call(lambda client: client.logs_of(group, rank=rank))
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -59,7 +59,7 @@ async def _follow(client: Client, group: str, ranks: Sequence[int], most: int | 
     number, away = None, False
     while True:
         try:
-            reply = await client.logs_of(group, ranks)
+            reply = await client.logs_of(group, rank=ranks)
         except Unreachable as error:
             if number is None:
                 raise

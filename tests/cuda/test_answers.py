@@ -1,0 +1,257 @@
+"""What torch's CUDA builds answer the agent: `make test-cuda` asks the real thing, on a machine without a GPU.
+
+No group of NCCL or nccl2 can be made there, so NCCL's answers have the right form and no groups. nccl2 has no recorder
+of its own: torch attaches to its groups one that serves any backend. Here it is attached to torch's `fake` backend,
+which needs no GPU. docs/torch.md has the table of what was found.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from hetagent.job.progress.flight_recorder import Trace
+from hetagent.job.progress.sources import BACKENDS, source
+from hetagent.job.progress.standstill import Track
+from hetagent.job.progress.worker import Looker
+from tests.cuda.conftest import Start
+from tests.support.cluster import wait_for
+
+Release = tuple[int, int]
+
+IMPORTS = "import torch, torch.distributed as dist"
+
+GLOO = f"""{IMPORTS}
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for _ in range(3):
+    dist.all_reduce(torch.ones(10))
+side = dist.new_group([0], backend="gloo")
+dist.all_reduce(torch.ones(2, 5), group=side)
+"""
+
+FIELDS = {"version", "pg_config", "pg_status", "nccl_comm_state"}
+ENTRY = {
+    "collective_seq_id",
+    "input_sizes",
+    "is_p2p",
+    "op_id",
+    "pg_id",
+    "process_group",
+    "profiling_name",
+    "retired",
+    "time_created_ns",
+}
+"""The fields of an entry that are read."""
+
+
+def told_of(release: Release) -> set[str]:
+    """The backends of which a release's server tells, as docs/torch.md has it."""
+    told = {"nccl"}
+    if release >= (2, 11):
+        told.add("gloo")
+    if release >= (2, 15):
+        told.add("nccl2")
+    return told
+
+
+def test_its_handlers_say_of_which_backends_it_tells(start: Start, release: Release) -> None:
+    handlers = start(IMPORTS).handlers
+    assert {"dump_nccl_trace_json", "dump_nccl_trace_pickle", "dump_traceback", "ping"} <= set(handlers)
+    assert ("fr_trace_json" in handlers) == (release >= (2, 10))
+    assert ("fr_dump_file" in handlers) == (release >= (2, 15))
+    told = {name for name in BACKENDS if source(name, handlers, 2) is not None}
+    assert told == told_of(release) | ({"gloo"} if release == (2, 10) else set())  # which records nothing
+    others = ("nccl-lazy", "xccl", "mpi", "ucc", "fake", "cpu:mine")
+    assert not any(source(name, handlers, 2) for name in others)
+
+
+def test_backends_of_this_build(release: Release) -> None:
+    import torch.distributed as dist
+
+    names = ("gloo", "nccl", "nccl2", "nccl-lazy", "nccl-legacy", "xccl", "mpi", "ucc")
+    newer = {"nccl2", "nccl-lazy", "nccl-legacy"} if release >= (2, 14) else set()
+    assert {name for name in names if dist.is_backend_available(name)} == {"gloo", "nccl", *newer}
+
+
+@pytest.mark.parametrize("backend", sorted(BACKENDS))
+def test_each_question_of_the_agent_is_answered_and_read(
+    start: Start, release: Release, backend: str
+) -> None:
+    if backend not in told_of(release):
+        pytest.skip(f"torch {release[0]}.{release[1]} does not tell of {backend}")
+    answer = start(IMPORTS).tells(BACKENDS[backend].question)
+    assert answer.keys() - {"comm_lib_version", "nccl_version"} == FIELDS  # none in 2.6; the second until 2.8
+    seen = Trace(2, counts_operations=BACKENDS[backend].counts_operations).read(json.dumps(answer).encode())
+    assert (seen.groups, seen.counts, seen.records) == ([], {}, False)
+
+
+ACCEPTED = ["", "includecollectives=false", "includecollectives=true", "onlyactive=true", "onlyactive=false"]
+REFUSED = ["includestacktraces=false", "includestacktraces=true", "includecollectives=no", "backend=nccl"]
+
+
+@pytest.mark.parametrize("parameters", [*ACCEPTED, "includecollectives=false&onlyactive=true"])
+def test_parameters_that_nccls_recorder_takes(start: Start, parameters: str) -> None:
+    assert start(IMPORTS).tells(f"dump_nccl_trace_json?{parameters}").keys() >= FIELDS
+
+
+@pytest.mark.parametrize("parameters", REFUSED)
+def test_parameters_that_nccls_recorder_refuses(start: Start, parameters: str) -> None:
+    """The first of them is what the agent once asked, so that it saw nothing of NCCL."""
+    assert start(IMPORTS).ask(f"dump_nccl_trace_json?{parameters}")[0] == "HTTP/1.1 400 Bad Request"
+
+
+@pytest.mark.parametrize(
+    "parameters", [*ACCEPTED, "includestacktraces=false", "backend=", "backend=gloo", "backend=nccl2"]
+)
+def test_parameters_of_the_recorder_by_backend(start: Start, release: Release, parameters: str) -> None:
+    """It ignores all but `backend`, and that too before 2.15: then its answer is gloo's."""
+    status, body = (server := start(GLOO)).ask(f"fr_trace_json?{parameters}")
+    if release < (2, 10):
+        assert status == "HTTP/1.1 404 Not Found"
+        return
+    if release == (2, 10):
+        assert not json.loads(body)["pg_config"]
+        return
+    answer = json.loads(body)
+    if parameters == "backend=nccl2" and release >= (2, 15):
+        assert not answer["pg_status"]
+    else:
+        assert answer == server.tells("fr_trace_json")
+        assert len(answer["entries"]) == 4
+
+
+def test_gloo_is_seen_with_torchs_own_settings(start: Start, release: Release) -> None:
+    """The recorder is on unless TORCH_FR_BUFFER_SIZE is 0."""
+    if "gloo" not in told_of(release):
+        pytest.skip("this torch does not tell of gloo")
+    answer = start(GLOO).tells("fr_trace_json")
+    assert all(entry.keys() >= ENTRY for entry in answer["entries"])
+    first, second = Trace(1).read(json.dumps(answer).encode()).groups
+    assert (first.name, first.enqueued, first.completed, first.op) == ("0", 3, 3, "all_reduce [[10]]")
+    assert (second.name, second.enqueued, second.op) == ("1", 1, "all_reduce [[2,5]]")
+
+
+def test_a_recorder_that_is_off_knows_of_no_group(start: Start, release: Release) -> None:
+    if "gloo" not in told_of(release):
+        pytest.skip("this torch does not tell of gloo")
+    answer = start(GLOO, TORCH_FR_BUFFER_SIZE="0").tells("fr_trace_json")
+    assert not Trace(1).read(json.dumps(answer).encode()).records
+
+
+HOOKED = f"""{IMPORTS}
+import torch.testing._internal.distributed.fake_pg
+from torch._C._distributed_c10d import FlightRecorderHook
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+group = dist.new_group([0], backend="fake")
+hook = FlightRecorderHook.attach(group, [0])
+"""
+LINES = {
+    "reduces": "dist.all_reduce(torch.ones(10), group=group)",
+    "sends": "group.send([torch.ones(3)], 0, 0)",
+}
+
+
+def hooked(start: Start, release: Release, *does: str) -> dict[str, Any]:
+    if "nccl2" not in told_of(release):
+        pytest.skip("this torch has no recorder for nccl2")
+    return start(HOOKED + "\n".join(LINES[one] for one in does)).tells("fr_trace_json?backend=fake")
+
+
+def test_the_recorder_of_nccl2_numbers_operations_from_0(start: Start, release: Release) -> None:
+    answer = hooked(start, release, "reduces")
+    (entry,), (status,) = answer["entries"], answer["pg_status"].values()
+    assert (entry["op_id"], entry["collective_seq_id"], entry["is_p2p"]) == (0, 1, False)
+    assert (status["last_enqueued_collective"], status["last_started_collective"]) == ("0", "-1")
+    assert entry["profiling_name"] == "fake:all_reduce"
+    assert entry.keys() >= ENTRY
+
+
+@pytest.mark.parametrize(
+    "does",
+    [("reduces",), ("reduces", "sends"), ("sends", "reduces"), ("reduces", "sends", "sends", "reduces")],
+    ids=" ".join,
+)
+def test_sends_and_receives_of_nccl2_are_told_from_collectives(
+    start: Start, release: Release, does: tuple[str, ...]
+) -> None:
+    answer = hooked(start, release, *does)
+    assert [entry["is_p2p"] for entry in answer["entries"]] == [one == "sends" for one in does]
+    (group,) = Trace(2, "/fake").read(json.dumps(answer).encode()).groups
+    assert (group.enqueued, group.size, group.op) == (does.count("reduces"), 1, "all_reduce [[10]]")
+
+
+DEVICES = """
+import os, types
+import torch, torch.distributed.distributed_c10d as c10d
+torch.cuda.device_count = lambda: 4
+def chosen(rank, local_rank=None):
+    os.environ.pop("LOCAL_RANK", None)
+    if local_rank is not None:
+        os.environ["LOCAL_RANK"] = str(local_rank)
+    group = types.SimpleNamespace(bound_device_id=None)
+    options = types.SimpleNamespace(
+        enable_reconfigure=False, process_group=group, global_ranks_in_group=[], group_rank=rank
+    )
+    return c10d._nccl2_device(options).index
+print([chosen(rank) for rank in (3, 4, 5, 6)], [chosen(3 + one, one) for one in range(4)])
+c10d._register_builtin_nccl_backend()
+print(c10d.Backend._plugins["NCCL"].creator_fn.__name__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("environ", "creator"),
+    [
+        ({}, "_create_nccl2_process_group"),
+        ({"TORCH_DIST_USE_NCCL2": "0"}, "_create_nccl_process_group"),
+    ],
+    ids=["default", "TORCH_DIST_USE_NCCL2=0"],
+)
+def test_which_nccl_and_which_gpu_a_script_gets_without_set_device(
+    release: Release, environ: dict[str, str], creator: str
+) -> None:
+    """Four workers after three on other nodes: see docs/launch.md."""
+    if release < (2, 15):
+        pytest.skip("before 2.15 torch takes nccl2 only where it is asked for")
+    done = subprocess.run(
+        [sys.executable, "-c", DEVICES], env=os.environ | environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"[3, 0, 1, 2] [0, 1, 2, 3]\n{creator}\n"
+
+
+def test_an_agent_sees_a_worker_as_far_as_its_torch_tells(start: Start, release: Release) -> None:
+    server = start(GLOO)
+    looker = Looker(server.worker.pid, Track(time.monotonic()), 1, socket=str(server.path), cpu=True)
+    try:
+
+        def looked() -> bool:
+            looker.look(time.monotonic())
+            while looker.asked is not None:
+                looker.hear()
+            return looker.sources is not None and all(
+                one.health.answered_at is not None for one in looker.sources.values()
+            )
+
+        wait_for(looked, "answers")
+        why = looker.blind(time.monotonic())
+    finally:
+        looker.close()
+    assert looker.groups.known
+    assert looker.groups.names == {"gloo": ["0", "1"]}
+    if "gloo" in told_of(release):
+        assert why == ""
+        assert [one.name for one in looker.track.groups] == ["0", "1"]
+    elif release == (2, 10):
+        assert why == "gloo records nothing: is TORCH_FR_BUFFER_SIZE 0?"
+    else:
+        assert why == "its torch does not tell of gloo"
+
+
+def test_it_shows_stacks(start: Start) -> None:
+    status, body = start(IMPORTS).ask("dump_traceback")
+    assert status == "200"
+    assert b"script.py" in body

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = (ROOT / "rendezvous" / "hetrdzv", ROOT / "agent" / "hetagent")
 
-FIELDS = {"why", "text", "detail", "message"}
+FIELDS = {"why", "text", "detail", "message", "restarted_by"}
 """The fields that hold a sentence."""
 
 QUOTES = {
@@ -55,19 +55,23 @@ def taken_apart(source: str) -> Iterator[tuple[int, str]]:
     """The sentences that a module looks into: line, and which one."""
     tree = ast.parse(source)
     words = of_words(tree)
+    inside: set[ast.AST] = set()
+    for scope in ast.walk(tree):
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and scope not in inside:
+            inside.update(ast.walk(scope))
+            yield from _in(scope, words)
+    yield from _in(ast.Module([one for one in tree.body if one not in inside], []), words)
 
-    def is_sentence(node: ast.AST) -> bool:
-        if isinstance(node, ast.Call):
-            made_by = node.func.value if isinstance(node.func, ast.Attribute) else node.func
-            return isinstance(made_by, ast.Name) and made_by.id in words
-        # what a worker has said before it failed is its own
-        return (
-            isinstance(node, ast.Attribute)
-            and node.attr in FIELDS
-            and not ast.unparse(node.value).endswith("failure")
-        )
 
-    for node in ast.walk(tree):
+def _in(scope: ast.AST, words: set[str]) -> Iterator[tuple[int, str]]:
+    made = {
+        target.id
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Assign) and is_sentence(node.value, words, set())
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(scope):
         looked_into: list[ast.AST] = []
         match node:
             case ast.Call(func=ast.Attribute(value=value, attr=method), args=args):
@@ -78,7 +82,22 @@ def taken_apart(source: str) -> Iterator[tuple[int, str]]:
                 looked_into += [one for op, one in pairs if isinstance(op, ast.In | ast.NotIn)]
             case ast.Subscript(value=value, slice=ast.Constant()):
                 looked_into.append(value)
-        yield from ((node.lineno, ast.unparse(one)) for one in looked_into if is_sentence(one))  # type: ignore[attr-defined]
+        for one in looked_into:
+            if is_sentence(one, words, made):
+                yield one.lineno, ast.unparse(one)  # type: ignore[attr-defined]
+
+
+def is_sentence(node: ast.AST, words: set[str], made: set[str]) -> bool:
+    """Whether an expression is one: what a function of words returns (`made`: variables that have it), or a field."""
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id=name))):
+            return name in words
+        case ast.Name(id=name):
+            return name in made
+        case ast.Attribute(value=of, attr=name):
+            # what a worker has said before it failed is its own
+            return name in FIELDS and not ast.unparse(of).endswith("failure")
+    return False
 
 
 def modules() -> Iterator[tuple[str, str]]:
@@ -120,6 +139,8 @@ def test_no_pattern_is_needed_to_make_a_sentence() -> None:
         "from hetrdzv.words.why import told\nx = told(reason, '', clock).removeprefix('round ')",
         "from hetrdzv.words import why as words\nx = 'lost' in words.why(reason, clock)",
         "reply.why[0]",
+        "def f():\n    why = reply.why\n    return 'lost' in why",
+        "from hetrdzv.words.events import event_text\ndef f():\n    x = event_text(event)\n    return x.split(', ')",
     ],
 )
 def test_one_that_is_taken_apart_is_found(source: str) -> None:

@@ -349,8 +349,8 @@ class UnevenBatchSampler(Sampler[list[int]]):
             if other := [rank for rank in range(ranks) if rows[rank][at] != rows[0][at]]:
                 raise RuntimeError(
                     f"{what}: {_ranks(other)} and rank 0 differ (rank {here} has {_short(value)}): all ranks have to "
-                    "make the sampler with the same arguments, from the same checkpoint; one without HET_WEIGHTS_FILE "
-                    "has an agent that is too old, or was not started by one"
+                    "make the sampler with the same arguments, from the same checkpoint; a rank without "
+                    "HET_WEIGHTS_FILE was not started by hetagent"
                 )
 
 

@@ -36,7 +36,7 @@ def impurities(source: str, ours: str = "hetrdzv.core.") -> Iterator[str]:
         for name in names:
             if name.startswith((ours, "hetrdzv.protocol")) and name != "hetrdzv.protocol.codec":
                 continue
-            if name.startswith("hetrdzv.words"):  # texts of errors, and warnings
+            if name.startswith("hetrdzv.words"):  # texts of errors
                 continue
             root = name.split(".")[0]
             if root in FORBIDDEN or root not in {*sys.stdlib_module_names, "annotated_types"}:

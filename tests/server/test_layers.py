@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "core": {"protocol", "words"},  # words: for the texts of errors, and until warnings are values, too
+    "core": {"protocol", "words"},  # words: for the texts of errors
     "words": {"protocol"},
     "protocol": {"core"},
     "settings": {"protocol"},

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrdzv.core.commands import (
@@ -193,6 +193,7 @@ commands: st.SearchStrategy[Command] = st.one_of(
 pauses = st.sampled_from([0.0, 0.1, 1.0, 1.1, 3.0, 6.0, 50.0])
 
 
+@settings(deadline=None)  # the first one makes what reads and writes records
 @given(
     story=st.lists(st.tuples(commands, pauses), max_size=40), group_id=st.sampled_from(["g", "a/b c", "ü"])
 )

@@ -1,7 +1,5 @@
 """The sentences for warnings."""
 
-from typing import get_args
-
 import pytest
 
 from hetrdzv.protocol import codec
@@ -25,6 +23,7 @@ from hetrdzv.protocol.warnings import (
 )
 from hetrdzv.protocol.who import Nodes, Ranks
 from hetrdzv.words.warnings import unseen, warning
+from tests.words.unions import classes
 
 
 def version(number: str, *node_ids: str) -> Version:
@@ -125,7 +124,7 @@ def test_sentence(value: AnyWarning, sentence: str) -> None:
 
 
 def test_every_kind_has_a_sentence() -> None:
-    assert set(get_args(AnyWarning)) - {type(value) for value, _ in SENTENCES} == {Other}
+    assert classes(AnyWarning) - {type(value) for value, _ in SENTENCES} == {Other}
 
 
 @pytest.mark.parametrize(

@@ -305,8 +305,9 @@ class Agent:
 
     def _on_rooms(self, readable: Collection[_Waking]) -> None:
         """Have those rooms look that have something to look at; start the workers if one has held that back."""
+        is_stopping = self._local is not None and self._local.stopping
         for room in self._rooms:
-            due_at = room.due_at()
+            due_at = None if is_stopping else room.due_at()
             if room in readable or (due_at is not None and time.monotonic() >= due_at):
                 room.look()
         self._start_workers()

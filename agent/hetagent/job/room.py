@@ -83,7 +83,7 @@ class Room:
         return -1
 
     def due_at(self) -> float | None:
-        """When to look, while workers run, even if the descriptor shows nothing (monotonic seconds); None: no need."""
+        """When to look even if the descriptor shows nothing (monotonic seconds), unless workers are being stopped."""
         return None
 
     def look(self) -> None:

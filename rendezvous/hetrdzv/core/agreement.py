@@ -1,4 +1,4 @@
-"""Agrees on a group's settings: the first to give one fixes it, until no node is left that counts on it."""
+"""Agrees on a group's settings: whoever gives one first fixes it, for as long as a node relies on it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -71,7 +71,7 @@ def _replace(work: Work, spec: GroupSpec, replaced: Sequence[Difference], node_i
 
 @kept
 def _holders(group: Group) -> list[Node]:
-    """The live nodes that count on the group's settings: not those that came only to be told to exit."""
+    """The live nodes that rely on the group's settings, not those that joined only to be told to exit."""
     return [
         node
         for node in group.live
@@ -111,7 +111,7 @@ def _conflict(work: Work, differences: Sequence[Difference], holders: Sequence[N
 
 
 def _retry_for_s(group: Group, going: Sequence[Node], lost_in_s: float | None) -> float | None:
-    """How long it can take until these nodes, all of which are on their way out, are gone (seconds)."""
+    """How long these nodes, which are all leaving, may take to be gone (seconds)."""
     if group.by_put or lost_in_s is None:
         return None
     if all(node.cut_at is not None for node in going):

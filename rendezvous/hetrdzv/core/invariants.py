@@ -199,19 +199,19 @@ def _order_violations(group: Group, current: Round) -> Iterator[str]:
 
 def _share_violations(current: Round) -> Iterator[str]:
     which = [current.shares, *current.refreshed]
-    numbers = [one.number for one in which]
+    numbers = [decision.number for decision in which]
     first = numbers[1] if len(numbers) > 1 else 1
     if numbers[0] != 0 or first < 1 or numbers[1:] != list(range(first, first + len(numbers) - 1)):
         yield f"round {current.number} has decisions on shares with the numbers {numbers}"
-    for one in which:
-        where = f"decision {one.number} on the shares of round {current.number}"
-        ranks = sum(count for count, _ in one.runs)
-        if one.runs and (ranks != current.world_size or any(count < 1 for count, _ in one.runs)):
+    for decision in which:
+        where = f"decision {decision.number} on the shares of round {current.number}"
+        ranks = sum(count for count, _ in decision.runs)
+        if decision.runs and (ranks != current.world_size or any(count < 1 for count, _ in decision.runs)):
             yield f"{where} is about {ranks} ranks of {current.world_size}"
-        if not all(0 < weight < inf for _, weight in one.runs):
-            yield f"{where} has a weight that is none: {one.runs[:MOST_SHOWN]}"
-        if len(one.runs) == 1 or any(here[1] == after[1] for here, after in pairwise(one.runs)):
-            yield f"{where} is not in its smallest form: {one.runs[:MOST_SHOWN]}"
+        if not all(0 < weight < inf for _, weight in decision.runs):
+            yield f"{where} has a weight that is none: {decision.runs[:MOST_SHOWN]}"
+        if len(decision.runs) == 1 or any(here[1] == after[1] for here, after in pairwise(decision.runs)):
+            yield f"{where} is not in its smallest form: {decision.runs[:MOST_SHOWN]}"
 
 
 def _daemon_violations(group: Group, node: Node) -> Iterator[str]:

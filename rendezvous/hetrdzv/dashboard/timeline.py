@@ -37,7 +37,7 @@ class Span:
     round: int
 
 
-def spans(found: PastReply, now: datetime) -> list[Span]:
+def spans(past: PastReply, now: datetime) -> list[Span]:
     """What the time since the first round went into; together as long as `found.whole_s`, to the millisecond.
 
     Args:
@@ -45,35 +45,35 @@ def spans(found: PastReply, now: datetime) -> list[Span]:
     """
     drawn: list[Span] = []
     start = 0.0
-    for index, one in enumerate(found.rounds):
-        following = found.rounds[index + 1] if index + 1 < len(found.rounds) and not one.is_last else None
-        for phase, length in _parts(one, following, now):
+    for index, current in enumerate(past.rounds):
+        following = past.rounds[index + 1] if index + 1 < len(past.rounds) and not current.is_last else None
+        for phase, length in _parts(current, following, now):
             if length > 0:
-                drawn.append(Span(phase, start, length, one.number))
+                drawn.append(Span(phase, start, length, current.number))
                 start += length
-    if found.rounds and found.rounds[-1].is_last and found.whole_s - start >= SHORTEST_S:
-        drawn.append(Span(Phase.STOPPING, start, found.whole_s - start, found.rounds[-1].number))
+    if past.rounds and past.rounds[-1].is_last and past.whole_s - start >= SHORTEST_S:
+        drawn.append(Span(Phase.STOPPING, start, past.whole_s - start, past.rounds[-1].number))
     return drawn
 
 
 def _parts(
-    one: PastRoundReply, following: PastRoundReply | None, now: datetime
+    current: PastRoundReply, following: PastRoundReply | None, now: datetime
 ) -> Iterator[tuple[Phase, float]]:
     """The phases of a round, with their lengths (seconds)."""
-    over = _moment(one.ended_at) or now
-    running = _moment(one.running_at)
-    starting_s = _seconds(_moment(one.formed_at) or running or over, running or over)
+    over = _moment(current.ended_at) or now
+    running = _moment(current.running_at)
+    starting_s = _seconds(_moment(current.formed_at) or running or over, running or over)
     if running is not None:
         yield Phase.STARTING, starting_s
-        yield Phase.TRAINING, one.trained_s
-        yield Phase.NOTICING, _seconds(running, over) - one.trained_s
+        yield Phase.TRAINING, current.trained_s
+        yield Phase.NOTICING, _seconds(running, over) - current.trained_s
     else:
-        noticed_s = min(starting_s, (one.down.noticed_s or 0.0) if one.down is not None else 0.0)
+        noticed_s = min(starting_s, (current.down.noticed_s or 0.0) if current.down is not None else 0.0)
         yield Phase.STARTING, starting_s - noticed_s
         yield Phase.NOTICING, noticed_s
-    if one.down is not None:
-        stopped_s, formed_s = one.down.stopped_s or 0.0, one.down.formed_s or 0.0
-        if one.is_last:
+    if current.down is not None:
+        stopped_s, formed_s = current.down.stopped_s or 0.0, current.down.formed_s or 0.0
+        if current.is_last:
             after = stopped_s + formed_s
         else:
             after = _seconds(over, (_moment(following.formed_at) if following is not None else None) or now)

@@ -11,7 +11,7 @@ from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import Discriminator, GetCoreSchemaHandler, Tag, TypeAdapter, ValidationError
+from pydantic import Discriminator, Field, GetCoreSchemaHandler, Tag, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails
 
 from hetrdzv.protocol.bounds import WrongField
@@ -170,7 +170,7 @@ def _mistake(details: ErrorDetails) -> Mistake:
 # -- unions ----------------------------------------------------------------------------------------------------
 
 
-def _by_kind(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+def _by_kind(mark: ByKind, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
     """What reads and writes a union that is marked with `BY_KIND`."""
     classes = get_args(source)
     known = {kind: one for one in classes for kind in _kinds(one)}
@@ -180,7 +180,10 @@ def _by_kind(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return kind if kind in known or Other not in classes else ""
 
     tagged = reduce(or_, (Annotated[one, Tag(kind)] for kind, one in known.items()))
-    return handler.generate_schema(Annotated[tagged, Discriminator(tag)])
+    union: Any = Annotated[tagged, Discriminator(tag)]
+    if mark.lenient:
+        union = Annotated[union | Other, Field(union_mode="left_to_right")]
+    return handler.generate_schema(union)
 
 
 def _kinds(one: Any) -> tuple[str, ...]:
@@ -190,4 +193,4 @@ def _kinds(one: Any) -> tuple[str, ...]:
     return next(get_args(known.type) for known in fields(one) if known.name == "kind")
 
 
-ByKind.__get_pydantic_core_schema__ = staticmethod(_by_kind)
+ByKind.__get_pydantic_core_schema__ = _by_kind

@@ -37,12 +37,19 @@ class ByKind:
     """Marks a union of dataclasses that are told apart by their `kind`, which is a `Literal` (codec.py).
 
     With `Other` among them, an unknown kind becomes that; else it is refused.
+
+    Args:
+        lenient: what is of a known kind becomes `Other`, too, if it has what only newer servers know. That is for what
+            is shown and never kept: a record that lacks something is damaged.
     """
 
-    __get_pydantic_core_schema__: ClassVar[Callable[[Any, Any], Any] | None] = None
+    def __init__(self, *, lenient: bool = False) -> None:
+        self.lenient = lenient
+
+    __get_pydantic_core_schema__: ClassVar[Callable[..., Any] | None] = None
 
 
-BY_KIND = ByKind()
+BY_KIND, SHOWN_BY_KIND = ByKind(), ByKind(lenient=True)
 
 
 # -- who is there, and who is not ----------------------------------------------------------------------------

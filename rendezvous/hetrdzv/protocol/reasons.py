@@ -5,10 +5,12 @@ whoever shows them subtracts.
 """
 
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from hetrdzv.protocol.causes import FailedBecause, Going, ShownCause
 from hetrdzv.protocol.parts import (
+    BY_KIND,
+    SHOWN_BY_KIND,
     Apart,
     BrokenUnits,
     NoMaster,
@@ -238,9 +240,10 @@ class ToStop:
     until: float
 
 
-WaitsFor = (
-    ToStop | MayNotBeMaster | UnitsBroken | NoCommand | TooFew | Unreachable | ToHear | Resting | LastCall
-)
+WaitsFor: TypeAlias = Annotated[
+    ToStop | MayNotBeMaster | UnitsBroken | NoCommand | TooFew | Unreachable | ToHear | Resting | LastCall,
+    BY_KIND,
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +326,7 @@ class TakenLast:
 
 
 SpareReason = Spare | Full | OutOfReach | BrokenUnits | Misfit | SetAside | TakenLast
-WhyLeftOut = NoCommand | NotReady | Joins | SpareReason
+WhyLeftOut: TypeAlias = Annotated[NoCommand | NotReady | Joins | SpareReason, BY_KIND]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,8 +418,8 @@ NodeReason = (
     | Formed
     | RunsDaemon
 )
-LeftOutReason: TypeAlias = WhyLeftOut | Other
+LeftOutReason: TypeAlias = Annotated[NoCommand | NotReady | Joins | SpareReason | Other, SHOWN_BY_KIND]
 """Why a node is in no round, where it is shown."""
 
-Reason: TypeAlias = NodeReason | Other
+Reason: TypeAlias = Annotated[NodeReason | Other, SHOWN_BY_KIND]
 """Why a group stands where it stands, or why a node is told what it is told."""

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
+from hetrdzv.protocol.parts import BY_KIND
 from hetrdzv.protocol.who import Ranks
 
 MOST_BLAMED = 3
@@ -144,7 +145,7 @@ class FirstUse:
     lane: str = ""
 
 
-StallFacts: TypeAlias = Behind | Deadlock | Mismatch | Stuck | FirstUse
+StallFacts: TypeAlias = Annotated[Behind | Deadlock | Mismatch | Stuck | FirstUse, BY_KIND]
 
 
 def whom(facts: StallFacts) -> object:

@@ -1,9 +1,9 @@
 """What people should know of the nodes and workers of a group, though it runs: values for `hetrdzv.words.warnings`."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
-from hetrdzv.protocol.parts import Other, Quoted
+from hetrdzv.protocol.parts import BY_KIND, SHOWN_BY_KIND, Other, Quoted
 from hetrdzv.protocol.who import Nodes, Ranks
 
 
@@ -158,7 +158,9 @@ class Unwatched:
     why: Unseen
 
 
-RoundWarning = Differs | NoLabel | NoWeights | SlowSlots | NotMeasured | TooManySpeeds | MeasuredUnlike
+RoundWarnings = Differs | NoLabel | NoWeights | SlowSlots | NotMeasured | TooManySpeeds | MeasuredUnlike
+
+RoundWarning: TypeAlias = Annotated[RoundWarnings, BY_KIND]
 """What is known of the nodes of a round as it forms."""
 
-AnyWarning = RoundWarning | Network | Straggler | Unwatched | Other
+AnyWarning: TypeAlias = Annotated[RoundWarnings | Network | Straggler | Unwatched | Other, SHOWN_BY_KIND]

@@ -193,3 +193,13 @@ def test_workers_that_have_stopped_do_not_wait_for_ever_for_the_end_of_their_rou
     made.run(made.exists, joins, made.appears("up"), running(made), made.asks("restart"), goes_on)
     assert made.group()["round"] == 2
     assert any("the workers here have stopped for its end: joining again" in line for line in made.said)
+
+
+def test_workers_that_save_while_they_are_stopped_are_not_said_to_wait_for_that(rig: Make) -> None:
+    script = f"trap '{SAY} sleep 0.3; exit 0' TERM; touch up; {WAIT} touch told; while :; do sleep 0.05; done"
+    made = rig(script, report_stacks=True, notice_s=60.0)
+    made.offers(takes_notice=True)
+    acts = (running(made), made.asks("restart"), made.appears("told"), made.gets(signal.SIGTERM))
+    made.run(made.appears("up"), *acts)
+    assert any("is about to end" in line for line in made.said)
+    assert not any("ready to stop" in line for line in made.said)

@@ -20,7 +20,7 @@ ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 
 
 class DeviceError(UsageError):
-    """What was asked for is malformed or not there."""
+    """The devices that were asked for do not exist, or cannot be read from the flag."""
 
 
 class NoGpuHere(DeviceError):

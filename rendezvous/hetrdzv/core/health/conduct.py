@@ -1,4 +1,4 @@
-"""Nodes that do not stay, or whose workers fail again and again: who is set aside, and who is taken last.
+"""Nodes that come and go, or whose workers keep failing: which are set aside, and which are taken last.
 
 Both last until a person lifts them (`hetctl undrain`) or the next job begins, and a time as a spare ends by itself.
 """
@@ -14,7 +14,7 @@ STRIKES = 3
 """How often in a row a node may go, or be the root cause, until others are preferred to it."""
 
 SOON_S = 600.0
-"""A departure this long after the one before, or after its time as a spare, is a first one again (seconds)."""
+"""A departure this long after the one before, or after its time as a spare, counts as the first again (seconds)."""
 
 ASIDE_S = 60.0
 """How long a node is set aside at first; twice as long each time it goes again (seconds)."""
@@ -23,7 +23,7 @@ MOST_ASIDE_S = 1800.0
 """How long a node is set aside at most (seconds)."""
 
 MOST_KEPT = 256
-"""Of how many nodes this is remembered, of those that went last."""
+"""How many nodes are remembered: those that went last."""
 
 
 @kept
@@ -34,7 +34,7 @@ def set_aside(group: Group) -> AbstractSet[str]:
 
 @kept
 def taken_last(group: Group) -> AbstractSet[str]:
-    """The nodes whose workers fail again and again: other nodes are taken before them."""
+    """The nodes whose workers keep failing: other nodes are taken before them."""
     return frozenset(node_id for node_id, known in group.conduct.items() if known.blamed >= STRIKES)
 
 
@@ -61,7 +61,7 @@ def with_blame(
 
 
 def _with(known: Mapping[str, Conduct], node_id: str, new: Conduct, now: float) -> Mapping[str, Conduct]:
-    """What is remembered of a node, and of the others what still says something."""
+    """The conduct of all nodes with a new one for one of them, without what no longer matters."""
     worth = {
         name: other
         for name, other in known.items()
@@ -72,7 +72,7 @@ def _with(known: Mapping[str, Conduct], node_id: str, new: Conduct, now: float) 
 
 
 def without_past(conduct: Mapping[str, Conduct], now: float) -> Mapping[str, Conduct]:
-    """What is remembered once the times as a spare that have ended are over."""
+    """The conduct of all nodes; those whose time as a spare is over are no longer set aside."""
     if not any(known.aside and now >= known.free_at for known in conduct.values()):
         return conduct
     return {

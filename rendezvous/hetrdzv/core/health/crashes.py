@@ -7,17 +7,17 @@ from hetrdzv.core.rounds.transitions import Work
 from hetrdzv.protocol.failure import Failure
 
 LASTED_S = 60.0
-"""A round that ran for this long may have made progress that nobody can see (seconds)."""
+"""A round that ran this long may have made progress that nobody can see (seconds)."""
 
 AT_START = 100
-"""More collectives than a script asks for before its first step is done, or in a few small ones."""
+"""More collectives than a script makes before its first step is done, or in a few small steps."""
 
 FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
-"""Signals of those who preempt, stop or run out of memory: such an end says nothing of the script."""
+"""Signals of preemption, of a stop or of a lack of memory: they say nothing about the script."""
 
 
 def made_progress(group: Group, ended: Round, failures: Sequence[Failure]) -> bool | None:
-    """Whether a round that failed got any further than those before it; None: nobody knows.
+    """Whether a failed round got further than those before it; None: nobody knows.
 
     Only a short round that did no more than a script does at its start is known to have got nowhere: any other may have
     gone on from a checkpoint, and counted from 0 again.
@@ -65,7 +65,7 @@ def count_failed_round(work: Work, ended: Round, failures: Sequence[Failure]) ->
 
 
 def is_crash_loop(group: Group) -> bool:
-    """Whether so many rounds in a row made no progress that another would not either."""
+    """Whether so many rounds in a row made no progress that another round would make none either."""
     return 0 < group.spec.crash_loop <= group.fruitless
 
 

@@ -91,7 +91,7 @@ def judge(
         least_s: shorter waits do not count (seconds).
         steps_s: the same where no worker has collectives, only steps.
     """
-    known = sorted((worker for worker in workers if worker.state in _SEEN), key=lambda one: one.rank)
+    known = sorted((worker for worker in workers if worker.state in _SEEN), key=lambda worker: worker.rank)
     if not any(worker.collectives for worker in known):
         return _by_steps(_with_steps(workers), world_size, max(least_s, steps_s))
     waits = who_waits(known, world_size, least_s)
@@ -113,13 +113,13 @@ def _behind(waits: Waits, least_s: float) -> Verdict | None:
     blamed = waits.blamed(least_s)
     if not blamed:
         return None
-    for_s = max(one.wait_s for one in blamed.values())
-    worst = [one for one in blamed.values() if one.wait_s >= for_s - SAME_WAIT_S]
-    worst.sort(key=lambda one: (one.place.worker.answers, one.place.worker.rank))
+    for_s = max(blame.wait_s for blame in blamed.values())
+    worst = [blame for blame in blamed.values() if blame.wait_s >= for_s - SAME_WAIT_S]
+    worst.sort(key=lambda blame: (blame.place.worker.answers, blame.place.worker.rank))
     first = worst[0].place.worker
-    waiting = waits.waiting_for(one.place.worker.rank for one in worst)
+    waiting = waits.waiting_for(blame.place.worker.rank for blame in worst)
     kind = StallKind.BEHIND if first.answers else StallKind.NO_ANSWER
-    return _verdict(kind, [one.place.worker for one in worst], _facts(worst, Ranks.of(waiting)), for_s)
+    return _verdict(kind, [blame.place.worker for blame in worst], _facts(worst, Ranks.of(waiting)), for_s)
 
 
 def _facts(worst: Sequence[Blame], waiting: Ranks) -> Behind:

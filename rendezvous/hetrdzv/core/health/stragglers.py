@@ -26,7 +26,7 @@ class Waiting:
 
 
 def stragglers(workers: Sequence[Waiting]) -> list[Straggler]:
-    """Those who slow a round down: a GPU type among several, and in each type its slowest worker, the worst first."""
+    """What slows a round down: the slowest GPU type, and the slowest worker of each type, the worst first."""
     types: dict[str, list[Waiting]] = {}
     for worker in workers:
         types.setdefault(worker.type, []).append(worker)
@@ -60,7 +60,7 @@ def _slowest_type(types: dict[str, list[Waiting]]) -> Straggler | None:
 
 
 def _kept_waiting(slow: Sequence[Waiting], others: Sequence[Waiting]) -> float | None:
-    """For how much of the time the others wait for the slow ones; None: not for far longer than those wait."""
+    """How much of the time the others wait for the slow workers; None: hardly longer than the slow ones wait."""
     own, usual = median(one.share for one in slow), median(one.share for one in others)
     share = usual - own
     return share if share >= FAR and own <= usual / 2 else None

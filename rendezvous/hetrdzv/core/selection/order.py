@@ -1,4 +1,4 @@
-"""In which order the nodes of a round stand, and with which rank offsets.
+"""The order of the nodes of a round, and their rank offsets.
 
 Ranks are sticky (docs/design.md, rule 4): survivors keep their order, a replacement takes the place of the node it
 replaces, a returning node gets its old place back, and new nodes go last in natural order. With another `rank_order`
@@ -196,7 +196,7 @@ def in_order(
 
 
 def _topology_key(labels: Sequence[str], node: Node, master: Node | None) -> tuple[Any, ...]:
-    """Sorts nodes of one label value side by side; the master's come first, those without the label last."""
+    """Sorts nodes with the same label value side by side: the master's first, nodes without the label last."""
     key: list[Any] = []
     with_master = master is not None
     for name in labels:

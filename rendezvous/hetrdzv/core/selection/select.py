@@ -319,13 +319,13 @@ class _Sized(_Choice):
             return None
         kinds = self._kinds(excluded if forced is None else excluded | {forced})
         if forced is None:
-            found = subset.best_set(kinds, self._worlds, budget=self._budget)
+            best = subset.best_set(kinds, self._worlds, budget=self._budget)
         else:
             base = self._kind(forced)
-            found = subset.best_set(kinds, self._worlds, (base.slots, base.nodes), self._budget)
-        if found is None:
+            best = subset.best_set(kinds, self._worlds, (base.slots, base.nodes), self._budget)
+        if best is None:
             return None
-        taken = found if forced is None else [forced, *found]
+        taken = best if forced is None else [forced, *best]
         return taken if self._units is None else [one.node_id for item in taken for one in self._units[item]]
 
     def _kinds(self, excluded: AbstractSet[str]) -> dict[Kind, Sequence[str]]:
@@ -353,7 +353,7 @@ class _Sized(_Choice):
         for item in sorted({self._item(node_id) for node_id in self._allowed}, key=natural_key):
             first.setdefault(self._kind(item), item)
         sets = []
-        for tried, (_, item) in enumerate(sorted(first.items(), key=lambda one: one[0][:3])):
+        for tried, (_, item) in enumerate(sorted(first.items(), key=lambda entry: entry[0][:3])):
             if not self._may_try(tried):
                 break
             if (best := self._best(frozenset(), item)) is not None:

@@ -21,10 +21,10 @@ from hetrdzv.core.selection.worlds import SUMS_AT_ONCE, Worlds
 from hetrdzv.protocol.ids import natural_key
 
 MOST_WORK = 1 << 18
-"""How much work all searches of a selection share (`Budget`) before they are content with a set nearby."""
+"""How much work all searches of a selection may do together (`Budget`) before a nearby set is good enough."""
 
 SPARSE = 16
-"""A search that could come to more than this many times the sums that it may look at is not begun."""
+"""A search that might look at more than this many times the sums it may is not begun."""
 
 ROUGH_SUMS = 1 << 22
 """How many sums, each a bit for each kind, a search looks at that is content with a set nearby."""
@@ -72,29 +72,29 @@ def best_set(
         return None
     budget = budget if budget is not None else Budget(MOST_WORK)
     search = _Search(names, worlds, base, budget)
-    found = search.ignoring_nodes()
-    if found is None or search.is_allowed(found):
-        return None if found is None else found.names
+    best = search.ignoring_nodes()
+    if best is None or search.is_allowed(best):
+        return None if best is None else best.names
     if search.is_small():
         with suppress(Spent):
             exact = search.with_nodes()
             return None if exact is None else exact.names
     most = None if worlds.max_nodes is None else worlds.max_nodes - base[1]
-    if most is not None and found.nodes > most:
+    if most is not None and best.nodes > most:
         search = _Search(_largest_nodes(names, most), worlds, base, budget)
     else:
         search = _Search(names, worlds, base, budget, many=True)
-    found = search.ignoring_nodes()
-    return found.names if found is not None and search.is_allowed(found) else None
+    best = search.ignoring_nodes()
+    return best.names if best is not None and search.is_allowed(best) else None
 
 
 def _largest_nodes(names: Names, most: int) -> Names:
-    """The nodes with the most slots, as many as there may be."""
-    found: dict[Kind, Sequence[str]] = {}
+    """The nodes with the most slots, as many as the bounds allow."""
+    largest: dict[Kind, Sequence[str]] = {}
     for kind in sorted(names, key=lambda kind: (-kind.slots / kind.nodes, kind)):
-        found[kind] = heapq.nsmallest(most // kind.nodes, names[kind], natural_key)
-        most -= kind.nodes * len(found[kind])
-    return found
+        largest[kind] = heapq.nsmallest(most // kind.nodes, names[kind], natural_key)
+        most -= kind.nodes * len(largest[kind])
+    return largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class _Search:
         return kind.slots // self._unit
 
     def _most_by_nodes(self) -> int:
-        """The most that as many nodes as there may be can add up to, if items could be divided."""
+        """The largest sum of the allowed number of nodes, if items could be divided."""
         left, total = self._most, 0
         for kind in sorted(self._names, key=lambda kind: -kind.slots / kind.nodes):
             count = min(len(self._names[kind]), -(-left // kind.nodes))
@@ -157,9 +157,9 @@ class _Search:
             left = max(0, left - count * kind.nodes)
         return total
 
-    def is_allowed(self, found: _Found) -> bool:
-        """Whether a set has neither too few nodes nor too many."""
-        return self._fewest <= found.nodes <= self._most
+    def is_allowed(self, chosen: _Found) -> bool:
+        """Whether the number of nodes in a set is allowed."""
+        return self._fewest <= chosen.nodes <= self._most
 
     # -- without regard to the number of nodes -------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class _Search:
     def _fewer(self, batches: Sequence[_Batch]) -> list[_Batch]:
         """Batches with undecided nodes of few kinds: those with which the world becomes full."""
         edge = next((at for at, one in enumerate(batches) if one.expected < len(one.undecided)), len(batches))
-        found, kinds, sums = list(batches), 0, 0
+        fewer, kinds, sums = list(batches), 0, 0
         for at in sorted(range(len(batches)), key=lambda at: abs(at - edge)):
             batch = batches[at]
             more = sums + self._size(batch.kind) * len(batch.undecided)
@@ -216,8 +216,8 @@ class _Search:
                 kinds, sums = kinds + 1, more
             else:
                 expected = batch.undecided[: batch.expected]
-                found[at] = _Batch(batch.kind, [*batch.taken, *expected], (), 0)
-        return found
+                fewer[at] = _Batch(batch.kind, [*batch.taken, *expected], (), 0)
+        return fewer
 
     def _targets(self) -> Iterator[int]:
         """The sums that make a world, the largest first."""
@@ -321,7 +321,7 @@ class _Search:
     # -- with bounds in nodes ------------------------------------------------------------------------------------
 
     def is_small(self) -> bool:
-        """Whether all sums and numbers of nodes can be looked at, perhaps."""
+        """Whether all sums and numbers of nodes are few enough to try looking at them."""
         count = sum(min(len(known), self._most) for known in self._names.values())
         return count * self._room * self._most <= SPARSE * self._budget.left
 
@@ -379,15 +379,15 @@ def _with_copies(bits: int, size: int, count: int) -> int:
 
 
 def _with(best: Mapping[int, int], step: int, cost: int, limit: int) -> dict[int, int]:
-    """The cheapest sets of all sums with one node more."""
-    found = dict(best)
+    """The cheapest sets for all sums after adding one node."""
+    sums = dict(best)
     for before, so_far in best.items():
         reached = before + step
         if reached <= limit:
             known = best.get(reached)
             if known is None or so_far + cost < known:
-                found[reached] = so_far + cost
-    return found
+                sums[reached] = so_far + cost
+    return sums
 
 
 class _Costs:
@@ -418,7 +418,7 @@ class _Costs:
         return (cost << len(self._ordered)) - self._bits[name]
 
     def found(self, cost: int) -> _Found:
-        """The set that has this cost, with those that are in it anyway."""
+        """The set with this cost, including the nodes that are in every set."""
         bits = -cost & (1 << len(self._ordered)) - 1
         names = [name for name in self._ordered if bits & self._bits[name]]
         nodes = sum(self._kinds[name].nodes for name in names)

@@ -12,7 +12,7 @@ MOST_SEARCHED = 1 << 16
 """Up to which world size `never` looks at all sums (slots)."""
 
 NEVER_WORK = 1 << 15
-"""How much work `never` is worth, since only a sentence depends on it; see `Budget`."""
+"""How much work `never` may do, since only a sentence depends on it; see `Budget`."""
 
 SUMS_AT_ONCE = 1 << 11
 """How many sums a shift of a large number looks at in the time of an addition to a dict."""
@@ -44,7 +44,7 @@ class Worlds(WorldBounds):
         return WorldBounds(**{one.name: getattr(self, one.name) for one in fields(self)})
 
     def downward(self, size: int, start: int = 0, unit: int = 1) -> Iterator[int]:
-        """The world sizes from the largest that is not above a number of slots, down to the smallest.
+        """The allowed world sizes up to a number of slots, from the largest down.
 
         Args:
             start, unit: only those that a number of slots and a multiple of another one add up to.
@@ -59,7 +59,7 @@ class Worlds(WorldBounds):
         return iter(range(top - (top - rest) % stride, self.smallest - 1, -stride))
 
     def up_to(self, size: int) -> int | None:
-        """The largest world size that is not above a number of slots; None where all are."""
+        """The largest allowed world size up to a number of slots; None: there is none."""
         return next(self.downward(size), None)
 
     def never(self, sizes: Iterable[int]) -> bool:

@@ -25,7 +25,7 @@ class Caller:
         """The request is answered; the connection may bring others."""
 
     def watch(self, within_s: float) -> bool:
-        """Ask the kernel to notice within so many seconds that the client's host is gone; returns whether it can."""
+        """Ask the kernel to notice within so many seconds if the client's host is gone; returns whether it can."""
         return False
 
     def on_gone(self, call: Callable[[], None] | None) -> None:

@@ -9,7 +9,7 @@ MAX_STALL_S = 1.0
 expire because of it (seconds)."""
 
 UNSERVED = 1e-6
-"""The fraction of the time without a server that counts in an age: just enough to keep events in order."""
+"""How much of the time without a server counts in an age: just enough to keep events in order."""
 
 STALLS_KEPT = 64
 """How many of the latest stalls are remembered for ages."""

@@ -15,20 +15,20 @@ from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.protocol.states import ReportKind
 
 POLLS_PER_S = 33
-"""How many polls a second a server asks for from nodes whose connections break when their host does."""
+"""How many polls a second a server wants from nodes whose connection breaks when their host is gone."""
 
 MAX_POLL_S = 60.0
 """No poll of such a node waits longer (seconds)."""
 
 BLIND_POLLS_PER_S = 500
-"""How many polls a second it asks for from nodes behind a proxy: only polls show that they live."""
+"""How many polls a second it wants from nodes behind a proxy, where only polls show that they are alive."""
 
 MAX_BLIND_POLL_S = 30.0
 """No poll of such a node waits longer (seconds)."""
 
 
 SPARE_PLACES = 64
-"""How many places of the heap may be out of date, beside as many as there are nodes."""
+"""How many more entries than nodes the heap may have; the rest are out of date."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Leases:
             entry.lease_s = max(entry.lease_s, lease_s)
 
     def suspect(self, group_id: str, node_id: str, incarnation: str, now: float) -> None:
-        """The poll of an agent was cut: it has a grace to be heard again."""
+        """An agent's poll was cut: it has a grace period to be heard again."""
         entry = self._groups.get(group_id, {}).get(node_id)
         if entry is not None and entry.incarnation == incarnation and entry.cut is None:
             entry.cut = now - self._late_s
@@ -292,7 +292,7 @@ def is_heartbeat(group: Group, command: Command) -> bool:
 
 
 def is_one_of_many(command: Command) -> bool:
-    """Whether all nodes of a group say this at about the same time, so that it is settled for many at once."""
+    """Whether all nodes of a group say this at about the same time, so that many are handled at once."""
     return isinstance(command, Join | Renew) or (
         isinstance(command, Report) and command.kind in (ReportKind.STARTED, ReportKind.READY_TO_STOP)
     )

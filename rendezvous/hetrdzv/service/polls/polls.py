@@ -83,7 +83,7 @@ class Polls:
             return told
 
     def _broken(self, speaker: Speaker, answered_at: float) -> None:
-        """A connection broke whose last poll had been answered."""
+        """A connection broke after its last poll had been answered."""
         if not self._open[speaker]:
             self.service.cut_unless_heard(*speaker, answered_at)
 

@@ -1,4 +1,4 @@
-"""Wakes many who wait, a few in each turn of the event loop: each of them makes a reply."""
+"""Wakes many waiting polls, a few per turn of the event loop, since each of them makes a reply."""
 
 import asyncio
 from collections import deque

@@ -1,4 +1,4 @@
-"""Who waits for news of which group, and whom a change wakes."""
+"""Which polls and followers wait for news of which group, and which of them a change wakes."""
 
 import asyncio
 from collections.abc import Iterable
@@ -64,7 +64,7 @@ class Watchers:
 
 
 def _concerns_all(old: Group, new: Group) -> bool:
-    """Whether a change may change the directives of nodes whose own record it leaves alone."""
+    """Whether a change may affect the directives of nodes whose own records stay the same."""
     return (
         old.round is not new.round
         or old.state is not new.state

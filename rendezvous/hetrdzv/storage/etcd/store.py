@@ -90,8 +90,8 @@ class Fence:
                 raise Deposed("this server no longer leads; ask the one that does")
             return task.result()
         finally:
-            for one in (task, lost):
-                one.cancel()
+            for waiting in (task, lost):
+                waiting.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +170,12 @@ class EtcdStore:
         for operation in log:
             _do(operation, content)
         assert self._head is not None
-        found: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        pieces_of: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for key in sorted(content):  # pieces in order
             name, *_ = key.removeprefix(self._records).split(b"\0")
-            found[name].append(content[key])
-        self._pieces = {name: len(values) for name, values in found.items() if len(values) > 1}
-        records = {name.decode(): b"".join(values) for name, values in found.items()}
+            pieces_of[name].append(content[key])
+        self._pieces = {name: len(values) for name, values in pieces_of.items() if len(values) > 1}
+        records = {name.decode(): b"".join(values) for name, values in pieces_of.items()}
         return Snapshot(records, self._head.clock)
 
     async def _take_hold(self) -> list[RequestOp]:
@@ -185,9 +185,9 @@ class EtcdStore:
             what of the log could not be applied, since etcd refuses writes; the next commit begins with it.
         """
         while True:
-            found = await self._read(self._meta_key)
-            meta = _parse_meta(found.value if found is not None else None)
-            revision = found.mod_revision if found is not None else 0
+            stored = await self._read(self._meta_key)
+            meta = _parse_meta(stored.value if stored is not None else None)
+            revision = stored.mod_revision if stored is not None else 0
             self._head = _Head(revision, meta["clock"], meta["log"], held=False)
             log = await self._read_log(meta["log"])
             try:
@@ -215,7 +215,7 @@ class EtcdStore:
             page = await self._fence.guard(
                 self._etcd.page(start, end, revision, PAGE, within_s=PATIENCE_S),
             )
-            content |= {found.key: found.value for found in page.kvs}
+            content |= {pair.key: pair.value for pair in page.kvs}
             revision = revision or page.header.revision
             more = page.more
             start = page.kvs[-1].key + b"\0" if page.kvs else end
@@ -319,14 +319,14 @@ class EtcdStore:
         Not in one transaction: etcd 3.5.1 may panic when a transaction that only reads is cancelled.
         """
         try:
-            found, leader = [
+            pair, leader = [
                 await self._fence.guard(self._etcd.get(name, within_s=PATIENCE_S))
                 for name in (key, self._fence.key)
             ]
         except EtcdAway as error:
             raise EtcdAway(f"the state could not be stored or read: {error}") from error
         self._require_fence(leader)
-        return found
+        return pair
 
     async def _txn(self, compare: list[Compare], operations: list[RequestOp]) -> Any:
         """Run a transaction that is not a commit and may be repeated."""
@@ -429,8 +429,8 @@ def _parts(operations: Iterable[RequestOp]) -> Iterator[list[RequestOp]]:
 
 def _only(response: Any) -> Any:
     """The key-value found by a get within a transaction, or None."""
-    found = response.response_range.kvs
-    return found[0] if found else None
+    pairs = response.response_range.kvs
+    return pairs[0] if pairs else None
 
 
 def _name(key: str) -> bytes:

@@ -1,5 +1,6 @@
 """What is asked of the server goes beside polls and reports until it has answered; a refusal harms nothing else."""
 
+import itertools
 from functools import partial
 
 import pytest
@@ -74,6 +75,24 @@ def test_it_is_asked_until_a_server_answers(bench: Bench) -> None:
     bench.away(None)
     bench.run(3)
     assert bench.session.answers() == [(message, decision(1))]
+
+
+def test_where_only_one_topic_fails_it_is_tried_after_pauses(bench: Bench) -> None:
+    bench.started()
+    bench.run(3)
+    ask(bench, 1)
+    moments = []
+    for _ in range(5):
+        (request,) = bench.send()
+        assert bench.send() == []
+        moments.append(bench.now)
+        bench.receive(request, problem(503, "unavailable"))
+        wakeup = bench.session.wakeup()
+        assert wakeup is not None
+        bench.now = wakeup
+    pauses = [after - before for before, after in itertools.pairwise(moments)]
+    assert pauses == pytest.approx([SHARES.pause_s] * 4)
+    assert bench.notices == []
 
 
 def test_what_a_server_refuses_is_told(bench: Bench) -> None:

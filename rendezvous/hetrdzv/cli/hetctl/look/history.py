@@ -46,22 +46,22 @@ def past_view(reply: PastReply, most: int | None = None) -> Iterator[RenderableT
         table.add_column(name, no_wrap=True, justify="right")
     table.add_column("ENDED BY", no_wrap=True)
     table.add_column("WHY", overflow="fold", min_width=20)
-    for one in reply.rounds[-most:] if most is not None else reply.rounds:
-        down = one.down
+    for past_round in reply.rounds[-most:] if most is not None else reply.rounds:
+        down = past_round.down
         parts: list[float | None] = [None] * 5
         if down is not None:
             parts = [down.total_s, down.noticed_s, down.stopped_s, down.formed_s, down.started_s]
         table.add_row(
-            str(one.number),
-            tables.local(one.formed_at) if one.formed_at else "-",
-            str(one.world_size or "-"),
-            tables.span(one.trained_s),
+            str(past_round.number),
+            tables.local(past_round.formed_at) if past_round.formed_at else "-",
+            str(past_round.world_size or "-"),
+            tables.span(past_round.trained_s),
             *(tables.span(part) for part in parts),
-            tables.one_line(one.cause or "-"),
-            tables.one_line(one.why) or "-",
+            tables.one_line(past_round.cause or "-"),
+            tables.one_line(past_round.why) or "-",
         )
     yield table
-    spent = sum(1 for one in reply.rounds if one.cost_restart)
+    spent = sum(1 for past_round in reply.rounds if past_round.cost_restart)
     share = f", {percent(reply.share)} of the time" if reply.share is not None else ""
     restarts = f", {count(spent, 'restart')} spent" if spent else ""
     yield ""

@@ -23,7 +23,7 @@ from tests.rooms.table import ROOMS, Room
 ROOT = Path(__file__).parents[2]
 
 CHECKS = {
-    "types": ("-m", "mypy"),
+    "types": ("-m", "mypy", "rendezvous/hetrdzv", "agent/hetagent"),
     "core": ("-m", "pytest", "-q", "-x", "tests/core"),
     "simulation": ("-m", "tests.sim", "--seeds", "50"),
     "a job": ("-m", "pytest", "-q", "-x", "tests/e2e/test_job.py", "-k", "restart or killed_worker"),

@@ -110,12 +110,15 @@ def _comes_from(node: ast.ImportFrom | ast.Import, name: str, modules: set[str])
 
 
 def _row_of(node: ast.AST, parents: dict[ast.AST, ast.AST], place: str) -> ast.AST:
-    """The element of a table that a name is in."""
+    """The element of a table that a name is in: of the outermost one."""
     child, parent = node, parents.get(node)
+    row = None
     while parent is not None and not isinstance(parent, ast.stmt):
         if isinstance(parent, ast.List | ast.Tuple | ast.Set | ast.Dict) and len(_elements(parent)) > 1:
-            return child
+            row = child
         child, parent = parent, parents.get(parent)
+    if row is not None:
+        return row
     name = getattr(node, "id", "?")
     raise NotARow(f"{place}:{getattr(node, 'lineno', 0)} knows {name} by more than a row of a table")
 

@@ -21,6 +21,7 @@ ROOMS: Mapping[str, Room] = {
     "network-check": Room(
         ("agent/hetagent/job/network",), ("tests/agent/job/network", "tests/e2e/test_network_check.py")
     ),
+    "node-check": Room(("agent/hetagent/job/ready/node_check.py",), ("tests/agent/job/test_ready.py",)),
     "torchrun": Room(("agent/hetagent/torchrun",), ("tests/agent/torchrun", "tests/e2e/test_torchrun.py")),
     "mpi": Room(
         ("agent/hetagent/launch/mpi", "agent/hetagent/worker/rsh.py"),

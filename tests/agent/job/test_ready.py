@@ -193,7 +193,7 @@ def test_a_driver_that_does_not_answer_or_has_given_a_gpu_up_takes_the_node_out(
 
 
 def check(command: str, **more: Any) -> Fitness:
-    return NodeCheck(command, MINE, **more).ask((), NEVER)
+    return NodeCheck(command, MINE, **{"timeout_s": 60.0, **more}).ask((), NEVER)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,9 @@ def unwanted(mine: NodeCheck, once: Callable[[], object]) -> Fitness:
 def test_one_that_is_no_longer_wanted_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
     command = f"cd {tmp_path}; setsid sleep 300 & echo $! > far; sleep 300 & echo $! > near; wait"
     files = [tmp_path / "far", tmp_path / "near"]
-    unwanted(NodeCheck(command, MINE), lambda: all(one.exists() and one.read_text() for one in files))
+    unwanted(
+        NodeCheck(command, MINE, timeout_s=60), lambda: all(one.exists() and one.read_text() for one in files)
+    )
     assert not any(is_alive(int(one.read_text())) for one in files)
 
 

@@ -1,17 +1,41 @@
-"""Hypothesis strategies for pydantic models, derived from their fields: any valid value."""
+"""Hypothesis strategies for what crosses a wall, derived from the types of the fields: any valid value."""
 
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from hypothesis import strategies as st
 from pydantic import BaseModel, StringConstraints
 from pydantic.fields import FieldInfo
 
+from hetrdzv.protocol.bounds import AtMost, Matches
 from hetrdzv.protocol.wire import JoinRequest
 
 Strategy = st.SearchStrategy[Any]
+
+
+@cache
+def values(kind: Any, *, optional: bool = True) -> Strategy:
+    """Any value of a type that crosses a wall; fields with a default are given or not.
+
+    Args:
+        optional: whether fields with a default may be left out.
+    """
+    if not is_dataclass(kind):
+        return models(kind, optional=optional)
+    hints = get_type_hints(kind, include_extras=True)
+    given = {one.name: _values(hints[one.name], []) for one in fields(kind)}
+    required = {
+        one.name: given.pop(one.name)
+        for one in fields(kind)
+        if one.default is MISSING and one.default_factory is MISSING
+    }
+    parts = (required, given) if optional else (required | given, {})
+    return st.fixed_dictionaries(parts[0], optional=parts[1]).map(lambda made: kind(**made))
 
 
 def models(kind: type[BaseModel], *, optional: bool = True) -> Strategy:
@@ -38,6 +62,7 @@ def _fitting(kind: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _values(kind: Any, about: list[Any]) -> Strategy:
+    kind = getattr(kind, "__supertype__", kind)  # of a NewType
     origin = get_origin(kind)
     if origin is Annotated:
         kind, *more = get_args(kind)
@@ -46,6 +71,8 @@ def _values(kind: Any, about: list[Any]) -> Strategy:
         return st.one_of(*(_values(each, about) for each in get_args(kind)))
     if origin is Literal:
         return st.sampled_from(get_args(kind))
+    if origin is Mapping:
+        origin = dict
     if origin in (list, dict, tuple):
         parts = [_values(each, []) for each in get_args(kind) if each is not ...]
         if origin is tuple and len(parts) > 1:
@@ -53,7 +80,7 @@ def _values(kind: Any, about: list[Any]) -> Strategy:
         limits = limits_of(about)
         size = min(3, limits.get("max_length", 3))
         return (
-            st.lists(*parts, min_size=limits.get("min_length", 0), max_size=size)
+            st.lists(*parts, min_size=limits.get("min_length", 0), max_size=size).map(origin)
             if origin is not dict
             else st.dictionaries(*parts, max_size=size)
         )
@@ -61,8 +88,8 @@ def _values(kind: Any, about: list[Any]) -> Strategy:
         return st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5)
     if kind is NoneType:
         return st.none()
-    if issubclass(kind, BaseModel):
-        return models(kind)
+    if is_dataclass(kind) or issubclass(kind, BaseModel):
+        return values(kind)
     if issubclass(kind, Enum):
         return st.sampled_from(kind)
     return _plain(kind, limits_of(about))
@@ -107,6 +134,8 @@ def limits_of(about: list[Any]) -> dict[str, Any]:
                 limits["gt"] = gt
             case MinLen(min_length):
                 limits["min_length"] = min_length
-            case MaxLen(max_length):
+            case MaxLen(max_length) | AtMost(max_length):
                 limits["max_length"] = max_length
+            case Matches(pattern):
+                limits["pattern"] = pattern
     return limits

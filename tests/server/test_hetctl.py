@@ -28,6 +28,7 @@ from hetrdzv.cli.hetctl.groups import flag_type
 from hetrdzv.cli.hetctl.main import DESTRUCTIVE, cli, meant
 from hetrdzv.cli.hetctl.shell import completion
 from hetrdzv.client import Client
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.settings import Setting
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.wire import FailureFields, GroupReply, JoinRequest, ReportRequest, SpecFields
@@ -373,7 +374,7 @@ def test_every_action_can_print_json(ctl: Callable[..., str], job: Job, before: 
     for act in (["restart"], ["drain", "gpu1"], ["undrain", "gpu1"], ["cancel"]):
         argv = [act[0], job.group, *act[1:]]
         reply = json.loads(ctl(*(["--json", *argv] if before else [*argv, "--json"])))
-        assert GroupReply.model_validate(reply).group_id == job.group
+        assert codec.checked(GroupReply, reply, unknown="ignore").group_id == job.group
     assert ctl("delete", job.group, "--json") == ""
 
 

@@ -1,6 +1,7 @@
 """What a group's history says about its rounds: what ended each, and where the time went."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -109,7 +110,7 @@ def test_a_failure_that_was_a_loss_is_told_as_one() -> None:
 
 def without_new_fields(events: Iterable[EventReply]) -> list[EventReply]:
     """As a server of 0.1 tells them."""
-    return [event.model_copy(update={"after_s": None, "cause": None}) for event in events]
+    return [replace(event, after_s=None, cause=None) for event in events]
 
 
 def test_a_history_of_an_older_server_is_told_as_far_as_it_goes() -> None:
@@ -131,7 +132,7 @@ def test_a_history_whose_beginning_is_gone() -> None:
     for start in range(len(events)):
         found = past(events[start:], at(story.now))
         assert found.trained_s <= found.whole_s
-    assert past([], BEGAN) == PastReply(rounds=[], trained_s=0.0, whole_s=0.0)
+    assert past([], BEGAN) == PastReply(rounds=(), trained_s=0.0, whole_s=0.0)
     assert past([], BEGAN).share is None
 
 
@@ -145,7 +146,7 @@ def test_clocks_that_go_back_make_no_negative_time() -> None:
 
 def replaceat(event: EventReply, number: int) -> EventReply:
     at = BEGAN - timedelta(seconds=10 * number)
-    return event.model_copy(update={"at": at.isoformat(timespec="milliseconds")})
+    return replace(event, at=at.isoformat(timespec="milliseconds"))
 
 
 def test_events_say_how_long_before_it_happened() -> None:

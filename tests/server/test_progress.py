@@ -6,7 +6,8 @@ from typing import Any
 import httpx
 
 from hetrdzv.core.commands import Tick
-from hetrdzv.service.progress.questions import MOST_CHARACTERS, About, Questions, Stack
+from hetrdzv.protocol.pages import Stack
+from hetrdzv.service.progress.questions import MOST_CHARACTERS, About, Questions
 from hetrdzv.service.service import Service
 from tests.support.served import HandClock, api, join, serving, settled, started, two_nodes
 

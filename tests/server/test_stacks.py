@@ -1,11 +1,11 @@
 """hetctl stacks: equal stacks once, the rarest first."""
 
 from hetrdzv.cli.hetctl.stacks import collapsed
-from hetrdzv.protocol.wire import StackReply
+from hetrdzv.protocol.pages import Stack
 
 
-def stack(rank: int, text: str = "", why: str = "") -> StackReply:
-    return StackReply(rank=rank, node_id=f"gpu{rank // 2}", text=text, why=why)
+def stack(rank: int, text: str = "", why: str = "") -> Stack:
+    return Stack(rank=rank, node_id=f"gpu{rank // 2}", text=text, why=why)
 
 
 def test_equal_stacks_are_put_together_and_the_odd_one_comes_first() -> None:

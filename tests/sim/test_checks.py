@@ -1,6 +1,7 @@
 """Each check of the simulation that no planted fault trips (test_planted.py), shown what it must not let pass."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def test_an_old_start(story: Story, checks: Checks) -> None:
 def test_a_member_that_is_told_something_else(story: Story, checks: Checks, lie: dict[str, int]) -> None:
     right = told(story, "b")
     assert right.start is not None
-    wrong = right.model_copy(update={"start": right.start.model_copy(update=lie)})
+    wrong = replace(right, start=replace(right.start, **lie))
     checks.acts_on_start("b", "b-1", wrong, 1)
     complains(checks, "members agree")
 

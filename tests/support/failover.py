@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any, Self
 
 from hetrdzv.client.client import Client
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Unreachable
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, ReportRequest, SpecFields
@@ -187,7 +188,7 @@ class Job:
 
     async def group(self) -> dict[str, Any]:
         """The group, without what changes with time."""
-        shown = (await self.client.group(self.group_id)).model_dump()
+        shown = codec.plain(await self.client.group(self.group_id))
         del shown["clock"]
         for node in shown["nodes"]:
             node.pop("heard_s_ago", None)

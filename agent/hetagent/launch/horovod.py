@@ -106,7 +106,7 @@ def ranks(members: Sequence[MemberReply], node_id: str, local_rank: int) -> dict
     }
 
 
-def _members(assignment: Assignment) -> list[MemberReply]:
+def _members(assignment: Assignment) -> Sequence[MemberReply]:
     assert assignment.start.members is not None, "this node joined with wants_members"
     return assignment.start.members
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from hetagent.protocol.topics import Topic
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.routes import Route
-from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, PollRequest, ProgressFields
+from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, PollRequest, ProgressFields, SharesReply
 
 R = TypeVar("R")
 
@@ -34,7 +34,7 @@ class Server(Protocol):
         """Say goodbye."""
 
 
-Answer = BaseModel | HetError | None
+Answer = DirectiveReply | SharesReply | HetError | None
 """What became of a request: a reply, of which most are directives; None where the server has nothing to answer."""
 
 

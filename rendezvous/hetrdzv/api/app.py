@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from hetrdzv import __version__
 from hetrdzv.api import openapi, problems
-from hetrdzv.api.bound import Table, TableRoute
+from hetrdzv.api.bound import Table
 from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.gate import Gate
 from hetrdzv.api.http.limits import Admission
@@ -66,7 +66,7 @@ def create_app(
     app.state.refusals = refusals = RefusalLog()
     problems.install(app, refuse)
     openapi.install(app)
-    app.router.routes.extend(TableRoute(row) for row in TABLE.rows)
+    app.router.routes.extend(TABLE.routes)
     if token is not None:
         tokens = Tokens({token: EVERYTHING})
     app.state.sessions = sessions = Sessions(tokens)

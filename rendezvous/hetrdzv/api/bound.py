@@ -69,28 +69,6 @@ class Handlers:
         return bind
 
 
-class Table:
-    """All routes of an application.
-
-    Args:
-        modules: their handlers.
-    """
-
-    def __init__(self, modules: Iterable[Handlers]) -> None:
-        self.rows = [Bound(*one) for handlers in modules for one in handlers.of.items()]
-        self._by_method: dict[str, list[tuple[re.Pattern[str], Bound]]] = {}
-        for row in sorted(self.rows, key=lambda row: not row.route.hot):
-            path = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", row.route.path))
-            self._by_method.setdefault(row.route.method, []).append((path, row))
-
-    def find(self, method: str, path: str) -> tuple[Bound, Mapping[str, str]]:
-        """The route of a request, and what its path names; `NOWHERE`: there is none."""
-        for pattern, row in self._by_method.get(method, ()):
-            if (found := pattern.fullmatch(path)) is not None:
-                return row, found.groupdict()
-        return NOWHERE, {}
-
-
 class TableRoute(APIRoute):
     """A route as FastAPI finds and documents it; what a request gives is read as for hot routes."""
 
@@ -112,6 +90,33 @@ class TableRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """What answers, for FastAPI."""
         return self._row.answer
+
+
+class Table:
+    """All routes of an application.
+
+    Args:
+        modules: their handlers.
+
+    Attributes:
+        rows: routes, each with what answers it.
+        routes: the same for FastAPI; made once, since that takes a while.
+    """
+
+    def __init__(self, modules: Iterable[Handlers]) -> None:
+        self.rows = [Bound(*one) for handlers in modules for one in handlers.of.items()]
+        self.routes = [TableRoute(row) for row in self.rows]
+        self._by_method: dict[str, list[tuple[re.Pattern[str], Bound]]] = {}
+        for row in sorted(self.rows, key=lambda row: not row.route.hot):
+            path = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", row.route.path))
+            self._by_method.setdefault(row.route.method, []).append((path, row))
+
+    def find(self, method: str, path: str) -> tuple[Bound, Mapping[str, str]]:
+        """The route of a request, and what its path names; `NOWHERE`: there is none."""
+        for pattern, row in self._by_method.get(method, ()):
+            if (found := pattern.fullmatch(path)) is not None:
+                return row, found.groupdict()
+        return NOWHERE, {}
 
 
 def _responses(route: Route[Any]) -> dict[int | str, dict[str, Any]]:

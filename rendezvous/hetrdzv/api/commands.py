@@ -12,9 +12,9 @@ from hetrdzv.protocol import wire
 from hetrdzv.protocol.daemon import refusal
 from hetrdzv.protocol.errors import DaemonRefused
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.pages import Stack
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.progress.progress import Said
-from hetrdzv.service.progress.questions import Stack
 from hetrdzv.service.progress.table import Sample
 
 _SAME_IN_BOTH = [name for name in OFFERED if name not in ("weighed", "speeds")]

@@ -1,7 +1,7 @@
 """Plans as replies, for the server, and for hetctl, which makes some by itself."""
 
 from hetrdzv.core.plan import LeftOut, Plan
-from hetrdzv.protocol import wire
+from hetrdzv.protocol import codec, wire
 from hetrdzv.words.failures import ending, going
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import left_out, why
@@ -24,12 +24,12 @@ def plan_reply(plan: Plan) -> wire.PlanReply:
         was_world_size=plan.was_world_size,
         restarts=plan.restarts,
         master=plan.master,
-        members=[wire.PlannedMemberReply.model_validate(one) for one in plan.members],
-        spares=[_left_out(one, then) for one in plan.spares],
-        gone=[_left_out(one, then) for one in plan.gone],
-        stops=list(plan.stops),
-        restarted=list(plan.restarted),
-        moves=list(plan.moves),
+        members=tuple(codec.picked(wire.PlannedMemberReply, one) for one in plan.members),
+        spares=tuple(_left_out(one, then) for one in plan.spares),
+        gone=tuple(_left_out(one, then) for one in plan.gone),
+        stops=plan.stops,
+        restarted=plan.restarted,
+        moves=plan.moves,
     )
 
 

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from hetrdzv.api.refused import client_of
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import (
     BodyTooLarge,
     HetError,
@@ -99,7 +100,8 @@ def answer(error: HetError, *, field: str | None = None) -> Answer:
 
 def problem_body(error: HetError) -> dict[str, Any]:
     """The problem details of an error."""
-    return _problem_of(error).model_dump(mode="json", exclude_none=True)
+    body: dict[str, Any] = codec.plain(_problem_of(error), nulls=False)
+    return body
 
 
 def bug_report() -> HetError:
@@ -112,7 +114,7 @@ def _problem(status: int, code: str, detail: str, **more: Any) -> ProblemReply:
 
 
 def _problem_of(error: HetError, field: str | None = None) -> ProblemReply:
-    conflict = ConflictReply.model_validate(error) if isinstance(error, SpecConflict) else None
+    conflict = codec.picked(ConflictReply, error) if isinstance(error, SpecConflict) else None
     directive = error.directive if isinstance(error, StaleReport) else None
     return _problem(
         error.status,
@@ -125,7 +127,7 @@ def _problem_of(error: HetError, field: str | None = None) -> ProblemReply:
 
 
 def _answer(problem: ProblemReply, headers: Mapping[str, str]) -> Answer:
-    body = problem.model_dump_json(exclude_none=True).encode()
+    body = codec.write(problem)
     all_headers = {"content-type": MEDIA_TYPE, "content-length": str(len(body)), **headers}
     if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
         all_headers["retry-after"] = "1"

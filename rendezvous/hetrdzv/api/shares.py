@@ -11,16 +11,16 @@ from hetrdzv.service.progress.table import Seen, worked_of
 def shares_reply(round_number: int, shares: Shares) -> wire.SharesReply:
     """A decision."""
     return wire.SharesReply(
-        round=round_number, number=shares.number, weights=list(shares.runs), source=shares.source
+        round=round_number, number=shares.number, weights=shares.runs, source=shares.source
     )
 
 
-def member_weights(current: Round) -> Mapping[str, list[float]]:
+def member_weights(current: Round) -> Mapping[str, tuple[float, ...]]:
     """The weights of each member's slots as they were decided last, by node id; empty if all are the same."""
     newest = current.newest_shares
     if not newest.runs:
         return {}
-    return {node_id: list(weights) for node_id, weights in by_member(current, newest).items()}
+    return {node_id: tuple(weights) for node_id, weights in by_member(current, newest).items()}
 
 
 def worker_weights(current: Round) -> list[float]:

@@ -2,16 +2,15 @@
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from fastapi.responses import Response
-from pydantic import BaseModel
-from pydantic_core import to_json
 
 from hetrdzv.api.shares import member_weights, shares_reply
 from hetrdzv.api.workers import worker_replies
@@ -22,7 +21,7 @@ from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Cancellation, Group, Member, Node, Round, Stall
 from hetrdzv.core.why import why, why_ended, why_misfit
-from hetrdzv.protocol import wire
+from hetrdzv.protocol import codec, wire
 from hetrdzv.protocol.causes import Drained, RootCause
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import NodePhase
@@ -62,27 +61,14 @@ PAGES = {"all": ALL, "none": NONE}
 """By the query parameter `nodes`."""
 
 
-def json_response(reply: BaseModel) -> Response:
-    """A reply as a response. pydantic writes it, since FastAPI would validate it again and copy it twice."""
-    return Response(b"".join(_written(reply)), media_type="application/json")
-
-
-def _written(value: object) -> Iterator[bytes]:
-    """A reply as JSON, in pieces: one call that writes all of a large reply lets no other thread run meanwhile."""
-    if isinstance(value, BaseModel):
-        for index, (name, part) in enumerate(value):
-            yield (b"," if index else b"{") + to_json(name) + b":"
-            yield from _written(part)
-        yield b"}"
-    elif isinstance(value, list):
-        yield b"[" + b",".join(map(to_json, value)) + b"]"
-    else:
-        yield to_json(value)
+def json_response(reply: object) -> Response:
+    """A reply as a response. The codec writes it, since FastAPI would validate it again and copy it twice."""
+    return Response(b"".join(codec.pieces(reply)), media_type="application/json")
 
 
 def directive_json(group: Group, directive: Directive, pace: Pace) -> bytes:
     """A node's directive as JSON, kept small since it is sent all the time."""
-    return directive_reply(group, directive, pace).model_dump_json(exclude_none=True).encode()
+    return codec.write(directive_reply(group, directive, pace))
 
 
 def directive_response(group: Group, directive: Directive, pace: Pace) -> Response:
@@ -97,11 +83,11 @@ def asking_json(service: Service, node_id: str, told: Told) -> bytes:
     if question is None:
         return directive_json(group, directive, pace)
     question.handed_at = service.now()
-    ranks = list(question.ranks) if question.ranks is not None else None
-    model = wire.LogsAsked if question.about is About.LOGS else wire.StacksAsked
-    asked = model(number=question.number, round=question.round, ranks=ranks)
-    reply = directive_reply(group, directive, pace).model_copy(update={question.about.value: asked})
-    return reply.model_dump_json(exclude_none=True).encode()
+    reply = directive_reply(group, directive, pace)
+    asked: dict[str, Any] = {"number": question.number, "round": question.round, "ranks": question.ranks}
+    if question.about is About.LOGS:
+        return codec.write(replace(reply, logs=wire.LogsAsked(**asked)))
+    return codec.write(replace(reply, stacks=wire.StacksAsked(**asked)))
 
 
 def quarantined_summary(group_id: str, why: str) -> wire.GroupSummary:
@@ -121,7 +107,7 @@ def quarantined_summary(group_id: str, why: str) -> wire.GroupSummary:
 
 def export_reply(group_id: str, stored: Mapping[str, bytes], why: str | None) -> wire.ExportReply:
     """The records of a group; `why` it is set aside, or None."""
-    records = [_record_reply(key, value) for key, value in sorted(stored.items())]
+    records = tuple(_record_reply(key, value) for key, value in sorted(stored.items()))
     return wire.ExportReply(group_id=group_id, quarantined=why, records=records)
 
 
@@ -131,6 +117,8 @@ def _record_reply(key: str, value: bytes) -> wire.RecordReply:
     except UnicodeDecodeError:
         return wire.RecordReply(key=key, base64=b64encode(value).decode())
 
+
+codec.prepare(wire.DirectiveReply, wire.ProblemReply, wire.GroupReply, wire.GroupsReply, wire.PlanReply)
 
 LARGE = 300
 """Replies about more nodes than this are made in a thread, so that polls are answered meanwhile."""
@@ -155,7 +143,7 @@ async def changed(service: Service, group_id: str, command: Command, nodes: str)
     return await group_response(service, await service.execute(group_id, command), PAGES[nodes])
 
 
-async def made(nodes: int, make: Callable[[], BaseModel]) -> Response:
+async def made(nodes: int, make: Callable[[], object]) -> Response:
     """A reply about so many nodes as a response."""
     return await asyncio.to_thread(lambda: json_response(make())) if nodes > LARGE else json_response(make())
 
@@ -185,7 +173,7 @@ def directive_reply(group: Group, directive: Directive, pace: Pace) -> wire.Dire
         root_cause=_root_cause(directive.root_cause),
         hang=directive.hang or None,
         hang_timeout_s=group.spec.hang_timeout_s,
-        replaced=[wire.DifferenceReply.model_validate(one) for one in directive.replaced] or None,
+        replaced=directive.replaced or None,
         cancelled=_cancelled(directive.cancellation) if directive.cancellation is not None else None,
     )
 
@@ -216,21 +204,32 @@ def _start(start: Start) -> wire.StartReply:
         nnodes=start.nnodes,
         restart_count=start.restart_count,
         max_restarts=start.max_restarts,
-        master=wire.MasterReply.model_validate(start.master),
-        command=list(start.command) if start.command is not None else None,
+        master=codec.picked(wire.MasterReply, start.master),
+        command=start.command,
         members=_members(start.members) if start.members is not None else None,
-        daemon=list(start.daemon) if start.daemon is not None else None,
-        weights=list(start.weights) or None,
+        daemon=start.daemon,
+        weights=start.weights or None,
         restarted_by=None if restarted_by is None else failed_worker(restarted_by, last_line=True),
     )
 
 
-def _members(members: Iterable[Member]) -> list[wire.MemberReply]:
-    return [wire.MemberReply.model_validate(member) for member in members]
+def _members(members: Iterable[Member]) -> tuple[wire.MemberReply, ...]:
+    return tuple(_placed(member) for member in members)
+
+
+def _placed(member: Member, weights: tuple[float, ...] | None = None) -> wire.MemberReply:
+    return wire.MemberReply(
+        node_id=member.node_id,
+        group_rank=member.group_rank,
+        rank_offset=member.rank_offset,
+        slots=member.slots,
+        address=member.address,
+        weights=weights,
+    )
 
 
 def _failure(failure: Failure | None) -> wire.FailureReply | None:
-    return None if failure is None else wire.FailureReply.model_validate(failure)
+    return None if failure is None else codec.picked(wire.FailureReply, failure)
 
 
 def _root_cause(cause: RootCause | None) -> wire.RootCauseReply | None:
@@ -307,27 +306,27 @@ def group_reply(
         nodes = nodes[start:] if page.limit is None else nodes[start : start + page.limit]
     everybody = current.members if current is not None else ()
     on_page = everybody if page == ALL else _only(everybody, {node.node_id for node in nodes})
-    spec = {name: getattr(group.spec, name) for name in wire.SpecFields.model_fields}
+    spec = codec.fields_of(group.spec)
     slow_ones = slow.shown(group, current, seen, now) if current is not None else []
     unwatched = unseen.shown(group, current, seen, now) if current is not None else []
     newest = None
     if current is not None:
         newest = _round(group, current, on_page, seen, now, _sentences(slow_ones), _sentences(unwatched))
-    summary = dict(group_summary(group, now))
+    summary = codec.fields_of(group_summary(group, now))
     if newest is not None:
         summary["why"] = "; ".join([summary["why"], *newest.unwatched])
     return wire.GroupReply(
         **summary,
         spec=spec,
         current_round=newest,
-        nodes=[node_reply(group, node, now - heard_at(node)) for node in nodes],
-        drained=sorted(group.drained),
-        unreachable=[
+        nodes=tuple(node_reply(group, node, now - heard_at(node)) for node in nodes),
+        drained=tuple(sorted(group.drained)),
+        unreachable=tuple(
             wire.UnreachableReply(node_id=node_id, master=master)
             for master, node_id in sorted((master, node_id) for node_id, master in group.unreachable)
-        ],
+        ),
         warnings=_sentences(_warnings(group)),
-        facts=[*_warnings(group), *slow_ones, *unwatched],
+        facts=(*_warnings(group), *slow_ones, *unwatched),
         root_cause=_root_cause(group.root_cause),
     )
 
@@ -340,8 +339,8 @@ def _warnings(group: Group) -> tuple[AnyWarning, ...]:
     return (*drift(nodes), *slow_slots(nodes), *unlike_speeds(nodes), *network)
 
 
-def _sentences(values: Iterable[AnyWarning]) -> list[str]:
-    return [warning(value) for value in values]
+def _sentences(values: Iterable[AnyWarning]) -> tuple[str, ...]:
+    return tuple(warning(value) for value in values)
 
 
 def _only(members: Iterable[Member], node_ids: AbstractSet[str]) -> Sequence[Member]:
@@ -355,8 +354,8 @@ def _round(
     shown: Sequence[Member],
     seen: Mapping[int, Seen],
     now: float,
-    stragglers: list[str],
-    unwatched: list[str],
+    stragglers: tuple[str, ...],
+    unwatched: tuple[str, ...],
 ) -> wire.RoundReply:
     on_page = {member.node_id for member in shown}
     each = member_weights(current) if shown else {}
@@ -364,14 +363,14 @@ def _round(
         number=current.number,
         world_size=current.world_size,
         restart_count=current.restart_count,
-        master=wire.MasterReply.model_validate(current.master),
-        members=[one.model_copy(update={"weights": each.get(one.node_id)}) for one in _members(shown)],
+        master=codec.picked(wire.MasterReply, current.master),
+        members=tuple(_placed(member, each.get(member.node_id)) for member in shown),
         shares=shares_reply(current.number, current.newest_shares),
         ended=words.ended_by(why_ended(current.number, current.end)) if current.end is not None else None,
         met=current.met,
         stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
         notice=_notice(warned(group, now)),
-        workers=worker_replies(current, seen, on_page, now) if on_page else [],
+        workers=tuple(worker_replies(current, seen, on_page, now)) if on_page else (),
         stragglers=stragglers,
         unwatched=unwatched,
     )
@@ -382,7 +381,7 @@ def _stall(stall: Stall, now: float) -> wire.StallReply:
         kind=stall.kind,
         text=stall_text(stall.facts),
         facts=stall.facts,
-        ranks=list(stall.ranks),
+        ranks=stall.ranks,
         node_id=stall.node_id,
         since_s=max(0.0, now - stall.since),
     )
@@ -409,9 +408,9 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         role=node.role,
         weight=node.weight,
         weighed=node.weighed,
-        speeds=list(node.speeds) or None,
-        labels=dict(node.labels),
-        device=dict(node.device),
+        speeds=node.speeds or None,
+        labels=node.labels,
+        device=node.device,
         why=_node_why(group, node),
         failure=_failure(node.failure),
     )

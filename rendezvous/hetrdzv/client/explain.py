@@ -130,21 +130,21 @@ def problem_of(response: httpx.Response) -> Problem:
     )
 
 
-def parsed(model: type[_R], data: bytes | str, server: str, *, newer: bool) -> _R:
-    """A reply's JSON as a model.
+def parsed(kind: type[_R], data: bytes | str, server: str, *, newer: bool) -> _R:
+    """A reply from its JSON.
 
     Args:
         newer: whether the server speaks a newer minor version of the API than this client.
 
     Raises:
         VersionMismatch: a newer server says something that this client must not ignore.
-        NotHetserver: it does not fit the model.
+        NotHetserver: it is none of this kind.
     """
     try:
-        return codec.read(model, data, unknown="ignore")
+        return codec.read(kind, data, unknown="ignore")
     except codec.Malformed as error:
         first = error.mistakes[0]
-        what = f"{model.__name__} ({first.field or 'the whole of it'}: {first.text})"
+        what = f"{kind.__name__} ({first.field or 'the whole of it'}: {first.text})"
         if newer:
             raise VersionMismatch(
                 f"{server} is newer and sent a {what} that this version of hetrdzv does not understand: "

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from heapq import nsmallest
@@ -241,9 +241,8 @@ class GroupScene:
             reply = views.group_reply(group, now, heard_at)
         else:
             unusual = [group.nodes[dot.node_id] for dot in every if dot.state not in ORDINARY][:ROWS]
-            reply = brief.model_copy(
-                update={"nodes": [views.node_reply(group, one, now - heard_at(one)) for one in unusual]}
-            )
+            nodes = tuple(views.node_reply(group, one, now - heard_at(one)) for one in unusual)
+            reply = replace(brief, nodes=nodes)
         shown = rows(reply)
         head = section("nodes.html", rows=shown, tally=tally(every), acts=self._acts, group=brief)
         return {"nodes": head} | {

@@ -9,7 +9,7 @@ from hetrdzv.auth.sessions import CODE_S, SESSION_S, Sessions, cookie_name
 from hetrdzv.dashboard import routing
 from hetrdzv.dashboard.actions import require_own_page
 from hetrdzv.dashboard.render import HEADERS, page
-from hetrdzv.protocol import routes, wire
+from hetrdzv.protocol import codec, routes, wire
 
 handlers = Handlers()
 
@@ -22,7 +22,7 @@ async def make_code(request: Request) -> bytes:
     reply = wire.SignInReply(path="/")
     if entry is not None:
         reply = wire.SignInReply(path=f"/sign-in?code={sessions.code(entry)}", expires_in_s=CODE_S)
-    return reply.model_dump_json().encode()
+    return codec.write(reply, nulls=True)
 
 
 @handlers(routing.SIGN_IN)

@@ -6,10 +6,11 @@ may have written.
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, fields
-from functools import reduce
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, reduce
 from operator import or_
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import Discriminator, Field, GetCoreSchemaHandler, Tag, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails
@@ -113,7 +114,12 @@ def checked(kind: type[T], value: object, *, unknown: Unknown = "refuse") -> T:
 
 
 def write(
-    value: object, kind: Any = None, *, nulls: bool = False, without: AbstractSet[str] = frozenset()
+    value: object,
+    kind: Any = None,
+    *,
+    nulls: bool = False,
+    without: AbstractSet[str] = frozenset(),
+    indent: int | None = None,
 ) -> bytes:
     """A value as JSON.
 
@@ -121,14 +127,59 @@ def write(
         kind: the type whose fields are written; None: the value's own.
         nulls: whether fields without a value are written, as `null`.
         without: fields that are not written.
+        indent: how many spaces each level has, for people; None: it is one line.
     """
     known = adapter(type(value) if kind is None else kind)
-    return known.dump_json(value, exclude_none=not nulls, exclude=set(without) if without else None)
+    return known.dump_json(
+        value, exclude_none=not nulls, exclude=set(without) if without else None, indent=indent
+    )
 
 
-def plain(value: object, kind: Any = None) -> Any:
+def pieces(value: object, kind: Any = None) -> Iterator[bytes]:
+    """A large value as JSON with nulls, in pieces: one call that wrote all of it would let no other thread run."""
+    if value is None:
+        yield b"null"
+    elif is_dataclass(value) and (kind is None or is_dataclass(kind)):
+        shown: Any = type(value) if kind is None else kind
+        for index, (name, inner) in enumerate(_parts(shown)):
+            yield (b',"%b":' if index else b'{"%b":') % name.encode()
+            yield from pieces(getattr(value, name), inner)
+        yield b"}"
+    elif isinstance(value, tuple) and value and is_dataclass(get_args(kind)[0]):
+        for index, one in enumerate(value):
+            yield b"," if index else b"["
+            yield write(one, get_args(kind)[0], nulls=True)
+        yield b"]"
+    else:
+        yield write(value, kind, nulls=True)
+
+
+@cache
+def _parts(kind: Any) -> list[tuple[str, Any]]:
+    """The fields of a dataclass with their types; of one that may be missing, with what it is if it is there."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [(one.name, _if_there(hints[one.name])) for one in fields(kind)]
+
+
+def _if_there(hint: Any) -> Any:
+    options = [one for one in get_args(hint) if one is not NoneType]
+    is_optional = get_origin(hint) in (Union, UnionType) and len(options) == 1
+    return options[0] if is_optional and is_dataclass(options[0]) else hint
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, those inside as they are."""
+    return {one.name: getattr(value, one.name) for one in fields(value)}
+
+
+def picked(kind: type[T], value: object) -> T:
+    """The part of a value that another dataclass has, too."""
+    return kind(**{one.name: getattr(value, one.name) for one in fields(cast(Any, kind))})
+
+
+def plain(value: object, *, nulls: bool = True) -> Any:
     """A value as a reader of its JSON would get it: of dicts, lists, texts, numbers and None."""
-    return adapter(type(value) if kind is None else kind).dump_python(value, mode="json")
+    return adapter(type(value)).dump_python(value, mode="json", exclude_none=not nulls)
 
 
 _adapters: dict[Any, TypeAdapter[Any]] = {}
@@ -140,6 +191,15 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
     if known is None:
         known = _adapters[kind] = TypeAdapter(kind)
     return known
+
+
+def prepare(*kinds: Any) -> None:
+    """Make what reads and writes values of some dataclasses now, so that the first request need not wait for it.
+
+    It is kept where pydantic looks for it, since FastAPI asks for it once for every route and kind of answer.
+    """
+    for kind in kinds:
+        kind.__pydantic_core_schema__ = adapter(kind).core_schema
 
 
 def mistakes(error: ValidationError) -> Iterator[Mistake]:

@@ -5,6 +5,7 @@ of one server after another; where their clocks disagree, no duration is below 0
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
 
 from hetrdzv.protocol.events import (
@@ -18,7 +19,7 @@ from hetrdzv.protocol.events import (
     RoundRunning,
 )
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.protocol.wire import EventReply, Reply
+from hetrdzv.protocol.wire import EventReply
 from hetrdzv.words.failures import ending, failed_worker
 
 OUTCOMES = {f"group_{state}": state.value for state in GroupState if state.terminal}
@@ -28,7 +29,8 @@ KINDS = {"round_formed", "round_running", "round_ended", "round_judged", "restar
 """The kinds of events that `past` looks at."""
 
 
-class DownReply(Reply):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownReply:
     """How long nobody trained after a round, by what that time went into (seconds); None: unknown, or not over yet.
 
     Attributes:
@@ -53,7 +55,8 @@ class DownReply(Reply):
         )
 
 
-class PastRoundReply(Reply):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRoundReply:
     """A round of the past, or the one that runs.
 
     Attributes:
@@ -83,7 +86,8 @@ class PastRoundReply(Reply):
     down: DownReply | None = None
 
 
-class PastReply(Reply):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastReply:
     """What became of a group's time since its first round formed, as far back as its history goes.
 
     Attributes:
@@ -91,7 +95,7 @@ class PastReply(Reply):
         whole_s: from the first round to the end of the job, or to now (seconds).
     """
 
-    rounds: list[PastRoundReply]
+    rounds: tuple[PastRoundReply, ...]
     trained_s: float
     whole_s: float
 
@@ -211,7 +215,7 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
                 current.formed_s = event.after_s
                 current.cause, current.why, current.job_ended = OUTCOMES[event.kind], event.text, at
                 spans[-1] = (spans[-1][0], at)
-    replies = [one.reply(now) for one in rounds]
+    replies = tuple(one.reply(now) for one in rounds)
     return PastReply(
         rounds=replies,
         trained_s=round(sum(one.trained_s for one in replies), 3),

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ class Part:
         self.launch = Slow(WorkerCommand("/bin/sh", ("-c", words), is_python=False))
         directive = start("a", 1)
         assert directive.start is not None
-        of = directive.start.model_copy(update={"slots": 1})
+        of = replace(directive.start, slots=1)
         assignment = Assignment(group="g", node_id="a", round=1, start=of)
         self.incarnation = uuid.uuid4().hex
         self.round = LocalRound(assignment, self.launch, Popens(), self.incarnation, [self.gate])

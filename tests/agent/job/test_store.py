@@ -10,6 +10,7 @@ from torch.distributed import HashStore, TCPStore
 
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.node.network import hold_port
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.wire import DirectiveReply
 
 
@@ -19,8 +20,10 @@ def start(node_id: str, port: int, address: str = "127.0.0.1", **fields: Any) ->
     size = {"world_size": 4, "nnodes": 2, "restart_count": 0, "max_restarts": 3}
     timing = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 30.0, "max_disconnect_s": 600.0}
     head = {"kind": "start", "version": "1", "round": 1, "code": "round_formed", "why": "round 1 formed"}
-    return DirectiveReply.model_validate(
-        head | timing | {"start": place | size | {"master": master} | fields}
+    return codec.checked(
+        DirectiveReply,
+        head | timing | {"start": place | size | {"master": master} | fields},
+        unknown="ignore",
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from hetagent.job.summary import closing_block
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.wire import DirectiveReply, FailureReply, RootCauseReply
 
@@ -12,7 +13,7 @@ from hetrdzv.protocol.wire import DirectiveReply, FailureReply, RootCauseReply
 def directive(**fields: Any) -> DirectiveReply:
     default = {"kind": "exit", "version": "1", "round": 3, "code": "failed", "why": "the job failed: x"}
     timing = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 30.0, "max_disconnect_s": 600.0}
-    return DirectiveReply.model_validate(default | timing | fields)
+    return codec.checked(DirectiveReply, default | timing | fields, unknown="ignore")
 
 
 def block(outcome: DirectiveReply | None, round_number: int = 3, ended_by: str = "") -> list[str]:

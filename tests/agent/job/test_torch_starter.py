@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import NEEDS, numa
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.wire import StartReply
 
 # torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
@@ -38,7 +40,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
 ]
 
-START = StartReply.model_validate(
+START = codec.checked(
+    StartReply,
     {
         "group_rank": 0,
         "rank_offset": 0,
@@ -50,7 +53,8 @@ START = StartReply.model_validate(
         "restart_count": 1,
         "max_restarts": 3,
         "master": {"node_id": "b", "address": "127.0.0.1", "port": 1, "script_port": 2},
-    }
+    },
+    unknown="ignore",
 )
 
 
@@ -366,7 +370,7 @@ def test_events_and_metrics_are_torchruns(
     expected, expected_metrics = log.take(), dict(measured.values)
     measured.values.clear()
 
-    start = START.model_copy(update={"restart_count": 1, "max_restarts": 1})
+    start = replace(START, restart_count=1, max_restarts=1)
     made = ours(None, command, **more)
     words = WorkerCommand("/bin/sh", ("-c", command), is_python=True)
     started = made.starter.start(Assignment(group="job", node_id="a", round=1, start=start), words, [{}, {}])

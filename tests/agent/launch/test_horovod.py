@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def assignment(node: str, *slots: int, master: str = "10.0.0.1", mine: str | Non
     round_members = members(*slots)
     i = "abcdefgh".index(node)
     if mine is not None:
-        round_members[i] = round_members[i].model_copy(update={"address": mine})
+        round_members[i] = replace(round_members[i], address=mine)
     start = StartReply(
         group_rank=i,
         rank_offset=round_members[i].rank_offset,

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def test_mpirun_gets_the_rounds_order_and_slots() -> None:
 def test_the_networks_are_those_of_the_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     def networks(*addresses: str) -> str | None:
         three = [
-            member.model_copy(update={"address": address})
+            replace(member, address=address)
             for member, address in zip(members(1, 1, 1), addresses, strict=True)
         ]
         given = settings(mpirun_words(three, ["x"], None))
@@ -195,9 +196,7 @@ def test_without_open_mpi_this_node_does_not_join(monkeypatch: pytest.MonkeyPatc
 def test_a_member_waits_for_the_masters_word_and_runs_its_own_orted(launch: Mpi, tmp_path: Path) -> None:
     mine = assignment("b", 2, 1)
     assert launch.begin(mine) is None
-    mine.start = mine.start.model_copy(
-        update={"daemon": ["/elsewhere/orted", "--daemonize", "-mca", "ess", "env"]}
-    )
+    mine.start = replace(mine.start, daemon=["/elsewhere/orted", "--daemonize", "-mca", "ess", "env"])
     command = launch.begin(mine)
     assert command == WorkerCommand(str(tmp_path / "orted"), ("-mca", "ess", "env"), is_python=False)
     env = launch.environ(mine, 0)
@@ -211,9 +210,7 @@ def test_a_member_waits_for_the_masters_word_and_runs_its_own_orted(launch: Mpi,
 
 def test_a_member_refuses_a_daemon_that_loads_code(launch: Mpi) -> None:
     mine = assignment("b", 2, 1)
-    mine.start = mine.start.model_copy(
-        update={"daemon": ["orted", "-mca", "mca_base_component_path", "/tmp"]}
-    )
+    mine.start = replace(mine.start, daemon=["orted", "-mca", "mca_base_component_path", "/tmp"])
     with pytest.raises(CommandError, match="mca_base_component_path"):
         launch.begin(mine)
 

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from random import Random
 from types import TracebackType
@@ -19,6 +20,7 @@ from hetagent.protocol.line import UNHEARD_LEAVE_S, Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
 from hetagent.protocol.topics import Message
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import HetError, Problem, Unreachable
 from hetrdzv.protocol.routes import Route
 from hetrdzv.protocol.wire import DaemonRequest, DirectiveReply, FailureFields
@@ -34,7 +36,7 @@ def directive(kind: str, round_number: int = 0, **fields: Any) -> DirectiveReply
         "code": kind,
         "why": kind,
     }
-    return DirectiveReply.model_validate(head | TIMING | fields)
+    return codec.checked(DirectiveReply, head | TIMING | fields, unknown="ignore")
 
 
 def start(round_number: int, master: str = "a", address: str = "127.0.0.1", port: int = 1) -> DirectiveReply:
@@ -245,7 +247,7 @@ def test_a_stop_overtakes_a_start_that_has_overtaken_another(
     talk.next()
     talk.client.says = start(1, "b", port=7)
     soon(lambda: tried == [7])
-    talk.client.says = with_daemon(talk.client.says, ["orted"])
+    talk.client.says = with_daemon(talk.client.says, ("orted",))
     soon(lambda: tried == [7, 7])
     talk.client.says = directive("stop", 1)
     assert talk.next().kind == "stop"
@@ -342,8 +344,8 @@ def test_an_error_of_the_server_is_the_sessions_business(talk: Talk) -> None:
 
 def test_what_is_waited_for_is_told_once_however_the_seconds_change(talk: Talk) -> None:
     for seconds in (9, 8, 7):
-        talk.client.says = directive("wait").model_copy(
-            update={"version": str(seconds), "why": f"1 of 2 nodes ready; until {seconds} s from now"}
+        talk.client.says = replace(
+            directive("wait"), version=str(seconds), why=f"1 of 2 nodes ready; until {seconds} s from now"
         )
         if seconds == 9:
             talk.begin()
@@ -358,10 +360,10 @@ def test_one_that_was_never_started_can_be_left_and_closed(talk: Talk) -> None:
 # -- a launcher's daemon -----------------------------------------------------------------------------------
 
 
-def with_daemon(found: DirectiveReply, words: list[str]) -> DirectiveReply:
+def with_daemon(found: DirectiveReply, words: tuple[str, ...]) -> DirectiveReply:
     assert found.start is not None
     head = {"version": f"{found.version}.daemon", "code": "daemon"}
-    return found.model_copy(update={"start": found.start.model_copy(update={"daemon": words}), **head})
+    return replace(found, start=replace(found.start, daemon=words), **head)
 
 
 def test_a_daemon_that_follows_the_start_is_handed_over_without_another_preflight(
@@ -377,10 +379,10 @@ def test_a_daemon_that_follows_the_start_is_handed_over_without_another_prefligh
     talk.client.says = start(3, master="b", port=7)
     talk.begin()
     assert talk.next().code == "start"
-    talk.client.says = with_daemon(talk.client.says, ["orted"])
+    talk.client.says = with_daemon(talk.client.says, ("orted",))
     found = talk.next()
     assert found.start is not None
-    assert (found.round, found.start.daemon) == (3, ["orted"])
+    assert (found.round, found.start.daemon) == (3, ("orted",))
     assert tried == [7]
 
 
@@ -400,11 +402,11 @@ def test_a_daemon_that_comes_during_the_preflight_waits_for_one(
     talk.client.says = start(1, master="b", port=7)
     talk.begin()
     soon(lambda: tried == [7])
-    talk.client.says = with_daemon(talk.client.says, ["orted"])
+    talk.client.says = with_daemon(talk.client.says, ("orted",))
     found = talk.next()
     go_on.set()
     assert found.start is not None
-    assert found.start.daemon == ["orted"]
+    assert found.start.daemon == ("orted",)
     assert tried == [7, 7]
     assert talk.news(0.3) == []
 

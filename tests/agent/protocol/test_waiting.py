@@ -1,5 +1,7 @@
 """What a node waits for, as a person sees it."""
 
+from dataclasses import replace
+
 import pytest
 
 from hetagent.protocol import waiting
@@ -109,7 +111,7 @@ RETRY = FailedWorker(node_id="a", exit_code=1, said=Quoted("retry starts in 30 s
 def test_words_of_a_script_are_shown_as_they_are(clock: Clock) -> None:
     told: list[str] = []
     ended = reasons.Ended(round=1, cause=RETRY, judged=True)
-    said = answer().model_copy(update={"reason": reasons.Waits(ended=ended, what=WHAT)})
+    said = replace(answer(), reason=reasons.Waits(ended=ended, what=WHAT))
     Waiting(told.append).waits(said)
     assert told[0].startswith(
         "waiting: round 1 ended (the program of a exited with code 1: retry starts in 30 s); "

@@ -4,6 +4,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 from tests.agent.job.test_store import start
@@ -27,8 +28,8 @@ def params(
 
 def directive(kind: str, round_number: int = 1, **fields: Any) -> DirectiveReply:
     """Any directive except a start."""
-    return start("a", 1).model_copy(
-        update={"kind": kind, "round": round_number, "start": None, "why": "for a reason"} | fields
+    return replace(
+        start("a", 1), **{"kind": kind, "round": round_number, "start": None, "why": "for a reason"} | fields
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from hetrdzv.protocol import wire
+from hetrdzv.protocol import codec, wire
 from hetrdzv.service import plans
 from hetrdzv.settings import Limits
 from tests.support.served import api, join, serving, two_nodes
@@ -15,14 +15,14 @@ async def test_a_plan_is_what_then_happens_and_changes_nothing() -> None:
     async with serving() as (service, _), api(service) as client:
         before = await two_nodes(service)
         reply = await client.post(PLAN, json={"add": [{"slots": 4, "node_id": "c"}], "drain": ["a"]})
-        found = wire.PlanReply.model_validate_json(reply.content)
+        found = codec.read(wire.PlanReply, reply.content, unknown="ignore")
         assert service.group("g") == before
         assert [(one.node_id, one.rank_offset, one.was_offset) for one in found.members] == [
             ("c", 0, None),
             ("b", 4, 1),
         ]
         assert (found.state, found.round, found.was_round, found.world_size) == ("running", 2, 1, 5)
-        assert (found.master, found.restarted, found.stops, found.moves) == ("c", ["b"], ["a"], ["b"])
+        assert (found.master, found.restarted, found.stops, found.moves) == ("c", ("b",), ("a",), ("b",))
         assert [(one.node_id, one.slots, one.why) for one in found.gone] == [("a", 1, "drained")]
 
 

@@ -4,13 +4,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
-
-from hetagent.protocol.requests import Head, Say
+from hetagent.protocol.requests import Answer, Head, Say
 from hetagent.protocol.topics import Message, Topic
-from hetrdzv.protocol.errors import HetError
 
-Answered = tuple[Message[Any], BaseModel | HetError | None]
+Answered = tuple[Message[Any], Answer]
 """What became of a message that asks: the reply, or why the server refuses; None: its round is over, or nobody hears it
 any more."""
 
@@ -61,7 +58,7 @@ class Outbox:
             stamp["age_s"] = max(0.0, now - first.since)
         return Say(**head, topic=self._topic, body=first.message.body(**stamp))
 
-    def settle(self, answer: BaseModel | HetError | None) -> None:
+    def settle(self, answer: Answer) -> None:
         """The one on its way was delivered, is refused, or does not matter any more (None)."""
         if self._waiting and self._waiting[0] is self._sent:
             self._answer(self._waiting.popleft(), answer)
@@ -79,6 +76,6 @@ class Outbox:
         while self._waiting:
             self._answer(self._waiting.popleft(), None)
 
-    def _answer(self, waiting: _Waiting, answer: BaseModel | HetError | None) -> None:
+    def _answer(self, waiting: _Waiting, answer: Answer) -> None:
         if waiting.asks:
             self._answers.append((waiting.message, answer))

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from math import ceil
 from typing import TypeVar
 
-from pydantic import ValidationError
-
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.differences import Difference, as_flags
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.wire import ConflictReply, DifferenceReply, DirectiveReply, Reply, SpecFields
+from hetrdzv.protocol.wire import ConflictReply, DirectiveReply, SpecFields
 
-_R = TypeVar("_R", bound=Reply)
+_R = TypeVar("_R")
 
 STRANGERS = frozenset(
     {"not_hetserver", "version_mismatch", "unauthorized", "forbidden", "certificate_required", "foreign_host"}
@@ -75,14 +74,14 @@ def _whose(conflict: ConflictReply) -> str:
     return f"{whose} (one whose agent is dead still counts, at most {ceil(conflict.lost_in_s)} s more)"
 
 
-def replaced_text(group: str, replaced: Sequence[DifferenceReply], spec: SpecFields) -> str:
+def replaced_text(group: str, replaced: Sequence[Difference], spec: SpecFields) -> str:
     """What this node's join changed in a group in which no node was left."""
     now = ", ".join(f"{flag} {given} (was {before})" for flag, before, given in _flags(replaced, spec))
     return f"no node was left in group '{group}': its job goes on with {now}"
 
 
-def _flags(found: Sequence[DifferenceReply], spec: SpecFields) -> list[tuple[str, str, str]]:
-    return as_flags([Difference(one.name, one.group, one.given) for one in found], spec.given())
+def _flags(found: Sequence[Difference], spec: SpecFields) -> list[tuple[str, str, str]]:
+    return as_flags(found, spec.given())
 
 
 def directive_of(error: HetError) -> DirectiveReply | None:
@@ -90,11 +89,11 @@ def directive_of(error: HetError) -> DirectiveReply | None:
     return _part(error, "directive", DirectiveReply)
 
 
-def _part(error: HetError, name: str, model: type[_R]) -> _R | None:
+def _part(error: HetError, name: str, kind: type[_R]) -> _R | None:
     """A field of a server's refusal, if it is there and can be read."""
     if not isinstance(error, Problem) or name not in error.body:
         return None
     try:
-        return model.model_validate(error.body[name])
-    except ValidationError:
+        return codec.checked(kind, error.body[name], unknown="ignore")
+    except codec.Malformed:
         return None

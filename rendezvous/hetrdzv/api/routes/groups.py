@@ -13,12 +13,13 @@ from hetrdzv.api.dispatch import service_of
 from hetrdzv.api.plans import plan_reply
 from hetrdzv.auth.policy import Permit, permit_of
 from hetrdzv.core.commands import Put, Restart
-from hetrdzv.protocol import routes, wire
+from hetrdzv.protocol import codec, routes, wire
 from hetrdzv.protocol.errors import NoRound, UnknownRank
+from hetrdzv.protocol.pages import Stack
 from hetrdzv.protocol.plans import changes
 from hetrdzv.protocol.wire import EventsReply
 from hetrdzv.service.history import Place, follow
-from hetrdzv.service.progress.questions import About, Stack
+from hetrdzv.service.progress.questions import About
 from hetrdzv.service.service import Service
 
 handlers = Handlers()
@@ -40,7 +41,7 @@ async def list_groups(request: Request) -> Response:
 
     def reply() -> wire.GroupsReply:
         served = [views.group_summary(group, now) for group in shown]
-        return wire.GroupsReply(groups=[*served, *(views.quarantined_summary(*each) for each in aside)])
+        return wire.GroupsReply(groups=(*served, *(views.quarantined_summary(*each) for each in aside)))
 
     return await views.made(sum(len(group.nodes) for group in shown), reply)
 
@@ -104,7 +105,7 @@ async def plan_group(request: Request, group_id: str, body: wire.PlanRequest) ->
 async def get_stacks(request: Request, group_id: str, rank: list[int] | None) -> Response:
     """The Python stacks of the workers of the running round, now, from their agents. Changes nothing."""
     number, found = await _asked(service_of(request), group_id, rank, About.STACKS)
-    stacks = [wire.StackReply.model_validate(one) for one in found]
+    stacks = tuple(found)
     return await views.made(len(found), lambda: wire.StacksReply(round=number, stacks=stacks))
 
 
@@ -112,7 +113,7 @@ async def get_stacks(request: Request, group_id: str, rank: list[int] | None) ->
 async def get_logs(request: Request, group_id: str, rank: list[int] | None) -> Response:
     """The end of what the workers of the running round have written to stderr, from their agents. Changes nothing."""
     number, found = await _asked(service_of(request), group_id, rank, About.LOGS)
-    logs = [wire.LogReply.model_validate(one) for one in found]
+    logs = tuple(found)
     return await views.made(len(found), lambda: wire.LogsReply(round=number, logs=logs))
 
 
@@ -157,7 +158,7 @@ async def get_events(request: Request, group_id: str, after: int, last_event_id:
         return StreamingResponse(
             stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
         )
-    return views.json_response(EventsReply(events=[views.event_reply(stored) for stored in news], last=last))
+    return views.json_response(EventsReply(events=tuple(map(views.event_reply, news)), last=last))
 
 
 async def _stream(service: Service, group_id: str, after: Place, entry: Permit) -> AsyncIterator[str]:
@@ -174,4 +175,4 @@ async def _stream(service: Service, group_id: str, after: Place, entry: Permit) 
             yield ": quiet\n\n"
         else:
             place, stored = news
-            yield f"id: {place}\ndata: {views.event_reply(stored).model_dump_json()}\n\n"
+            yield f"id: {place}\ndata: {codec.write(views.event_reply(stored), nulls=True).decode()}\n\n"

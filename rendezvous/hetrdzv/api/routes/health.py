@@ -4,7 +4,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from hetrdzv.api.bound import Handlers
-from hetrdzv.protocol import routes, wire
+from hetrdzv.protocol import codec, routes, wire
 from hetrdzv.protocol.errors import NoLeader, NotLeader
 from hetrdzv.service.metrics import CONTENT_TYPE, Metrics
 from hetrdzv.service.replica import Replica
@@ -15,7 +15,7 @@ handlers = Handlers()
 @handlers(routes.HEALTHZ)
 async def healthz(request: Request) -> bytes:
     """The process is alive."""
-    return wire.HealthReply(status="ok").model_dump_json().encode()
+    return codec.write(wire.HealthReply(status="ok"), nulls=True)
 
 
 @handlers(routes.READYZ)
@@ -28,7 +28,7 @@ async def readyz(request: Request) -> bytes:
     status = replica.status()
     state = "degraded" if status.degraded else "ready"
     reply = wire.ReadyReply(status=state, role=status.role, leader=status.leader)
-    return reply.model_dump_json().encode()
+    return codec.write(reply, nulls=True)
 
 
 @handlers(routes.METRICS)

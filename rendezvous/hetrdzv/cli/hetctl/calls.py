@@ -6,12 +6,12 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import click
-from pydantic import BaseModel
 
 from hetrdzv.cli.hetctl import picture, tables
 from hetrdzv.cli.hetctl.options import shared
 from hetrdzv.cli.hetctl.shell.connect import connect
 from hetrdzv.client import Client
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import HetError, Problem, UnknownGroup
 from hetrdzv.protocol.wire import GroupReply, GroupSummary, PlanReply, PlanRequest
 
@@ -74,9 +74,9 @@ def tell_plan(reply: PlanReply, request: PlanRequest) -> None:
         picture.show(reply, request)
 
 
-def print_json(reply: BaseModel) -> None:
+def print_json(reply: object) -> None:
     """Print a reply as the API sends it."""
-    tables.write(reply.model_dump_json(indent=2))
+    tables.write(codec.write(reply, nulls=True, indent=2).decode())
 
 
 def complain(text: str) -> None:

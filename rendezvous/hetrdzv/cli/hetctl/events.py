@@ -8,6 +8,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, complain, print_json
 from hetrdzv.cli.hetctl.options import GROUP, command, shared
 from hetrdzv.client import Client
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Problem, UnknownGroup, Unreachable
 from hetrdzv.protocol.wire import EventReply
 
@@ -42,7 +43,7 @@ async def _follow(client: Client, group: str, after: int, as_json: bool) -> None
     """Print the history as it grows; returns when the group is deleted."""
 
     def show(event: EventReply) -> None:
-        tables.write(event.model_dump_json() if as_json else tables.event_line(event))
+        tables.write(codec.write(event, nulls=True).decode() if as_json else tables.event_line(event))
 
     known = await client.events(group, after=after)
     for event in known.events:

@@ -11,7 +11,8 @@ from rich.text import Text
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, print_json
 from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, shared
-from hetrdzv.protocol.wire import StackReply, StacksReply
+from hetrdzv.protocol.pages import Stack
+from hetrdzv.protocol.wire import StacksReply
 from hetrdzv.words.phrasing import count, names, ranked
 
 _ADDRESSES = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
@@ -32,9 +33,9 @@ class Alike:
     nodes: Sequence[str]
 
 
-def collapsed(stacks: Sequence[StackReply]) -> list[Alike]:
+def collapsed(stacks: Sequence[Stack]) -> list[Alike]:
     """Stacks with equal ones put together, the rarest first: people look for the worker that is elsewhere."""
-    found: dict[tuple[str, str], list[StackReply]] = {}
+    found: dict[tuple[str, str], list[Stack]] = {}
     for one in stacks:
         found.setdefault((_ADDRESSES.sub("0x", one.text), one.why), []).append(one)
     groups = sorted(found.values(), key=lambda alike: (not alike[0].text, len(alike), alike[0].rank))

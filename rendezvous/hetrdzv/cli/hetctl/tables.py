@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -305,7 +305,7 @@ def _live_table(nodes: list[NodeReply]) -> Table:
     return table
 
 
-def _workers_table(workers: list[WorkerReply]) -> Table:
+def _workers_table(workers: Sequence[WorkerReply]) -> Table:
     table = new_table()
     table.add_column("RANK", no_wrap=True, justify="right")
     table.add_column("NODE", overflow="fold", min_width=10)

@@ -17,7 +17,7 @@ from hetrdzv.core.health.hangs import SAME_S
 from hetrdzv.core.health.stall import Verdict, Worker, judge
 from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.service.progress.questions import Stack
+from hetrdzv.protocol.pages import Stack
 from hetrdzv.service.progress.table import UNKNOWN, Seen
 
 logger = logging.getLogger(__name__)

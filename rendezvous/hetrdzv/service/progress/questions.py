@@ -11,6 +11,7 @@ from enum import StrEnum
 from itertools import count
 
 from hetrdzv.core.model import Group, Round
+from hetrdzv.protocol.pages import Stack
 
 WITHIN_S = 10.0
 """How long agents have to answer (seconds)."""
@@ -33,16 +34,6 @@ class About(StrEnum):
 
     STACKS = "stacks"
     LOGS = "logs"
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """The Python stack of a worker's threads, or the end of its log; without `text`, `why` there is none."""
-
-    rank: int
-    node_id: str
-    text: str = ""
-    why: str = ""
 
 
 @dataclass(slots=True, eq=False)

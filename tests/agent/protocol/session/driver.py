@@ -14,12 +14,14 @@ from hetagent.protocol.requests import Answer, Join, Leave, Poll, Request, Say
 from hetagent.protocol.session.session import Session
 from hetagent.protocol.topics import Topic
 from hetrdzv.api.commands import join_command
+from hetrdzv.api.views import directive_reply
 from hetrdzv.core import commands
 from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import (
     HetError,
     Problem,
@@ -32,21 +34,15 @@ from hetrdzv.protocol.errors import (
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.wire import (
     ConflictReply,
-    DifferenceReply,
     DirectiveReply,
     FailureFields,
-    MasterReply,
-    NoticeReply,
     ProgressFields,
     SharesReply,
     SpecFields,
     StacksAsked,
     StacksRequest,
-    StartReply,
 )
-from hetrdzv.words.failures import ending
-from hetrdzv.words.times import Clock
-from hetrdzv.words.why import why
+from hetrdzv.service.liveness.leases import Pace
 
 REFUSED = Unreachable("no server answers (http://h:1: connection refused)")
 SPEC = SpecFields(min_nodes=1, max_nodes=1, lease_s=5.0, max_disconnect_s=60.0)
@@ -54,50 +50,7 @@ SPEC = SpecFields(min_nodes=1, max_nodes=1, lease_s=5.0, max_disconnect_s=60.0)
 
 def reply_of(group: Group, told: Directive) -> DirectiveReply:
     """A directive as the server words it."""
-    start = None
-    if told.start is not None:
-        member, master = told.start.member, told.start.master
-        start = StartReply(
-            group_rank=member.group_rank,
-            rank_offset=member.rank_offset,
-            slots=member.slots,
-            role_offset=member.role_offset,
-            role_world_size=member.role_world_size,
-            world_size=told.start.world_size,
-            nnodes=told.start.nnodes,
-            restart_count=told.start.restart_count,
-            max_restarts=told.start.max_restarts,
-            master=MasterReply(
-                node_id=master.node_id,
-                address=master.address,
-                port=master.port,
-                script_port=master.script_port,
-            ),
-            daemon=list(told.start.daemon) if told.start.daemon is not None else None,
-            weights=list(told.start.weights) or None,
-        )
-    return DirectiveReply(
-        kind=told.kind,
-        version=told.version,
-        round=told.round,
-        code=told.code,
-        reason=told.reason,
-        why=why(told.reason, Clock(told.clock)),
-        clock=told.clock,
-        poll_s=group.spec.lease_s / 2,
-        lease_s=group.spec.lease_s,
-        stop_timeout_s=group.spec.stop_timeout_s,
-        max_disconnect_s=group.spec.max_disconnect_s,
-        start=start,
-        notice=None
-        if told.notice is None
-        else NoticeReply(
-            kind=told.notice.cause.kind, why=ending(told.notice.cause), left_s=told.notice.left_s
-        ),
-        outcome=told.outcome,
-        exit_code=told.exit_code,
-        replaced=[DifferenceReply.model_validate(one) for one in told.replaced] or None,
-    )
+    return directive_reply(group, told, Pace(group.spec.lease_s / 2, group.spec.lease_s))
 
 
 class Server:
@@ -152,7 +105,7 @@ class Server:
                     current = self.groups[group_id].round
                     decided = current.decided(asked.number) if current is not None else None
                     assert decided is not None
-                    return SharesReply(round=asked.round, number=asked.number, weights=list(decided.runs))
+                    return SharesReply(round=asked.round, number=asked.number, weights=decided.runs)
                 case Say(topic=watcher.STACKS, body=stacks):
                     self.stacks.append(stacks)
                     return None
@@ -179,9 +132,9 @@ class Server:
         except HetError as error:
             more: dict[str, object] = {}
             if isinstance(error, StaleRound):
-                more["directive"] = self.told(node_id, now, group_id).model_dump(mode="json")
+                more["directive"] = codec.plain(self.told(node_id, now, group_id))
             if isinstance(error, SpecConflict):
-                more["conflict"] = ConflictReply.model_validate(error).model_dump(mode="json")
+                more["conflict"] = codec.plain(codec.picked(ConflictReply, error))
             return Problem(error.status, error.code, str(error), more)
 
     def _polled(
@@ -189,7 +142,7 @@ class Server:
     ) -> DirectiveReply:
         if progress is not None:
             self.progress.append(progress)
-        return self.told(node_id, now, group_id).model_copy(update={"stacks": self.asks})
+        return replace(self.told(node_id, now, group_id), stacks=self.asks)
 
 
 @dataclass

@@ -28,7 +28,7 @@ def asked(bench: Bench) -> list[tuple[int, int]]:
 
 
 def decision(number: int) -> SharesReply:
-    return SharesReply(round=1, number=number, weights=[])
+    return SharesReply(round=1, number=number, weights=())
 
 
 def current(bench: Bench) -> Round:

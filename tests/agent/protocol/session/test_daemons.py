@@ -15,7 +15,7 @@ from hetrdzv.core import commands
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.wire import DaemonRequest, DirectiveReply, SpecFields
 
-ORTED = ["orted", "-mca", "ess_base_vpid", "1"]
+ORTED = ("orted", "-mca", "ess_base_vpid", "1")
 TWO = SpecFields(min_nodes=2, max_nodes=2, lease_s=600.0, max_disconnect_s=60.0)
 
 
@@ -110,11 +110,11 @@ def test_every_round_has_a_daemon_of_its_own(member: Bench) -> None:
     assert member.kinds[2:] == [("stop", 1), ("wait", 0), ("start", 2)]
     assert member.last.start is not None
     assert member.last.start.daemon is None
-    member.do(from_master([*ORTED, "anew"], 2))
+    member.do(from_master((*ORTED, "anew"), 2))
     member.run(1)
     assert member.kinds[5:] == [("start", 2)]
     assert member.last.start is not None
-    assert member.last.start.daemon == [*ORTED, "anew"]
+    assert member.last.start.daemon == (*ORTED, "anew")
 
 
 def give(bench: Bench, target: str = "b") -> Message[DirectiveReply]:
@@ -130,7 +130,7 @@ def test_the_master_hears_that_its_daemon_was_taken(master: Bench) -> None:
     ((answered, answer),) = master.session.answers()
     assert answered is message
     assert isinstance(answer, DirectiveReply)
-    assert list(master.group.nodes["b"].daemon) == ORTED
+    assert master.group.nodes["b"].daemon == ORTED
     master.run(10)
     assert master.kinds == [("start", 1)]
 

@@ -1,5 +1,7 @@
 """A server that forgot this node, was restored from a copy, or is deposed."""
 
+from dataclasses import replace
+
 import pytest
 from tests.agent.protocol.session.driver import FAILURE, Bench, problem
 
@@ -114,7 +116,7 @@ def test_one_word_of_a_deposed_leader_stops_nobody(bench: Bench) -> None:
     bench.started()
     bench.run(3)
     start = bench.server.told("a", bench.now)
-    wait = start.model_copy(update={"kind": DirectiveKind.WAIT, "round": 0, "version": "1.wait.0.waiting"})
+    wait = replace(start, kind=DirectiveKind.WAIT, round=0, version="1.wait.0.waiting")
     ((poll, _),) = bench.flight
     bench.flight.clear()
     for answer in (wait, start, wait, start):

@@ -1,5 +1,7 @@
 """A node that leaves: what it still says, and what it no longer obeys."""
 
+from dataclasses import replace
+
 import pytest
 from tests.agent.protocol.session.driver import (
     FAILURE,
@@ -115,5 +117,5 @@ def test_an_exit_is_the_last_word(running: bool) -> None:
         ((poll, _),) = bench.flight
         bench.flight.clear()
         number = 0 if kind is DirectiveKind.WAIT else 1
-        bench.receive(poll, before.model_copy(update={"kind": kind, "round": number, "version": kind}))
+        bench.receive(poll, replace(before, kind=kind, round=number, version=kind))
     assert bench.kinds == [(before.kind.value, before.round), ("exit", before.round)]

@@ -1,6 +1,7 @@
 """Replies that are lost, late, duplicated or out of order: rounds only grow, and nothing is told twice."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from tests.agent.protocol.session.driver import REFUSED, SPEC, Bench
@@ -125,8 +126,8 @@ def test_a_start_that_comes_late_is_still_told_when_it_is_newer_than_all(bench: 
     bench.flight.clear()
     bench.session.ready(1, 1, 1, bench.now)
     (join,) = bench.send()
-    wait = bench.server.told("a", bench.now).model_copy(
-        update={"kind": DirectiveKind.WAIT, "round": 0, "version": "1.wait.0.waiting"}
+    wait = replace(
+        bench.server.told("a", bench.now), kind=DirectiveKind.WAIT, round=0, version="1.wait.0.waiting"
     )
     bench.execute(join)
     bench.receive(join, wait)
@@ -173,9 +174,7 @@ def test_a_start_while_an_older_round_runs_stops_that_first(bench: Bench) -> Non
     bench.run(3)
     ((poll, _),) = bench.flight
     bench.flight.clear()
-    start = bench.server.told("a", bench.now).model_copy(
-        update={"round": 2, "version": "1.start.2.round_formed"}
-    )
+    start = replace(bench.server.told("a", bench.now), round=2, version="1.start.2.round_formed")
     bench.receive(poll, start)
     assert bench.kinds == [("start", 1), ("stop", 1)]
     bench.session.ready(1, 1, 1, bench.now)
@@ -213,8 +212,8 @@ def test_a_server_that_answers_every_poll_at_once_is_not_polled_without_pause(be
 def test_a_node_that_is_always_held_for_lost_joins_again_with_pauses() -> None:
     bench = Bench(spec=SpecFields(min_nodes=2))
     bench.ready()
-    lost = bench.server.told("a", bench.now).model_copy(
-        update={"kind": DirectiveKind.STOP, "code": "lost", "version": "1.stop.0.lost"}
+    lost = replace(
+        bench.server.told("a", bench.now), kind=DirectiveKind.STOP, code="lost", version="1.stop.0.lost"
     )
     bench.flight.clear()
     bench.session = Session("g", "a", "i1", bench.session.offer, random.Random(1))

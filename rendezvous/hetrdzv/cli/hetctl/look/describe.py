@@ -1,6 +1,7 @@
 """The subcommands describe and why: all about a group or a node, and only what explains where it stands."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import click
@@ -15,7 +16,7 @@ from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import GROUP, MAYBE_GROUP, NODE_ID, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.settings import DEFAULTS
-from hetrdzv.protocol.wire import EventReply, EventsReply, GroupReply, NodeReply, Reply
+from hetrdzv.protocol.wire import EventReply, EventsReply, GroupReply, NodeReply
 from hetrdzv.words.past import past
 from hetrdzv.words.phrasing import names
 
@@ -26,11 +27,12 @@ FINE = frozenset({"running", "starting", "ready", "spare", "succeeded"})
 """States of nodes that need no explanation."""
 
 
-class _Described(Reply):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Described:
     """Everything about a group, as `--json` shows it."""
 
     group: GroupReply
-    events: list[EventReply]
+    events: tuple[EventReply, ...]
 
 
 async def _described(client: Client, group: str) -> _Described:
@@ -79,7 +81,7 @@ def _group_view(reply: _Described) -> Iterator[RenderableType]:
         yield from (Text(tables.event_line(event)) for event in reply.events[-LAST_EVENTS:])
 
 
-def _node_view(node: NodeReply, events: list[EventReply]) -> Iterator[RenderableType]:
+def _node_view(node: NodeReply, events: tuple[EventReply, ...]) -> Iterator[RenderableType]:
     facts = {
         "node": node.node_id,
         "state": node.state,

@@ -1,6 +1,7 @@
 """The subcommand get: groups or nodes, one per row, as kubectl lists things."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import click
 from rich.console import RenderableType
@@ -11,7 +12,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command, shared
 from hetrdzv.client import Client
-from hetrdzv.protocol.wire import QUARANTINED, GroupReply, GroupsReply, NodeReply, Reply
+from hetrdzv.protocol.wire import QUARANTINED, GroupReply, GroupsReply, NodeReply
 
 KINDS = ("groups", "nodes")
 
@@ -27,10 +28,11 @@ class _Kind(click.Choice[str]):
         return super().convert(SINGULAR.get(value, value), param, ctx)
 
 
-class _NodesReply(Reply):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NodesReply:
     """The nodes of some groups, as `--json` shows them."""
 
-    groups: dict[str, list[NodeReply]]
+    groups: dict[str, tuple[NodeReply, ...]]
 
 
 @command("List groups or nodes.", outputs=("wide", "name"))
@@ -48,11 +50,11 @@ def get(kind: str, group: str | None, watch: bool) -> None:
 async def _groups(client: Client, group: str | None) -> GroupsReply:
     if group is None:
         return await client.groups()
-    return GroupsReply(groups=[await client.group(group)])
+    return GroupsReply(groups=(await client.group(group),))
 
 
 async def _nodes(client: Client, group: str | None) -> _NodesReply:
-    found: dict[str, list[NodeReply]] = {}
+    found: dict[str, tuple[NodeReply, ...]] = {}
     names = [group] if group is not None else await _served(client)
     for name in names:
         reply: GroupReply = await client.group(name)

@@ -11,8 +11,10 @@ from hetrdzv.cli.hetctl.look.wait import OUTCOMES
 from hetrdzv.cli.hetctl.look.watch import EVERY_S
 from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, shared
 from hetrdzv.client import Client
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import NoRound, Problem, Unreachable
-from hetrdzv.protocol.wire import LogReply, LogsReply
+from hetrdzv.protocol.pages import Stack
+from hetrdzv.protocol.wire import LogsReply
 
 FEW = 20
 """How many lines of each worker are shown where no rank is named."""
@@ -85,7 +87,7 @@ async def _follow(client: Client, group: str, ranks: Sequence[int], most: int | 
             ]
             known = {one.rank: _lines(one) for one in reply.logs}
             if shared().as_json:
-                tables.write(reply.model_dump_json())
+                tables.write(codec.write(reply, nulls=True).decode())
             else:
                 _show(reply, shown, told, alone=len(ranks) == 1)
         await asyncio.sleep(EVERY_S)
@@ -106,11 +108,11 @@ def news(before: Sequence[str], now: Sequence[str]) -> list[str]:
     return list(now) if len(before) == 1 else [GAP, *now]
 
 
-def _lines(one: LogReply) -> list[str]:
+def _lines(one: Stack) -> list[str]:
     return [tables.plain(line) for line in one.text.splitlines()]
 
 
-def _last(one: LogReply, most: int | None) -> list[str]:
+def _last(one: Stack, most: int | None) -> list[str]:
     lines = _lines(one)
     return lines if most is None else lines[-most:]
 

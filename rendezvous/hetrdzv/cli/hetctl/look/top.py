@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -43,8 +44,8 @@ def _groups(reply: GroupsReply) -> Iterator[RenderableType]:
 def _group(reply: GroupReply) -> Iterator[RenderableType]:
     current = reply.current_round
     if current is not None:
-        current = current.model_copy(update={"workers": sorted(current.workers, key=_holds_up)})
-        reply = reply.model_copy(update={"current_round": current})
+        current = replace(current, workers=tuple(sorted(current.workers, key=_holds_up)))
+        reply = replace(reply, current_round=current)
     yield from tables.group_view(reply, ranks=current is not None and bool(current.workers))
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import click
-from pydantic import BaseModel
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
@@ -15,6 +14,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, complain, print_json
 from hetrdzv.cli.hetctl.options import shared
 from hetrdzv.client import Client
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Unreachable
 
 EVERY_S = 2.0
@@ -22,7 +22,7 @@ EVERY_S = 2.0
 
 WATCH = click.option("--watch", "-w", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
 
-_R = TypeVar("_R", bound=BaseModel)
+_R = TypeVar("_R")
 
 
 def look(
@@ -73,9 +73,9 @@ async def _follow(
             show.close()
 
 
-def _show_json(reply: BaseModel, away: str) -> None:
+def _show_json(reply: object, away: str) -> None:
     if not away:
-        tables.write(reply.model_dump_json())
+        tables.write(codec.write(reply, nulls=True).decode())
 
 
 class _Redrawn:
@@ -87,7 +87,7 @@ class _Redrawn:
         self._live = Live(console=tables.new_console(), screen=True, auto_refresh=False, transient=True)
         self._live.start()
 
-    def __call__(self, reply: BaseModel, away: str) -> None:
+    def __call__(self, reply: object, away: str) -> None:
         self._parts = list(self._view(reply))
         note = [Text(f"{tables.one_line(away)}; trying again", style="red")] if away else []
         self._live.update(Group(*note, *self._parts), refresh=True)
@@ -105,7 +105,7 @@ class _News:
         self._last: set[str] = set()
         self._away = False
 
-    def __call__(self, reply: BaseModel, away: str) -> None:
+    def __call__(self, reply: object, away: str) -> None:
         if away and not self._away:
             complain(f"{away}; trying again")
         self._away = bool(away)

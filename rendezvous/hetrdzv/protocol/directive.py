@@ -1,0 +1,200 @@
+"""What a node is told: its directive, and what comes with it."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from hetrdzv.protocol.bounds import OrNewer
+from hetrdzv.protocol.causes import FailedBecause
+from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.reasons import Reason
+from hetrdzv.protocol.states import DirectiveKind, GroupState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureReply:
+    """How a worker failed."""
+
+    local_rank: int
+    rank: int
+    exit_code: int | None = None
+    signal: str | None = None
+    message: str = ""
+    permanent: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootCauseReply:
+    """Why a group failed: its earliest failure, and on which node; `message` says `reason` in a sentence."""
+
+    kind: str
+    message: str
+    round: int = 0
+    node_id: str | None = None
+    failure: FailureReply | None = None
+    reason: FailedBecause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterReply:
+    """The round's master: where its store listens."""
+
+    node_id: str
+    address: str
+    port: int
+    script_port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberReply:
+    """A node's place in a round.
+
+    Attributes:
+        weights: in the state of a group: those of its slots, in the order of local ranks; None: all ranks of the round
+            have the same.
+    """
+
+    node_id: str
+    group_rank: int
+    rank_offset: int
+    slots: int
+    address: str
+    weights: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartReply:
+    """A member's place in its round.
+
+    Attributes:
+        members: the whole round in rank order, for a node that joined with `wants_members`. For others the size of
+            a `start` does not grow with the round.
+        daemon: what the master wants this node to run, once it has said so; for a node that joined with `wants_daemon`.
+        weights: how many ranks in a row have which weight, in rank order; None: all have the same.
+        restarted_by: the failure that a restart was spent on to form this round, in a line.
+    """
+
+    group_rank: int
+    rank_offset: int
+    slots: int
+    role_offset: int
+    role_world_size: int
+    world_size: int
+    nnodes: int
+    restart_count: int
+    max_restarts: int
+    master: MasterReply
+    command: tuple[str, ...] | None = None
+    members: tuple[MemberReply, ...] | None = None
+    daemon: tuple[str, ...] | None = None
+    weights: tuple[tuple[int, float], ...] | None = None
+    restarted_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharesReply:
+    """A decision on the shares of a round.
+
+    Attributes:
+        weights: how many ranks in a row have which weight, in rank order; empty: all have the same.
+        source: what they follow from: `equal`, `by hand`, `measured` or `pace`.
+    """
+
+    round: int
+    number: int
+    weights: tuple[tuple[int, float], ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelledReply:
+    """Who cancelled a job, at which wall-clock time (ISO 8601, UTC), and how long ago that was (seconds)."""
+
+    by: str
+    at: str
+    ago_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StacksAsked:
+    """Somebody wants to see the stacks of a node's workers; the agent answers with `StacksRequest`.
+
+    Attributes:
+        number: of the question.
+        round: whose workers.
+        ranks: which ones (global ranks); None: all of the node.
+    """
+
+    number: int
+    round: int
+    ranks: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogsAsked(StacksAsked):
+    """Somebody wants to see the end of what a node's workers have written to stderr; answered as `StacksAsked` is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeReply:
+    """A round is about to end.
+
+    Attributes:
+        kind: what will end it: `joined`, `drained`, `restarted` or `cancelled`.
+        why: one sentence.
+        left_s: for how much longer its workers may save at most (seconds).
+    """
+
+    kind: str
+    why: str
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectiveReply:
+    """What a node has to do now.
+
+    Attributes:
+        version: opaque; changes with kind, round or code.
+        code: what it says in a word.
+        reason, why: why it says that, and the same in a sentence, with what is left of each wait; None: `why` says it.
+        clock: what the server's clock reads, which the moments in `reason` are of (seconds).
+        job: how many jobs the group has had, this one included.
+        poll_s: how long the next poll may wait (seconds).
+        lease_s: without a heartbeat for this long, the node is lost (seconds).
+        keepalive_s: how soon TCP keepalive should notice that the other end's host is gone (seconds).
+        restarts: how many restarts the job has used.
+        replaced: the settings of the group that this node's join replaced, as they were and as it gave them.
+        cancelled: with `exit` of a node that joined after the job was cancelled.
+        hang: with `stop` and `exit`: the round was ended since its workers hung.
+        hang_timeout_s: see protocol/settings.py.
+        stacks, logs: in reply to a `POST` only.
+        notice: with `start`: the round is about to end, and its workers may save now.
+        warnings: with `start`: what differs between the nodes and matters.
+    """
+
+    kind: DirectiveKind
+    version: str
+    round: int
+    code: str
+    reason: Reason | None = None
+    why: str
+    clock: float = 0.0
+    poll_s: float
+    lease_s: float
+    stop_timeout_s: float
+    max_disconnect_s: float
+    keepalive_s: float | None = None
+    restarts: int = 0
+    job: int = 1
+    start: StartReply | None = None
+    outcome: Annotated[GroupState | str, OrNewer()] | None = None
+    exit_code: int | None = None
+    root_cause: RootCauseReply | None = None
+    replaced: tuple[Difference, ...] | None = None
+    cancelled: CancelledReply | None = None
+    hang: bool | None = None
+    hang_timeout_s: float | None = None
+    stacks: StacksAsked | None = None
+    logs: LogsAsked | None = None
+    notice: NoticeReply | None = None
+    warnings: tuple[str, ...] | None = None

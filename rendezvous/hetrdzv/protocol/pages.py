@@ -1,0 +1,414 @@
+"""What the server answers people and tools: groups, rounds and nodes as they see them, plans, histories, errors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from hetrdzv import __version__
+from hetrdzv.protocol import versions
+from hetrdzv.protocol.bounds import OrNewer
+from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.directive import (
+    DirectiveReply,
+    FailureReply,
+    MasterReply,
+    MemberReply,
+    NoticeReply,
+    RootCauseReply,
+    SharesReply,
+)
+from hetrdzv.protocol.events import Facts
+from hetrdzv.protocol.parts import Other
+from hetrdzv.protocol.reasons import LeftOutReason, Reason
+from hetrdzv.protocol.stalls import StallFacts
+from hetrdzv.protocol.states import GroupState
+from hetrdzv.protocol.warnings import AnyWarning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallReply:
+    """Workers of a round wait for others.
+
+    Attributes:
+        kind: `behind` (some are behind the others), `no_answer` (their processes do not answer), `deadlock` (they wait
+            for each other), `mismatch` (they asked for different collectives), `nothing_completes` (nobody is behind).
+        facts, text: all of it, as a value and in a sentence; None: only the sentence is known.
+        ranks: the first few that are waited for; for `nothing_completes`, none.
+        node_id: the node of the first of them.
+        since_s: for how long (seconds).
+    """
+
+    kind: str
+    facts: StallFacts | Other | None = None
+    text: str
+    ranks: tuple[int, ...] = ()
+    node_id: str | None = None
+    since_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReply:
+    """How far a worker has come in the newest round, where its agent can see that.
+
+    Attributes:
+        rank, node_id: of the worker.
+        state: as in `WorkerFields`.
+        idle_s: how long nothing has changed (seconds).
+        unseen: why its collectives cannot be known now; empty: they are.
+        sources: which of torch's backends have told of them.
+        collectives, per_s: how many collectives it has asked for in all its process groups, and how many a second.
+        step, steps_per_s: what the script says itself; None: nothing.
+        waiting: the share of this round in which it waited for others (0 to 1). The slowest worker waits least.
+        weight: how much of the work it gets, compared with the others.
+        pace: how fast it has been since that was decided, the fastest 1; None: nobody knows yet.
+    """
+
+    rank: int
+    node_id: str
+    state: str
+    idle_s: float
+    unseen: str = ""
+    sources: str = ""
+    collectives: int | None = None
+    per_s: float | None = None
+    step: int | None = None
+    steps_per_s: float | None = None
+    waiting: float | None = None
+    weight: float = 1.0
+    pace: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The Python stack of a worker's threads, or the end of its stderr; without `text`, `why` there is none."""
+
+    rank: int
+    node_id: str
+    text: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StacksReply:
+    """`POST /v1/groups/{g}/stacks`: in the order of ranks."""
+
+    round: int
+    stacks: tuple[Stack, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogsReply:
+    """`POST /v1/groups/{g}/logs`: in the order of ranks."""
+
+    round: int
+    logs: tuple[Stack, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundReply:
+    """The newest round.
+
+    Attributes:
+        shares: the newest decision on how much of the work each rank gets.
+        ended: why it is over; None while it runs.
+        met: how many workers have found each other in the round's store; None: unknown.
+        stall: who is waited for; None: nobody, as far as can be seen.
+        notice: why it is about to end; None: it is not.
+        workers: how far each worker has come; empty where nothing can be seen.
+        stragglers: the first few workers for which the others wait much of the time, in a sentence each.
+        unwatched: workers of which nobody can tell whether they hang, and why, in a sentence for each reason.
+    """
+
+    number: int
+    world_size: int
+    restart_count: int
+    master: MasterReply
+    members: tuple[MemberReply, ...]
+    shares: SharesReply | None = None
+    ended: str | None = None
+    met: int | None = None
+    stall: StallReply | None = None
+    notice: NoticeReply | None = None
+    workers: tuple[WorkerReply, ...] = ()
+    stragglers: tuple[str, ...] = ()
+    unwatched: tuple[str, ...] = ()
+
+
+NodeState = Literal[
+    "ready",
+    "not_ready",
+    "spare",
+    "starting",
+    "running",
+    "succeeded",
+    "failed",
+    "stopping",
+    "suspect",
+    "drained",
+    "lost",
+    "left",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReply:
+    """A node as people see it.
+
+    Attributes:
+        port: where it hosts the store of a round; until then it accepts connections there, so that peers can try it.
+        heard_s_ago: the time since its last heartbeat (seconds), None once it is gone.
+        weighed: whether its weight was given by hand.
+        speeds: how fast its slots were measured to be, in the order of local ranks; None: they were not measured.
+    """
+
+    node_id: str
+    state: Annotated[NodeState | str, OrNewer()]
+    slots: int
+    address: str
+    port: int = 0
+    group_rank: int | None = None
+    rank_offset: int | None = None
+    heard_s_ago: float | None = None
+    incarnation: str
+    role: str
+    weight: float = 1.0
+    weighed: bool = False
+    speeds: tuple[float, ...] | None = None
+    labels: Mapping[str, str]
+    device: Mapping[str, str]
+    why: str = ""
+    failure: FailureReply | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountsReply:
+    """How many nodes and slots a group has, and where the nodes are."""
+
+    nodes: int
+    slots: int
+    members: int
+    spares: int
+    gone: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSummary:
+    """A group in `GET /v1/groups`.
+
+    Attributes:
+        reason, why: why it stands where it stands, and the same in a sentence; None: `why` says it.
+        clock: what the server's clock reads, which the moments in `reason` are of (seconds).
+    """
+
+    group_id: str
+    state: Annotated[GroupState | str, OrNewer()]
+    reason: Reason | None = None
+    why: str
+    clock: float = 0.0
+    job: int
+    round: int
+    world_size: int
+    restarts: int
+    max_restarts: int
+    counts: CountsReply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreachableReply:
+    """A node that could not reach a master, which will not become its master again."""
+
+    node_id: str
+    master: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupReply(GroupSummary):
+    """`GET /v1/groups/{g}`: everything about a group.
+
+    Attributes:
+        warnings: what differs between its nodes and matters.
+        facts: the same as values, and those of `stragglers` and `unwatched` of the round.
+    """
+
+    spec: Mapping[str, Any]
+    current_round: RoundReply | None
+    nodes: tuple[NodeReply, ...]
+    drained: tuple[str, ...]
+    unreachable: tuple[UnreachableReply, ...] = ()
+    warnings: tuple[str, ...] = ()
+    facts: tuple[AnyWarning, ...] = ()
+    root_cause: RootCauseReply | None = None
+
+
+QUARANTINED = "quarantined"
+"""The state in a `GroupSummary` of a group that the server cannot serve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordReply:
+    """A record of the store: its value is text, or if it is damaged so that it is none, Base64."""
+
+    key: str
+    text: str | None = None
+    base64: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReply:
+    """`GET /v1/groups/{g}/export`: what is stored of a group; `quarantined`: why the server cannot serve it."""
+
+    group_id: str
+    quarantined: str | None = None
+    records: tuple[RecordReply, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsReply:
+    """`GET /v1/groups`."""
+
+    groups: tuple[GroupSummary, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedMemberReply:
+    """A node's place in the round that would run; `was_offset` is its rank offset in the last one, if it was in it."""
+
+    node_id: str
+    group_rank: int
+    rank_offset: int
+    slots: int
+    was_offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutReply:
+    """A node that would be in no round, why, and the same in a clause."""
+
+    node_id: str
+    slots: int
+    reason: LeftOutReason | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReply:
+    """`POST /v1/groups/{g}/plan`: what would happen; see core/plan.py, Plan."""
+
+    group_id: str
+    now: str
+    state: Annotated[GroupState | str, OrNewer()]
+    reason: Reason | None = None
+    why: str
+    in_s: float
+    ended: str | None = None
+    round: int
+    world_size: int
+    was_round: int
+    was_world_size: int
+    restarts: int
+    master: str | None = None
+    members: tuple[PlannedMemberReply, ...]
+    spares: tuple[LeftOutReply, ...]
+    gone: tuple[LeftOutReply, ...]
+    stops: tuple[str, ...]
+    restarted: tuple[str, ...]
+    moves: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventReply:
+    """An event of a group's history; `at` is wall-clock time (ISO 8601, UTC), for people only.
+
+    Attributes:
+        cause: of a round that formed: what ended the one before.
+        after_s: how long before it what led to it had happened (seconds); see protocol/events.py, Event.
+        facts: what happened, as a value; `Other`: only a newer server knows it.
+    """
+
+    number: int
+    at: str
+    kind: str
+    text: str
+    node_id: str | None = None
+    round: int | None = None
+    cause: str | None = None
+    after_s: float | None = None
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventsReply:
+    """`GET /v1/groups/{g}/events?after=N`; ask with `after=last` for later events."""
+
+    events: tuple[EventReply, ...]
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignInReply:
+    """`POST /v1/sign-in-codes`: where a browser has to go on this server to be signed in to the dashboard.
+
+    Attributes:
+        path: with a code that works once; without one where nobody needs to sign in.
+        expires_in_s: how long it works (seconds); None: always.
+    """
+
+    path: str
+    expires_in_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConflictReply:
+    """What is in the way of a join or a `PUT` with other settings.
+
+    Attributes:
+        differences: the settings, with the group's value and the one that was given.
+        nodes: the first few live nodes that joined with them.
+        by_put: they were fixed by `PUT`.
+        lost_in_s: when the last of these nodes is lost if none is heard again (seconds from now).
+        retry_for_s: only if all of them are on their way out: how long that can take (seconds).
+    """
+
+    differences: tuple[Difference, ...]
+    nodes: tuple[str, ...]
+    by_put: bool
+    lost_in_s: float | None = None
+    retry_for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemReply:
+    """Every error (RFC 9457).
+
+    Attributes:
+        directive: with a stale report: what the agent has to do now.
+        conflict: with `spec_conflict`.
+    """
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str
+    field: str | None = None
+    directive: DirectiveReply | None = None
+    conflict: ConflictReply | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthReply:
+    """What runs here."""
+
+    status: str
+    service: str = "hetserver"
+    version: str = __version__
+    api_version: int = versions.MAJOR
+    api_minor: int = versions.MINOR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyReply(HealthReply):
+    """The role of this server among its peers, see `ReplicaStatus`."""
+
+    role: str
+    leader: str | None

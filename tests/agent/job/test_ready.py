@@ -267,7 +267,7 @@ def test_while_one_hangs_in_the_kernel_no_other_is_started(
 ) -> None:
     kill_all = processes.kill_all
     monkeypatch.setattr(processes, "kill_all", lambda find, timeout_s=0.2: kill_all(find, 0.2))
-    mine = NodeCheck(f"[ -e {tmp_path}/ok ] || exec stat {tmp_path}/dead/file", MINE)
+    mine = NodeCheck(f"[ -e {tmp_path}/ok ] || exec stat {tmp_path}/dead/file", MINE, timeout_s=60)
     where = "(state D: hangs in the kernel, in request_wait_answer)"
     with DeadFiles(tmp_path / "dead") as files:
         found = unwanted(mine, files.asked.is_set)

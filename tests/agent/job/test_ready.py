@@ -283,7 +283,7 @@ def test_while_one_hangs_in_the_kernel_no_other_is_started(
 
 
 def test_the_guardian_ends_a_check_as_well(tmp_path: Path) -> None:
-    mine = NodeCheck(f"touch {tmp_path}/up; sleep 300", "hready-test-guardian")
+    mine = NodeCheck(f"touch {tmp_path}/up; sleep 300", "hready-test-guardian", timeout_s=60)
     thread = threading.Thread(target=mine.ask, args=[(), NEVER])
     thread.start()
     soon((tmp_path / "up").exists)

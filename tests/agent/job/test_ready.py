@@ -309,7 +309,7 @@ def verdicts(readiness: Readiness, count: int) -> list[Fitness]:
 def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.write_text("exit 3")
-    mine = NodeCheck(f". {state}", MINE)
+    mine = NodeCheck(f". {state}", MINE, timeout_s=60)
     with contextlib.closing(Readiness([mine], again_s=0.01, retry_s=0.01)) as readiness:
         readiness.ask(())
         assert verdicts(readiness, 1) == [Fitness("node check failed (exit status 3)")]
@@ -328,7 +328,7 @@ def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
 def test_gpus_come_first_and_what_they_say_is_not_lost() -> None:
     looks = Looks([usage(0.5)], [usage(9.5)])
     gpus = GpusFree((), "none", look=looks, wait_s=0.01)
-    with contextlib.closing(Readiness([gpus, NodeCheck("exit 3", MINE)])) as readiness:
+    with contextlib.closing(Readiness([gpus, NodeCheck("exit 3", MINE, timeout_s=60)])) as readiness:
         readiness.ask(())
         assert verdicts(readiness, 1)[0].warnings == ()
         readiness.ask(())
@@ -341,7 +341,7 @@ def test_a_mistake_of_ours_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ValueError("oh")
 
     monkeypatch.setattr(NodeCheck, "ask", fails)
-    with contextlib.closing(Readiness([NodeCheck("true", MINE)])) as readiness:
+    with contextlib.closing(Readiness([NodeCheck("true", MINE, timeout_s=60)])) as readiness:
         readiness.ask(())
         [found] = verdicts(readiness, 1)
     assert found.fatal

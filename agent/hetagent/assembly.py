@@ -313,18 +313,18 @@ def _rooms(node: Node, line: Line) -> list[Room]:
         secrets=node.access.secrets,
         say=tell,
     )
-    rooms: list[Room] = [
+    address = partial(getattr, node.place, "address")
+    rooms: list[Room | None] = [
         watching,
         Shares(line.ask, tell, watching.decided, one_per_node=launch.one_per_node),
         Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node),
         Meeting(line, launch, tell, must_meet=options.require_rendezvous),
         LaunchLook(launch, tell),
+        NetworkCheck(options.group, options.node_id, address, tell, Once(tell))
+        if options.check_network
+        else None,
     ]
-    if options.check_network:
-        rooms.append(
-            NetworkCheck(options.group, options.node_id, lambda: node.place.address, tell, Once(tell))
-        )
-    return rooms
+    return [room for room in rooms if room is not None]
 
 
 def _status(agent: Agent) -> int:
@@ -381,21 +381,18 @@ def _readiness(
     options: Options, identity: Identity, secrets: Callable[[], list[str]], speed: SpeedCheck | None
 ) -> Readiness:
     """What is asked of this node before each round."""
-    checks: list[Check] = []
-    if gpus := [gpu.uuid for gpu in devices.visible_gpus(os.environ)]:
-        checks.append(GpusFree(gpus, identity.incarnation))
-    if speed is not None:
-        checks.append(speed)
-    if options.node_check:
-        check = NodeCheck(
-            options.node_check,
-            identity.incarnation,
-            environ={processes.NODE_ID: identity.node_id},
-            timeout_s=options.node_check_timeout_s,
-            secrets=secrets,
+    gpus = [gpu.uuid for gpu in devices.visible_gpus(os.environ)]
+    environ, within_s = {processes.NODE_ID: identity.node_id}, options.node_check_timeout_s
+    checks: list[Check | None] = [
+        GpusFree(gpus, identity.incarnation) if gpus else None,
+        speed,
+        NodeCheck(
+            options.node_check, identity.incarnation, environ=environ, timeout_s=within_s, secrets=secrets
         )
-        checks.append(check)
-    return Readiness(checks)
+        if options.node_check
+        else None,
+    ]
+    return Readiness([check for check in checks if check is not None])
 
 
 def _command(options: Options) -> WorkerCommand | None:

@@ -31,6 +31,8 @@ def impurities(source: str, ours: str = "hetrdzv.core.") -> Iterator[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = ["." * node.level + (node.module or "")]
+            if names == ["hetrdzv"] and [alias.name for alias in node.names] == ["__version__"]:
+                continue
         elif isinstance(node, ast.Name) and node.id in EFFECTS:
             yield f"line {node.lineno} uses {node.id}"
         for name in names:

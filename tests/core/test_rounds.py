@@ -6,18 +6,25 @@ from hetrdzv.core.commands import Renew, Tick
 from hetrdzv.core.group import step
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.why import why_ended
+from hetrdzv.protocol import reasons
 from hetrdzv.protocol.errors import InvalidSpec, StaleRound
 from hetrdzv.protocol.events import StartedUnbounded
+from hetrdzv.protocol.who import Nodes
 from hetrdzv.words.why import ended_by
 from tests.core.driver import LEASE_S, Story, running, sentence
+from tests.core.explained import ready, waits_for
 
 
 def test_first_round_waits_for_the_last_call() -> None:
     story = Story(min_nodes=2)
     told = story.join("a", 8)
     assert (told.kind, told.code) == ("wait", "waiting")
-    assert sentence(told) == "1 of 2 nodes ready (a); waiting for 1 more (at most 600 s more)"
-    assert sentence(story.join("b", 4)) == "2 of 2 nodes ready (a, b); last call: starts in 10 s"
+    assert told.reason == reasons.Waits(
+        what=reasons.TooFew(ready=ready("a", 2), missing=1, until=story.now + 600)
+    )
+    assert story.join("b", 4).reason == reasons.Waits(
+        what=reasons.LastCall(ready=ready("ab", 2), until=story.now + 10)
+    )
     story.wait(9.99)
     assert story.group.state == "waiting"
     story.wait(0.01)
@@ -44,7 +51,7 @@ def test_late_node_does_not_prolong_the_last_call() -> None:
 def test_full_group_starts_at_once() -> None:
     story = Story(min_nodes=1, max_nodes=2)
     story.join("a")
-    assert "last call: starts in 10 s, or as soon as 2 are ready" in story.why
+    assert waits_for(story) == reasons.LastCall(ready=ready("a", 1), or_nodes=2, until=story.now + 10)
     assert story.join("b").kind == "start"
 
 
@@ -88,7 +95,9 @@ def test_round_waits_for_a_suspect() -> None:
     story.cut("b")
     story.wait(0.5)
     assert story.group.state == "waiting"
-    assert "lost the connection to b, waiting to hear from it again" in story.why
+    what = waits_for(story)
+    assert isinstance(what, reasons.ToHear)
+    assert what.nodes == Nodes.of("b")
     assert story.deadline_in == pytest.approx(0.5)
     story.wait(0.5)
     assert story.group.state == "waiting"
@@ -153,10 +162,10 @@ def test_all_members_start_and_succeed() -> None:
     story.joins("a", "b")
     story.started("a")
     assert story.group.state == "starting"
-    assert story.why == "round 1 is starting: waiting for b to start its workers"
+    assert story.reason == reasons.Starting(round=1, nodes=Nodes.of("b"))
     story.started("b")
     assert story.group.state == "running"
-    assert story.why == "round 1 runs on 2 nodes, world size 2"
+    assert story.reason == reasons.Runs(round=1, nodes=2, world_size=2)
     story.succeeded("a")
     assert story.told("a").kind == "start"  # the outcome is the exit barrier
     assert story.group.state == "running"
@@ -228,7 +237,7 @@ def test_next_round_waits_for_every_stop() -> None:
     story = running("a", "b", "c")
     story.failed("b")
     assert story.join("b").kind == "wait"
-    assert "waiting for a, c to stop their workers (at most 35 s more)" in story.why
+    assert waits_for(story) == reasons.ToStop(nodes=Nodes.of("ac"), checked=False, until=story.now + 35)
     story.join("a")
     assert story.group.state == "waiting"
     story.join("c")
@@ -270,7 +279,9 @@ def test_member_that_was_not_told_to_stop_is_waited_for_until_its_lease_ends() -
     story.join("a")
     story.wait(heard_at + 40 - story.now, silent=("b",))
     assert story.group.state == "waiting", "b may run workers for as long as its lease"
-    assert "waiting for b to stop its workers" in story.why
+    what = waits_for(story)
+    assert isinstance(what, reasons.ToStop)
+    assert what.nodes == Nodes.of("b")
     story.pass_by(0.01)
     assert story.order == ["a"]
     assert story.group.restarts == 0, "the loss of b was the cause"
@@ -285,7 +296,9 @@ def test_member_that_is_told_to_stop_late_has_its_whole_stop_timeout() -> None:
     assert story.deadline_in == pytest.approx(7)
     story.wait(6.9)
     assert story.group.state == "waiting"
-    assert story.why.endswith("waiting for b to stop its workers (at most 0 s more)")
+    what = waits_for(story)
+    assert isinstance(what, reasons.ToStop)
+    assert (what.nodes, what.until - story.now < 0.5) == (Nodes.of("b"), True)
     story.wait(0.1)
     assert story.order == ["a"]
 
@@ -315,7 +328,10 @@ def test_loss_waits_for_a_replacement() -> None:
     story = running("a", "b", min_nodes=1, replace_wait_s=20)
     story.leave("b")
     story.join("a")
-    assert "1 of 1 node ready (a); waiting for a replacement: starts in 20 s" in story.why
+    what = waits_for(story)
+    assert isinstance(what, reasons.LastCall)
+    assert (what.ready, what.replacement) == (ready("a", 1), True)
+    assert what.until == pytest.approx(story.now + 20)
     story.wait(19.9)
     assert story.group.state == "waiting"
     story.wait(0.1)
@@ -338,9 +354,13 @@ def test_last_call_after_having_been_below_the_minimum() -> None:
     story.started("a", "b")
     story.leave("b")
     story.join("a")
-    assert "1 of 2 nodes ready (a); waiting for 1 more in place of b (at most 600 s more)" in story.why
+    assert waits_for(story) == reasons.TooFew(
+        ready=ready("a", 2), missing=1, in_place_of=Nodes.of("b"), until=story.now + 600
+    )
     story.join("c")
-    assert "last call: starts in 7 s" in story.why
+    what = waits_for(story)
+    assert isinstance(what, reasons.LastCall)
+    assert (what.replacement, what.until) == (False, pytest.approx(story.now + 7))
     story.wait(7)
     assert story.order == ["a", "c"]
 
@@ -417,7 +437,8 @@ def test_lost_and_succeeded_node_that_returns_waits_for_the_outcome() -> None:
     assert story.told("b").kind == "stop"
     told = story.join("b", after=1)
     assert told.kind == "wait"
-    assert sentence(told).endswith("(workers on other nodes have already succeeded)")
+    assert isinstance(told.reason, reasons.LeftOut)
+    assert told.reason.why == reasons.Spare(kind="others_succeeded")
     story.wait(30)
     assert story.ended is None
     story.succeeded("a")
@@ -428,7 +449,7 @@ def test_cancel() -> None:
     story = running("a", "b")
     story.cancel()
     assert [story.told(n).exit_code for n in ("a", "b")] == [3, 3]
-    assert story.why == "the job was cancelled"
+    assert story.reason == reasons.Cancelled()
     before = story.group
     story.cancel()
     assert story.group is before

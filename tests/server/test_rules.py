@@ -44,7 +44,8 @@ class Answer(NamedTuple):
 
     @property
     def code(self) -> str:
-        return str(self.body.get("code", "")) if isinstance(self.body, dict) else ""
+        refused = self.status >= 400 and isinstance(self.body, dict)  # a directive has a code, too
+        return str(self.body.get("code", "")) if refused else ""
 
 
 @contextmanager

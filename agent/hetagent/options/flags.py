@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hetagent.job.ready.node_check import TIMEOUT_S as NODE_CHECK_TIMEOUT_S
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
 from hetagent.node.speed.policy import MODES
 from hetagent.node.speed.subject import DTYPES
@@ -22,6 +21,9 @@ from hetrdzv.protocol.settings import SETTINGS, Setting
 
 SPEC_FLAGS: Mapping[str, Setting] = {name: one for name, one in SETTINGS.items() if one.has_flag}
 """Settings of the group with a flag of their own name; --nnodes and --max-restarts are torchrun's."""
+
+NODE_CHECK_TIMEOUT_S = 60.0
+"""How long `--node-check` may take by default (seconds)."""
 
 _METAVARS: Mapping[type, str] = {float: "S", int: "N", tuple: "N[,N...]"}
 

@@ -150,7 +150,9 @@ class Rig:
             rooms=rooms,
             stop_timeout_s=None,
             readiness=Readiness(
-                [NodeCheck(f"cd {folder}; {check}", self.identity.incarnation)] if check else [],
+                [NodeCheck(f"cd {folder}; {check}", self.identity.incarnation, timeout_s=60)]
+                if check
+                else [],
                 again_s=0.05,
                 retry_s=0.05,
             ),

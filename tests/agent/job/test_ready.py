@@ -193,7 +193,7 @@ def test_a_driver_that_does_not_answer_or_has_given_a_gpu_up_takes_the_node_out(
 
 
 def check(command: str, **more: Any) -> Fitness:
-    return NodeCheck(command, MINE, **more).ask((), NEVER)
+    return NodeCheck(command, MINE, **{"timeout_s": 60.0, **more}).ask((), NEVER)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,9 @@ def unwanted(mine: NodeCheck, once: Callable[[], object]) -> Fitness:
 def test_one_that_is_no_longer_wanted_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
     command = f"cd {tmp_path}; setsid sleep 300 & echo $! > far; sleep 300 & echo $! > near; wait"
     files = [tmp_path / "far", tmp_path / "near"]
-    unwanted(NodeCheck(command, MINE), lambda: all(one.exists() and one.read_text() for one in files))
+    unwanted(
+        NodeCheck(command, MINE, timeout_s=60), lambda: all(one.exists() and one.read_text() for one in files)
+    )
     assert not any(is_alive(int(one.read_text())) for one in files)
 
 
@@ -265,7 +267,7 @@ def test_while_one_hangs_in_the_kernel_no_other_is_started(
 ) -> None:
     kill_all = processes.kill_all
     monkeypatch.setattr(processes, "kill_all", lambda find, timeout_s=0.2: kill_all(find, 0.2))
-    mine = NodeCheck(f"[ -e {tmp_path}/ok ] || exec stat {tmp_path}/dead/file", MINE)
+    mine = NodeCheck(f"[ -e {tmp_path}/ok ] || exec stat {tmp_path}/dead/file", MINE, timeout_s=60)
     where = "(state D: hangs in the kernel, in request_wait_answer)"
     with DeadFiles(tmp_path / "dead") as files:
         found = unwanted(mine, files.asked.is_set)
@@ -281,7 +283,7 @@ def test_while_one_hangs_in_the_kernel_no_other_is_started(
 
 
 def test_the_guardian_ends_a_check_as_well(tmp_path: Path) -> None:
-    mine = NodeCheck(f"touch {tmp_path}/up; sleep 300", "hready-test-guardian")
+    mine = NodeCheck(f"touch {tmp_path}/up; sleep 300", "hready-test-guardian", timeout_s=60)
     thread = threading.Thread(target=mine.ask, args=[(), NEVER])
     thread.start()
     soon((tmp_path / "up").exists)
@@ -307,7 +309,7 @@ def verdicts(readiness: Readiness, count: int) -> list[Fitness]:
 def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.write_text("exit 3")
-    mine = NodeCheck(f". {state}", MINE)
+    mine = NodeCheck(f". {state}", MINE, timeout_s=60)
     with contextlib.closing(Readiness([mine], again_s=0.01, retry_s=0.01)) as readiness:
         readiness.ask(())
         assert verdicts(readiness, 1) == [Fitness("node check failed (exit status 3)")]
@@ -326,7 +328,7 @@ def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
 def test_gpus_come_first_and_what_they_say_is_not_lost() -> None:
     looks = Looks([usage(0.5)], [usage(9.5)])
     gpus = GpusFree((), "none", look=looks, wait_s=0.01)
-    with contextlib.closing(Readiness([gpus, NodeCheck("exit 3", MINE)])) as readiness:
+    with contextlib.closing(Readiness([gpus, NodeCheck("exit 3", MINE, timeout_s=60)])) as readiness:
         readiness.ask(())
         assert verdicts(readiness, 1)[0].warnings == ()
         readiness.ask(())
@@ -339,7 +341,7 @@ def test_a_mistake_of_ours_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ValueError("oh")
 
     monkeypatch.setattr(NodeCheck, "ask", fails)
-    with contextlib.closing(Readiness([NodeCheck("true", MINE)])) as readiness:
+    with contextlib.closing(Readiness([NodeCheck("true", MINE, timeout_s=60)])) as readiness:
         readiness.ask(())
         [found] = verdicts(readiness, 1)
     assert found.fatal

@@ -13,9 +13,6 @@ from hetagent.job.ready.fitness import READY, Check, Fitness
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
 
-TIMEOUT_S = 60.0
-"""How long a check may take by default (seconds)."""
-
 MOST_LINES, MOST_CHARACTERS = 3, 500
 """How much of its output a reason has: the end."""
 
@@ -43,7 +40,7 @@ class NodeCheck(Check):
         incarnation: str,
         *,
         environ: Mapping[str, str] = {},
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float,
         secrets: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._command = command

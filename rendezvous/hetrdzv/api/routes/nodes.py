@@ -19,6 +19,7 @@ from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol import routes, wire
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.keepalive import SOCKET_HEADER, name_of
+from hetrdzv.protocol.reasons import NodeReason
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.versions import is_newer
 from hetrdzv.service.polls.directives import Told, tell
@@ -99,16 +100,18 @@ def _directive(told: Told) -> bytes:
     ):
         return views.directive_json(group, directive, pace)
     known = _replies(group)
-    key = (directive.version, directive.reason, int(directive.clock), pace)
-    if key not in known:
+    key = (directive.version, int(directive.clock), pace)
+    reason, body = known.get(key, (None, b""))
+    if reason != directive.reason:
         if len(known) >= REPLIES_KEPT:
             known.clear()
-        known[key] = views.directive_json(group, directive, pace)
-    return known[key]
+        body = views.directive_json(group, directive, pace)
+        known[key] = directive.reason, body
+    return body
 
 
 @kept
-def _replies(group: Group) -> dict[tuple[object, ...], bytes]:
+def _replies(group: Group) -> dict[tuple[object, ...], tuple[NodeReason, bytes]]:
     return {}
 
 

@@ -1,0 +1,165 @@
+"""Takes a room out of a copy of the project: its modules, what imports them, and the rows that name those.
+
+A row is an element of a list, tuple, set or dict that is written down as such. Whoever knows a room by anything else
+than a row cannot do without it, which is an error here.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGES = ("rendezvous/hetrdzv", "agent/hetagent")
+
+
+class NotARow(Exception):
+    """Something outside of a room knows it by more than a row; says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A piece of a file, in characters."""
+
+    begin: int
+    end: int
+
+
+def modules(folder: Path) -> Iterator[Path]:
+    """The modules of the product in a copy of the project."""
+    for package in PACKAGES:
+        yield from sorted((folder / package).rglob("*.py"))
+
+
+def remove(folder: Path, paths: Sequence[str]) -> list[str]:
+    """Take out a room.
+
+    Args:
+        paths: its modules and folders.
+
+    Returns:
+        the files that had a row for it.
+
+    Raises:
+        NotARow: it is not that easy.
+    """
+    gone = [one for one in modules(folder) if _is_in(one.relative_to(folder), paths)]
+    if not gone:
+        raise NotARow(f"there is nothing at {', '.join(paths)}")
+    names = {_module(one.relative_to(folder)) for one in gone}
+    for one in gone:
+        one.unlink()
+    tables, wrong = [], []
+    for one in modules(folder):
+        place = str(one.relative_to(folder))
+        try:
+            if _without(one, names, place):
+                tables.append(place)
+        except NotARow as error:
+            wrong.append(str(error))
+    if wrong:
+        raise NotARow("\n".join(wrong))
+    return tables
+
+
+def _is_in(place: Path, paths: Iterable[str]) -> bool:
+    return any(place == Path(path) or Path(path) in place.parents for path in paths)
+
+
+def _module(place: Path) -> str:
+    parts = place.with_suffix("").parts[1:]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _without(path: Path, names: set[str], place: str) -> bool:
+    """Rewrite a module so that it does without some others; returns whether it knew them."""
+    source = path.read_text()
+    tree = ast.parse(source)
+    lines = _Lines(source)
+    spans: list[_Span] = []
+    aliases: set[str] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom | ast.Import):
+            continue
+        out = [one for one in node.names if _comes_from(node, one.name, names)]
+        if not out:
+            continue
+        aliases |= {one.asname or one.name for one in out}
+        if len(out) == len(node.names):
+            spans.append(lines.whole(node))
+        else:
+            spans += [lines.element(one) for one in out]
+    if not aliases:
+        return False
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    rows: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in aliases:
+            rows.add(_row_of(node, parents, place))
+    spans += [lines.element(row, _key_of(row, parents)) for row in rows]
+    for span in sorted(spans, key=lambda span: span.begin, reverse=True):
+        source = source[: span.begin] + source[span.end :]
+    ast.parse(source)
+    path.write_text(source)
+    return True
+
+
+def _comes_from(node: ast.ImportFrom | ast.Import, name: str, modules: set[str]) -> bool:
+    if isinstance(node, ast.Import):
+        return name in modules
+    return node.module in modules or f"{node.module}.{name}" in modules
+
+
+def _row_of(node: ast.AST, parents: dict[ast.AST, ast.AST], place: str) -> ast.AST:
+    """The element of a table that a name is in: of the outermost one."""
+    child, parent = node, parents.get(node)
+    row = None
+    while parent is not None and not isinstance(parent, ast.stmt):
+        if isinstance(parent, ast.List | ast.Tuple | ast.Set | ast.Dict) and len(_elements(parent)) > 1:
+            row = child
+        child, parent = parent, parents.get(parent)
+    if row is not None:
+        return row
+    name = getattr(node, "id", "?")
+    raise NotARow(f"{place}:{getattr(node, 'lineno', 0)} knows {name} by more than a row of a table")
+
+
+def _elements(table: ast.AST) -> Sequence[ast.AST]:
+    return table.values if isinstance(table, ast.Dict) else getattr(table, "elts", ())
+
+
+def _key_of(row: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST | None:
+    table = parents[row]
+    if not isinstance(table, ast.Dict) or row not in table.values:
+        return None
+    return table.keys[table.values.index(row)]  # type: ignore[arg-type]
+
+
+class _Lines:
+    """Where the nodes of a module are in its text."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._starts = [0]
+        for line in source.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+
+    def _at(self, line: int, column: int) -> int:
+        start = self._starts[line - 1]
+        text = self._source[start : self._starts[line]].encode()[:column].decode()
+        return start + len(text)
+
+    def whole(self, node: ast.stmt) -> _Span:
+        """A statement with its lines."""
+        return _Span(self._starts[node.lineno - 1], self._starts[node.end_lineno or node.lineno])
+
+    def element(self, node: ast.AST, key: ast.AST | None = None) -> _Span:
+        """An element, with the comma behind it, or before it if it is the last."""
+        first = key or node
+        begin = self._at(first.lineno, first.col_offset)  # type: ignore[attr-defined]
+        end = self._at(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+        rest = self._source[end:]
+        after = rest.lstrip()
+        if after.startswith(","):
+            return _Span(begin, end + len(rest) - len(after) + 1)
+        before = self._source[:begin].rstrip()
+        return _Span(len(before) - 1 if before.endswith(",") else begin, end)

@@ -1,0 +1,35 @@
+"""The optional rooms of the house: what each consists of, and the tests that go with it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """An optional feature.
+
+    Attributes:
+        paths: its modules and folders; everything else that knows it does so by a row of a table.
+        tests: tests of what the room does, which go with it.
+    """
+
+    paths: tuple[str, ...]
+    tests: tuple[str, ...] = ()
+
+
+ROOMS: Mapping[str, Room] = {
+    "network-check": Room(
+        ("agent/hetagent/job/network",), ("tests/agent/job/network", "tests/e2e/test_network_check.py")
+    ),
+    "node-check": Room(("agent/hetagent/job/ready/node_check.py",), ("tests/agent/job/test_ready.py",)),
+    "torchrun": Room(("agent/hetagent/torchrun",), ("tests/agent/torchrun", "tests/e2e/test_torchrun.py")),
+    "mpi": Room(
+        ("agent/hetagent/launch/mpi", "agent/hetagent/worker/rsh.py"),
+        ("tests/agent/launch/test_mpi.py", "tests/mpi"),
+    ),
+    "horovod": Room(
+        ("agent/hetagent/launch/horovod.py", "agent/hetagent/worker/horovod_store.py"),
+        ("tests/agent/launch/test_horovod.py", "tests/horovod"),
+    ),
+}
+"""By name, as `python -m tests.rooms NAME` takes it."""

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic import BaseModel
 
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
@@ -40,6 +40,10 @@ FREE = {
     "ago_s",
     "heard_s_ago",
     "lost_in_s",
+    "clock",
+    "until",
+    "since",
+    "ends_at",
     "version",
 }
 """Fields whose values may change: what people read, times, and what is opaque. Types may not."""
@@ -185,7 +189,7 @@ async def test_todays_client_understands_the_server_of_the_release(version: str,
                 continue
             reply = await call(client)
         understood.add(call)
-        if isinstance(reply, BaseModel):
+        if is_dataclass(reply):
             assert list(differences(exchange.reply, codec.plain(reply))) == []
         else:
             assert (reply, exchange.reply) == (None, None)

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 MAY_IMPORT: dict[str, set[str]] = {
     "core": {"protocol", "words"},  # words: for the texts of errors
     "words": {"protocol"},
-    "protocol": {"core"},
+    "protocol": set(),
     "settings": {"protocol"},
     "auth": {"protocol"},
     "storage": {"core", "protocol"},

@@ -46,6 +46,7 @@ from hetrdzv.protocol.parts import (
 )
 from hetrdzv.protocol.stalls import Hang
 from hetrdzv.protocol.who import Nodes
+from hetrdzv.protocol.wire import EventReply, RootCauseReply
 from hetrdzv.words.events import LONGEST, event_text
 from tests.support.stalls import behind
 
@@ -333,6 +334,28 @@ def test_what_only_a_newer_server_knows_is_other() -> None:
     body["facts"] = {"kind": "round_ended", "cause": {"kind": "sold", "price": 3}}
     found = codec.read(Event, json.dumps(body), unknown="ignore").facts
     assert found == events.RoundEnded(cause=Other(kind="sold"))
+
+
+_HANG = {"kind": "failed", "hang": {"for_s": 9, "facts": {"kind": "asleep", "dreams_of": "sheep"}}}
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"kind": "round_ended", "cause": _HANG},
+        {"kind": "stalled", "for_s": 9, "stall": {"kind": "asleep"}},
+        {"kind": "group_failed", "reason": {"kind": "hang", "worker": _HANG}},
+        {"kind": "restart_spent"},
+    ],
+)
+def test_where_it_is_only_shown_that_may_be_anywhere_in_it(facts: dict[str, Any]) -> None:
+    body = {"number": 1, "at": "now", "kind": facts["kind"], "text": "as the server says", "facts": facts}
+    assert codec.read(EventReply, json.dumps(body), unknown="ignore").facts == Other(kind=facts["kind"])
+
+
+def test_an_agent_understands_why_its_job_failed_though_only_a_newer_server_knows_the_hang() -> None:
+    body = {"kind": "hang", "message": "m", "reason": {"kind": "hang", "worker": _HANG}}
+    assert codec.read(RootCauseReply, json.dumps(body), unknown="ignore").reason == Other(kind="hang")
 
 
 def test_a_kind_that_is_known_must_have_its_facts() -> None:

@@ -151,12 +151,20 @@ class Gate:
                 reply.may_begin = lambda: self._dispatcher.still_answers(scope)
             scope[PARSED] = body.parsed
             if row.route.hot:
-                response = await row.answer(Request(scope, body.receive))
+                response = await self._answer(row, Request(scope, body.receive))
                 await response(scope, body.receive, reply)
             else:
                 await self._app(scope, body.receive, reply)
         if reply.withheld:
             raise LeaderLost("this server lost the leadership while it worked on this; ask the others")
+
+    async def _answer(self, row: Bound, request: Request) -> Response:
+        """What a hot route answers, or how it refuses: either may tell of a group, as only the leader may."""
+        try:
+            return await row.answer(request)
+        except HetError as error:
+            self._refusals.note(error, client_of(request.scope), request.method, request.scope["path"])
+            return self._answer_refused(error, request)
 
     def _permit(self, scope: Scope, headers: dict[str, str], *, is_page: bool) -> Permit:
         """What a request may do.

@@ -13,6 +13,7 @@ def install(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
+            _correct_unions(describe())
             for operations in describe()["paths"].values():
                 for operation in operations.values():
                     _correct_errors(operation["responses"])
@@ -20,6 +21,17 @@ def install(app: FastAPI) -> None:
         return describe()
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _correct_unions(part: Any) -> None:
+    """What is of no known kind is `Other`, whose schema fits all kinds: so any of the schemas, not exactly one."""
+    if isinstance(part, dict):
+        if {"$ref": "#/components/schemas/Other"} in part.get("oneOf", ()):
+            part["anyOf"] = part.pop("oneOf")
+        part = list(part.values())
+    if isinstance(part, list):
+        for inner in part:
+            _correct_unions(inner)
 
 
 def _correct_errors(responses: dict[str, dict[str, Any]]) -> None:

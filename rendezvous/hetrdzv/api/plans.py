@@ -1,10 +1,28 @@
-"""Plans as replies, for the server, and for hetctl, which makes some by itself."""
+"""Converts requests for plans, and plans to replies, for the server, and for hetctl, which makes some by itself."""
 
-from hetrdzv.core.plan import LeftOut, Plan
+from collections.abc import Iterable
+
+from hetrdzv.core.plan import Changes, LeftOut, NewNode, Plan
 from hetrdzv.protocol import codec, wire
+from hetrdzv.protocol.wire import NewNodeFields, PlanRequest
 from hetrdzv.words.failures import ending, going
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import left_out, why
+
+
+def changes(body: PlanRequest) -> Changes:
+    """What a plan supposes."""
+    return Changes(
+        remove=tuple(body.remove), drain=tuple(body.drain), add=new_nodes(body.add), restart=body.restart
+    )
+
+
+def new_nodes(fields: Iterable[NewNodeFields]) -> tuple[NewNode, ...]:
+    """The nodes that a plan adds."""
+    return tuple(
+        NewNode(slots=one.slots, node_id=one.node_id or "", labels=dict(one.labels), weight=one.weight)
+        for one in fields
+    )
 
 
 def plan_reply(plan: Plan) -> wire.PlanReply:

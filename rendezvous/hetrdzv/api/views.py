@@ -71,11 +71,6 @@ def directive_json(group: Group, directive: Directive, pace: Pace) -> bytes:
     return codec.write(directive_reply(group, directive, pace))
 
 
-def directive_response(group: Group, directive: Directive, pace: Pace) -> Response:
-    """A node's directive as a response."""
-    return Response(directive_json(group, directive, pace), media_type="application/json")
-
-
 def asking_json(service: Service, node_id: str, told: Told) -> bytes:
     """The directive of a node that may be asked something, as JSON, with the question if there is one."""
     group, directive, pace = told

@@ -8,6 +8,7 @@ from hetrdzv.protocol.parts import (
     BY_KIND,
     MOST_OF_TEXT,
     NOTHING,
+    SHOWN_BY_KIND,
     Apart,
     BrokenUnits,
     NoMaster,
@@ -280,10 +281,13 @@ class JoinTimeout:
     not_ready: NotReady | None = None
 
 
-FailedBecause: TypeAlias = Annotated[
-    WorkerFault | CrashLoop | WorkersApart | MemberGone | Unreachable | JoinTimeout | Other, BY_KIND
-]
+_Fatal = WorkerFault | CrashLoop | WorkersApart | MemberGone | Unreachable | JoinTimeout
+
+FailedBecause: TypeAlias = Annotated[_Fatal | Other, BY_KIND]
 """Why a job fails."""
+
+ShownFailedBecause: TypeAlias = Annotated[_Fatal | Other, SHOWN_BY_KIND]
+"""The same where it is only shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

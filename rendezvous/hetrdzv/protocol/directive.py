@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from hetrdzv.protocol.bounds import OrNewer
-from hetrdzv.protocol.causes import FailedBecause
+from hetrdzv.protocol.causes import ShownFailedBecause
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.reasons import Reason
 from hetrdzv.protocol.states import DirectiveKind, GroupState
@@ -31,7 +31,7 @@ class RootCauseReply:
     round: int = 0
     node_id: str | None = None
     failure: FailureReply | None = None
-    reason: FailedBecause
+    reason: ShownFailedBecause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 from hetrdzv.protocol.causes import FailedBecause, FailedWorker, Going, ShownCause
 from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.parts import BY_KIND, NOTHING, Apart, Other, Quoted, Ready
+from hetrdzv.protocol.parts import BY_KIND, NOTHING, SHOWN_BY_KIND, Apart, Other, Quoted, Ready
 from hetrdzv.protocol.stalls import StallFacts
 from hetrdzv.protocol.who import Nodes
 
@@ -358,7 +358,7 @@ class NoticeExpired:
     notice_s: float
 
 
-Facts: TypeAlias = Annotated[
+_Known = (
     GroupCreated
     | JobBegan
     | SettingsChanged
@@ -394,10 +394,13 @@ Facts: TypeAlias = Annotated[
     | StopAnnounced
     | ReadyToStop
     | NoticeExpired
-    | Other,
-    BY_KIND,
-]
+)
+
+Facts: TypeAlias = Annotated[_Known | Other, BY_KIND]
 """What happened; `Other`: what only newer servers know."""
+
+ShownFacts: TypeAlias = Annotated[_Known | Other, SHOWN_BY_KIND]
+"""The same where it is only shown."""
 
 CLASSES: tuple[type, ...] = get_args(get_args(Facts)[0])
 """All of them."""

@@ -17,7 +17,7 @@ from hetrdzv.protocol.directive import (
     RootCauseReply,
     SharesReply,
 )
-from hetrdzv.protocol.events import Facts
+from hetrdzv.protocol.events import ShownFacts
 from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.reasons import LeftOutReason, Reason
 from hetrdzv.protocol.stalls import StallFacts
@@ -333,7 +333,7 @@ class EventReply:
     round: int | None = None
     cause: str | None = None
     after_s: float | None = None
-    facts: Facts
+    facts: ShownFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ class Member(Launch):
         self.begun.append((assignment.round, words is not None))
         if words is None:
             return None
-        if words[1:] == ["refused"]:
+        if words[1] == "refused":
             raise CommandError("this node does not run that")
         return WorkerCommand("/bin/sh", ("-c", words[1]), is_python=True)
 

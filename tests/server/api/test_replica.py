@@ -161,6 +161,17 @@ async def test_a_deposed_leader_does_not_say_what_it_had_to_say() -> None:
             assert (await client.get(path)).json()["code"] == "leader_lost"
 
 
+async def test_nor_does_it_refuse_what_agents_ask() -> None:
+    """A refusal tells of a group, too: that there is none, or with a 409 what a node has to do."""
+    async with replica() as (fake, client, _):
+        await two_nodes(fake.answering)
+        stranger = POLL.replace("nodes/a", "nodes/nobody").replace("wait=30", "wait=0")
+        assert (await client.get(stranger)).json()["code"] == "unknown_node"
+        fake.deposed = True
+        reply = await client.get(stranger)
+        assert (reply.status_code, reply.json()["code"]) == (503, "leader_lost")
+
+
 async def test_an_open_poll_of_a_deposed_leader_is_refused_at_once() -> None:
     async with replica() as (fake, client, _):
         await two_nodes(fake.answering)

@@ -10,13 +10,12 @@ from hetrdzv.api import views
 from hetrdzv.api.bound import Handlers
 from hetrdzv.api.commands import cancellation
 from hetrdzv.api.dispatch import service_of
-from hetrdzv.api.plans import plan_reply
+from hetrdzv.api.plans import changes, plan_reply
 from hetrdzv.auth.policy import Permit, permit_of
 from hetrdzv.core.commands import Put, Restart
 from hetrdzv.protocol import codec, routes, wire
 from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.protocol.pages import Stack
-from hetrdzv.protocol.plans import changes
 from hetrdzv.protocol.wire import EventsReply
 from hetrdzv.service.history import Place, follow
 from hetrdzv.service.progress.questions import About

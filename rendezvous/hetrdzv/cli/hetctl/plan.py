@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hetrdzv.api.plans import plan_reply
+from hetrdzv.api.plans import changes, new_nodes, plan_reply
 from hetrdzv.cli.hetctl.calls import show_plan, tell_plan
 from hetrdzv.cli.hetctl.groups import settings_of_a_group, spec_of
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command
@@ -15,7 +15,6 @@ from hetrdzv.core.plan import first_round
 from hetrdzv.protocol.bounds import MAX_WEIGHT, MIN_WEIGHT
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.ids import checked_id
-from hetrdzv.protocol.plans import changes, new_nodes
 from hetrdzv.protocol.settings import MAX_SLOTS
 from hetrdzv.protocol.wire import NewNodeFields, PlanReply, PlanRequest, SpecFields
 

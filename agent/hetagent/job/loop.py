@@ -244,6 +244,8 @@ class Agent:
         if self._local is not None:
             self._local.stop(signal.SIGTERM, 0.0)
         self._clear_workers()
+        if self._local is not None:
+            self._local.forgo()  # Ctrl-C in the middle of a start leaves it with what its rooms have made
         for room in self._rooms:
             room.close()
         if self._succeeded:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -108,6 +109,25 @@ def test_a_start_that_half_succeeds_leaves_nothing_and_is_tried_again(
     assert "round 1: the workers could not be started: BlockingIOError" in "\n".join(made.said)
     group = made.group()
     assert (group["state"], group["restarts"], group["round"]) == ("succeeded", 1, 2)
+
+
+def test_ctrl_c_in_the_middle_of_a_start_leaves_no_files_of_the_round(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig("true")
+    there: list[str] = []
+
+    def start(*_: Any) -> None:
+        there.extend(os.listdir(made.folder / "tmp"))
+        raise KeyboardInterrupt
+
+    (made.folder / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(made.folder / "tmp"))
+    monkeypatch.setattr(TorchStarter, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    assert there
+    assert os.listdir(made.folder / "tmp") == []
 
 
 def test_a_job_runs_where_there_are_no_pidfds(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from pydantic import ValidationError
+
 from hetagent.protocol import reports
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.requests import Answer, Head, Join, Leave, Poll, Request, Say
@@ -29,7 +31,7 @@ from hetagent.protocol.session.refusals import (
 from hetagent.protocol.session.samples import Samples
 from hetagent.protocol.session.schedule import Lane
 from hetagent.protocol.topics import Message, Topic
-from hetrdzv.protocol.errors import HetError, Unavailable
+from hetrdzv.protocol.errors import HetError, InvalidRequest, Unavailable
 from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.wire import DirectiveReply, ProgressFields, StacksAsked
 
@@ -134,7 +136,14 @@ class Session:
             self._outbox(message.topic).add(message, now)
 
     def ask(self, message: Message[Any], now: float) -> None:
-        """Tell the server, and hear its answer; see `answers`."""
+        """Tell the server, and hear its answer; see `answers`. What no server could take is refused here."""
+        try:
+            message.body(incarnation=self.incarnation)
+        except ValidationError as error:
+            (first, *_) = error.errors(include_url=False, include_input=False)
+            where = ".".join(map(str, first["loc"]))
+            self._answers.append((message, InvalidRequest(f"no server takes {where}: {first['msg']}")))
+            return
         if self._finished or self._told.exit_told:
             self._answers.append((message, None))
         else:

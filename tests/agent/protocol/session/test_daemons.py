@@ -169,3 +169,15 @@ def test_a_daemon_of_a_round_that_is_over_is_nothing_and_the_stop_is_taken(maste
     master.pump()
     assert master.session.answers() == [(message, None)]
     assert master.kinds == [("start", 1), ("stop", 1)]
+
+
+def test_a_daemon_that_no_server_could_take_is_refused_here_and_harms_nothing_else(master: Bench) -> None:
+    words = ("orted", "a name that is not UTF-8: \udcff")
+    message = Message(DAEMON, partial(DaemonRequest, master="a", round=1, words=words), to="b")
+    master.session.ask(message, master.now)
+    assert on_topic(master.send(), DAEMON) == []
+    ((asked, answer),) = master.session.answers()
+    assert asked is message
+    assert isinstance(answer, HetError)
+    assert str(answer).startswith("no server takes words.1: Input should be a valid string")
+    assert master.session.workers_may_run

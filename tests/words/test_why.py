@@ -322,6 +322,13 @@ def test_a_known_reason_with_what_only_newer_servers_know_is_told_in_their_words
     assert codec.read(Reason, data, unknown="ignore") == reasons.Formed(round=3)  # type: ignore[arg-type]
 
 
+def test_so_is_one_whose_cause_only_newer_servers_know() -> None:
+    data = b'{"kind": "ended", "round": 3, "cause": {"kind": "moonrise"}}'
+    reason = codec.read(Reason, data, unknown="ignore")  # type: ignore[arg-type]
+    assert told(reason, "the moon rose over gpu3", Clock(NOW)) == "the moon rose over gpu3"
+    assert told(ENDED, "?", Clock(NOW)) == why(ENDED, Clock(NOW))
+
+
 def test_reasons_that_differ_in_their_moments_only_say_the_same() -> None:
     later = waits(reasons.TooFew(ready=A, missing=1, until=570.0))
     assert timeless(waits(TOO_FEW)) == timeless(later)

@@ -1,5 +1,7 @@
 """Why a group stands where it stands, and why a node waits, in one sentence each."""
 
+from dataclasses import fields, is_dataclass
+
 from hetrdzv.protocol import parts, reasons
 from hetrdzv.protocol.parts import WorldBounds
 from hetrdzv.protocol.reasons import GroupReason, Reason, WaitsFor, WhyLeftOut
@@ -51,9 +53,20 @@ def why(reason: Reason, clock: Clock) -> str:
 
 
 def told(reason: Reason | None, text: str, clock: Clock) -> str:
-    """The sentence for a reason that a server has sent with its own sentence, which is that of an unknown reason."""
-    known = why(reason, clock) if reason is not None else ""
+    """The sentence for a reason, of which a server has sent its own, too: that is told where any part is unknown."""
+    known = why(reason, clock) if reason is not None and _is_known(reason) else ""
     return known or text
+
+
+def _is_known(value: object) -> bool:
+    """Whether all of a value is known, and not only to newer servers."""
+    if isinstance(value, tuple):
+        return all(map(_is_known, value))
+    if not is_dataclass(value) or isinstance(value, type):
+        return True
+    return not isinstance(value, parts.Other) and all(
+        _is_known(getattr(value, one.name)) for one in fields(value)
+    )
 
 
 def came_late(reason: reasons.CameLate, at: str) -> str:

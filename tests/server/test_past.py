@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.wire import EventReply
 from hetrdzv.words.past import DownReply, PastReply, past
 from tests.server.told import BEGAN, at, restarted, running
@@ -30,6 +31,20 @@ def test_a_failure_costs_four_parts_of_time() -> None:
     assert story.past.trained_s == 89.0
     assert story.past.whole_s == pytest.approx(2 + 60 + 10 + 29.5)  # from the first round on
     assert story.past.share == pytest.approx(89.0 / 101.5)
+
+
+def test_what_only_a_newer_server_knows_of_an_end_changes_no_time() -> None:
+    known = restarted()
+    ends = ("round_ended", "round_judged", "restart_spent")
+    newer = [
+        replace(event, facts=Other(kind=event.kind)) if event.kind in ends else event
+        for event in known.history
+    ]
+    there, found = known.past, past(newer, at(known.now))
+    assert found == replace(
+        there, rounds=(replace(there.rounds[0], why=found.rounds[0].why), *there.rounds[1:])
+    )
+    assert found.rounds[0].why == "restart 1 of 3: rank 0 (local rank 0) on a exited with code 1"
 
 
 def test_a_lost_node_is_noticed_late_and_waited_for() -> None:

@@ -8,16 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from hetrdzv.protocol.events import (
-    GroupCancelled,
-    GroupFailed,
-    GroupSucceeded,
-    RestartSpent,
-    RoundEnded,
-    RoundFormed,
-    RoundJudged,
-    RoundRunning,
-)
+from hetrdzv.protocol.events import RestartSpent, RoundEnded, RoundFormed, RoundJudged
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.wire import EventReply
 from hetrdzv.words.failures import ending, failed_worker
@@ -191,29 +182,28 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
             rounds.append(current)
             continue
         if current is None:
-            if event.round is None or not isinstance(event.facts, RoundRunning | RoundEnded):
+            if event.round is None or event.kind not in ("round_running", "round_ended"):
                 continue
             current = _Round(event.round)
             rounds.append(current)
             spans.append((at, None))
-        match event.facts:
-            case RoundRunning():
+        match event.kind:  # known even where the facts are not, since a newer server knows more
+            case "round_running":
                 current.running = at
                 if len(rounds) > 1 and rounds[-2].job_ended is None:
                     rounds[-2].next_running = at
-            case RoundEnded():
-                current.ended, current.noticed_s = at, event.after_s
-                current.why = ending(event.facts.cause)
-            case RoundJudged():
-                current.why = ending(event.facts.cause, consequences=True)
-            case RestartSpent():
+            case "round_ended":
+                current.ended, current.noticed_s, current.why = at, event.after_s, _why(event)
+            case "round_judged":
+                current.why = _why(event)
+            case "restart_spent":
                 current.stopped, current.cost_restart, current.cause = at, True, "failed"
-                current.why = failed_worker(event.facts.worker)
-            case GroupSucceeded() | GroupFailed() | GroupCancelled():
+                current.why = _why(event)
+            case kind if kind in OUTCOMES:
                 if current.ended is None:
                     current.ended = at
                 current.formed_s = event.after_s
-                current.cause, current.why, current.job_ended = OUTCOMES[event.kind], event.text, at
+                current.cause, current.why, current.job_ended = OUTCOMES[kind], event.text, at
                 spans[-1] = (spans[-1][0], at)
     replies = tuple(one.reply(now) for one in rounds)
     return PastReply(
@@ -221,6 +211,19 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
         trained_s=round(sum(one.trained_s for one in replies), 3),
         whole_s=round(sum(_seconds(began, end or now) for began, end in spans), 3),
     )
+
+
+def _why(event: EventReply) -> str:
+    """What ended a round, in a sentence; the server's own where only that knows it."""
+    match event.facts:
+        case RoundEnded(cause=cause):
+            return ending(cause)
+        case RoundJudged(cause=cause):
+            return ending(cause, consequences=True)
+        case RestartSpent(worker=worker):
+            return failed_worker(worker)
+        case _:
+            return event.text
 
 
 def _seconds(since: datetime, until: datetime) -> float:

@@ -282,7 +282,7 @@ def _waits_in(pid: int) -> str:
 
 
 def _closure(seeds: set[int], sessions: set[int], alive: dict[int, Process]) -> set[int]:
-    """`found`, the members of `sessions`, and the descendants of both, without the caller."""
+    """The seeds, the members of the sessions, and the descendants of both, without the caller."""
     children: dict[int, list[int]] = {}
     for process in alive.values():
         children.setdefault(process.parent, []).append(process.pid)

@@ -5,7 +5,7 @@ import random
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -196,7 +196,9 @@ def _node(options: Options, access: Access, tell: Callable[[str], None], notes: 
 def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent:
     """All parts of an agent, put together."""
     options, launch, tell = node.options, node.launch, node.tell
-    session, readiness = _session(node)
+    handler = HetRendezvousHandler(options.group, options.node_id, node.hold_port)
+    starter = _starter(node, handler, logs_specs)
+    session, readiness = _session(node, starter.kept)
     line = Line(
         session,
         node.access.client,
@@ -205,7 +207,6 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
     )
     if server is not None:
         server.watch(line.give_up)
-    handler = HetRendezvousHandler(options.group, options.node_id, node.hold_port)
     worker_env = node.place.socket_env(os.environ)
 
     def moved() -> bool:
@@ -222,7 +223,7 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
         identity=node.identity,
         line=line,
         guardian=_guardian(node),
-        starter=_starter(node, handler, logs_specs),
+        starter=starter,
         ports=Ports(handler, node.hold_port, moved),
         launch=launch,
         readiness=readiness,
@@ -235,8 +236,12 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
     )
 
 
-def _session(node: Node) -> tuple[Session, Readiness]:
-    """What this node offers to the group, and what is found out about it before each round."""
+def _session(node: Node, kept: Callable[[], Collection[int]]) -> tuple[Session, Readiness]:
+    """What this node offers to the group, and what is found out about it before each round.
+
+    Args:
+        kept: which sessions are those of standbys.
+    """
     options = node.options
 
     def measured(speeds: Sequence[float]) -> None:
@@ -247,7 +252,7 @@ def _session(node: Node) -> tuple[Session, Readiness]:
     speed = None
     if subject is not None:
         speed = speed_check(options, subject, node.identity.incarnation, measured, node.tell)
-    readiness = _readiness(options, node.identity, node.access.secrets, speed)
+    readiness = _readiness(options, node.identity, node.access.secrets, speed, kept)
     offer = _offer(
         options,
         node.slots,
@@ -378,13 +383,17 @@ def _offer(
 
 
 def _readiness(
-    options: Options, identity: Identity, secrets: Callable[[], list[str]], speed: SpeedCheck | None
+    options: Options,
+    identity: Identity,
+    secrets: Callable[[], list[str]],
+    speed: SpeedCheck | None,
+    kept: Callable[[], Collection[int]],
 ) -> Readiness:
     """What is asked of this node before each round."""
     gpus = [gpu.uuid for gpu in devices.visible_gpus(os.environ)]
     environ, within_s = {processes.NODE_ID: identity.node_id}, options.node_check_timeout_s
     checks: list[Check | None] = [
-        GpusFree(gpus, identity.incarnation) if gpus else None,
+        GpusFree(gpus, identity.incarnation, kept=kept) if gpus else None,
         speed,
         NodeCheck(
             options.node_check, identity.incarnation, environ=environ, timeout_s=within_s, secrets=secrets

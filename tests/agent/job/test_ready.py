@@ -1,6 +1,7 @@
 """Before a node says that it is ready: its GPUs' memory is free, and the site's own check passes."""
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -161,6 +162,16 @@ def test_a_process_that_a_worker_has_started_is_ours_too(monkeypatch: pytest.Mon
         processes, "environment", lambda pid: {processes.INCARNATION: "none"} if pid == 99 else {}
     )
     assert asked(Looks([usage(0.5)], [usage(9.5, (99, 9))])).fatal
+
+
+def test_what_a_standby_has_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the mark of the workers, too, and may open a GPU while it imports; then it is ended for that."""
+    mine = os.getpid()
+    monkeypatch.setattr(processes, "environment", lambda pid: {processes.INCARNATION: "none"})
+    looks = Looks([usage(0.5)], [usage(9.5, (mine, 9))])
+    gpus = GpusFree((), "none", kept=lambda: [os.getsid(mine)], look=looks, wait_s=0.05)
+    gpus.ask((), NEVER)
+    assert not gpus.ask(OURS, NEVER).fatal
 
 
 def test_what_nobody_of_ours_has_is_a_warning() -> None:

@@ -1,5 +1,7 @@
 """Waits until the memory that the last round's workers had of this node's GPUs is free again."""
 
+import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -23,13 +25,21 @@ class GpusFree(Check):
     Args:
         uuids: of the GPUs.
         incarnation: by which processes of this agent are known.
+        kept: which sessions are those of standbys, which no round has to wait for.
         look: what is in use.
         wait_s: how long to wait (seconds).
     """
 
     def __init__(
-        self, uuids: Sequence[str], incarnation: str, *, look: Look | None = None, wait_s: float = WAIT_S
+        self,
+        uuids: Sequence[str],
+        incarnation: str,
+        *,
+        kept: Callable[[], Collection[int]] = tuple,
+        look: Look | None = None,
+        wait_s: float = WAIT_S,
     ) -> None:
+        self._kept = kept
         self._look = look or (lambda: memory.look(uuids))
         self._incarnation = incarnation
         self._wait_s = wait_s
@@ -89,7 +99,15 @@ class GpusFree(Check):
         return found[0]
 
     def _is_ours(self, pid: int, workers: Collection[int]) -> bool:
-        return pid in workers or processes.environment(pid).get(processes.INCARNATION) == self._incarnation
+        if pid in workers:
+            return True
+        marked = processes.environment(pid).get(processes.INCARNATION) == self._incarnation
+        return marked and not self._is_standby(pid)
+
+    def _is_standby(self, pid: int) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            return os.getsid(pid) in self._kept()
+        return False
 
     def _not_free(self, left: Sequence[memory.Left]) -> Fitness:
         ours = [one for one in left if one.ours]

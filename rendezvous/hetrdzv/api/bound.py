@@ -52,6 +52,9 @@ async def _nothing(request: Request) -> None:
 NOWHERE = Bound(Route("", "", Role.ADMIN, NoneType), _nothing)
 """What `Table.find` finds where there is no route: it needs the highest role."""
 
+NO_PAGE = Bound(Route("", "", Role.ADMIN, NoneType, page=True), _nothing)
+"""The same among the pages: people who are signed in are told so on a page."""
+
 
 class Handlers:
     """The handlers of a module: `@handlers(routes.JOIN)`."""
@@ -106,17 +109,19 @@ class Table:
     def __init__(self, modules: Iterable[Handlers]) -> None:
         self.rows = [Bound(*one) for handlers in modules for one in handlers.of.items()]
         self.routes = [TableRoute(row) for row in self.rows]
+        self._page_folders = {row.route.path.split("/")[1] for row in self.rows if row.route.page}
         self._by_method: dict[str, list[tuple[re.Pattern[str], Bound]]] = {}
         for row in sorted(self.rows, key=lambda row: not row.route.hot):
             path = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", row.route.path))
             self._by_method.setdefault(row.route.method, []).append((path, row))
 
     def find(self, method: str, path: str) -> tuple[Bound, Mapping[str, str]]:
-        """The route of a request, and what its path names; `NOWHERE`: there is none."""
+        """The route of a request, and what its path names; `NOWHERE` or `NO_PAGE`: there is none."""
         for pattern, row in self._by_method.get(method, ()):
             if (found := pattern.fullmatch(path)) is not None:
                 return row, found.groupdict()
-        return NOWHERE, {}
+        folder = path.removeprefix("/").partition("/")[0]
+        return (NO_PAGE if folder in self._page_folders else NOWHERE), {}
 
 
 def _responses(route: Route[Any]) -> dict[int | str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrdzv.api import problems
-from hetrdzv.api.bound import NOWHERE, Bound, Table
+from hetrdzv.api.bound import Bound, Table
 from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.http.body import PARSED, Body
 from hetrdzv.api.http.calling import ACCEPT, CERTIFIED
@@ -102,8 +102,8 @@ class Gate:
                     headers.get(versions.MAJOR_HEADER.lower()), headers.get(versions.MINOR_HEADER.lower())
                 )
             row, scope["path_params"] = self._table.find(scope["method"], scope["path"])
-            if row is NOWHERE:
-                row = self._open_at(scope, reply)
+            if not row.route.path:
+                row = self._open_at(row, scope, reply)
             if row.route.role is not None:
                 permit = self._permit(scope, headers, is_page=row.route.page)
                 permit.check(row.route, scope["path_params"].get("group_id"), scope["method"], scope["path"])
@@ -128,11 +128,11 @@ class Gate:
             if not reply.begun:
                 await self._refuse(reply, problems.bug_report(), scope)
 
-    def _open_at(self, scope: Scope, reply: "_Reply") -> Bound:
+    def _open_at(self, nowhere: Bound, scope: Scope, reply: "_Reply") -> Bound:
         """The open route at a path, for a request with another method: HEAD becomes GET, others are told so."""
         row, names = self._table.find("GET", scope["path"])
         if row.route.role is not None:
-            return NOWHERE
+            return nowhere
         if scope["method"] == "HEAD" and not row.route.once:
             scope["method"], scope["path_params"], reply.without_body = "GET", names, True
         return row

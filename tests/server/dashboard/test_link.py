@@ -118,3 +118,20 @@ def test_it_opens_where_there_is_a_screen(
     assert len(opened) == 1
     assert hetctl.run(["dashboard", "--server", server.url, "--no-open"]) == 0
     assert len(opened) == 1
+
+
+@pytest.mark.parametrize("path", ["/groups/g/nowhere", "/sign-out"])
+def test_a_browser_asks_for_a_page_that_does_not_exist(
+    server: Hetserver, link: Callable[..., str], path: str
+) -> None:
+    """Whoever is signed in is not told to set HET_TOKEN, nor is anybody else."""
+    url = link("--server", server.url, "--no-open")
+    html = {"accept": "text/html"}
+    with httpx.Client(trust_env=False, headers=html) as browser:
+        stranger = browser.get(server.url + path)
+        browser.get(url)
+        known = browser.get(server.url + path)
+    assert (stranger.status_code, known.status_code) == (401, 403), "a reader's token may nowhere be more"
+    for response in (stranger, known):
+        assert response.headers["content-type"].startswith("text/html")
+        assert "HET_TOKEN" not in response.text

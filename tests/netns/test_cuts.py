@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hetrdzv.core.health.conduct import STRIKES
 from tests.netns.cluster import Ends, HostCluster
 from tests.netns.hosts import Hosts, Switch
 from tests.support.cluster import wait_for
@@ -46,12 +47,13 @@ class Job(HostCluster):
 
 
 class Shared:
-    """A job that runs from test to test; after a test that failed, a new one."""
+    """A job that runs from test to test; a new one after a test that failed, and before a node has gone too often."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._stack = contextlib.ExitStack()
         self._job: Job | None = None
+        self._lent = 0
         self._number = 0
 
     @contextlib.contextmanager
@@ -64,13 +66,17 @@ class Shared:
         job.order = tuple(member["node_id"] for member in job.group()["current_round"]["members"])
         yield job
         job.switch.heal()
-        if request.session.testsfailed == failed:
-            self._job = job
-        else:
+        self._lent += 1
+        if request.session.testsfailed != failed:
             self._stack.close()
+        elif self._lent == STRIKES - 1:
+            with self._stack:
+                job.end_well("a", "b", "c")
+        else:
+            self._job = job
 
     def _begin(self) -> Job:
-        self._number += 1
+        self._number, self._lent = self._number + 1, 0
         net = self._stack.enter_context(Hosts())
         folder = self._folder / str(self._number)
         folder.mkdir()

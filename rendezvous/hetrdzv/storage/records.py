@@ -332,9 +332,3 @@ def _malformed(key: str, why: str, cause: Exception | None = None) -> NoReturn:
 
 
 _WAY_OUT = "restore a backup of the store, or name another store with --store"
-
-
-for _kind in (_Versioned, Group, Round, Node, StoredEvent):
-    codec.adapter(
-        _kind
-    )  # now: in the first commit, it would hold the event loop for so long that it looks stalled

@@ -193,11 +193,11 @@ STALLS = {
         40,
         "ranks 0 to 2 wait for rank 3 (gpu2), which is stopped by a signal",
     ),
-    "ended": (
-        [*SLEEPER[:3], worker(3, done(17_203), state="ended", idle=0)],
+    "ended": (  # it may have gone on until it ended, 12 seconds ago, though nobody saw it do so
+        [*SLEEPER[:3], worker(3, done(17_203), state="ended", idle=12)],
         "behind",
         (3,),
-        40,
+        12,
         "ranks 0 to 2 wait for rank 3 (gpu2), which has ended after collective 17,203 of 17,204",
     ),
     "deadlock of two groups": (
@@ -343,6 +343,10 @@ NO_STALLS = {
         for rank, op in enumerate(("send [[1]]", "recv [[1]]", "send [[2]]"))
     ],
     "one completes it": [*(worker(rank, at(9)) for rank in range(3)), worker(3, done(9))],
+    "ended only now, perhaps after a collective that nobody has seen": [
+        *(worker(rank, at(9)) for rank in range(3)),
+        worker(3, done(8), state="ended", idle=0),
+    ],
     "gone after its last collective": [
         *(worker(rank, done(9)) for rank in range(3)),
         worker(3, done(8), state="ended"),

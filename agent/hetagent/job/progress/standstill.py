@@ -115,8 +115,11 @@ class Track:
 
     def process(self, state: State, at: float) -> None:
         """What its process does."""
-        if state is not self._state:
-            self._state, self._state_since = state, at
+        if state is self._state:
+            return
+        self._state, self._state_since = state, at
+        if state is State.ENDED:  # it may have gone on since it was last asked
+            self._changed(at, counts=False)
 
     def says(self, claim: Claim, at: float) -> None:
         """What the script says."""
@@ -190,6 +193,8 @@ class Track:
 
     def is_still(self, at: float, hang_timeout_s: float | None) -> bool:
         """Whether it is known not to have moved for unusually long."""
+        if self._state is State.ENDED:
+            return not self.lost and self.idle_s >= STILL_MIN_S
         if self.lost or (self.unseen != "" and self.claim.step is None and self._state not in FROZEN):
             return False
         limit_s = max(STILL_MIN_S, STILL_GAPS * self._longest_s)

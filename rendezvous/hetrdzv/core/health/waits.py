@@ -182,12 +182,11 @@ class Waits:
 
     def _blame(self, found: dict[int, Blame], lane: Lane, place: Place, above: float, least_s: float) -> None:
         worker = place.worker
-        idle_s = inf if worker.ended else worker.idle_s
-        if worker.rank in self.ranks or worker.long_s > 0 or idle_s < least_s:
+        if worker.rank in self.ranks or worker.long_s > 0 or worker.idle_s < least_s:
             return
         known = found.get(worker.rank)
         if known is None:
-            found[worker.rank] = Blame(min(above, idle_s), lane, place)
+            found[worker.rank] = Blame(min(above, worker.idle_s), lane, place)
         else:
             known.wait_s = min(known.wait_s, above)
 

@@ -287,6 +287,18 @@ def test_the_end_of_a_worker_is_told_only_if_the_round_goes_on() -> None:
     assert [state for _, state, _ in watched.told] == ["ended"]
 
 
+def test_nobody_waits_for_a_worker_for_longer_than_since_it_ended() -> None:
+    """It may have gone on until then, unseen: looks are a second apart."""
+    watched = Watched()
+    watched.works(3)
+    watched.track.process(State.ENDED, 30.0)
+    watched.track.stands(31.0)
+    assert watched.track.idle_s == 1.0
+    assert not watched.track.is_still(31.0, None)
+    watched.track.stands(32.0)
+    assert watched.track.is_still(32.0, None)
+
+
 def test_time_in_which_nobody_looked_does_not_count() -> None:
     """The agent was stopped, or the machine was asleep, and the workers perhaps with it."""
     watched = Watched()

@@ -9,9 +9,11 @@ from dataclasses import replace
 
 from hetagent.node.network import parse_port_range
 from hetagent.options.model import Std, Streams
-from hetagent.options.slurm import UNHANDLED
 from hetrdzv.protocol.bounds import MAX_WEIGHT, MIN_WEIGHT
 from hetrdzv.protocol.settings import Setting
+
+UNHANDLED = (signal.SIGKILL, signal.SIGSTOP)
+"""Signals that no program can handle."""
 
 
 def seconds(text: str) -> float:

@@ -5,8 +5,9 @@ from argparse import Namespace
 from collections.abc import Mapping
 
 from hetagent.options.model import UsageError
-from hetagent.options.torchrun import typed
-from hetagent.options.values import UNHANDLED, nodes
+from hetagent.options.torchrun import source, typed
+from hetagent.options.values import UNHANDLED
+from hetrdzv.protocol.typed import nodes
 
 
 def group(args: Namespace, environ: Mapping[str, str]) -> str | None:
@@ -24,14 +25,9 @@ def nnodes(args: Namespace) -> tuple[int, int] | None:
     if args.nnodes is None:
         return None
     try:
-        fewest, most = nodes(args.nnodes)
-    except ValueError:
-        raise UsageError(
-            f"{typed('--nnodes', args.nnodes)} must be N or MIN:MAX, for example 2 or 2:4"
-        ) from None
-    if not 0 < fewest <= most:
-        raise UsageError(f"{typed('--nnodes', args.nnodes)}: MIN must be at least 1, and MAX not below MIN")
-    return fewest, most
+        return nodes(args.nnodes)
+    except ValueError as error:
+        raise UsageError(f"{source('--nnodes', args.nnodes)}: {error}") from None
 
 
 def signals(args: Namespace) -> tuple[signal.Signals, ...]:

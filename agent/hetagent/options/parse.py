@@ -1,7 +1,7 @@
 """From the command line and the environment to checked options."""
 
 import os
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 
 from hetagent.features import FEATURES
@@ -12,9 +12,10 @@ from hetagent.options import given
 from hetagent.options.flags import SPEC_FLAGS, parser
 from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
 from hetagent.options.torchrun import REFUSED, dest, typed, variable
-from hetagent.options.values import seconds, streams
+from hetagent.options.values import streams
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.ids import checked_id
+from hetrdzv.protocol.typed import seconds
 
 SAME: Sequence[tuple[str, str]] = (("gpus", "nproc_per_node"), ("local_addr", "interface"))
 """Flags that mean the same thing, so that at most one of them can be given."""
@@ -238,5 +239,5 @@ def _shutdown_timeout_s(args: Namespace, environ: Mapping[str, str]) -> float | 
     text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or None
     try:
         return None if text is None else seconds(text)
-    except ArgumentTypeError as error:
+    except ValueError as error:
         raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={text}: {error}") from None

@@ -15,7 +15,8 @@ from hetagent.job.failures import concealed, plain_text, sendable
 from hetagent.job.ready.fitness import READY, Check, Fitness
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
-from hetagent.options.values import seconds
+from hetagent.options.values import told
+from hetrdzv.protocol.typed import seconds
 
 if TYPE_CHECKING:
     from hetagent.assembly import Node
@@ -40,7 +41,7 @@ class SiteCheck(Feature):
             "help": "A node is ready only while this command of /bin/sh exits with 0 (or HET_NODE_CHECK).",
         },
         "--node-check-timeout-s": {
-            "type": seconds,
+            "type": told(seconds),
             "default": TIMEOUT_S,
             "metavar": "S",
             "help": f"Seconds after which --node-check is killed, and has failed (default: {TIMEOUT_S:g}).",

@@ -27,7 +27,7 @@ GOODBYE_LIMIT_S = 10
 """Whole seconds after which the guardian ends anyway: imports and resolvers have no time-outs."""
 
 REHEARSE_AFTER_S = 5.0
-"""How long after the first workers the goodbye is rehearsed (seconds): what it imports costs half a second of CPU, which
+"""How long after the first workers the goodbye is rehearsed (seconds): its imports cost half a second of CPU, which
 workers that start need more."""
 
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)

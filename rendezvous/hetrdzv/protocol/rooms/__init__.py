@@ -1,0 +1,1 @@
+"""What optional features say and are told: a module for each."""

@@ -31,7 +31,7 @@ from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.ready.speed_check import SpeedCheck
-from hetagent.job.room import Room
+from hetagent.job.room import Room, kept
 from hetagent.job.share_files import Shares
 from hetagent.job.summary import closing_block
 from hetagent.job.workers.store import HetRendezvousHandler
@@ -55,8 +55,7 @@ from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
 from hetagent.slots import isolated, narrow, slots_of
 from hetagent.speeds import speed_check, to_measure
-from hetagent.standby import policy
-from hetagent.standby.keeper import Standbys
+from hetagent.standby.keeper import standbys
 from hetagent.torch_compat import flags as torchs
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.auth.tls import ClientTls
@@ -95,7 +94,6 @@ class Node:
 
     Attributes:
         command: what the workers run; None: the group's command.
-        preload: what standbys import; empty: there are none.
         devices: those that were chosen; None: nobody has looked at them.
         place: its address.
         tell: shows one line to the person at the terminal.
@@ -105,7 +103,6 @@ class Node:
     access: Access
     identity: Identity
     command: WorkerCommand | None
-    preload: Sequence[str]
     devices: devices.Devices | None
     slots: int
     place: Place
@@ -163,10 +160,7 @@ def _node(options: Options, access: Access, tell: Callable[[str], None], notes: 
         notes: what a person should know of its name.
     """
     command = _command(options)
-    preload, why_none = policy.modules(
-        options.preload, os.environ.get("HET_PRELOAD"), options.launch, command
-    )
-    for note in (*notes, *options.notes, *launch_notes(options, command), *filter(None, [why_none])):
+    for note in (*notes, *options.notes, *launch_notes(options, command)):
         tell(note)
     chosen, slots = slots_of(options)
     place = find_place(options.local_addr, options.interface, access.servers, options.connect_timeout_s, tell)
@@ -184,7 +178,6 @@ def _node(options: Options, access: Access, tell: Callable[[str], None], notes: 
         access=access,
         identity=identity,
         command=command,
-        preload=preload,
         devices=chosen,
         slots=slots,
         place=place,
@@ -198,13 +191,15 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
     options, launch, tell = node.options, node.launch, node.tell
     handler = HetRendezvousHandler(options.group, options.node_id, node.hold_port)
     starter = _starter(node, handler, logs_specs)
-    session, readiness = _session(node, starter.kept)
+    rooms: list[Room] = []
+    session, readiness = _session(node, partial(kept, rooms))
     line = Line(
         session,
         node.access.client,
         tell,
         lambda text: console.show_live(text and f"hetagent[{options.node_id}]: {text}"),
     )
+    rooms += _rooms(node, line)
     if server is not None:
         server.watch(line.give_up)
     worker_env = node.place.socket_env(os.environ)
@@ -227,7 +222,7 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
         ports=Ports(handler, node.hold_port, moved),
         launch=launch,
         readiness=readiness,
-        rooms=_rooms(node, line),
+        rooms=rooms,
         worker_env=worker_env,
         stop_timeout_s=options.shutdown_timeout_s,
         tell=tell,
@@ -240,7 +235,7 @@ def _session(node: Node, kept: Callable[[], Collection[int]]) -> tuple[Session, 
     """What this node offers to the group, and what is found out about it before each round.
 
     Args:
-        kept: which sessions are those of standbys.
+        kept: the sessions of what is kept for later rounds.
     """
     options = node.options
 
@@ -288,7 +283,7 @@ def _guardian(node: Node) -> Guardian:
 
 
 def _starter(node: Node, handler: HetRendezvousHandler, logs_specs: LogsSpecs) -> TorchStarter:
-    """What makes the workers, some of them from standbys."""
+    """What makes the workers."""
     options = node.options
     prefix = options.torchrun.log_line_prefix_template or os.environ.get(
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", PREFIX
@@ -299,7 +294,6 @@ def _starter(node: Node, handler: HetRendezvousHandler, logs_specs: LogsSpecs) -
         torchs.worker_spec(options.torchrun, node.slots, handler, entrypoint, args),
         logs_specs,
         Template(prefix).safe_substitute(node_id=options.node_id),
-        Standbys(node.preload, node.tell) if node.preload else None,
         Copier() if _reports(options.report_stderr, "HET_REPORT_STDERR") else None,
         collapses=options.collapse,
     )
@@ -328,6 +322,7 @@ def _rooms(node: Node, line: Line) -> list[Room]:
         NetworkCheck(options.group, options.node_id, address, tell, Once(tell))
         if options.check_network
         else None,
+        standbys(options, node.command, tell),
     ]
     return [room for room in rooms if room is not None]
 

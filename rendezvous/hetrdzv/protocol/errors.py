@@ -11,10 +11,15 @@ from hetrdzv.protocol.differences import Difference
 
 
 class HetError(Exception):
-    """Base of all errors with a message for people and a code for programs."""
+    """Base of all errors with a message for people and a code for programs.
+
+    Attributes:
+        field: the part of a request, or the setting, that is wrong; None: no single one.
+    """
 
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
+    field: str | None = None
 
 
 # -- commands that are not allowed: raised by the core, which changes nothing -------------------------------
@@ -28,11 +33,7 @@ class Refused(HetError):
 
 
 class InvalidSpec(Refused):
-    """Bounds contradict each other, or a value is out of range.
-
-    Attributes:
-        field: the setting that is wrong; None: there is none of that name.
-    """
+    """Bounds contradict each other, or a value is out of range."""
 
     code = "invalid_spec"
     status = 422
@@ -193,6 +194,7 @@ class BodyTooLarge(HetError):
 
     code = "body_too_large"
     status = 413
+    field = "body"
 
 
 class RequestTooSlow(HetError):

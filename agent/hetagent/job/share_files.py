@@ -116,7 +116,7 @@ class ShareFiles:
         self._tell = tell
         self._decided = decided
         self._asked: set[int] = set()  # those whose answers are kept, or will come
-        self._awaited: dict[int, Future[SharesReply]] = {}
+        self._awaited: dict[int, Future[Shares]] = {}
         parent = Path(tempfile.gettempdir())
         scratch.sweep(PREFIX, parent)
         self._folder = scratch.Folder(PREFIX, parent)

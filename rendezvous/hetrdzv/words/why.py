@@ -4,7 +4,7 @@ from dataclasses import fields, is_dataclass
 
 from hetrdzv.protocol import parts, reasons
 from hetrdzv.protocol.parts import WorldBounds
-from hetrdzv.protocol.reasons import GroupReason, Reason, WaitsFor, WhyLeftOut
+from hetrdzv.protocol.reasons import GroupReason, LeftOutReason, Reason, WaitsFor
 from hetrdzv.protocol.who import Nodes
 from hetrdzv.words import failures
 from hetrdzv.words.clauses import (
@@ -221,8 +221,12 @@ def _left_out(reason: reasons.LeftOut, clock: Clock) -> str:
     return f"{without} is kept as a spare" + (f" ({clause})" if clause else "")
 
 
-def left_out(reason: WhyLeftOut, clock: Clock) -> str:
-    """Why a node is in no round, in a clause without its name: `max_nodes is 3`; empty: nothing is to be said."""
+def left_out(reason: LeftOutReason, clock: Clock, *, gone: bool = True) -> str:
+    """Why a node is in no round, in a clause without its name: `max_nodes is 3`; empty: nothing is to be said.
+
+    Args:
+        gone: False: it is only about to go.
+    """
     match reason:
         case reasons.NoCommand():
             return "it was started without a script, and the group has no command yet"
@@ -252,12 +256,14 @@ def left_out(reason: WhyLeftOut, clock: Clock) -> str:
             lift = _undrain(reason.group_id, reason.node_id)
             left = clock.left_s(until)
             return f"it has come and gone {times} times: for {left} more, unless it is needed; to change that: {lift}"
-        case reasons.TakenLast(failures=failures):
+        case reasons.TakenLast(failures=number):
             lift = _undrain(reason.group_id, reason.node_id)
             return (
-                f"its workers caused the last {failures} failures of its rounds, so other nodes are taken first; "
+                f"its workers caused the last {number} failures of its rounds, so other nodes are taken first; "
                 f"to change that: {lift}"
             )
+        case _:
+            return failures.going(reason, left=gone)
 
 
 _SPARE = {

@@ -20,8 +20,8 @@ MOST_CHARACTERS = 400
 """The longest sentence about versions, which agents send."""
 
 _UNSEEN = {
-    "never": "its agent has told nothing of it",
-    "stale": "its agent has stopped telling of it",
+    "never": "its agent has not reported on it",
+    "stale": "its agent has stopped reporting on it",
     "no_torch": "its script has not imported torch",
 }
 
@@ -51,7 +51,7 @@ def warning(value: AnyWarning) -> str:
             return f"{many}, so all shares are equal: start agents without --measure"
         case warnings.MeasuredUnlike(dtypes=dtypes):
             parts = ", ".join(f"{names(one.nodes)} in {one.dtype}" for one in dtypes)
-            return f"speeds were not measured alike ({parts}): give every agent the same --measure-dtype"
+            return f"speeds were measured differently ({parts}): give every agent the same --measure-dtype"
         case warnings.Network(text=text):
             return text
         case warnings.Straggler():

@@ -79,14 +79,14 @@ def came_late(reason: reasons.CameLate, at: str) -> str:
     by = f" by {reason.by}" if reason.by else ""
     when = f" at {at}" if at else ""
     return (
-        f"the earlier job of group '{name}' {ended(reason.outcome)}{by}{when}, before this node joined; to begin anew: "
-        f"hetctl restart {name}, or hetctl delete {name} for other settings"
+        f"the last job of group '{name}' {ended(reason.outcome)}{by}{when}, before this node joined; to start another: "
+        f"hetctl restart {name}, or hetctl delete {name} if its settings are to differ"
     )
 
 
 def ended(outcome: str) -> str:
-    """The outcome of a job as a predicate: `has succeeded`, `has failed`, `was cancelled`."""
-    return "was cancelled" if outcome == "cancelled" else f"has {outcome}"
+    """The outcome of a job as a predicate: `succeeded`, `failed`, `was cancelled`."""
+    return "was cancelled" if outcome == "cancelled" else outcome
 
 
 # -- a group -------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def _lacks(
         case reasons.MayNotBeMaster(ready=ready, rule=rule):
             return f", but {may_not_be_master(ready.nodes, rule)}; waiting for one that may"
         case reasons.UnitsBroken(units=units):
-            return f", but {broken(units)}: waiting for that, or for other nodes"
+            return f", but {broken(units)}: waiting for it, or for other nodes"
         case reasons.TooFew(world=None, missing=missing, in_place_of=gone):
             return f"; waiting for {missing} more{_in_place_of(gone)}"
         case reasons.TooFew(world=world, missing=missing, in_place_of=gone):
@@ -255,11 +255,11 @@ def left_out(reason: LeftOutReason, clock: Clock, *, gone: bool = True) -> str:
         case reasons.SetAside(times=times, until=until):
             lift = _undrain(reason.group_id, reason.node_id)
             left = clock.left_s(until)
-            return f"it has come and gone {times} times: for {left} more, unless it is needed; to change that: {lift}"
+            return f"it has come and gone {times} times: only used if needed for {left} more; to change that: {lift}"
         case reasons.TakenLast(failures=number):
             lift = _undrain(reason.group_id, reason.node_id)
             return (
-                f"its workers caused the last {number} failures of its rounds, so other nodes are taken first; "
+                f"its workers caused the last {number} failures of its rounds, so other nodes are preferred; "
                 f"to change that: {lift}"
             )
         case _:

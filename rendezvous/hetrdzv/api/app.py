@@ -16,6 +16,7 @@ from hetrdzv.api.gate import Gate
 from hetrdzv.api.http.limits import Admission
 from hetrdzv.api.refused import RefusalLog
 from hetrdzv.api.room import Room
+from hetrdzv.api.rooms import HANDLERS
 from hetrdzv.api.routes import docs, groups, health, nodes
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.dashboard.room import Dashboard
@@ -27,10 +28,11 @@ from hetrdzv.service.service import Service
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
 
 ROOMS: Sequence[type[Room]] = (Dashboard,)
-"""Optional features: each can be taken out with its row."""
+"""Optional features with state of their own, or pages; each can be taken out with its row."""
 
 TABLE = Table(
     [
+        *HANDLERS,
         *(module.handlers for module in (nodes, groups, health, docs)),
         *(handlers for room in ROOMS for handlers in room.handlers),
     ]

@@ -1,11 +1,13 @@
 """The dashboard, as the application knows it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from fastapi import FastAPI
 from starlette.requests import cookie_parser
 from starlette.responses import Response
 
+from hetrdzv.api.bound import Handlers
 from hetrdzv.api.room import Room
 from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import Tokens
@@ -18,7 +20,7 @@ from hetrdzv.protocol.errors import HetError, Unauthorized
 class Dashboard(Room):
     """Pages for people, who sign in with a link."""
 
-    handlers = (pages.handlers, actions.handlers, signing_in.handlers)
+    handlers: ClassVar[Sequence[Handlers]] = (pages.handlers, actions.handlers, signing_in.handlers)
 
     def __init__(self, app: FastAPI, tokens: Tokens | None) -> None:
         self._sessions = app.state.sessions = Sessions(tokens)

@@ -1,1 +1,1 @@
-"""What optional features say and are told: a module for each."""
+"""The values of optional features, a module each; the others know them by a field or a member of a union."""

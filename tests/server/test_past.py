@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
+from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.parts import Other
-from hetrdzv.protocol.wire import EventReply
 from hetrdzv.words.past import DownReply, PastReply, past
 from tests.server.told import BEGAN, at, restarted, running
 

@@ -3,7 +3,8 @@
 import pytest
 
 from hetrdzv.cli.hetctl.shares import shares_of
-from hetrdzv.protocol.wire import MasterReply, MemberReply, RoundReply, SharesReply
+from hetrdzv.protocol.directive import MasterReply, MemberReply, SharesReply
+from hetrdzv.protocol.pages import RoundReply
 
 
 def shown(source: str, number: int, *weights: list[float] | None) -> str:

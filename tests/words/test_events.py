@@ -31,7 +31,9 @@ from hetrdzv.protocol.causes import (
     WorkersApart,
 )
 from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.events import CLASSES, Event, Facts, Place
+from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.parts import (
     Apart,
     BrokenUnits,
@@ -46,7 +48,6 @@ from hetrdzv.protocol.parts import (
 )
 from hetrdzv.protocol.stalls import Hang
 from hetrdzv.protocol.who import Nodes
-from hetrdzv.protocol.wire import EventReply, RootCauseReply
 from hetrdzv.words.events import LONGEST, event_text
 from tests.support.stalls import behind
 

@@ -10,8 +10,8 @@ from typing import Any
 from hetagent.job.workers.processes import Workers
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.protocol.wire import DirectiveReply
 
 Environ = Mapping[str, str | None]
 """Changes to a worker's environment; None removes a variable."""

@@ -24,7 +24,8 @@ from hetagent.node.created import Created
 from hetagent.protocol.topics import Message, Topic
 from hetagent.shares import ANSWER, ASK, FILE
 from hetrdzv.protocol import routes
-from hetrdzv.protocol.wire import SharesReply, SharesRequest
+from hetrdzv.protocol.directive import SharesReply
+from hetrdzv.protocol.shares import SharesRequest
 
 SHARES = Topic(route=routes.SHARES)
 

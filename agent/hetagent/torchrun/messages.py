@@ -12,7 +12,7 @@ from torch.distributed.elastic.rendezvous import (
 from hetagent.node import console
 from hetagent.torch_compat.callers import torchrun_is_calling
 from hetagent.torchrun.conf import OPTIONS
-from hetrdzv.protocol.wire import DirectiveReply
+from hetrdzv.protocol.directive import DirectiveReply
 
 TORCHRUNS_FLAGS = frozenset({"local_addr", "max_restarts"})
 """Options for which torchrun has a flag of the same name."""

@@ -4,15 +4,13 @@ from collections.abc import Mapping
 
 from hetrdzv.core.model import Round, Shares
 from hetrdzv.core.rounds.shares import by_member, paces_of, weights_of
-from hetrdzv.protocol import wire
+from hetrdzv.protocol.directive import SharesReply
 from hetrdzv.service.progress.table import Seen, worked_of
 
 
-def shares_reply(round_number: int, shares: Shares) -> wire.SharesReply:
+def shares_reply(round_number: int, shares: Shares) -> SharesReply:
     """A decision."""
-    return wire.SharesReply(
-        round=round_number, number=shares.number, weights=shares.runs, source=shares.source
-    )
+    return SharesReply(round=round_number, number=shares.number, weights=shares.runs, source=shares.source)
 
 
 def member_weights(current: Round) -> Mapping[str, tuple[float, ...]]:

@@ -9,7 +9,8 @@ from hetrdzv.auth.sessions import CODE_S, SESSION_S, Sessions, cookie_name
 from hetrdzv.dashboard import routing
 from hetrdzv.dashboard.actions import require_own_page
 from hetrdzv.dashboard.render import HEADERS, page
-from hetrdzv.protocol import codec, routes, wire
+from hetrdzv.protocol import codec, routes
+from hetrdzv.protocol.pages import SignInReply
 
 handlers = Handlers()
 
@@ -19,9 +20,9 @@ async def make_code(request: Request) -> bytes:
     """A link for a browser, which works once and signs it in to the dashboard as whoever asks."""
     sessions: Sessions = request.app.state.sessions
     entry = permit_of(request).entry
-    reply = wire.SignInReply(path="/")
+    reply = SignInReply(path="/")
     if entry is not None:
-        reply = wire.SignInReply(path=f"/sign-in?code={sessions.code(entry)}", expires_in_s=CODE_S)
+        reply = SignInReply(path=f"/sign-in?code={sessions.code(entry)}", expires_in_s=CODE_S)
     return codec.write(reply, nulls=True)
 
 

@@ -15,8 +15,9 @@ from hetagent.job.share_files import SHARES, ShareFiles
 from hetagent.launch.base import Assignment
 from hetagent.node.created import Created
 from hetagent.protocol.topics import Message
+from hetrdzv.protocol.directive import MasterReply, SharesReply, StartReply
 from hetrdzv.protocol.errors import NoSuchShares
-from hetrdzv.protocol.wire import MasterReply, SharesReply, SharesRequest, StartReply
+from hetrdzv.protocol.shares import SharesRequest
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),

@@ -17,8 +17,8 @@ from hetagent.torchrun import create_handler
 from hetagent.torchrun.conf import OPTIONS
 from hetagent.torchrun.messages import TORCHRUNS_FLAGS, as_rdzv_conf, exit_error, tell
 from hetrdzv.auth.tls import TlsError
+from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.parts import Other
-from hetrdzv.protocol.wire import RootCauseReply
 
 
 @pytest.mark.parametrize(

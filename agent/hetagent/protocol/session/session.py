@@ -11,8 +11,6 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from pydantic import ValidationError
-
 from hetagent.protocol import reports
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.requests import Answer, Head, Join, Leave, Poll, Request, Say
@@ -31,9 +29,11 @@ from hetagent.protocol.session.refusals import (
 from hetagent.protocol.session.samples import Samples
 from hetagent.protocol.session.schedule import Lane
 from hetagent.protocol.topics import Message, Topic
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.directive import DirectiveReply, StacksAsked
 from hetrdzv.protocol.errors import HetError, InvalidRequest, Unavailable
+from hetrdzv.protocol.progress import ProgressFields
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import DirectiveReply, ProgressFields, StacksAsked
 
 PACE_S = 0.1
 """Polls that bring nothing new are at least this far apart, whatever the server does (seconds)."""
@@ -109,9 +109,6 @@ class Session:
 
         Args:
             not_ready: why this node takes part in no round yet all the same; see `change_readiness`.
-
-        Raises:
-            pydantic.ValidationError: no server could accept the offer or a port.
         """
         self._ports, self._not_ready = (port, script_port), not_ready
         self._told.ready(after_round)
@@ -138,11 +135,10 @@ class Session:
     def ask(self, message: Message[Any], now: float) -> None:
         """Tell the server, and hear its answer; see `answers`. What no server could take is refused here."""
         try:
-            message.body(incarnation=self.incarnation)
-        except ValidationError as error:
-            (first, *_) = error.errors(include_url=False, include_input=False)
-            where = ".".join(map(str, first["loc"]))
-            self._answers.append((message, InvalidRequest(f"no server takes {where}: {first['msg']}")))
+            body = message.body(incarnation=self.incarnation)
+            codec.checked(type(body), body)
+        except codec.Malformed as error:
+            self._answers.append((message, InvalidRequest(f"no server takes this: {error}")))
             return
         if self._finished or self._told.exit_told:
             self._answers.append((message, None))

@@ -10,7 +10,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, print_json
 from hetrdzv.cli.hetctl.options import GROUP_ID, command, shared
 from hetrdzv.client import Client
-from hetrdzv.protocol.wire import SignInReply
+from hetrdzv.protocol.pages import SignInReply
 from hetrdzv.words.phrasing import count
 
 

@@ -22,9 +22,10 @@ from hetrdzv.cli.hetctl.options import (
     command,
     shared,
 )
+from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.plans import PlanRequest
 from hetrdzv.protocol.settings import SETTINGS, Setting
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.protocol.wire import PlanRequest, SpecFields
 from hetrdzv.words.phrasing import count
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -87,8 +88,8 @@ def create(group: str, command: tuple[str, ...], **fields: object) -> None:
     """
     spec = spec_of(fields)
     if command:
-        spec["command"] = list(command)
-    reply = call(lambda client: client.put(group, SpecFields.model_validate(spec)))
+        spec["command"] = command
+    reply = call(lambda client: client.put(group, SpecFields(**spec)))
     tell(reply, f"group '{group}' exists, {standing(reply)}")
 
 

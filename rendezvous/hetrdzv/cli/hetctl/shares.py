@@ -1,6 +1,6 @@
 """How people are shown the shares of a round."""
 
-from hetrdzv.protocol.wire import RoundReply
+from hetrdzv.protocol.pages import RoundReply
 
 MOST = 5
 """How many nodes are named."""

@@ -14,17 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl.shares import shares_of
+from hetrdzv.protocol.directive import FailureReply, RootCauseReply
 from hetrdzv.protocol.inert import inert
-from hetrdzv.protocol.wire import (
-    EventReply,
-    FailureReply,
-    GroupReply,
-    GroupSummary,
-    NodeReply,
-    RootCauseReply,
-    RoundReply,
-    WorkerReply,
-)
+from hetrdzv.protocol.pages import EventReply, GroupReply, GroupSummary, NodeReply, RoundReply, WorkerReply
 from hetrdzv.words.events import spent_of
 from hetrdzv.words.phrasing import count
 from hetrdzv.words.times import Clock

@@ -9,25 +9,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hetagent.feature import Flags
+from hetagent.features import FEATURES
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
 from hetagent.node.speed.policy import MODES
 from hetagent.node.speed.subject import DTYPES
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
-from hetagent.options.values import label, notice_signal, port_range, seconds, setting, weight, world_size
+from hetagent.options.values import notice_signal, port_range, told
 from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S
 from hetrdzv import __version__
-from hetrdzv.protocol.settings import SETTINGS, Setting
+from hetrdzv.protocol import typed
+from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
 
 SPEC_FLAGS: Mapping[str, Setting] = {name: one for name, one in SETTINGS.items() if one.has_flag}
 """Settings of the group with a flag of their own name; --nnodes and --max-restarts are torchrun's."""
 
-NODE_CHECK_TIMEOUT_S = 60.0
-"""How long `--node-check` may take by default (seconds)."""
-
-_METAVARS: Mapping[type, str] = {float: "S", int: "N", tuple: "N[,N...]"}
-
-OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
+OUR_FLAGS: Flags = {
     "--gpus": {
         "metavar": "N|auto|LIST",
         "help": "How many GPUs, all of them, or which ones: 4, auto, 0,2,3 (default: Slurm's, or all).",
@@ -60,38 +58,14 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "help": "Show the workers' Python stacks to the server if asked, or if they hang (or HET_REPORT_STACKS; "
         "default on).",
     },
-    "--collapse": {
-        "action": "store_true",
-        "help": "Show identical lines of several ranks of this node as one, with all their ranks in front; without -t "
-        "and -r as -t 3.",
-    },
-    "--check": {
-        "action": "store_true",
-        "help": "Join nothing: check devices, versions, servers, the address to offer and the way to the other nodes.",
-    },
-    "--check-network": {
-        "action": "store_true",
-        "help": "Before the first workers start, measure the bandwidth between nodes and name slow ones; give it on "
-        "every node.",
-    },
     "--notice-signal": {
-        "type": notice_signal,
+        "type": told(notice_signal),
         "metavar": "SIGUSR1",
         "help": "What workers that handle it get when their round is about to end (--notice-s).",
     },
     "--require-rendezvous": {
         "action": "store_true",
         "help": "Fail a job whose workers end well but never met (init_process_group); give it on every node.",
-    },
-    "--node-check": {
-        "metavar": "COMMAND",
-        "help": "A node is ready only while this command of /bin/sh exits with 0 (or HET_NODE_CHECK).",
-    },
-    "--node-check-timeout-s": {
-        "type": seconds,
-        "default": NODE_CHECK_TIMEOUT_S,
-        "metavar": "S",
-        "help": f"Seconds after which --node-check is killed, and has failed (default: {NODE_CHECK_TIMEOUT_S:g}).",
     },
     "--measure": {
         "choices": MODES,
@@ -135,35 +109,35 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     },
     "--interface": {"metavar": "NAME", "help": "The network interface whose address this node offers."},
     "--port-range": {
-        "type": port_range,
+        "type": told(port_range),
         "metavar": "A-B",
         "help": "The ports this node may offer (for firewalls).",
     },
     "--label": {
         "action": "append",
-        "type": label,
+        "type": told(typed.label),
         "metavar": "KEY=VALUE",
         "help": "A label for this node; repeatable.",
     },
     "--weight": {
-        "type": weight,
+        "type": told(typed.weight),
         "metavar": "X",
         "help": "How fast each worker here is, compared with those of other nodes: for shares, which otherwise go by "
         "what is measured, and for --rank-order speed (default, if any node has one: 1).",
     },
     "--world-size": {
-        "type": world_size,
+        "type": told(typed.world_size),
         "metavar": "N|MIN:MAX",
         "help": "How many workers the job may have in all; of the nodes the best set is taken, the others are spares.",
     },
     "--connect-timeout-s": {
-        "type": seconds,
+        "type": told(typed.seconds),
         "default": CONNECT_TIMEOUT_S,
         "metavar": "S",
         "help": f"Seconds to wait for a server's first answer (default: {CONNECT_TIMEOUT_S:g}).",
     },
 }
-"""The flags that torchrun does not have, with the arguments of `add_argument`; --launch beside them."""
+"""The flags that torchrun does not have; --launch beside them, and those of optional features."""
 
 SEE_HELP = "; see hetagent --help"
 
@@ -232,16 +206,17 @@ def parser() -> Parser:
     ours.add_argument(
         "--launch", choices=LAUNCHES, default=DEFAULT_LAUNCH, help=f"How to start workers: {styles}."
     )
-    for flag, settings in OUR_FLAGS.items():
-        ours.add_argument(flag, **settings)
-    for name, setting_ in SPEC_FLAGS.items():
+    for flags in (OUR_FLAGS, *(feature.flags for feature in FEATURES)):
+        for flag, settings in flags.items():
+            ours.add_argument(flag, **settings)
+    for name, setting in SPEC_FLAGS.items():
         ours.add_argument(
             f"--{name.replace('_', '-')}",
             dest=name,
-            type=partial(setting, setting_),
-            choices=setting_.choices or None,
-            help=f"{setting_.help.removesuffix('.')} (default: {setting_.shown_default}).",
-            metavar=None if setting_.choices else setting_.metavar or _METAVARS[setting_.kind],
+            type=told(partial(typed.setting, setting)),
+            choices=setting.choices or None,
+            help=f"{setting.help.removesuffix('.')} (default: {setting.shown_default}).",
+            metavar=None if setting.choices else setting.metavar or METAVARS[setting.kind],
         )
     ours.add_argument("--version", action="version", version=f"hetagent {__version__}")
     made.add_argument(

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from tests.agent.protocol.session.driver import Bench
 
 from hetagent.protocol import reports

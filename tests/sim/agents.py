@@ -19,11 +19,11 @@ from hetagent.protocol.requests import Answer, Request
 from hetagent.protocol.session.outbox import Answered
 from hetagent.protocol.session.session import Session
 from hetagent.protocol.topics import Message
-from hetrdzv.protocol.directive import DirectiveReply, SharesReply
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.failure import FailureFields
 from hetrdzv.protocol.progress import ProgressFields, WorkerFields
-from hetrdzv.protocol.shares import SharesRequest
+from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
 from hetrdzv.protocol.states import DirectiveKind
 from tests.sim.store import GROUP
 from tests.sim.workers import Fate, Workers, make_workers
@@ -332,7 +332,7 @@ class Agent:
 
     def _decided(self, answered: Answered) -> None:
         _, told = answered
-        if isinstance(told, SharesReply) and self.workers is not None and self.workers.round == told.round:
+        if isinstance(told, Shares) and self.workers is not None and self.workers.round == told.round:
             self.world.note("shares were decided")
             self._decision = told.number
             self._after(self._pace.uniform(0, 5), self._ask_shares, self.workers, told.number + 1)

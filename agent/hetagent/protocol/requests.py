@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, TypeVar
 
 from hetagent.protocol.topics import Topic
-from hetrdzv.protocol.directive import DirectiveReply, SharesReply
-from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.joining import JoinRequest
 from hetrdzv.protocol.progress import PollRequest, ProgressFields
 from hetrdzv.protocol.routes import Route
@@ -34,8 +33,9 @@ class Server(Protocol):
         """Say goodbye."""
 
 
-Answer = DirectiveReply | SharesReply | HetError | None
-"""What became of a request: a reply, of which most are directives; None where the server has nothing to answer."""
+Answer = object
+"""What became of a request: a reply, of which most are directives, or an error (`HetError`); None where the server has
+nothing to answer."""
 
 
 class Head(TypedDict):

@@ -14,7 +14,7 @@ from annotated_types import Ge, Le, MaxLen
 
 from hetrdzv.protocol import bounds
 from hetrdzv.protocol.daemon import DaemonRequest
-from hetrdzv.protocol.directive import DirectiveReply, SharesReply
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.pages import (
     EventsReply,
@@ -31,7 +31,7 @@ from hetrdzv.protocol.pages import (
 from hetrdzv.protocol.plans import PlanRequest
 from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.reports import ReportRequest
-from hetrdzv.protocol.shares import SharesRequest
+from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
 from hetrdzv.protocol.stacks import StacksRequest
 
 Reply = TypeVar("Reply")
@@ -160,7 +160,7 @@ DIRECTIVE = Route("GET", f"{_NODE}/directive", _AGENT, DirectiveReply, size=_SMA
                   takes=(INCARNATION, Parameter("after", bounds.ShortText, None), WAIT))
 POLL = Route("POST", f"{_NODE}/directive", _AGENT, DirectiveReply, size=_SMALL, hot=True, body=PollRequest)
 REPORT = Route("POST", f"{_NODE}/report", _AGENT, DirectiveReply, size=_SMALL, hot=True, body=ReportRequest)
-SHARES = Route("POST", f"{_NODE}/shares", _AGENT, SharesReply, size=_SMALL, body=SharesRequest)
+SHARES = Route("POST", f"{_NODE}/shares", _AGENT, Shares, size=_SMALL, body=SharesRequest)
 STACKS = Route("POST", f"{_NODE}/stacks", _AGENT, NoneType, size=_SMALL, body=StacksRequest)
 DAEMON = Route("POST", f"{_NODE}/daemon", _AGENT, DirectiveReply, size=_SMALL, body=DaemonRequest)
 LEAVE = Route("DELETE", _NODE, _AGENT, NoneType, size=_SMALL,

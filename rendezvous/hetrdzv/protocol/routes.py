@@ -25,7 +25,6 @@ from hetrdzv.protocol.pages import (
     LogsReply,
     PlanReply,
     ReadyReply,
-    SignInReply,
     StacksReply,
 )
 from hetrdzv.protocol.plans import PlanRequest
@@ -181,7 +180,6 @@ STACKS_OF = Route("POST", f"{_GROUP}/stacks", _ADMIN, StacksReply, takes=(RANKS,
 LOGS_OF = Route("POST", f"{_GROUP}/logs", _ADMIN, LogsReply, takes=(RANKS,), wait_s=STACKS_WAIT_S)
 DRAIN = Route("POST", f"{_NODE}/drain", _ADMIN, GroupReply, takes=(NODES,))
 UNDRAIN = Route("POST", f"{_NODE}/undrain", _ADMIN, GroupReply, takes=(NODES,))
-SIGN_IN_CODE = Route("POST", "/v1/sign-in-codes", _READ, SignInReply, scoped=True, once=True)
 
 # -- what supervises, and what explains ------------------------------------------------------------------------------
 

@@ -26,9 +26,7 @@ from hetagent.job.progress.watcher import Watcher
 from hetagent.job.ready.fitness import Check
 from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.readiness import Readiness
-from hetagent.job.ready.speed_check import SpeedCheck
 from hetagent.job.room import Room, kept
-from hetagent.job.share_files import ShareRoom
 from hetagent.job.summary import closing_block
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.job.workers.torch_starter import TorchStarter
@@ -50,7 +48,6 @@ from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
 from hetagent.slots import isolated, narrow, slots_of
-from hetagent.speeds import speed_check, to_measure
 from hetagent.standby.keeper import standbys
 from hetagent.torch_compat import flags as torchs
 from hetrdzv.auth.client_token import reread_token
@@ -93,6 +90,7 @@ class Node:
         command: what the workers run; None: the group's command.
         devices: those that were chosen; None: nobody has looked at them.
         place: its address.
+        versions: of torch, the driver and others, by name.
         tell: shows one line to the person at the terminal.
     """
 
@@ -104,6 +102,7 @@ class Node:
     slots: int
     place: Place
     launch: Launch
+    versions: Mapping[str, str]
     tell: Callable[[str], None]
 
     def hold_port(self) -> socket.socket:
@@ -179,6 +178,7 @@ def _node(options: Options, access: Access, tell: Callable[[str], None], notes: 
         slots=slots,
         place=place,
         launch=launch,
+        versions=versions(),
         tell=tell,
     )
 
@@ -236,22 +236,17 @@ def _session(node: Node, kept: Callable[[], Collection[int]]) -> tuple[Session, 
     """
     options = node.options
 
-    def measured(speeds: Sequence[float]) -> None:
-        session.offer = replace(session.offer, speeds=tuple(speeds))
+    def offers(**fields: Any) -> None:
+        session.offer = replace(session.offer, **fields)
 
-    found = versions()
-    subject = to_measure(options, node.devices, node.slots, node.command, found, node.tell)
-    speed = None
-    if subject is not None:
-        speed = speed_check(options, subject, node.identity.incarnation, measured, node.tell)
-    readiness = _readiness(node, speed, kept)
+    readiness = _readiness(node, offers, kept)
     offer = _offer(
         options,
         node.slots,
         node.place.address,
         node.devices,
         node.launch,
-        device={**found, **(subject.facts if subject is not None else {})},
+        device={**node.versions, **readiness.facts},
         wants_command=node.command is None,
         ready_within_s=readiness.within_s,
     )
@@ -309,16 +304,17 @@ def _rooms(node: Node, line: Line) -> list[Room]:
         secrets=node.access.secrets,
         say=tell,
     )
-    rooms: list[Room | None] = [
+    rooms: list[Room] = []
+    made: list[Room | None] = [
         watching,
-        ShareRoom(line.ask, tell, watching.decided, one_per_node=launch.one_per_node),
         Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node),
         Meeting(line, launch, tell, must_meet=options.require_rendezvous),
         LaunchLook(launch, tell),
-        *(feature.room(node, line) for feature in options.features),
+        *(feature.room(node, line, rooms) for feature in options.features),
         standbys(options, node.command, tell),
     ]
-    return [room for room in rooms if room is not None]
+    rooms += [room for room in made if room is not None]
+    return rooms
 
 
 def _status(agent: Agent) -> int:
@@ -373,13 +369,12 @@ def _offer(
     return offer
 
 
-def _readiness(node: Node, speed: SpeedCheck | None, kept: Callable[[], Collection[int]]) -> Readiness:
+def _readiness(node: Node, offers: Callable[..., None], kept: Callable[[], Collection[int]]) -> Readiness:
     """What is asked of this node before each round."""
     gpus = [gpu.uuid for gpu in devices.visible_gpus(os.environ)]
     checks: list[Check | None] = [
         GpusFree(gpus, node.identity.incarnation, kept=kept) if gpus else None,
-        speed,
-        *(feature.check(node) for feature in node.options.features),
+        *(feature.check(node, offers) for feature in node.options.features),
     ]
     return Readiness([check for check in checks if check is not None])
 

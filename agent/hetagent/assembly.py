@@ -52,7 +52,6 @@ from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
 from hetagent.slots import isolated, narrow, slots_of
 from hetagent.speeds import speed_check, to_measure
-from hetagent.standby.keeper import standbys
 from hetagent.torch_compat import flags as torchs
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.auth.tls import ClientTls
@@ -316,7 +315,6 @@ def _rooms(node: Node, line: Line) -> list[Room]:
         Meeting(line, launch, tell, must_meet=options.require_rendezvous),
         LaunchLook(launch, tell),
         *(feature.room(node, line) for feature in options.features),
-        standbys(options, node.command, tell),
     ]
     return [room for room in rooms if room is not None]
 

@@ -8,6 +8,7 @@ from hetagent.job.network import CheckNetwork
 from hetagent.job.output.collapse import Collapse
 from hetagent.job.ready.node_check import SiteCheck
 from hetagent.options.slurm import Slurm
+from hetagent.standby import Preload
 
 FEATURES: Sequence[type[Feature]] = (
     CheckOnly,
@@ -15,5 +16,6 @@ FEATURES: Sequence[type[Feature]] = (
     Collapse,
     CheckNetwork,
     SiteCheck,
+    Preload,
 )
 """In the order in which they look at the command line."""

@@ -36,5 +36,9 @@ ROOMS: Mapping[str, Room] = {
     ),
     "check": Room(("agent/hetagent/check",), ("tests/agent/check",)),
     "slurm": Room(("agent/hetagent/options/slurm.py",), ("tests/agent/options/test_slurm.py", "tests/slurm")),
+    "standbys": Room(
+        ("agent/hetagent/standby",),
+        ("tests/agent/standby", "tests/e2e/test_standby.py", "tests/support/standbys.py"),
+    ),
 }
 """By name, as `python -m tests.rooms NAME` takes it."""

@@ -56,7 +56,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         launch=args.launch,
         init_file=args.init_file,
         isolate_gpus=args.isolate_gpus,
-        preload=args.preload,
         report_stderr=args.report_stderr,
         report_stacks=args.report_stacks,
         notice_signal=args.notice_signal,

@@ -9,10 +9,10 @@ from tests.support import standbys
 from tests.support.cluster import wait_for
 
 from hetagent.job.workers.starter import Program
-from hetagent.standby import imports, keeper, policy
+from hetagent.standby import AUTO, imports, keeper, memory
 from hetagent.standby.keeper import Standbys
 from hetagent.standby.process import Standby
-from hetagent.worker.standby import IMPORTS_FILE
+from hetagent.standby.waiting import IMPORTS_FILE
 
 INSTALLED = {
     "plain": "",
@@ -143,9 +143,9 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Standbys]:
         (imports, "SETTLED_S"),
     ):
         monkeypatch.setattr(place, name, 0.05)
-    monkeypatch.setattr(policy, "NEEDED_BYTES", 1)
+    monkeypatch.setattr(memory, "NEEDED_BYTES", 1)
     told: list[str] = []
-    made = Standbys(["decimal", policy.AUTO], told.append)
+    made = Standbys(["decimal", AUTO], told.append)
     yield made
     made.close()
     assert told == []

@@ -26,7 +26,7 @@ class Imports:
 
     def environ(self, local_rank: int) -> Mapping[str, str]:
         """What the worker of a local rank gets, so that it takes notes."""
-        return {f"{BEFORE}IMPORTS": WAITING, IMPORTS_FILE: str(self._file(local_rank))}
+        return {BEFORE: WAITING, IMPORTS_FILE: str(self._file(local_rank))}
 
     def notes(self, local_rank: int) -> list[str]:
         """Its notes, see `waiting.begin`; as they were before while it still imports."""

@@ -7,8 +7,8 @@ The script sees what it would see if started by `python -u [-m] SCRIPT_OR_MODULE
 crash prints a traceback (faulthandler), and an exception that ends the script is recorded in the file that
 TORCHELASTIC_ERROR_FILE names, in the format of torch's ErrorHandler, so that every node can show it.
 
-Two kinds of variables name files with more to do before the script's first line: in that of HET_STARTED_AHEAD, `wait`
-returns once the round of a process is known that was started ahead of it; in those of HET_BEFORE_*, `begin` is called.
+Two variables name files with more to do before the script's first line: in that of HET_STARTED_AHEAD, `wait` returns
+once the round of a process is known that was started ahead of it; in that of HET_BEFORE_SCRIPT, `begin` is called.
 
 This file is started by its path, and imports nothing that a bare interpreter has not already imported.
 """
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any, NoReturn
 
-AHEAD, BEFORE = "HET_STARTED_AHEAD", "HET_BEFORE_"
-"""A variable, and how the names of others begin: see above."""
+AHEAD, BEFORE = "HET_STARTED_AHEAD", "HET_BEFORE_SCRIPT"
+"""The variables that name files, see above."""
 
 CANNOT_OPEN = 2
 """The exit status of `python` when it cannot open the script."""
@@ -45,8 +45,8 @@ def main() -> None:
     anew = None
     if AHEAD in os.environ:
         anew = _loaded(os.environ.pop(AHEAD)).wait(started_as)
-    for name in [name for name in os.environ if name.startswith(BEFORE)]:
-        _loaded(os.environ.pop(name)).begin()
+    if BEFORE in os.environ:
+        _loaded(os.environ.pop(BEFORE)).begin()
     if "HET_PROGRESS_SOCKET" in os.environ:
         _listen(os.environ.pop("HET_PROGRESS_SOCKET"))
     _recorded(run, anew)

@@ -11,8 +11,9 @@ from tests.support.cluster import wait_for
 from hetagent.job.workers.starter import Program
 from hetagent.standby import AUTO, imports, keeper, memory
 from hetagent.standby.keeper import Standbys
-from hetagent.standby.process import Standby
+from hetagent.standby.process import WAITING, Standby
 from hetagent.standby.waiting import IMPORTS_FILE
+from hetagent.worker.runner import BEFORE
 
 INSTALLED = {
     "plain": "",
@@ -44,7 +45,7 @@ class Script:
 
     def round(self, local_rank: int = 0) -> Program:
         notes = self.folder / f"notes{local_rank}"
-        return standbys.in_round(self.program, **{IMPORTS_FILE: str(notes)})
+        return standbys.in_round(self.program, **{BEFORE: WAITING, IMPORTS_FILE: str(notes)})
 
     def run(self, standby: Standby | None = None) -> str:
         """Run it in a round; what it says."""

@@ -40,5 +40,13 @@ ROOMS: Mapping[str, Room] = {
         ("agent/hetagent/standby",),
         ("tests/agent/standby", "tests/e2e/test_standby.py", "tests/support/standbys.py"),
     ),
+    "dashboard": Room(
+        (
+            "rendezvous/hetrdzv/dashboard",
+            "rendezvous/hetrdzv/cli/hetctl/dashboard.py",
+            "rendezvous/hetrdzv/protocol/rooms/dashboard.py",
+        ),
+        ("tests/server/dashboard",),
+    ),
 }
 """By name, as `python -m tests.rooms NAME` takes it."""

@@ -48,11 +48,6 @@ from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
 from hetagent.slots import isolated, narrow, slots_of
-<<<<<<< HEAD
-from hetagent.speeds import speed_check, to_measure
-=======
-from hetagent.standby.keeper import standbys
->>>>>>> main
 from hetagent.torch_compat import flags as torchs
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.auth.tls import ClientTls
@@ -314,12 +309,7 @@ def _rooms(node: Node, line: Line) -> list[Room]:
         Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node),
         Meeting(line, launch, tell, must_meet=options.require_rendezvous),
         LaunchLook(launch, tell),
-<<<<<<< HEAD
-        *(feature.room(node, line) for feature in options.features),
-=======
         *(feature.room(node, line, rooms) for feature in options.features),
-        standbys(options, node.command, tell),
->>>>>>> main
     ]
     rooms += [room for room in made if room is not None]
     return rooms

@@ -8,11 +8,8 @@ from hetagent.job.network import CheckNetwork
 from hetagent.job.output.collapse import Collapse
 from hetagent.job.ready.node_check import SiteCheck
 from hetagent.options.slurm import Slurm
-<<<<<<< HEAD
-from hetagent.standby import Preload
-=======
 from hetagent.sharing import ShareWork
->>>>>>> main
+from hetagent.standby import Preload
 
 FEATURES: Sequence[type[Feature]] = (
     CheckOnly,

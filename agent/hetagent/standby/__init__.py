@@ -5,7 +5,7 @@
 """
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -46,7 +46,7 @@ class Preload(Feature):
                     f"{flag} takes names of modules with commas between them, {AUTO}, or {NONE}, not {name!r}"
                 )
 
-    def room(self, node: "Node", line: "Line") -> "Room | None":
+    def room(self, node: "Node", line: "Line", others: "Sequence[Room]") -> "Room | None":
         """The standbys. Where there can be none, a line says why.
 
         Raises:

@@ -13,6 +13,8 @@ from hetagent.standby import Preload
 SCRIPT = WorkerCommand("python", ("-u", "runner.py", "train.py"), is_python=True)
 PROGRAM = WorkerCommand("/opt/bin/train", (), is_python=False)
 
+NO_LINE: Any = None
+
 
 def preload(given: str | None, variable: str | None = None) -> Preload:
     environ = {} if variable is None else {"HET_PRELOAD": variable}
@@ -47,7 +49,7 @@ def test_names_that_are_no_modules(given: str | None, variable: str | None) -> N
 @pytest.mark.parametrize("command", [SCRIPT, None])  # or the group's
 def test_there_are_standbys_for_python_scripts(command: WorkerCommand | None) -> None:
     told: list[str] = []
-    room = preload("decimal").room(node("gpu", command, told), line())
+    room = preload("decimal").room(node("gpu", command, told), NO_LINE, [])
     assert room is not None
     room.close()
     assert told == []
@@ -66,19 +68,15 @@ def test_where_there_can_be_none_a_line_says_why(
 ) -> None:
     told: list[str] = []
     here = node(launch, command, told)
-    assert preload(None).room(here, line()) is None
+    assert preload(None).room(here, NO_LINE, []) is None
     (said,) = told
     assert said.startswith(f"no standby processes, so restarts import everything anew: {problem}")
-    assert preload(None, "none").room(here, line()) is None
-    assert preload("none").room(here, line()) is None
+    assert preload(None, "none").room(here, NO_LINE, []) is None
+    assert preload("none").room(here, NO_LINE, []) is None
     with pytest.raises(UsageError, match=f"^--preload torch makes no sense here, since {problem}"):
-        preload("torch").room(here, line())
+        preload("torch").room(here, NO_LINE, [])
     assert told == [said]
 
 
 def node(launch: str, command: WorkerCommand | None, told: list[str]) -> Any:
     return SimpleNamespace(options=SimpleNamespace(launch=launch), command=command, tell=told.append)
-
-
-def line() -> Any:
-    return None

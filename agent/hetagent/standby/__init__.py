@@ -65,5 +65,5 @@ class Preload(Feature):
             return Standbys(self.modules, node.tell)
         if self._given is not None:
             raise UsageError(f"--preload {self._given} makes no sense here, since {problem}: leave it out")
-        node.tell(f"no standby processes, so restarts import everything anew: {problem}")
+        node.tell(f"no standby processes, so restarts import everything again: {problem}")
         return None

@@ -132,8 +132,8 @@ def wait(started_as: "list[str]") -> "Callable[[str], NoReturn] | None":
     channel.close()
 
     def begin_again(kind: str) -> "NoReturn":
-        what = f"{kind} while the script imports, after --preload auto has imported ahead"
-        print(f"hetagent: {what}: it begins again without", file=sys.stderr, flush=True)
+        what = f"{kind} while the script imports, after --preload auto imported ahead"
+        print(f"hetagent: {what}: starting over without that", file=sys.stderr, flush=True)
         _begin_anew(started_as, order["environ"])
 
     return begin_again if seen else None

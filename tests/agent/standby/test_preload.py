@@ -70,7 +70,7 @@ def test_where_there_can_be_none_a_line_says_why(
     here = node(launch, command, told)
     assert preload(None).room(here, NO_LINE, []) is None
     (said,) = told
-    assert said.startswith(f"no standby processes, so restarts import everything anew: {problem}")
+    assert said.startswith(f"no standby processes, so restarts import everything again: {problem}")
     assert preload(None, "none").room(here, NO_LINE, []) is None
     assert preload("none").room(here, NO_LINE, []) is None
     with pytest.raises(UsageError, match=f"^--preload torch makes no sense here, since {problem}"):

@@ -105,7 +105,7 @@ test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning, Accelerate, 
 test-launch: $(HOROVOD)  ## run every command of docs/launch.md, and the examples of each launch style (needs test-mpi)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/e2e/test_launch_docs.py tests/e2e/test_launch_styles.py
 
-test-long: $(STAMP) tools  ## run the tests of networks, faults, guides and torchrun of which .ci/run runs a sixteenth each time, or with PART=3/16 that part
+test-long: $(STAMP) tools  ## run the tests of networks, faults, guides and torchrun of which .ci/run runs a part each time, or with PART=3/24 that part
 	HET_TEST_ALL=1 HET_TEST_PART='$(PART)' SIM_FROM=$(or $(SIM_FROM),$(shell date +%s%3N)) $(BIN)/python -m pytest -m long
 
 test-torch: $(STAMP)  ## test the agent with the oldest torch, the newest and two in between, each in .cache/torch or in TORCHES (hours; docs/torch.md)

@@ -1,5 +1,6 @@
 """Applies to every test: default signals, a restored environment, forked programs, long files first."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -61,6 +62,14 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[PART] = turn(config.rootpath)  # pytest-xdist's workers inherit both
         os.environ[LONG] = str(AUTO_LONG_S)
     servers.warm()
+    gc.disable()  # nothing becomes garbage during the collection of tests
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector look at what was collected for the last time: all of it stays to the end."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:

@@ -31,7 +31,9 @@ from hetrdzv.protocol.causes import (
     WorkersApart,
 )
 from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.events import CLASSES, Event, Facts, Place
+from hetrdzv.protocol.directive import RootCauseReply
+from hetrdzv.protocol.events import CLASSES, Event, Facts
+from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.parts import (
     Apart,
     BrokenUnits,
@@ -44,9 +46,9 @@ from hetrdzv.protocol.parts import (
     Ready,
     WorldBounds,
 )
+from hetrdzv.protocol.rooms.shares import Moved, SharesChanged
 from hetrdzv.protocol.stalls import Hang
-from hetrdzv.protocol.who import Nodes
-from hetrdzv.protocol.wire import EventReply, RootCauseReply
+from hetrdzv.protocol.who import Nodes, Place
 from hetrdzv.words.events import LONGEST, event_text
 from tests.support.stalls import behind
 
@@ -69,7 +71,7 @@ SHOWN: list[tuple[Facts, str]] = [
         events.SettingsChanged(
             changes=(Difference("max_nodes", "2", "3"), Difference("unit", "none", "rack"))
         ),
-        "gpu2 changed the settings, no other node being left: max_nodes 2 -> 3, unit none -> rack",
+        "gpu2 changed the settings, since no other node was left: max_nodes 2 -> 3, unit none -> rack",
     ),
     (
         events.RoundFormed(world_size=7, places=(Place("gpu1", 0, 2), Place("gpu2", 2, 1)), more=2),
@@ -153,7 +155,7 @@ SHOWN: list[tuple[Facts, str]] = [
     ),
     (
         events.NodeSetAside(blamed=3),
-        "the last 3 failures were of workers on gpu2: other nodes are taken before it",
+        "workers on gpu2 caused the last 3 failures: other nodes are preferred to it",
     ),
     (events.NodeSucceeded(), "all workers of gpu2 succeeded"),
     (events.WorkerFailed(worker=FAILED), "rank 2 (local rank 0) on gpu2 exited with code 1"),
@@ -183,13 +185,13 @@ SHOWN: list[tuple[Facts, str]] = [
         "round 3 goes on, after rank 1 has waited 40 s for rank 0 (gpu2), which is at collective 4 of 5",
     ),
     (
-        events.SharesChanged(moved=(events.Moved(Place("gpu1", 0, 2), 0.5, 0.75),), more=1),
+        SharesChanged(moved=(Moved(Place("gpu1", 0, 2), 0.5, 0.75),), more=1),
         (
-            "round 3 shares its work anew, by the pace of its workers: gpu1 (ranks 0 to 1) gets 75.0% instead of 50.0% "
+            "round 3 has new shares, by the pace of its workers: gpu1 (ranks 0 to 1) gets 75.0% instead of 50.0% "
             "and 1 more nodes"
         ),
     ),
-    (events.SharesChanged(moved=()), "round 3 shares its work anew, by the pace of its workers"),
+    (SharesChanged(moved=()), "round 3 has new shares, by the pace of its workers"),
     (events.DaemonStarted(program="orted"), "gpu2, the master, has the others run orted"),
     (
         events.StopAnnounced(cause=RestartAsked(), notice_s=30.0),
@@ -274,7 +276,7 @@ FAILURES: list[tuple[Any, str]] = [
             ready=Ready(nodes=Nodes.of(["gpu1"]), want=1, slots=8),
             units=BrokenUnits(label="rack", units=Nodes.of(["r1"]), missing=Nodes.of(["gpu2"])),
         ),
-        "not enough nodes joined within 60 s: 1 node with 8 slots ready (gpu1); rack r1 is not whole without gpu2",
+        "not enough nodes joined within 60 s: 1 node with 8 slots ready (gpu1); rack r1 is incomplete without gpu2",
     ),
     (
         JoinTimeout(within_s=60.0, ready=Ready(nodes=Nodes.of(["gpu1", "gpu2"]), want=2), rule="public=yes"),

@@ -15,8 +15,8 @@ from hetagent.launch.base import Assignment
 from hetagent.progress import NOTICE_FILE, READY
 from hetagent.protocol import reports
 from hetagent.protocol.line import Line
+from hetrdzv.protocol.directive import DirectiveReply, NoticeReply
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import DirectiveReply, NoticeReply
 
 LOOK_S = 0.05
 """How often to look who is ready (seconds)."""
@@ -122,7 +122,7 @@ class Notices(Room):
             return ""
         if time.monotonic() < self._notice.until + PATIENCE_S:
             return ""
-        return "goes on, but the workers here have stopped for its end: joining again"
+        return "goes on, although the workers here have stopped already: joining again"
 
     def end(self) -> None:
         self._workers = self._notice = None

@@ -50,22 +50,13 @@ class EndKind(StrEnum):
 
 
 class StallKind(StrEnum):
-    """What is wrong where workers wait for too long; see `wire.StallReply`."""
+    """What is wrong where workers wait for too long; see `StallReply`."""
 
     BEHIND = "behind"
     NO_ANSWER = "no_answer"
     DEADLOCK = "deadlock"
     MISMATCH = "mismatch"
     NOTHING_COMPLETES = "nothing_completes"
-
-
-class ShareSource(StrEnum):
-    """What shares follow from."""
-
-    EQUAL = "equal"
-    BY_HAND = "by hand"
-    MEASURED = "measured"
-    PACE = "pace"
 
 
 class ReportKind(StrEnum):

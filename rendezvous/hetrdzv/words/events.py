@@ -9,7 +9,8 @@ from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 from hetrdzv.words import failures
 from hetrdzv.words.clauses import never_met, standing
-from hetrdzv.words.phrasing import count, names, one_or_more
+from hetrdzv.words.phrasing import count, names, one_or_more, placed
+from hetrdzv.words.rooms import EVENTS
 from hetrdzv.words.stalls import lasting
 
 LONGEST = 2_000
@@ -40,11 +41,11 @@ def _job_began(facts: events.JobBegan, event: Event) -> str:
 
 def _settings_changed(facts: events.SettingsChanged, event: Event) -> str:
     changes = ", ".join(f"{one.name} {one.group} -> {one.given}" for one in facts.changes)
-    return f"{event.node_id or 'a person'} changed the settings, no other node being left: {changes}"
+    return f"{event.node_id or 'a person'} changed the settings, since no other node was left: {changes}"
 
 
 def _round_formed(facts: events.RoundFormed, event: Event) -> str:
-    places = ", ".join(f"{place.node_id} {_ranks(place)}" for place in facts.places)
+    places = ", ".join(f"{place.node_id} {placed(place)}" for place in facts.places)
     more = f" and {count(facts.more, 'more node')}" if facts.more else ""
     return f"round {event.round} formed: world size {facts.world_size}, {places}{more}"
 
@@ -140,8 +141,7 @@ def _node_undrained(facts: events.NodeUndrained, event: Event) -> str:
 
 def _node_set_aside(facts: events.NodeSetAside, event: Event) -> str:
     if facts.blamed is not None:
-        last = f"last {facts.blamed} failures were"
-        return f"the {last} of workers on {event.node_id}: other nodes are taken before it"
+        return f"workers on {event.node_id} caused the last {facts.blamed} failures: other nodes are preferred to it"
     return (
         f"{event.node_id} has come and gone {facts.departures} times: for {facts.for_s or 0.0:.0f} s it is kept as a "
         f"spare, unless it is needed"
@@ -175,16 +175,6 @@ def _goes_on(facts: events.GoesOn, event: Event) -> str:
     return f"round {event.round} goes on, after {lasting(facts.stall, facts.for_s)}"
 
 
-def _shares_changed(facts: events.SharesChanged, event: Event) -> str:
-    shown = ", ".join(
-        f"{one.place.node_id} ({_ranks(one.place)}) gets {one.after:.1%} instead of {one.before:.1%}"
-        for one in facts.moved
-    )
-    more = f" and {facts.more} more nodes" if facts.more else ""
-    text = f"round {event.round} shares its work anew, by the pace of its workers"
-    return f"{text}: {shown}{more}" if facts.moved else text
-
-
 def _daemon_started(facts: events.DaemonStarted, event: Event) -> str:
     return f"{event.node_id}, the master, has the others run {facts.program}"
 
@@ -208,12 +198,6 @@ def _notice_expired(facts: events.NoticeExpired, event: Event) -> str:
 
 def _other(facts: Other, event: Event) -> str:
     return failures.unknown(facts)
-
-
-def _ranks(place: events.Place) -> str:
-    """The ranks of a place: `rank 4`, or `ranks 8 to 11`."""
-    last = place.rank_offset + place.slots - 1
-    return f"rank {last}" if place.slots == 1 else f"ranks {place.rank_offset} to {last}"
 
 
 _TEXTS: Mapping[type, Callable[[Any, Event], str]] = {
@@ -247,10 +231,10 @@ _TEXTS: Mapping[type, Callable[[Any, Event], str]] = {
     events.SlowNetwork: _slow_network,
     events.Stalled: _stalled,
     events.GoesOn: _goes_on,
-    events.SharesChanged: _shares_changed,
     events.DaemonStarted: _daemon_started,
     events.StopAnnounced: _stop_announced,
     events.ReadyToStop: _ready_to_stop,
     events.NoticeExpired: _notice_expired,
     Other: _other,
+    **{kind: text for room in EVENTS for kind, text in room.items()},
 }

@@ -3,7 +3,9 @@
 import asyncio
 from typing import Any
 
-from hetrdzv.protocol import codec, wire
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.causes import Drained, MemberDrained
+from hetrdzv.protocol.pages import PlanReply
 from hetrdzv.service import plans
 from hetrdzv.settings import Limits
 from tests.support.served import api, join, serving, two_nodes
@@ -15,15 +17,16 @@ async def test_a_plan_is_what_then_happens_and_changes_nothing() -> None:
     async with serving() as (service, _), api(service) as client:
         before = await two_nodes(service)
         reply = await client.post(PLAN, json={"add": [{"slots": 4, "node_id": "c"}], "drain": ["a"]})
-        found = codec.read(wire.PlanReply, reply.content, unknown="ignore")
+        found = codec.read(PlanReply, reply.content, unknown="ignore")
         assert service.group("g") == before
         assert [(one.node_id, one.rank_offset, one.was_offset) for one in found.members] == [
             ("c", 0, None),
             ("b", 4, 1),
         ]
         assert (found.state, found.round, found.was_round, found.world_size) == ("running", 2, 1, 5)
+        assert (found.cause, found.clock > 0) == (MemberDrained(node_id="a"), True)
         assert (found.master, found.restarted, found.stops, found.moves) == ("c", ("b",), ("a",), ("b",))
-        assert [(one.node_id, one.slots, one.why) for one in found.gone] == [("a", 1, "drained")]
+        assert [(one.node_id, one.slots, one.reason) for one in found.gone] == [("a", 1, Drained())]
 
 
 async def test_without_a_change_it_is_what_is_there() -> None:
@@ -76,4 +79,5 @@ async def test_large_groups_are_planned_one_at_a_time_beside_the_loop() -> None:
         replies = await asyncio.gather(*(client.post(PLAN, json={"remove": [f"n{i}"]}) for i in (3, 4)))
         for reply in replies:
             assert reply.json()["state"] == "waiting"
-            assert f"{many - 1} of {many} nodes ready" in reply.json()["why"]
+            ready = reply.json()["reason"]["what"]["ready"]
+            assert (len(ready["nodes"]["first"]) + ready["nodes"]["more"], ready["want"]) == (many - 1, many)

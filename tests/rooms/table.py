@@ -36,6 +36,10 @@ ROOMS: Mapping[str, Room] = {
     ),
     "check": Room(("agent/hetagent/check",), ("tests/agent/check",)),
     "slurm": Room(("agent/hetagent/options/slurm.py",), ("tests/agent/options/test_slurm.py", "tests/slurm")),
+    "standbys": Room(
+        ("agent/hetagent/standby",),
+        ("tests/agent/standby", "tests/e2e/test_standby.py", "tests/support/standbys.py"),
+    ),
     "dashboard": Room(
         (
             "rendezvous/hetrdzv/dashboard",

@@ -33,11 +33,6 @@ OUR_FLAGS: Flags = {
         "default": "auto",
         "help": "auto, cuda: GPUs (default); cpu: start N CPU workers.",
     },
-    "--preload": {
-        "metavar": "MODULE[,MODULE...]",
-        "help": "What standby processes import ahead of a restart (or HET_PRELOAD); auto, the default: torch, and what "
-        "the script imports; none: no standbys.",
-    },
     "--report-stderr": {
         "choices": ("on", "off"),
         "help": "Report the end of a failed worker's stderr to the server (or HET_REPORT_STDERR; default on).",

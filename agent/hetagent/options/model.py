@@ -66,7 +66,6 @@ class Options:
         node_id, node_id_given: if it was not given, it is the host name, to which a second agent of the group on
             this host adds a number (node/names.py).
         launch_flags: what was given of the flags that are only for some launch styles, by name.
-        preload: the modules that standbys import, as given.
         notice_signal: what workers get when their round is about to end; None: only the file.
         require_rendezvous: whether it is a failure if workers end well but have not met.
         report_stderr: whether failures are reported with the end of stderr: on or off.
@@ -104,7 +103,6 @@ class Options:
     signals: tuple[signal.Signals, ...]
     launch: str
     launch_flags: Mapping[str, Any]
-    preload: str | None
     report_stderr: str | None
     report_stacks: str | None
     notice_signal: signal.Signals | None

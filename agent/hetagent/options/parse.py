@@ -55,7 +55,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         signals=given.signals(args),
         launch=args.launch,
         launch_flags={name: getattr(args, name) for name in map(dest, OWN_FLAGS)},
-        preload=args.preload,
         report_stderr=args.report_stderr,
         report_stacks=args.report_stacks,
         notice_signal=args.notice_signal,

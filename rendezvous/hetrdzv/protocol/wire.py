@@ -128,9 +128,6 @@ from hetrdzv.protocol.pages import (
     RoundReply as RoundReply,
 )
 from hetrdzv.protocol.pages import (
-    SignInReply as SignInReply,
-)
-from hetrdzv.protocol.pages import (
     Stack as Stack,
 )
 from hetrdzv.protocol.pages import (

@@ -40,10 +40,10 @@ def also_not_ready(reason: NotReady | None) -> str:
 
 def broken(units: BrokenUnits) -> str:
     """Which units are not whole, and what the first of them lacks."""
-    lacks, values = f"without {names(units.missing)}", names(units.units)
+    missing, values = names(units.missing), names(units.units)
     if len(units.units) == 1:
-        return f"{units.label} {values} is not whole {lacks}"
-    return f"{units.label} {values} are not whole: {units.units.first[0]} is {lacks}"
+        return f"{units.label} {values} is incomplete without {missing}"
+    return f"{units.label} {values} are incomplete: {units.units.first[0]} lacks {missing}"
 
 
 def no_master(reason: NoMaster) -> str:
@@ -66,7 +66,7 @@ def no_world(reason: NoWorld) -> str:
             slots += f" or {count(reason.never_more, 'other number')}"
         most = reason.bounds.max_nodes
         of = f" of at most {count(most, 'node')}" if most is not None else ""
-        return f"nodes of {slots} never make a world{of} whose size is {sizes}"
+        return f"nodes with {slots} can never form a world{of} whose size is {sizes}"
     if reason.too_small:
         return f"the world size must be {sizes}"
     if reason.unit is not None:

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from hetrdzv.protocol.causes import Cut, MemberLost, Silent
+from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.parts import Other
-from hetrdzv.protocol.wire import EventReply
 from hetrdzv.words.events import event_text
 from hetrdzv.words.failures import ending, failed_worker
 from hetrdzv.words.past import DownReply, PastReply, past

@@ -7,6 +7,7 @@ agent does not protect itself against a session that hands out what it should no
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hetagent.protocol import reports
@@ -14,12 +15,10 @@ from hetagent.protocol.line import LEAVE_S
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.requests import Answer, Request
 from hetagent.protocol.session.session import Session
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem
+from hetrdzv.protocol.failure import FailureFields
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import (
-    DirectiveReply,
-    FailureFields,
-)
 from tests.sim.rooms import IN_AGENTS
 from tests.sim.store import GROUP
 from tests.sim.workers import Fate, Workers, make_workers
@@ -326,7 +325,7 @@ class Agent:
         failure = FailureFields(local_rank=0, rank=0, exit_code=1, message="Traceback: boom")
         if self._script.random() < HOPELESS:
             self.world.note("script is hopeless")
-            failure = failure.model_copy(update={"permanent": True})
+            failure = replace(failure, permanent=True)
         self.session.say(reports.failed(workers.round, failure), self.world.timeline.now)
         self._stop(self.world.stop_timeout_s)
 

@@ -9,8 +9,8 @@ from hetagent.protocol.session.outbox import Answered
 from hetagent.protocol.topics import Message
 from hetagent.sharing.files import SHARES
 from hetrdzv.protocol import codec, routes
-from hetrdzv.protocol.rooms.shares import Shares
-from hetrdzv.protocol.wire import ProgressFields, SharesRequest, WorkerFields
+from hetrdzv.protocol.progress import ProgressFields, WorkerFields
+from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
 from hetrdzv.service.service import Service
 from hetrdzv.service.shares import decision
 from tests.sim.workers import Workers
@@ -42,7 +42,7 @@ class Asking:
             return None
         told = [WorkerFields(rank=rank, busy=self._rng.random(), looks=50) for rank in self._agent.ranks]
         known = self._newest.number if self._newest.round == workers.round else 0
-        return ProgressFields(round=workers.round, decision=known, workers=told)
+        return ProgressFields(round=workers.round, decision=known, workers=tuple(told))
 
     def _ask(self, workers: Workers, number: int) -> None:
         if workers is self._agent.workers and workers.alive and not self._agent.stopping:

@@ -136,7 +136,11 @@ def _row_of(node: ast.AST, parents: dict[ast.AST, ast.AST], place: str) -> ast.A
             key = isinstance(parent, ast.Dict) and child in parent.keys
             row = parent.values[parent.keys.index(child)] if key else child  # type: ignore[attr-defined,arg-type]
         child, parent = parent, parents.get(parent)
-    if row is None and isinstance(parent, ast.AnnAssign) and isinstance(parents[parent], ast.ClassDef):
+    if (
+        isinstance(parent, ast.AnnAssign)
+        and child is parent.annotation
+        and isinstance(parents[parent], ast.ClassDef)
+    ):
         return parent
     if row is None and isinstance(parent, ast.Assign):
         row = _member(node, parents)

@@ -8,8 +8,9 @@ from hetagent.protocol.requests import Answer, Request, Say
 from hetagent.protocol.session.outbox import Answered
 from hetagent.protocol.topics import Message
 from hetagent.sharing.files import SHARES
-from hetrdzv.protocol import codec, routes
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.progress import ProgressFields, WorkerFields
+from hetrdzv.protocol.rooms import shares
 from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
 from hetrdzv.service.service import Service
 from hetrdzv.service.shares import decision
@@ -64,7 +65,7 @@ async def answer(service: Service, group: str, node: str, request: SharesRequest
     return await decision(service, group, node, request.incarnation, request.round, request.number)
 
 
-ANSWERS = {routes.SHARES: answer}
+ANSWERS = {shares.SHARES: answer}
 
 
 class DecidedOnce:

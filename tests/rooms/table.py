@@ -65,6 +65,10 @@ ROOMS: Mapping[str, Room] = {
             "tests/sim/shares.py",
         ),
     ),
+    "standbys": Room(
+        ("agent/hetagent/standby",),
+        ("tests/agent/standby", "tests/e2e/test_standby.py", "tests/support/standbys.py"),
+    ),
     "dashboard": Room(
         (
             "rendezvous/hetrdzv/dashboard",
@@ -72,6 +76,14 @@ ROOMS: Mapping[str, Room] = {
             "rendezvous/hetrdzv/protocol/rooms/dashboard.py",
         ),
         ("tests/server/dashboard",),
+    ),
+    "etcd": Room(
+        (
+            "rendezvous/hetrdzv/storage/etcd",
+            "rendezvous/hetrdzv/service/leadership.py",
+            "rendezvous/hetrdzv/cli/etcd.py",
+        ),
+        ("tests/storage/test_etcd.py", "tests/server/test_leadership.py"),
     ),
 }
 """By name, as `python -m tests.rooms NAME` takes it."""

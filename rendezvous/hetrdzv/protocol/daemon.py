@@ -39,6 +39,4 @@ class DaemonRequest(Body):
     master: Id
     incarnation: Id
     round: Count
-    words: Annotated[
-        tuple[Annotated[str, MaxLen(MAX_CHARACTERS)], ...], MinLen(1), AtMost(MAX_WORDS)
-    ]
+    words: Annotated[tuple[Annotated[str, MaxLen(MAX_CHARACTERS)], ...], MinLen(1), AtMost(MAX_WORDS)]

@@ -48,5 +48,13 @@ ROOMS: Mapping[str, Room] = {
         ),
         ("tests/server/dashboard",),
     ),
+    "etcd": Room(
+        (
+            "rendezvous/hetrdzv/storage/etcd",
+            "rendezvous/hetrdzv/service/leadership.py",
+            "rendezvous/hetrdzv/cli/etcd.py",
+        ),
+        ("tests/storage/test_etcd.py", "tests/server/test_leadership.py"),
+    ),
 }
 """By name, as `python -m tests.rooms NAME` takes it."""

@@ -4,6 +4,8 @@ import os
 import signal
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar, cast
 
 from hetagent.node.names import host_name
 from hetagent.node.speed.policy import MODES
@@ -16,6 +18,8 @@ from hetagent.options.values import streams
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.ids import checked_id
 from hetrdzv.protocol.typed import nodes, seconds
+
+T = TypeVar("T")
 
 SAME: Sequence[tuple[str, str]] = (("gpus", "nproc_per_node"), ("local_addr", "interface"))
 """Flags that mean the same thing, so that at most one of them can be given."""
@@ -31,42 +35,19 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     args = parser().parse_args(list(argv))
     _refuse(args)
     from_slurm = _fill_from_slurm(args, environ)
-    return Options(
+    return _options(
+        Options,
+        args,
         servers=_servers(args, environ),
         group=_group(args, environ),
         node_id=_node_id(args),
         node_id_given=args.node_id is not None,
-        gpus=args.gpus,
-        nproc_per_node=args.nproc_per_node,
-        device=args.device,
-        token_file=args.token_file,
-        ca_cert=args.ca_cert,
-        client_cert=args.client_cert,
-        client_key=args.client_key,
         standalone=bool(args.standalone),
-        local_addr=args.local_addr,
-        interface=args.interface,
-        port_range=args.port_range,
         labels=dict(args.label or ()),
-        weight=args.weight,
-        connect_timeout_s=args.connect_timeout_s,
         spec=_spec(args),
         signals=tuple(dict.fromkeys((*_signals(args.signals_to_handle), *from_slurm.signals))),
-        launch=args.launch,
-        init_file=args.init_file,
-        isolate_gpus=args.isolate_gpus,
-        preload=args.preload,
-        report_stderr=args.report_stderr,
-        report_stacks=args.report_stacks,
-        check=args.check,
-        check_network=args.check_network,
-        collapse=args.collapse,
-        notice_signal=args.notice_signal,
-        require_rendezvous=args.require_rendezvous,
         node_check=args.node_check or environ.get("HET_NODE_CHECK") or None,
-        node_check_timeout_s=args.node_check_timeout_s,
         measure=_measure(args, environ),
-        measure_dtype=args.measure_dtype,
         shutdown_timeout_s=_shutdown_timeout_s(args, environ),
         script=args.training_script,
         script_args=tuple(args.training_script_args),
@@ -79,23 +60,27 @@ def _torchrun(args: Namespace) -> TorchrunOptions:
     redirects, tee = _streams("--redirects", args.redirects), _streams("--tee", args.tee)
     if args.collapse and not redirects and not tee:
         tee = Std.ALL
-    return TorchrunOptions(
+    return _options(
+        TorchrunOptions,
+        args,
         role=_id("--role", args.role),
         module=bool(args.module),
         no_python=bool(args.no_python),
         run_path=bool(args.run_path),
         virtual_local_rank=bool(args.virtual_local_rank),
-        numa_binding=args.numa_binding,
-        event_log_handler=args.event_log_handler,
-        log_dir=args.log_dir,
         log_line_prefix_template=args.log_line_prefix_template or None,
-        logs_specs=args.logs_specs,
         redirects=redirects,
         tee=tee,
         local_ranks_filter=_ranks(args.local_ranks_filter),
         duplicate_stdout_filters=tuple(args.duplicate_stdout_filters),
         duplicate_stderr_filters=tuple(args.duplicate_stderr_filters),
     )
+
+
+def _options(kind: type[T], args: Namespace, **made: object) -> T:
+    """Options, of which those that nobody has made anything of are as they were given."""
+    names = {one.name for one in fields(cast(Any, kind))}
+    return kind(**made, **{name: getattr(args, name) for name in names - made.keys()})
 
 
 # -- what cannot be meant ------------------------------------------------------------------------------------

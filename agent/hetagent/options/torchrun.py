@@ -4,12 +4,10 @@ tests/agent/options/test_torchrun.py compares it with the parser of the torch th
 """
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
-from hetagent.options.values import filters, told
+from hetagent.options.values import Flag, filters
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
 from hetrdzv.protocol.typed import seconds, setting
 
@@ -17,104 +15,81 @@ TORCHRUNS_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """torchrun's default for --signals-to-handle."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchrunFlag:
-    """A flag of torchrun that applies to hetagent.
-
-    Attributes:
-        help: what `--help` says.
-        short: its one-letter spelling.
-        switch: it takes no value.
-        type: turns its text into a value.
-        default: torchrun's default; None where hetagent has one of its own and needs to know what was given.
-        choices: the values it takes; None: any.
-        variable: its default can be set in the environment, as `PET_` and its name in capitals.
-    """
-
-    help: str
-    short: str | None = None
-    switch: bool = False
-    type: Callable[[str], Any] = str
-    default: object = None
-    choices: tuple[str, ...] | None = None
-    variable: bool = True
-
-
-ACCEPTED: Mapping[str, TorchrunFlag] = {
-    "--nnodes": TorchrunFlag(
+ACCEPTED: Mapping[str, Flag] = {
+    "--nnodes": Flag(
         help="Number of nodes, N or MIN:MAX (default: Slurm's, or whoever has joined by the last call).",
     ),
-    "--nproc-per-node": TorchrunFlag(
+    "--nproc-per-node": Flag(
         help="torchrun's spelling of --gpus: a number of workers of any kind, or gpu, cpu, xpu, auto.",
     ),
-    "--rdzv-id": TorchrunFlag(help="torchrun's name for --group."),
-    "--standalone": TorchrunFlag(
+    "--rdzv-id": Flag(help="torchrun's name for --group."),
+    "--standalone": Flag(
         switch=True, help="Start a private hetserver, for a job on this node only."
     ),
-    "--max-restarts": TorchrunFlag(
-        type=told(partial(setting, SETTINGS["max_restarts"])),
+    "--max-restarts": Flag(
+        type=partial(setting, SETTINGS["max_restarts"]),
         help=f"How many failures may restart the group (default: {DEFAULTS.max_restarts})."
     ),
-    "--monitor-interval": TorchrunFlag(
+    "--monitor-interval": Flag(
         type=float, help="Accepted without effect: the exit of a worker is noticed at once."
     ),
-    "--event-log-handler": TorchrunFlag(
+    "--event-log-handler": Flag(
         default="null", help="The registered handler that gets torch's own events (default: null, none)."
     ),
-    "--role": TorchrunFlag(default="default", help="A name for what the workers do (default: default)."),
-    "--module": TorchrunFlag(
+    "--role": Flag(default="default", help="A name for what the workers do (default: default)."),
+    "--module": Flag(
         short="-m", switch=True, help="The script is the name of a module, as with python -m."
     ),
-    "--no-python": TorchrunFlag(switch=True, help="The script is a program of any kind: start it directly."),
-    "--run-path": TorchrunFlag(
+    "--no-python": Flag(switch=True, help="The script is a program of any kind: start it directly."),
+    "--run-path": Flag(
         switch=True, help="Accepted without effect: scripts always run this way. Overrides --no-python."
     ),
-    "--log-dir": TorchrunFlag(help="Keep the workers' log files in this directory (default: remove them)."),
-    "--redirects": TorchrunFlag(
+    "--log-dir": Flag(help="Keep the workers' log files in this directory (default: remove them)."),
+    "--redirects": Flag(
         short="-r",
         default="0",
         help="Write these streams to log files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both, or by "
         "local rank 0:1,1:3.",
     ),
-    "--tee": TorchrunFlag(
+    "--tee": Flag(
         short="-t", default="0", help="Write these streams to log files and the console, as for --redirects."
     ),
-    "--log-line-prefix-template": TorchrunFlag(
+    "--log-line-prefix-template": Flag(
         help="What lines of --tee begin with on the console; ${node_id}, ${rank}, ${local_rank}, ${role_name} and "
         "${hostname} are filled in (default: '[${node_id}:${rank}] ').",
     ),
-    "--local-ranks-filter": TorchrunFlag(
+    "--local-ranks-filter": Flag(
         default="", help="Show only these local ranks on the console: 0,1,2 (default: all)."
     ),
-    "--duplicate-stdout-filters": TorchrunFlag(
+    "--duplicate-stdout-filters": Flag(
         type=filters,
         default=(),
         help="Copy the lines of stdout that contain one of these texts to one more file in --log-dir; "
         "two commas stand for one within a text.",
     ),
-    "--duplicate-stderr-filters": TorchrunFlag(
+    "--duplicate-stderr-filters": Flag(
         type=filters, default=(), help="The same for stderr."
     ),
-    "--local-addr": TorchrunFlag(
+    "--local-addr": Flag(
         help="The address this node offers (default: that of its connection to the server)."
     ),
-    "--logs-specs": TorchrunFlag(
+    "--logs-specs": Flag(
         variable=False, help="The entry point in the group torchrun.logs_specs that decides where logs go."
     ),
-    "--numa-binding": TorchrunFlag(
+    "--numa-binding": Flag(
         choices=("node", "socket", "exclusive", "core-complex"),
         variable=False,
         help="Bind each worker to CPUs near its GPU: those of the NUMA node or socket, an exclusive share of the "
         "node, or one core complex.",
     ),
-    "--signals-to-handle": TorchrunFlag(
+    "--signals-to-handle": Flag(
         default=TORCHRUNS_SIGNALS,
         help=f"The signals on which this agent stops its workers and leaves (default: {TORCHRUNS_SIGNALS}).",
     ),
-    "--shutdown-timeout": TorchrunFlag(
-        type=told(seconds), help="Seconds between SIGTERM and SIGKILL on this node (default: --stop-timeout-s)."
+    "--shutdown-timeout": Flag(
+        type=seconds, help="Seconds between SIGTERM and SIGKILL on this node (default: --stop-timeout-s)."
     ),
-    "--virtual-local-rank": TorchrunFlag(
+    "--virtual-local-rank": Flag(
         switch=True, help="Each worker sees only its own GPU, and its LOCAL_RANK is 0."
     ),
 }  # fmt: skip

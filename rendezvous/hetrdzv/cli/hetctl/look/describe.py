@@ -95,7 +95,7 @@ def _node_view(node: NodeReply, events: tuple[EventReply, ...]) -> Iterator[Rend
         "speeds": " ".join(f"{speed:.3g}" for speed in node.speeds or ()),
         "incarnation": node.incarnation,
     }
-    yield _facts("", {name: value for name, value in facts.items() if value})
+    yield _facts("", {name: tables.one_line(value) for name, value in facts.items() if value})
     for title, more in (("labels", node.labels), ("device", node.device)):
         if more:
             yield ""
@@ -108,14 +108,9 @@ def _node_view(node: NodeReply, events: tuple[EventReply, ...]) -> Iterator[Rend
 
 
 def _facts(title: str, facts: Mapping[str, str]) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold", min_width=20)
-    if title:
-        grid.add_row(title, "")
-    for name, value in facts.items():
-        grid.add_row(f"  {tables.one_line(name)}" if title else name, tables.one_line(value))
-    return grid
+    """Facts, below their title if there is one."""
+    rows = ((f"  {tables.one_line(name)}", tables.one_line(value)) for name, value in facts.items())
+    return tables.new_grid([(title, ""), *rows] if title else facts.items())
 
 
 def _value(value: object) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command, shared
+from hetrdzv.cli.hetctl.tables import folded, numbers
 from hetrdzv.client import Client
 from hetrdzv.protocol.wire import QUARANTINED, GroupReply, GroupsReply, NodeReply
 
@@ -88,19 +89,15 @@ def _nodes_view(reply: _NodesReply, group: str | None) -> Iterator[RenderableTyp
 
 
 def _nodes_table(nodes: Iterable[tuple[str, NodeReply]], *, with_group: bool, wide: bool) -> Table:
-    table = tables.new_table()
-    if with_group:
-        table.add_column("GROUP", overflow="fold", min_width=8)
-    table.add_column("NODE", overflow="fold", min_width=10)
-    table.add_column("STATE", no_wrap=True)
-    for name in ("RANKS", "SLOTS"):
-        table.add_column(name, no_wrap=True, justify="right")
-    table.add_column("ADDRESS", overflow="fold", min_width=15)
-    if wide:
-        table.add_column("HEARD", no_wrap=True, justify="right")
-        for name in ("ROLE", "LABELS", "DEVICE"):
-            table.add_column(name, overflow="fold", min_width=8)
-    table.add_column("WHY", overflow="fold", min_width=20)
+    table = tables.new_table(
+        *([folded("GROUP", 8)] if with_group else ()),
+        folded("NODE", 10),
+        tables.word("STATE"),
+        *numbers("RANKS", "SLOTS"),
+        folded("ADDRESS", 15),
+        *([*numbers("HEARD"), *(folded(name, 8) for name in ("ROLE", "LABELS", "DEVICE"))] if wide else ()),
+        folded("WHY", 20),
+    )
     for group, node in nodes:
         cells: list[RenderableType] = [group] if with_group else []
         cells += [

@@ -27,7 +27,7 @@ from hetrdzv.protocol.wire import (
 )
 from hetrdzv.words.events import spent_of
 from hetrdzv.words.phrasing import count
-from hetrdzv.words.times import Clock
+from hetrdzv.words.times import Clock, lasted
 from hetrdzv.words.why import told
 
 TRACEBACK_LINES = 20
@@ -165,17 +165,8 @@ def local(at: str) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """A length of time: `0.4 s`, `42 s`, `3 min 10 s`, `2 h 05 min`, `4 days 3 h`; `-` if it is not known."""
-    if seconds is None:
-        return "-"
-    whole = round(seconds)
-    if whole < 60:
-        return ago(seconds)
-    if whole < 3_600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 172_800:
-        return f"{whole // 3_600} h {whole % 3_600 // 60:02} min"
-    return f"{whole // 86_400} days {whole % 86_400 // 3_600} h"
+    """A length of time; `-` if it is not known."""
+    return "-" if seconds is None else lasted(seconds)
 
 
 def new_table(*columns: Column) -> Table:

@@ -131,20 +131,14 @@ def network_of(address: str) -> ipaddress.IPv4Network | None:
     return None
 
 
-def address_of(interface: str, family: socket.AddressFamily = socket.AF_INET) -> str:
-    """An IP address of an interface.
-
-    Args:
-        family: preferred if the interface has addresses of both; a link-local address comes last.
+def address_of(interface: str) -> str:
+    """An IP address of an interface: IPv4 if it has one, a link-local address last.
 
     Raises:
         NetworkError: there is no such interface, or it has no address; lists the ones there are.
     """
-    preferred = 6 if family == socket.AF_INET6 else 4
     there = list(_interface_addresses())
-    mine = [
-        (ip.is_link_local, ip.version != preferred, text) for name, ip, text in there if name == interface
-    ]
+    mine = [(ip.is_link_local, ip.version, text) for name, ip, text in there if name == interface]
     if mine:
         return min(mine)[2]
     known = ", ".join(f"{name} ({text})" for name, _, text in there)

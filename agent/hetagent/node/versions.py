@@ -1,7 +1,10 @@
 """Versions of what has to fit together on all nodes of a job, as this process has it."""
 
+import contextlib
 import platform
 from typing import Any
+
+from hetagent.node.gpu.discovery import NoGpus, driver, text
 
 MOST_CHARACTERS = 64
 """The longest version that is sent."""
@@ -34,16 +37,6 @@ def _nccl(torch: Any) -> str | None:
 
 
 def _driver() -> str | None:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no NVML, no driver, or one that fails: then nothing is known
-        return None
-    try:
-        version = pynvml.nvmlSystemGetDriverVersion()
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
-    return version.decode() if isinstance(version, bytes) else version
+    with contextlib.suppress(NoGpus), driver() as pynvml:
+        return text(pynvml.nvmlSystemGetDriverVersion())
+    return None

@@ -28,26 +28,15 @@ def new_nodes(fields: Iterable[NewNodeFields]) -> tuple[NewNode, ...]:
 def plan_reply(plan: Plan) -> wire.PlanReply:
     """What would happen, with its sentences."""
     then = Clock(plan.clock)
-    return wire.PlanReply(
-        group_id=plan.group_id,
+    return codec.picked(
+        wire.PlanReply,
+        plan,
         now=why(plan.now, Clock(plan.clock - plan.in_s)),
-        state=plan.state,
-        reason=plan.reason,
         why=why(plan.reason, then),
-        in_s=plan.in_s,
         ended=ending(plan.ended) if plan.ended is not None else None,
-        round=plan.round,
-        world_size=plan.world_size,
-        was_round=plan.was_round,
-        was_world_size=plan.was_world_size,
-        restarts=plan.restarts,
-        master=plan.master,
         members=tuple(codec.picked(wire.PlannedMemberReply, one) for one in plan.members),
         spares=tuple(_left_out(one, then) for one in plan.spares),
         gone=tuple(_left_out(one, then) for one in plan.gone),
-        stops=plan.stops,
-        restarted=plan.restarted,
-        moves=plan.moves,
     )
 
 

@@ -126,7 +126,7 @@ def _elected(
         raise CannotServe(
             f"--store {store.partition('://')[0]} needs pip install 'hetrdzv[etcd]' ({error})"
         ) from None
-    found = access_from(
+    access = access_from(
         store,
         user=settings.etcd_user,
         password=_etcd_password(settings.etcd_password_file),
@@ -134,7 +134,7 @@ def _elected(
         cert=settings.etcd_cert,
         key=settings.etcd_key,
     )
-    return lambda: leadership.ElectedReplica(Etcd(found), url, settings.leader_lease_s, make_service)
+    return lambda: leadership.ElectedReplica(Etcd(access), url, settings.leader_lease_s, make_service)
 
 
 def _advertised(settings: Settings, listener: socket.socket) -> str:
@@ -153,12 +153,12 @@ def _advertised(settings: Settings, listener: socket.socket) -> str:
     elif "://" not in given and settings.tls_cert is not None:
         given = f"https://{given}"
     try:
-        found = normal_url(given)
+        url = normal_url(given)
     except ValueError as error:
         raise CannotServe(f"--advertise: {error}") from None
-    if found.startswith("http://") and settings.tls_cert is not None:
-        logger.warning("--advertise %s is not an https URL, but this server speaks TLS", found)
-    return found
+    if url.startswith("http://") and settings.tls_cert is not None:
+        logger.warning("--advertise %s is not an https URL, but this server speaks TLS", url)
+    return url
 
 
 def _url(settings: Settings, host: str, port: int) -> str:
@@ -261,9 +261,9 @@ async def _serve(
     host, port = listener.getsockname()[:2]
 
     def reload(*, now: bool = True) -> None:
-        for one in (tokens, tls):
-            if one is not None:
-                one.refresh(now=now)
+        for files in (tokens, tls):
+            if files is not None:
+                files.refresh(now=now)
 
     server = HttpServer(app, replica, settings.limits, tls, reload)
     with server.signals():

@@ -16,8 +16,8 @@ def shares_of(current: RoundReply) -> str:
     where = _SOURCES.get(shares.source, shares.source)
     asked = f", decision {shares.number} of this round" if shares.number else ""
     parts = []
-    for one in [one for one in current.members if one.weights][:MOST]:
-        least, most = min(one.weights or ()), max(one.weights or ())
-        parts.append(f"{one.node_id} {least:g}{f' to {most:g}' if least < most else ''}")
+    for member in [member for member in current.members if member.weights][:MOST]:
+        least, most = min(member.weights or ()), max(member.weights or ())
+        parts.append(f"{member.node_id} {least:g}{f' to {most:g}' if least < most else ''}")
     more = ", ..." if len(current.members) > MOST else ""
     return f"{where}{asked}: {', '.join(parts)}{more}" if parts else f"{where}{asked}: the same for all ranks"

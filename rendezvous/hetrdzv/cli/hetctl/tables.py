@@ -318,19 +318,19 @@ def _workers_table(workers: Sequence[WorkerReply]) -> Table:
         word("STATE"),
         *numbers("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", "WEIGHT", "PACE"),
     )
-    for one in workers:
+    for worker in workers:
         table.add_row(
-            str(one.rank),
-            one.node_id,
-            one.state,
-            ago(one.idle_s) if one.idle_s else "-",
-            _number(one.collectives),
-            _number(one.per_s),
-            _number(one.step),
-            _number(one.steps_per_s),
-            "-" if one.waiting is None else f"{one.waiting:.0%}",
-            _number(one.weight),
-            _number(one.pace),
+            str(worker.rank),
+            worker.node_id,
+            worker.state,
+            ago(worker.idle_s) if worker.idle_s else "-",
+            _number(worker.collectives),
+            _number(worker.per_s),
+            _number(worker.step),
+            _number(worker.steps_per_s),
+            "-" if worker.waiting is None else f"{worker.waiting:.0%}",
+            _number(worker.weight),
+            _number(worker.pace),
         )
     return table
 
@@ -344,15 +344,15 @@ def _number(value: float | None) -> str:
 def _progress(current: RoundReply) -> str:
     """How fast a round goes: the slowest worker counts, since the others wait for it."""
     workers = current.workers
-    steps = [one for one in workers if one.step is not None]
+    steps = [worker for worker in workers if worker.step is not None]
     parts = []
     if steps:
-        per_s = [one.steps_per_s for one in steps if one.steps_per_s is not None]
+        per_s = [worker.steps_per_s for worker in steps if worker.steps_per_s is not None]
         speed = f" ({_number(min(per_s))} a second)" if per_s else ""
-        parts.append(f"step {_number(min(one.step or 0 for one in steps))}{speed}")
-    known = [one.collectives for one in workers if one.collectives is not None]
+        parts.append(f"step {_number(min(worker.step or 0 for worker in steps))}{speed}")
+    known = [worker.collectives for worker in workers if worker.collectives is not None]
     if known:
-        per_s = [one.per_s for one in workers if one.per_s is not None]
+        per_s = [worker.per_s for worker in workers if worker.per_s is not None]
         speed = f" ({_number(min(per_s))} a second)" if per_s else ""
         parts.append(f"{_number(min(known))} collectives{speed}")
     return ", ".join(parts)

@@ -55,21 +55,21 @@ async def _groups(client: Client, group: str | None) -> GroupsReply:
 
 
 async def _nodes(client: Client, group: str | None) -> _NodesReply:
-    found: dict[str, tuple[NodeReply, ...]] = {}
+    nodes: dict[str, tuple[NodeReply, ...]] = {}
     names = [group] if group is not None else await _served(client)
     for name in names:
         reply: GroupReply = await client.group(name)
-        found[name] = reply.nodes
-    return _NodesReply(groups=found)
+        nodes[name] = reply.nodes
+    return _NodesReply(groups=nodes)
 
 
 async def _served(client: Client) -> list[str]:
-    return [one.group_id for one in (await client.groups()).groups if one.state != QUARANTINED]
+    return [group.group_id for group in (await client.groups()).groups if group.state != QUARANTINED]
 
 
 def _groups_view(reply: GroupsReply) -> Iterator[RenderableType]:
     if shared().output == "name":
-        yield from (Text(one.group_id) for one in reply.groups)
+        yield from (Text(group.group_id) for group in reply.groups)
     elif reply.groups:
         yield tables.groups_table(reply.groups, wide=shared().output == "wide")
     else:

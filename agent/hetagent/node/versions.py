@@ -18,7 +18,7 @@ def versions() -> dict[str, str]:
     """
     import torch
 
-    found: dict[str, object] = {
+    known: dict[str, object] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -26,7 +26,7 @@ def versions() -> dict[str, str]:
         "nccl": _nccl(torch),
         "driver": _driver(),
     }
-    return {name: str(version)[:MOST_CHARACTERS] for name, version in found.items() if version}
+    return {name: str(version)[:MOST_CHARACTERS] for name, version in known.items() if version}
 
 
 def _nccl(torch: Any) -> str | None:

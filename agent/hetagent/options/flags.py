@@ -167,11 +167,11 @@ class Parser(ArgumentParser):
         Raises:
             UsageError: the command line makes no sense.
         """
-        found, unknown = self.parse_known_args(args, namespace)
+        known, unknown = self.parse_known_args(args, namespace)
         flags = [word for word in unknown if word.startswith("-")]
         if unknown:
             raise UsageError("; ".join(map(self._unknown, flags or unknown)) + SEE_HELP)
-        return found
+        return known
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found wrong, without the usage line above it.
@@ -211,7 +211,7 @@ def parser() -> Parser:
     ours = made.add_argument_group("hetrdzv")
     styles = "; ".join(f"{name}: {kind.help}" for name, kind in LAUNCHES.items())
     launch = Flag(choices=tuple(LAUNCHES), default=DEFAULT_LAUNCH, help=f"How to start workers: {styles}.")
-    settings = {f"--{name.replace('_', '-')}": _of_setting(one) for name, one in SPEC_FLAGS.items()}
+    settings = {f"--{name.replace('_', '-')}": _of_setting(setting) for name, setting in SPEC_FLAGS.items()}
     for flag, row in {"--launch": launch, **OUR_FLAGS, **settings}.items():
         default = False if row.switch else row.default
         ours.add_argument(flag, dest=dest(flag), help=row.help, **row.arguments(default))

@@ -79,7 +79,7 @@ def _torchrun(args: Namespace) -> TorchrunOptions:
 
 def _options(kind: type[T], args: Namespace, **made: object) -> T:
     """Options, of which those that nobody has made anything of are as they were given."""
-    names = {one.name for one in fields(cast(Any, kind))}
+    names = {field.name for field in fields(cast(Any, kind))}
     return kind(**made, **{name: getattr(args, name) for name in names - made.keys()})
 
 
@@ -95,9 +95,9 @@ def _refuse(args: Namespace) -> None:
         raise UsageError("\n  ".join(["these flags cannot be used with hetagent:", *refused]))
     if args.gpus is not None and args.nproc_per_node == os.environ.get("PET_NPROC_PER_NODE"):
         args.nproc_per_node = None
-    for one, other in SAME:
-        if getattr(args, one) is not None and getattr(args, other) is not None:
-            flags = (f"--{name.replace('_', '-')}" for name in (one, other))
+    for first, other in SAME:
+        if getattr(args, first) is not None and getattr(args, other) is not None:
+            flags = (f"--{name.replace('_', '-')}" for name in (first, other))
             raise UsageError(f"{' and '.join(flags)} mean the same thing: give only one")
     if args.check and args.standalone:
         raise UsageError(
@@ -150,13 +150,13 @@ def _fill_from_slurm(args: Namespace, environ: Mapping[str, str]) -> slurm.Defau
         standalone=bool(args.standalone),
     )
     try:
-        found = slurm.defaults(environ, given)
+        defaults = slurm.defaults(environ, given)
     except slurm.SlurmError as error:
         raise UsageError(str(error)) from None
     for name in ("group", "node_id", "gpus", "nnodes"):
-        if (value := getattr(found, name)) is not None:
+        if (value := getattr(defaults, name)) is not None:
             setattr(args, name, str(value))
-    return found
+    return defaults
 
 
 def _servers(args: Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:

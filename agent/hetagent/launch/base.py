@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from hetagent.launch.command import CommandError, WorkerCommand, group_command
 from hetagent.protocol.topics import Message
@@ -18,7 +18,6 @@ class Setup:
     """What the command line says about starting workers on this node; each launch style takes what it needs.
 
     Attributes:
-        command: what to run; None: the group's command, which comes with each round.
         slots: how many workers this node has.
         visible: CUDA_VISIBLE_DEVICES, which names the chosen GPUs; None if it is not set.
         isolate_gpus: each worker is to see its own GPU only.
@@ -26,12 +25,14 @@ class Setup:
         port_range: first and last port that this node may use; None: any.
     """
 
-    command: WorkerCommand | None
-    slots: int
+    slots: int = 1
     visible: str | None = None
     isolate_gpus: bool = False
     init_file: Path | None = None
     port_range: tuple[int, int] | None = None
+
+
+PLAIN = Setup()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +81,9 @@ class Launch:
     Args:
         command: what the workers run; None: the group's command, which comes with each round.
 
+    Raises:
+        CommandError: the command, or what is installed here, cannot be started this way.
+
     Attributes:
         one_per_node: a single process stands for all slots of the node, so a failure has no rank.
         fills_placeholders: `{rank_offset}` and the like in the command are replaced.
@@ -100,17 +104,8 @@ class Launch:
     watches_deaths = False
     look_after_s: float | None = None
 
-    def __init__(self, command: WorkerCommand | None) -> None:
+    def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
         self._command = command
-
-    @classmethod
-    def of(cls, setup: Setup) -> Self:
-        """Create this launch from what the command line says.
-
-        Raises:
-            CommandError: the command, or what is installed here, cannot be started this way.
-        """
-        return cls(setup.command)
 
     def begin(self, assignment: Assignment) -> WorkerCommand | None:
         """Prepare a round, and return what each process of this node runs.

@@ -1,33 +1,21 @@
 """One process per GPU, as torchrun does it; each sees all of the node's GPUs, or only its own."""
 
 from collections.abc import Mapping
-from typing import Self
 
-from hetagent.launch.base import Assignment, Launch, Setup
+from hetagent.launch.base import PLAIN, Assignment, Launch, Setup
 from hetagent.launch.command import CommandError, WorkerCommand
 from hetagent.node.gpu.devices import VISIBLE
 
 
 class PerGpu(Launch):
-    """One process per GPU.
-
-    Args:
-        command: see `Launch`.
-        isolated: the entry of CUDA_VISIBLE_DEVICES that each worker sees, one per slot; empty: every worker sees them
-            all.
-    """
+    """One process per GPU. With --isolate-gpus each sees only its own."""
 
     meets_in_store = True
     uses_process_groups = True
 
-    def __init__(self, command: WorkerCommand | None, isolated: tuple[str, ...] = ()) -> None:
-        super().__init__(command)
-        self._isolated = isolated
-
-    @classmethod
-    def of(cls, setup: Setup) -> Self:
-        """With --isolate-gpus, split the visible GPUs."""
-        return cls(setup.command, entries(setup.visible, setup.slots) if setup.isolate_gpus else ())
+    def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
+        super().__init__(command, setup)
+        self._isolated = entries(setup.visible, setup.slots) if setup.isolate_gpus else ()
 
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """With isolation, the one GPU. LOCAL_RANK stays, for logs and for whatever counts workers."""

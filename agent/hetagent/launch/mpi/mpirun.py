@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
-from hetagent.launch.base import Assignment, Launch, Setup, environ_of_node
+from hetagent.launch.base import PLAIN, Assignment, Launch, Setup, environ_of_node
 from hetagent.launch.command import RUNNER, CommandError, WorkerCommand
 from hetagent.launch.mpi import orted
 from hetagent.launch.mpi.folders import Scratch, sweep
@@ -49,9 +49,7 @@ INSTALL = "install Open MPI 4, not 5, on every node (Debian 12: apt-get install 
 class Mpi(Launch):
     """One mpirun on the master and one orted on every other node, which start and watch the ranks.
 
-    Args:
-        command: see `Launch`; only the master's is used.
-        port_range: ports for Open MPI's own connections; None: any.
+    Only the master's command is used. Open MPI keeps to --port-range, too.
 
     Raises:
         CommandError: Open MPI is not installed, or not in a version that works this way.
@@ -61,18 +59,13 @@ class Mpi(Launch):
     wants_members = True
     wants_daemon = True
 
-    def __init__(self, command: WorkerCommand | None, port_range: tuple[int, int] | None = None) -> None:
-        super().__init__(command)
-        self._port_range = port_range
+    def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
+        super().__init__(command, setup)
+        self._port_range = setup.port_range
         self._scratch: Scratch | None = None
         self._relay: Relay | None = None
         self._orted = _check()
         sweep()
-
-    @classmethod
-    def of(cls, setup: Setup) -> Self:
-        """Open MPI keeps to --port-range, too."""
-        return cls(setup.command, setup.port_range)
 
     def begin(self, assignment: Assignment) -> WorkerCommand | None:
         """mpirun on the master; orted elsewhere, as soon as mpirun has asked for it."""

@@ -3,9 +3,8 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Self
 
-from hetagent.launch.base import Assignment, Launch, Setup, environ_of_node
+from hetagent.launch.base import PLAIN, Assignment, Launch, Setup, environ_of_node
 from hetagent.launch.command import CommandError, WorkerCommand
 from hetagent.launch.node import placeholders
 from hetagent.launch.node.init_file import InitFile
@@ -21,14 +20,11 @@ TORCH_LIBRARY = "libtorch_cpu"
 class PerNode(Launch):
     """One process per node.
 
-    The script hosts its own store on the port that the master's agent holds until just before the start.
-
-    Args:
-        command: see `Launch`; may have placeholders.
-        init_file: where the processes meet, if not over TCP.
+    The script hosts its own store on the port that the master's agent holds until just before the start; with
+    --init-file the processes meet in that directory.
 
     Raises:
-        CommandError: the command has an unknown placeholder, or does not use `init_file`.
+        CommandError: the command has an unknown placeholder, or does not use --init-file.
     """
 
     one_per_node = True
@@ -36,16 +32,11 @@ class PerNode(Launch):
     watches_deaths = True
     look_after_s = LOOK_AFTER_S
 
-    def __init__(self, command: WorkerCommand | None, init_file: InitFile | None = None) -> None:
-        super().__init__(command)
-        self._init_file = init_file
+    def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
+        super().__init__(command, setup)
+        self._init_file = InitFile(setup.init_file) if setup.init_file is not None else None
         if command is not None:
             self._check(command)
-
-    @classmethod
-    def of(cls, setup: Setup) -> Self:
-        """With --init-file, let the processes meet in that directory."""
-        return cls(setup.command, InitFile(setup.init_file) if setup.init_file is not None else None)
 
     def _check(self, command: WorkerCommand) -> set[str]:
         names = placeholders.used(command.args)

@@ -73,9 +73,9 @@ def create_app(
     app.state.hub = Hub()
     admission = Admission(limits.max_polls_per_address)
     return Gate(
-        app,
-        TABLE,
-        Dispatcher(replica),
+        app=app,
+        table=TABLE,
+        dispatcher=Dispatcher(replica),
         tokens=tokens,
         sessions=sessions,
         refuse=refuse,

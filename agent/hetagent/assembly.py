@@ -17,10 +17,8 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from hetagent.cli import EXIT_FAILED, EXIT_SIGNAL
 from hetagent.job.after_start import LaunchLook, Meeting
-from hetagent.job.between import Once
 from hetagent.job.leaving import AgentError
 from hetagent.job.loop import Agent, Identity
-from hetagent.job.network.check import NetworkCheck
 from hetagent.job.notice import Notices
 from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.job.output.stderr import Copier
@@ -28,7 +26,6 @@ from hetagent.job.ports import Ports
 from hetagent.job.progress.watcher import Watcher
 from hetagent.job.ready.fitness import Check
 from hetagent.job.ready.gpus_free import GpusFree
-from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.ready.speed_check import SpeedCheck
 from hetagent.job.room import Room
@@ -252,7 +249,7 @@ def _session(node: Node, kept: Callable[[], Collection[int]]) -> tuple[Session, 
     speed = None
     if subject is not None:
         speed = speed_check(options, subject, node.identity.incarnation, measured, node.tell)
-    readiness = _readiness(options, node.identity, node.access.secrets, speed, kept)
+    readiness = _readiness(node, speed, kept)
     offer = _offer(
         options,
         node.slots,
@@ -301,7 +298,7 @@ def _starter(node: Node, handler: HetRendezvousHandler, logs_specs: LogsSpecs) -
         Template(prefix).safe_substitute(node_id=options.node_id),
         Standbys(node.preload, node.tell) if node.preload else None,
         Copier() if _reports(options.report_stderr, "HET_REPORT_STDERR") else None,
-        collapses=options.collapse,
+        merged=next((made for each in options.features if (made := each.merged) is not None), None),
     )
 
 
@@ -318,16 +315,13 @@ def _rooms(node: Node, line: Line) -> list[Room]:
         secrets=node.access.secrets,
         say=tell,
     )
-    address = partial(getattr, node.place, "address")
     rooms: list[Room | None] = [
         watching,
         Shares(line.ask, tell, watching.decided, one_per_node=launch.one_per_node),
         Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node),
         Meeting(line, launch, tell, must_meet=options.require_rendezvous),
         LaunchLook(launch, tell),
-        NetworkCheck(options.group, options.node_id, address, tell, Once(tell))
-        if options.check_network
-        else None,
+        *(feature.room(node, line) for feature in options.features),
     ]
     return [room for room in rooms if room is not None]
 
@@ -382,24 +376,13 @@ def _offer(
     return Offer(spec=spec, **common)
 
 
-def _readiness(
-    options: Options,
-    identity: Identity,
-    secrets: Callable[[], list[str]],
-    speed: SpeedCheck | None,
-    kept: Callable[[], Collection[int]],
-) -> Readiness:
+def _readiness(node: Node, speed: SpeedCheck | None, kept: Callable[[], Collection[int]]) -> Readiness:
     """What is asked of this node before each round."""
     gpus = [gpu.uuid for gpu in devices.visible_gpus(os.environ)]
-    environ, within_s = {processes.NODE_ID: identity.node_id}, options.node_check_timeout_s
     checks: list[Check | None] = [
-        GpusFree(gpus, identity.incarnation, kept=kept) if gpus else None,
+        GpusFree(gpus, node.identity.incarnation, kept=kept) if gpus else None,
         speed,
-        NodeCheck(
-            options.node_check, identity.incarnation, environ=environ, timeout_s=within_s, secrets=secrets
-        )
-        if options.node_check
-        else None,
+        *(feature.check(node) for feature in node.options.features),
     ]
     return Readiness([check for check in checks if check is not None])
 

@@ -2,19 +2,21 @@
 
 import os
 import re
-from argparse import REMAINDER, SUPPRESS, ArgumentParser, Namespace
+from argparse import REMAINDER, SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from hetagent.feature import Flags
+from hetagent.features import FEATURES
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
 from hetagent.node.speed.policy import MODES
 from hetagent.node.speed.subject import DTYPES
 from hetagent.options.model import UsageError
-from hetagent.options.torchrun import ACCEPTED, REFUSED, dest, spellings, variable
-from hetagent.options.values import Flag, notice_signal, port_range
+from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
+from hetagent.options.values import notice_signal, port_range, told
 from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S
 from hetrdzv import __version__
 from hetrdzv.protocol import typed
@@ -23,128 +25,119 @@ from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
 SPEC_FLAGS: Mapping[str, Setting] = {name: one for name, one in SETTINGS.items() if one.has_flag}
 """Settings of the group with a flag of their own name; --nnodes and --max-restarts are torchrun's."""
 
-NODE_CHECK_TIMEOUT_S = 60.0
-"""How long `--node-check` may take by default (seconds)."""
-
-
-def _file(help: str) -> Flag:  # noqa: A002 - argparse's own word
-    """A flag that names a file."""
-    return Flag(type=Path, metavar="FILE", help=help)
-
-
-OUR_FLAGS: Mapping[str, Flag] = {
-    "--gpus": Flag(
-        metavar="N|auto|LIST",
-        help="How many GPUs, all of them, or which ones: 4, auto, 0,2,3 (default: Slurm's, or all).",
-    ),
-    "--device": Flag(
-        choices=("auto", "cuda", "cpu"),
-        default="auto",
-        help="auto, cuda: GPUs (default); cpu: start N CPU workers.",
-    ),
-    "--init-file": Flag(
-        type=Path,
-        metavar="DIR",
-        help="With --launch node: {init_method} names a new file in this shared directory each round.",
-    ),
-    "--isolate-gpus": Flag(switch=True, help="Each worker sees only its own GPU; LOCAL_RANK stays as it is."),
-    "--preload": Flag(
-        metavar="MODULE[,MODULE...]",
-        help="What standby processes import ahead of a restart (or HET_PRELOAD); auto, the default: torch, and what "
+OUR_FLAGS: Flags = {
+    "--gpus": {
+        "metavar": "N|auto|LIST",
+        "help": "How many GPUs, all of them, or which ones: 4, auto, 0,2,3 (default: Slurm's, or all).",
+    },
+    "--device": {
+        "choices": ("auto", "cuda", "cpu"),
+        "default": "auto",
+        "help": "auto, cuda: GPUs (default); cpu: start N CPU workers.",
+    },
+    "--init-file": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "With --launch node: {init_method} names a new file in this shared directory each round.",
+    },
+    "--isolate-gpus": {
+        "action": "store_true",
+        "help": "Each worker sees only its own GPU; LOCAL_RANK stays as it is.",
+    },
+    "--preload": {
+        "metavar": "MODULE[,MODULE...]",
+        "help": "What standby processes import ahead of a restart (or HET_PRELOAD); auto, the default: torch, and what "
         "the script imports; none: no standbys.",
-    ),
-    "--report-stderr": Flag(
-        choices=("on", "off"),
-        help="Report the end of a failed worker's stderr to the server (or HET_REPORT_STDERR; default on).",
-    ),
-    "--report-stacks": Flag(
-        choices=("on", "off"),
-        help="Show the workers' Python stacks to the server if asked, or if they hang (or HET_REPORT_STACKS; "
+    },
+    "--report-stderr": {
+        "choices": ("on", "off"),
+        "help": "Report the end of a failed worker's stderr to the server (or HET_REPORT_STDERR; default on).",
+    },
+    "--report-stacks": {
+        "choices": ("on", "off"),
+        "help": "Show the workers' Python stacks to the server if asked, or if they hang (or HET_REPORT_STACKS; "
         "default on).",
-    ),
-    "--collapse": Flag(
-        switch=True,
-        help="Show identical lines of several ranks of this node as one, with all their ranks in front; without -t "
-        "and -r as -t 3.",
-    ),
-    "--check": Flag(
-        switch=True,
-        help="Join nothing: check devices, versions, servers, the address to offer and the way to the other nodes.",
-    ),
-    "--check-network": Flag(
-        switch=True,
-        help="Before the first workers start, measure the bandwidth between nodes and name slow ones; give it on "
-        "every node.",
-    ),
-    "--notice-signal": Flag(
-        type=notice_signal,
-        metavar="SIGUSR1",
-        help="What workers that handle it get when their round is about to end (--notice-s).",
-    ),
-    "--require-rendezvous": Flag(
-        switch=True,
-        help="Fail a job whose workers end well but never met (init_process_group); give it on every node.",
-    ),
-    "--node-check": Flag(
-        metavar="COMMAND",
-        help="A node is ready only while this command of /bin/sh exits with 0 (or HET_NODE_CHECK).",
-    ),
-    "--node-check-timeout-s": Flag(
-        type=typed.seconds,
-        default=NODE_CHECK_TIMEOUT_S,
-        metavar="S",
-        help=f"Seconds after which --node-check is killed, and has failed (default: {NODE_CHECK_TIMEOUT_S:g}).",
-    ),
-    "--measure": Flag(
-        choices=MODES,
-        help="Measure how fast this node's slots are before it joins (or HET_MEASURE). auto: if the script imports "
+    },
+    "--notice-signal": {
+        "type": told(notice_signal),
+        "metavar": "SIGUSR1",
+        "help": "What workers that handle it get when their round is about to end (--notice-s).",
+    },
+    "--require-rendezvous": {
+        "action": "store_true",
+        "help": "Fail a job whose workers end well but never met (init_process_group); give it on every node.",
+    },
+    "--measure": {
+        "choices": MODES,
+        "help": "Measure how fast this node's slots are before it joins (or HET_MEASURE). auto: if the script imports "
         "hetagent.shares or hetagent.uneven (default); on: always, or take what was measured earlier; again: "
         "anew; off: never.",
-    ),
-    "--measure-dtype": Flag(
-        choices=DTYPES,
-        default="auto",
-        help="In which dtype --measure computes; auto: float16 on GPUs, float32 on CPUs (default).",
-    ),
-    "--server": Flag(metavar="URL[,URL...]", help="The hetserver to use (or HET_SERVER)."),
-    "--group": Flag(
-        metavar="ID",
-        help="The job to join (or HET_GROUP, --rdzv-id; default: Slurm's, or 'default'; --standalone: a new one).",
-    ),
-    "--node-id": Flag(
-        metavar="ID",
-        help="This node's stable name (default: Slurm's, or the host name; HOST.2 for a second agent here).",
-    ),
-    "--token-file": _file("File with a token for the server (or HET_TOKEN)."),
-    "--ca-cert": _file("CA that signed the server's certificate, PEM (or HET_CA_CERT)."),
-    "--client-cert": _file("Certificate to present to the server, PEM (or HET_CLIENT_CERT)."),
-    "--client-key": _file("Private key of --client-cert, PEM (or HET_CLIENT_KEY)."),
-    "--interface": Flag(metavar="NAME", help="The network interface whose address this node offers."),
-    "--port-range": Flag(
-        type=port_range, metavar="A-B", help="The ports this node may offer (for firewalls)."
-    ),
-    "--label": Flag(
-        many=True, type=typed.label, metavar="KEY=VALUE", help="A label for this node; repeatable."
-    ),
-    "--weight": Flag(
-        type=typed.weight,
-        metavar="X",
-        help="How fast each worker here is, compared with those of other nodes: for shares, which otherwise go by "
+    },
+    "--measure-dtype": {
+        "choices": DTYPES,
+        "default": "auto",
+        "help": "In which dtype --measure computes; auto: float16 on GPUs, float32 on CPUs (default).",
+    },
+    "--server": {"metavar": "URL[,URL...]", "help": "The hetserver to use (or HET_SERVER)."},
+    "--group": {
+        "metavar": "ID",
+        "help": "The job to join (or HET_GROUP, --rdzv-id; default: Slurm's, or 'default'; --standalone: a new one).",
+    },
+    "--node-id": {
+        "metavar": "ID",
+        "help": "This node's stable name (default: Slurm's, or the host name; HOST.2 for a second agent here).",
+    },
+    "--token-file": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "File with a token for the server (or HET_TOKEN).",
+    },
+    "--ca-cert": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "CA that signed the server's certificate, PEM (or HET_CA_CERT).",
+    },
+    "--client-cert": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "Certificate to present to the server, PEM (or HET_CLIENT_CERT).",
+    },
+    "--client-key": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "Private key of --client-cert, PEM (or HET_CLIENT_KEY).",
+    },
+    "--interface": {"metavar": "NAME", "help": "The network interface whose address this node offers."},
+    "--port-range": {
+        "type": told(port_range),
+        "metavar": "A-B",
+        "help": "The ports this node may offer (for firewalls).",
+    },
+    "--label": {
+        "action": "append",
+        "type": told(typed.label),
+        "metavar": "KEY=VALUE",
+        "help": "A label for this node; repeatable.",
+    },
+    "--weight": {
+        "type": told(typed.weight),
+        "metavar": "X",
+        "help": "How fast each worker here is, compared with those of other nodes: for shares, which otherwise go by "
         "what is measured, and for --rank-order speed (default, if any node has one: 1).",
-    ),
-    "--world-size": Flag(
-        type=typed.world_size,
-        metavar="N|MIN:MAX",
-        help="How many workers the job may have in all; of the nodes the best set is taken, the others are spares.",
-    ),
-    "--connect-timeout-s": Flag(
-        type=typed.seconds,
-        default=CONNECT_TIMEOUT_S,
-        metavar="S",
-        help=f"Seconds to wait for a server's first answer (default: {CONNECT_TIMEOUT_S:g}).",
-    ),
+    },
+    "--world-size": {
+        "type": told(typed.world_size),
+        "metavar": "N|MIN:MAX",
+        "help": "How many workers the job may have in all; of the nodes the best set is taken, the others are spares.",
+    },
+    "--connect-timeout-s": {
+        "type": told(typed.seconds),
+        "default": CONNECT_TIMEOUT_S,
+        "metavar": "S",
+        "help": f"Seconds to wait for a server's first answer (default: {CONNECT_TIMEOUT_S:g}).",
+    },
 }
-"""The flags that torchrun does not have, beside --launch and those of `SPEC_FLAGS`."""
+"""The flags that torchrun does not have; --launch beside them, and those of optional features."""
 
 SEE_HELP = "; see hetagent --help"
 
@@ -167,11 +160,11 @@ class Parser(ArgumentParser):
         Raises:
             UsageError: the command line makes no sense.
         """
-        known, unknown = self.parse_known_args(args, namespace)
+        found, unknown = self.parse_known_args(args, namespace)
         flags = [word for word in unknown if word.startswith("-")]
         if unknown:
             raise UsageError("; ".join(map(self._unknown, flags or unknown)) + SEE_HELP)
-        return known
+        return found
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found wrong, without the usage line above it.
@@ -210,11 +203,21 @@ def parser() -> Parser:
         made.add_argument(*spellings(flag), help=SUPPRESS)
     ours = made.add_argument_group("hetrdzv")
     styles = "; ".join(f"{name}: {kind.help}" for name, kind in LAUNCHES.items())
-    launch = Flag(choices=tuple(LAUNCHES), default=DEFAULT_LAUNCH, help=f"How to start workers: {styles}.")
-    settings = {f"--{name.replace('_', '-')}": _of_setting(setting) for name, setting in SPEC_FLAGS.items()}
-    for flag, row in {"--launch": launch, **OUR_FLAGS, **settings}.items():
-        default = False if row.switch else row.default
-        ours.add_argument(flag, dest=dest(flag), help=row.help, **row.arguments(default))
+    ours.add_argument(
+        "--launch", choices=LAUNCHES, default=DEFAULT_LAUNCH, help=f"How to start workers: {styles}."
+    )
+    for flags in (OUR_FLAGS, *(feature.flags for feature in FEATURES)):
+        for flag, settings in flags.items():
+            ours.add_argument(flag, **settings)
+    for name, setting in SPEC_FLAGS.items():
+        ours.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=name,
+            type=told(partial(typed.setting, setting)),
+            choices=setting.choices or None,
+            help=f"{setting.help.removesuffix('.')} (default: {setting.shown_default}).",
+            metavar=None if setting.choices else setting.metavar or METAVARS[setting.kind],
+        )
     ours.add_argument("--version", action="version", version=f"hetagent {__version__}")
     made.add_argument(
         "training_script",
@@ -225,32 +228,31 @@ def parser() -> Parser:
     return made
 
 
-def _of_setting(setting: Setting) -> Flag:
-    """The flag of a setting of the group."""
-    return Flag(
-        type=partial(typed.setting, setting),
-        choices=setting.choices or None,
-        help=f"{setting.help.removesuffix('.')} (default: {setting.shown_default}).",
-        metavar=None if setting.choices else setting.metavar or METAVARS[setting.kind],
-    )
-
-
-def _add(to: ArgumentParser, flag: str, row: Flag) -> None:
-    """Add a flag of torchrun in all its spellings; `--help` shows those with dashes."""
+def _add(to: ArgumentParser, flag: str, row: TorchrunFlag) -> None:
     given = os.environ.get(variable(flag)) if row.variable else None
-    arguments = row.arguments(row.default if given is None else _from_variable(flag, row, given))
-    hidden = [spelling for spelling in spellings(flag) if "_" in spelling]
-    to.add_argument(*(shown for shown in spellings(flag) if shown not in hidden), help=row.help, **arguments)
-    for spelling in hidden:
-        to.add_argument(spelling, help=SUPPRESS, **arguments)
-
-
-def _from_variable(flag: str, row: Flag, given: str) -> object:
+    if not row.switch:
+        default = row.default if given is None else _from_variable(flag, row, given)
+        _add_spellings(to, flag, row, type=row.type, choices=row.choices, default=default)
+        return
     try:
-        return bool(int(given)) if row.switch else row.type(given)
-    except ValueError as error:
-        if row.switch:
-            raise UsageError(f"{variable(flag)} must be 0 or 1, which {given!r} is not") from None
+        on = None if given is None else bool(int(given))
+    except ValueError:
+        raise UsageError(f"{variable(flag)} must be 0 or 1, which {given!r} is not") from None
+    _add_spellings(to, flag, row, action="store_true", default=on)
+
+
+def _add_spellings(to: ArgumentParser, flag: str, row: TorchrunFlag, **settings: Any) -> None:
+    """Add a flag in all its spellings; `--help` shows those with dashes."""
+    hidden = [spelling for spelling in spellings(flag) if "_" in spelling]
+    to.add_argument(*(shown for shown in spellings(flag) if shown not in hidden), help=row.help, **settings)
+    for spelling in hidden:
+        to.add_argument(spelling, help=SUPPRESS, **settings)
+
+
+def _from_variable(flag: str, row: TorchrunFlag, given: str) -> object:
+    try:
+        return row.type(given)
+    except (ArgumentTypeError, ValueError) as error:
         raise UsageError(f"{variable(flag)}={given}: {error}") from None
 
 

@@ -4,10 +4,12 @@ tests/agent/options/test_torchrun.py compares it with the parser of the torch th
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from hetagent.options.values import Flag, filters
+from hetagent.options.values import filters, told
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
 from hetrdzv.protocol.typed import seconds, setting
 
@@ -15,81 +17,104 @@ TORCHRUNS_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """torchrun's default for --signals-to-handle."""
 
 
-ACCEPTED: Mapping[str, Flag] = {
-    "--nnodes": Flag(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchrunFlag:
+    """A flag of torchrun that applies to hetagent.
+
+    Attributes:
+        help: what `--help` says.
+        short: its one-letter spelling.
+        switch: it takes no value.
+        type: turns its text into a value.
+        default: torchrun's default; None where hetagent has one of its own and needs to know what was given.
+        choices: the values it takes; None: any.
+        variable: its default can be set in the environment, as `PET_` and its name in capitals.
+    """
+
+    help: str
+    short: str | None = None
+    switch: bool = False
+    type: Callable[[str], Any] = str
+    default: object = None
+    choices: tuple[str, ...] | None = None
+    variable: bool = True
+
+
+ACCEPTED: Mapping[str, TorchrunFlag] = {
+    "--nnodes": TorchrunFlag(
         help="Number of nodes, N or MIN:MAX (default: Slurm's, or whoever has joined by the last call).",
     ),
-    "--nproc-per-node": Flag(
+    "--nproc-per-node": TorchrunFlag(
         help="torchrun's spelling of --gpus: a number of workers of any kind, or gpu, cpu, xpu, auto.",
     ),
-    "--rdzv-id": Flag(help="torchrun's name for --group."),
-    "--standalone": Flag(
+    "--rdzv-id": TorchrunFlag(help="torchrun's name for --group."),
+    "--standalone": TorchrunFlag(
         switch=True, help="Start a private hetserver, for a job on this node only."
     ),
-    "--max-restarts": Flag(
-        type=partial(setting, SETTINGS["max_restarts"]),
+    "--max-restarts": TorchrunFlag(
+        type=told(partial(setting, SETTINGS["max_restarts"])),
         help=f"How many failures may restart the group (default: {DEFAULTS.max_restarts})."
     ),
-    "--monitor-interval": Flag(
+    "--monitor-interval": TorchrunFlag(
         type=float, help="Accepted without effect: the exit of a worker is noticed at once."
     ),
-    "--event-log-handler": Flag(
+    "--event-log-handler": TorchrunFlag(
         default="null", help="The registered handler that gets torch's own events (default: null, none)."
     ),
-    "--role": Flag(default="default", help="A name for what the workers do (default: default)."),
-    "--module": Flag(
+    "--role": TorchrunFlag(default="default", help="A name for what the workers do (default: default)."),
+    "--module": TorchrunFlag(
         short="-m", switch=True, help="The script is the name of a module, as with python -m."
     ),
-    "--no-python": Flag(switch=True, help="The script is a program of any kind: start it directly."),
-    "--run-path": Flag(
+    "--no-python": TorchrunFlag(switch=True, help="The script is a program of any kind: start it directly."),
+    "--run-path": TorchrunFlag(
         switch=True, help="Accepted without effect: scripts always run this way. Overrides --no-python."
     ),
-    "--log-dir": Flag(help="Keep the workers' log files in this directory (default: remove them)."),
-    "--redirects": Flag(
+    "--log-dir": TorchrunFlag(help="Keep the workers' log files in this directory (default: remove them)."),
+    "--redirects": TorchrunFlag(
         short="-r",
         default="0",
         help="Write these streams to log files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both, or by "
         "local rank 0:1,1:3.",
     ),
-    "--tee": Flag(
+    "--tee": TorchrunFlag(
         short="-t", default="0", help="Write these streams to log files and the console, as for --redirects."
     ),
-    "--log-line-prefix-template": Flag(
+    "--log-line-prefix-template": TorchrunFlag(
         help="What lines of --tee begin with on the console; ${node_id}, ${rank}, ${local_rank}, ${role_name} and "
         "${hostname} are filled in (default: '[${node_id}:${rank}] ').",
     ),
-    "--local-ranks-filter": Flag(
+    "--local-ranks-filter": TorchrunFlag(
         default="", help="Show only these local ranks on the console: 0,1,2 (default: all)."
     ),
-    "--duplicate-stdout-filters": Flag(
+    "--duplicate-stdout-filters": TorchrunFlag(
         type=filters,
         default=(),
         help="Copy the lines of stdout that contain one of these texts to one more file in --log-dir; "
         "two commas stand for one within a text.",
     ),
-    "--duplicate-stderr-filters": Flag(
+    "--duplicate-stderr-filters": TorchrunFlag(
         type=filters, default=(), help="The same for stderr."
     ),
-    "--local-addr": Flag(
+    "--local-addr": TorchrunFlag(
         help="The address this node offers (default: that of its connection to the server)."
     ),
-    "--logs-specs": Flag(
+    "--logs-specs": TorchrunFlag(
         variable=False, help="The entry point in the group torchrun.logs_specs that decides where logs go."
     ),
-    "--numa-binding": Flag(
+    "--numa-binding": TorchrunFlag(
         choices=("node", "socket", "exclusive", "core-complex"),
         variable=False,
         help="Bind each worker to CPUs near its GPU: those of the NUMA node or socket, an exclusive share of the "
         "node, or one core complex.",
     ),
-    "--signals-to-handle": Flag(
+    "--signals-to-handle": TorchrunFlag(
         default=TORCHRUNS_SIGNALS,
         help=f"The signals on which this agent stops its workers and leaves (default: {TORCHRUNS_SIGNALS}).",
     ),
-    "--shutdown-timeout": Flag(
-        type=seconds, help="Seconds between SIGTERM and SIGKILL on this node (default: --stop-timeout-s)."
+    "--shutdown-timeout": TorchrunFlag(
+        type=told(seconds), help="Seconds between SIGTERM and SIGKILL on this node (default: --stop-timeout-s)."
     ),
-    "--virtual-local-rank": Flag(
+    "--virtual-local-rank": TorchrunFlag(
         switch=True, help="Each worker sees only its own GPU, and its LOCAL_RANK is 0."
     ),
 }  # fmt: skip
@@ -120,7 +145,7 @@ def spellings(flag: str) -> tuple[str, ...]:
     """A flag of torchrun as it may be typed: with dashes, with underscores, and the short form if there is one."""
     short = ACCEPTED[flag].short if flag in ACCEPTED else None
     known = (short, flag, f"--{dest(flag)}")
-    return tuple(dict.fromkeys(spelling for spelling in known if spelling is not None))
+    return tuple(dict.fromkeys(one for one in known if one is not None))
 
 
 def variable(flag: str) -> str:

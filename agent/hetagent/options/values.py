@@ -1,56 +1,30 @@
-"""What a flag is, and argument types: each turns the text of a flag into a value, or says what is wrong with it."""
+"""Argument types: each turns the text of a flag into a value, or says what is wrong with it."""
 
 import re
 import signal
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 from hetagent.node.network import parse_port_range
 from hetagent.options.model import Std, Streams
-from hetagent.options.slurm import UNHANDLED
+
+T = TypeVar("T")
+
+UNHANDLED = (signal.SIGKILL, signal.SIGSTOP)
+"""Signals that no program can handle."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flag:
-    """A flag of hetagent.
+def told(reads: Callable[[str], T]) -> Callable[[str], T]:
+    """A reader of texts as argparse takes it, which shows what is wrong with a text only if it is told so."""
 
-    Attributes:
-        help: what `--help` says.
-        short: its one-letter spelling.
-        switch: it takes no value.
-        many: it may be given several times.
-        type: turns its text into a value.
-        default: of torchrun's flags torchrun's; None where we have one of our own and need to know what was given.
-        choices: the values it takes; None: any.
-        metavar: what `--help` shows for its value.
-        variable: of torchrun's, its default can be set in the environment, as `PET_` and its name in capitals.
-    """
-
-    help: str
-    short: str | None = None
-    switch: bool = False
-    many: bool = False
-    type: Callable[[str], Any] = str
-    default: object = None
-    choices: Sequence[str] | None = None
-    metavar: str | None = None
-    variable: bool = True
-
-    def arguments(self, default: object) -> dict[str, Any]:
-        """What argparse is told of it beside its help."""
-        if self.switch:
-            return {"action": "store_true", "default": default}
-        how: dict[str, Any] = {"type": self._read, "choices": self.choices, "metavar": self.metavar}
-        return how | {"action": "append" if self.many else "store", "default": default}
-
-    def _read(self, text: str) -> object:
-        """The value of a text; argparse shows what is wrong with it only if it is told so."""
+    def read(text: str) -> T:
         try:
-            return self.type(text)
+            return reads(text)
         except ValueError as error:
             raise ArgumentTypeError(str(error)) from None
+
+    return read
 
 
 def port_range(text: str) -> tuple[int, int]:

@@ -17,6 +17,7 @@ import psutil
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import Std
 
+from hetagent.feature import MergeLines
 from hetagent.job.after_start import LaunchLook, Meeting
 from hetagent.job.loop import Agent, Identity
 from hetagent.job.notice import Notices
@@ -54,7 +55,7 @@ class Rig:
         report_stderr: whether failures are reported with the end of stderr.
         report_stacks: whether the workers are watched, and the server shown their stacks; None: not watched.
         check: the site's check of the node, in the folder of the test; asked again and again without much of a pause.
-        prefix, collapses: see `TorchStarter`.
+        prefix, merged: see `TorchStarter`.
         launch: says what each worker runs, instead of `command`.
         preload: what standbys import; empty: there are none.
         spec: of the group.
@@ -77,7 +78,7 @@ class Rig:
         check: str | None = None,
         notice_signal: signal.Signals | None = None,
         prefix: str | None = None,
-        collapses: bool = False,
+        merged: MergeLines | None = None,
         launch: Launch | None = None,
         preload: Sequence[str] = (),
         **spec: Any,
@@ -115,7 +116,7 @@ class Rig:
             prefix,
             Standbys(preload, self.said.append) if preload else None,
             copier=Copier() if report_stderr else None,
-            collapses=collapses,
+            merged=merged,
         )
         if launch is None:
             launch = Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python))

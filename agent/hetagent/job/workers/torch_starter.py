@@ -14,13 +14,13 @@ import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TextIO
+from typing import Any, TextIO
 
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure
 
+from hetagent.feature import MergeLines
 from hetagent.job.failures import read_record
-from hetagent.job.output.collapse import Merged, ranges
 from hetagent.job.output.console import drained
 from hetagent.job.output.stderr import CONSOLE, Copier, Source
 from hetagent.job.workers.starter import Exit, Started
@@ -42,7 +42,7 @@ class TorchStarter(ElasticAgent):
         log_line_prefix_template: torch's.
         standbys: where to take processes that have imported already; None: there are none.
         copier: keeps the end of the workers' stderr; None: nothing of it is to be kept or looked at.
-        collapses: whether the console shows identical lines of several ranks as one.
+        merged: makes what takes the lines of `tee` on their way to the console; None: the console does.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TorchStarter(ElasticAgent):
         standbys: Standbys | None = None,
         copier: Copier | None = None,
         *,
-        collapses: bool = False,
+        merged: MergeLines | None = None,
     ) -> None:
         super().__init__(spec, logs_specs, log_line_prefix_template)
         self._assignment: Assignment | None = None  # of the newest round
@@ -62,7 +62,7 @@ class TorchStarter(ElasticAgent):
         self._created_at = time.monotonic()
         self._standbys = standbys
         self._copier = copier
-        self._collapses = collapses
+        self._merged = merged
         self._sources: dict[int, Source] = {}  # of the newest round, by local rank
         self._begun: list[subprocess.Popen[bytes]] = []  # by a start that is not over, or has failed
 
@@ -102,7 +102,9 @@ class TorchStarter(ElasticAgent):
         # A worker inherits this process's environment as well.
         removed = {name for environ in environs for name, value in environ.items() if value is None}
         with _without(removed):
-            started = self.launch(start.restart_count, self._take, self._merge if self._collapses else None)
+            started = self.launch(
+                start.restart_count, self._take, self._merge if self._merged is not None else None
+            )
         self._error_files, self._begun = started.error_files, []
         return Started(
             pids=started.pids,
@@ -135,14 +137,10 @@ class TorchStarter(ElasticAgent):
             if source is not None:
                 source.close_writer()
 
-    def _merge(self, out: TextIO, local_ranks: Sequence[int]) -> Merged:
+    def _merge(self, out: TextIO, local_ranks: Sequence[int]) -> Any:
         assert self._assignment is not None
-        offset = self._assignment.start.rank_offset
-
-        def prefix(ranks: Sequence[int]) -> str:
-            return self.prefix(ranges([offset + rank for rank in ranks]), ranges(ranks))
-
-        return Merged(out, local_ranks, prefix)
+        assert self._merged is not None
+        return self._merged(out, local_ranks, self._assignment.start.rank_offset, self.prefix)
 
     def _catch_up(self, sources: Sequence[Source], until: float | None = None) -> bool:
         return self._copier is None or self._copier.catch_up(sources, until)

@@ -41,12 +41,12 @@ def entries(visible: str | None, slots: int) -> tuple[str, ...]:
     """
     if visible is None:
         return tuple(map(str, range(slots)))
-    found = tuple(entry.strip() for entry in visible.split(",") if entry.strip())
-    if not found:  # CPU workers see none, with or without isolation
+    listed = tuple(entry.strip() for entry in visible.split(",") if entry.strip())
+    if not listed:  # CPU workers see none, with or without isolation
         return ()
-    if len(found) < slots:
+    if len(listed) < slots:
         raise CommandError(
             f"--isolate-gpus gives each of {slots} workers a GPU of its own, but {VISIBLE}={visible} "
-            f"names {len(found)}: start fewer workers, or leave --isolate-gpus out"
+            f"names {len(listed)}: start fewer workers, or leave --isolate-gpus out"
         )
-    return found[:slots]
+    return listed[:slots]

@@ -20,8 +20,8 @@ def changes(body: PlanRequest) -> Changes:
 def new_nodes(fields: Iterable[NewNodeFields]) -> tuple[NewNode, ...]:
     """The nodes that a plan adds."""
     return tuple(
-        NewNode(slots=one.slots, node_id=one.node_id or "", labels=dict(one.labels), weight=one.weight)
-        for one in fields
+        NewNode(slots=node.slots, node_id=node.node_id or "", labels=dict(node.labels), weight=node.weight)
+        for node in fields
     )
 
 
@@ -34,9 +34,9 @@ def plan_reply(plan: Plan) -> wire.PlanReply:
         now=why(plan.now, Clock(plan.clock - plan.in_s)),
         why=why(plan.reason, then),
         ended=ending(plan.ended) if plan.ended is not None else None,
-        members=tuple(codec.picked(wire.PlannedMemberReply, one) for one in plan.members),
-        spares=tuple(_left_out(one, then) for one in plan.spares),
-        gone=tuple(_left_out(one, then) for one in plan.gone),
+        members=tuple(codec.picked(wire.PlannedMemberReply, node) for node in plan.members),
+        spares=tuple(_left_out(node, then) for node in plan.spares),
+        gone=tuple(_left_out(node, then) for node in plan.gone),
     )
 
 

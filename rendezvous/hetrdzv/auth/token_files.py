@@ -51,10 +51,10 @@ class TokenFile(Reloaded, Tokens):
             raise AccessError(f"token file {self._path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise AccessError(f"token file {self._path} cannot be read: it is not text") from None
-        found = parse(content, self._path)
+        granted = parse(content, self._path)
         if (warning := exposed(self._path)) is not None:
             logger.warning("%s", warning)
-        return found
+        return granted
 
 
 # -- what a file may hold ------------------------------------------------------------------------------------

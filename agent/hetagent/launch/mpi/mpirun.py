@@ -167,7 +167,7 @@ def mpirun_words(
 def _is_set(name: str) -> bool:
     """Whether the user has set it, or its opposite."""
     names = (name, name.replace("_include", "_exclude"))
-    return any(os.environ.get(f"OMPI_MCA_{one}") for one in names)
+    return any(os.environ.get(f"OMPI_MCA_{setting}") for setting in names)
 
 
 def _networks(members: Sequence[MemberReply]) -> str | None:
@@ -180,7 +180,9 @@ def _networks(members: Sequence[MemberReply]) -> str | None:
     if own is not None and own.prefixlen < 32 and all(address in own for address in addresses):
         return str(own)
     # Open MPI 4 takes /32 to mean every network; /31 means two addresses.
-    return ",".join(dict.fromkeys(f"{ipaddress.ip_network((int(one) & ~1, 31))}" for one in addresses))
+    return ",".join(
+        dict.fromkeys(f"{ipaddress.ip_network((int(address) & ~1, 31))}" for address in addresses)
+    )
 
 
 def _pass_on(
@@ -188,7 +190,7 @@ def _pass_on(
 ) -> "Future[Any]":
     """Have a member run mpirun's daemon."""
     assert assignment.ask is not None
-    target = next((one.node_id for one in members[1:] if orted.host_name(one) == host), None)
+    target = next((member.node_id for member in members[1:] if orted.host_name(member) == host), None)
     try:
         if target is None:
             raise CommandError(f"there is no host '{host}' in round {assignment.round}")
@@ -218,8 +220,8 @@ def _check() -> str:
     Raises:
         CommandError: Open MPI 4 is not installed, or TMPDIR cannot be used.
     """
-    found = {name: shutil.which(name) for name in ("mpirun", PROGRAM)}
-    missing = [name for name, path in found.items() if path is None]
+    paths = {name: shutil.which(name) for name in ("mpirun", PROGRAM)}
+    missing = [name for name, path in paths.items() if path is None]
     if missing:
         raise CommandError(f"--launch mpi needs {' and '.join(missing)}, not found in PATH: {INSTALL}")
     folder = tempfile.gettempdir()
@@ -241,4 +243,4 @@ def _check() -> str:
         said = str(error)
     if "(Open MPI) 4." not in said:
         raise CommandError(f"--launch mpi works with Open MPI 4, but mpirun here says {said!r}: {INSTALL}")
-    return str(found[PROGRAM])
+    return str(paths[PROGRAM])

@@ -63,10 +63,10 @@ class PerNode(Launch):
 
     def look(self, assignment: Assignment, pid: int) -> str | None:
         """Check that the process has started as many workers as the node has slots: the other nodes wait for all."""
-        slots, found = assignment.start.slots, processes.leaves_with(TORCH_LIBRARY, pid)
-        if found >= slots:
+        slots, running_now = assignment.start.slots, processes.leaves_with(TORCH_LIBRARY, pid)
+        if running_now >= slots:
             return self._look_where_they_meet(assignment)
-        running = f"{found} process{'es' if found != 1 else ''}"
+        running = f"{running_now} process{'es' if running_now != 1 else ''}"
         return (
             f"warning: node '{assignment.node_id}' has {slots} slots, but its program runs {running} with torch "
             f"{LOOK_AFTER_S:g} s after its start; unless it starts more, all nodes wait for the missing ranks until "

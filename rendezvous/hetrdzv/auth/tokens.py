@@ -78,9 +78,6 @@ class Tokens:
         """Whether a token is still accepted, with the same grant."""
         return entry in self._entries
 
-    def refresh(self, *, now: bool = False) -> None:
-        """Reload the tokens if they have changed; these never do."""
-
 
 def entries(granted: Mapping[str, Grant]) -> list[Entry]:
     """Tokens as a server keeps them: hashed."""

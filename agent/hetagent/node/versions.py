@@ -4,7 +4,7 @@ import contextlib
 import platform
 from typing import Any
 
-from hetagent.node.gpu.discovery import NoGpus, driver, text
+from hetagent.node.gpu.discovery import NoGpus, driver
 
 MOST_CHARACTERS = 64
 """The longest version that is sent."""
@@ -38,5 +38,5 @@ def _nccl(torch: Any) -> str | None:
 
 def _driver() -> str | None:
     with contextlib.suppress(NoGpus), driver() as pynvml:
-        return text(pynvml.nvmlSystemGetDriverVersion())
+        return str(pynvml.nvmlSystemGetDriverVersion())
     return None

@@ -134,7 +134,7 @@ def _describe(pynvml: Any, handle: object) -> Gpu:
         memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     except pynvml.NVMLError:  # memory that a GPU shares with its CPU
         memory = 0
-    return Gpu(text(pynvml.nvmlDeviceGetUUID(handle)), text(pynvml.nvmlDeviceGetName(handle)), memory)
+    return Gpu(pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle), memory)
 
 
 def _permitted(pynvml: Any) -> list[object]:
@@ -160,8 +160,3 @@ def _instances(pynvml: Any, handle: object) -> list[object]:
             with suppress(pynvml.NVMLError):
                 instances.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
     return instances
-
-
-def text(value: str | bytes) -> str:
-    """What the driver says; older versions of nvidia-ml-py return bytes."""
-    return value.decode() if isinstance(value, bytes) else value

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,6 @@ from hetagent.node.processes.guardian import Guardian
 from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
-from hetagent.standby.keeper import Standbys
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.wire import SpecFields
 
@@ -57,7 +56,7 @@ class Rig:
         check: the site's check of the node, in the folder of the test; asked again and again without much of a pause.
         prefix, merged: see `TorchStarter`.
         launch: says what each worker runs, instead of `command`.
-        preload: what standbys import; empty: there are none.
+        room: makes one more optional feature, which says its lines with what it is given.
         spec: of the group.
     """
 
@@ -80,7 +79,7 @@ class Rig:
         prefix: str | None = None,
         merged: MergeLines | None = None,
         launch: Launch | None = None,
-        preload: Sequence[str] = (),
+        room: Callable[[Callable[[str], None]], Room] | None = None,
         **spec: Any,
     ) -> None:
         self.folder = folder
@@ -114,7 +113,6 @@ class Rig:
             self.spec,
             RoundLogsSpecs(str(folder / "logs"), tee=tee),
             prefix,
-            Standbys(preload, self.said.append) if preload else None,
             copier=Copier() if report_stderr else None,
             merged=merged,
         )
@@ -138,6 +136,8 @@ class Rig:
                 secrets=lambda: ["sesame"],
             )
             rooms.append(watching)
+        if room is not None:
+            rooms.append(room(say))
         self.launch = launch
         self.ports = Ports(handler, lambda: hold_port("127.0.0.1", ports))
         self.agent = Agent(

@@ -6,9 +6,8 @@ from typing import Any, Protocol, TypedDict, TypeVar
 from pydantic import BaseModel
 
 from hetagent.protocol.topics import Topic
-from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.routes import Route
-from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, PollRequest, ProgressFields, SharesReply
+from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, PollRequest, ProgressFields
 
 R = TypeVar("R")
 
@@ -34,8 +33,9 @@ class Server(Protocol):
         """Say goodbye."""
 
 
-Answer = DirectiveReply | SharesReply | HetError | None
-"""What became of a request: a reply, of which most are directives; None where the server has nothing to answer."""
+Answer = object
+"""What became of a request: a reply, of which most are directives, or an error (`HetError`); None where the server has
+nothing to answer."""
 
 
 class Head(TypedDict):

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from hetrdzv.cli.hetctl.shares import shares_of
+from hetrdzv.cli.hetctl.rooms import OF_ROUND, OF_WORKERS
 from hetrdzv.protocol.inert import inert
 from hetrdzv.protocol.wire import (
     EventReply,
@@ -23,7 +23,6 @@ from hetrdzv.protocol.wire import (
     NodeReply,
     RootCauseReply,
     RoundReply,
-    WorkerReply,
 )
 from hetrdzv.words.events import spent_of
 from hetrdzv.words.phrasing import count
@@ -143,8 +142,11 @@ def group_view(group: GroupReply, *, ranks: bool = False) -> Iterator[Renderable
         yield _live_table(live)
     if ranks:
         yield ""
-        workers = group.current_round.workers if group.current_round is not None else []
-        yield _workers_table(workers) if workers else Text("nobody knows how far the workers have come")
+        current = group.current_round
+        if current is not None and current.workers:
+            yield _workers_table(current)
+        else:
+            yield Text("nobody knows how far the workers have come")
     gone = [node for node in group.nodes if node.heard_s_ago is None]
     if gone:
         yield ""
@@ -226,7 +228,8 @@ def _heading(group: GroupReply) -> Table:
         ("round", _round(current)),
     ]
     if current is not None:
-        facts += [("progress", _progress(current)), ("shares", shares_of(current))]
+        facts.append(("progress", _progress(current)))
+        facts += [(name, shown(current)) for name, shown in OF_ROUND]
         facts += [("slow", one_line(straggler)) for straggler in current.stragglers]
     facts.append(("restarts", spent_of(group.restarts, group.max_restarts)))
     if current is not None and current.ended is None:
@@ -311,14 +314,15 @@ def _live_table(nodes: list[NodeReply]) -> Table:
     return table
 
 
-def _workers_table(workers: Sequence[WorkerReply]) -> Table:
+def _workers_table(current: RoundReply) -> Table:
+    more = [(name, column(current)) for name, column in OF_WORKERS]
     table = new_table(
         *numbers("RANK"),
         folded("NODE", 10),
         word("STATE"),
-        *numbers("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", "WEIGHT", "PACE"),
+        *numbers("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", *(name for name, _ in more)),
     )
-    for worker in workers:
+    for worker in current.workers:
         table.add_row(
             str(worker.rank),
             worker.node_id,
@@ -329,8 +333,7 @@ def _workers_table(workers: Sequence[WorkerReply]) -> Table:
             _number(worker.step),
             _number(worker.steps_per_s),
             "-" if worker.waiting is None else f"{worker.waiting:.0%}",
-            _number(worker.weight),
-            _number(worker.pace),
+            *(_number(number(worker)) for _, number in more),
         )
     return table
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from hetrdzv.core.commands import Worked
 from hetrdzv.core.health.waits import Collectives, Worker
 from hetrdzv.protocol.parts import Quoted
 from hetrdzv.protocol.warnings import Unseen
@@ -120,15 +119,6 @@ class Seen:
             step=self.sample.step,
             collectives=() if self.sample.unseen else self.sample.collectives,
         )
-
-
-def worked_of(seen: Mapping[int, Seen], decision: int) -> dict[int, Worked]:
-    """How much of the time workers have worked since they got the shares of a decision, by global rank."""
-    return {
-        rank: Worked(one.sample.busy, one.sample.looks)
-        for rank, one in seen.items()
-        if one.sample.busy is not None and one.sample.decision == decision
-    }
 
 
 @dataclass(frozen=True, slots=True)

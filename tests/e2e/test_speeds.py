@@ -35,7 +35,7 @@ def test_a_node_that_is_too_slow_is_named_on_all_nodes(
     for name in "ab":
         agent = pair.agents[name]
         wait_for(lambda agent=agent: f"warning: {warning}" in agent.stderr, "the warning")  # type: ignore[misc]
-    assert "TFLOP/s (measured earlier; --measure again measures anew)" in pair.agents["a"].stderr
+    assert "TFLOP/s (measured earlier; to measure again: --measure again)" in pair.agents["a"].stderr
     pair.end_well("a", "b")
 
 

@@ -128,7 +128,7 @@ OUR_FLAGS: Flags = {
     "--world-size": {
         "type": told(typed.world_size),
         "metavar": "N|MIN:MAX",
-        "help": "How many workers the job may have in all; of the nodes the best set is taken, the others are spares.",
+        "help": "How many workers the job may have in all; the nodes that fit best are used, the others are spares.",
     },
     "--connect-timeout-s": {
         "type": told(typed.seconds),

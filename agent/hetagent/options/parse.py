@@ -144,7 +144,7 @@ def _servers(args: Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
         if behind is not None:
             script = args.training_script
             raise UsageError(
-                f"{behind} stands after {script}, so it belongs to the script: put it before {script}"
+                f"{behind} comes after {script}, so it belongs to the script: put it before {script}"
             )
         raise UsageError(
             "no server: give --server http://host:29400 (or set HET_SERVER), or --standalone for one node"

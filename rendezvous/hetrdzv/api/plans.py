@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hetrdzv.core.plan import Changes, LeftOut, NewNode, Plan
 from hetrdzv.protocol import codec, wire
 from hetrdzv.protocol.wire import NewNodeFields, PlanRequest
-from hetrdzv.words.failures import ending, going
+from hetrdzv.words.failures import ending
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import left_out, why
 
@@ -33,6 +33,7 @@ def plan_reply(plan: Plan) -> wire.PlanReply:
         plan,
         now=why(plan.now, Clock(plan.clock - plan.in_s)),
         why=why(plan.reason, then),
+        cause=plan.ended,
         ended=ending(plan.ended) if plan.ended is not None else None,
         members=tuple(codec.picked(wire.PlannedMemberReply, node) for node in plan.members),
         spares=tuple(_left_out(node, then) for node in plan.spares),
@@ -42,6 +43,4 @@ def plan_reply(plan: Plan) -> wire.PlanReply:
 
 def _left_out(one: LeftOut, then: Clock) -> wire.LeftOutReply:
     text = left_out(one.reason, then) if one.reason is not None else ""
-    if one.gone_why is not None:
-        text = going(one.gone_why)
     return wire.LeftOutReply(node_id=one.node_id, slots=one.slots, reason=one.reason, why=text)

@@ -120,9 +120,7 @@ class Readiness:
         try:
             self._ask(asked)
         except Exception as error:  # else the node would wait for ever, and nobody would know why
-            why = (
-                f"whether it is ready could not be found out, which is a bug: {type(error).__name__}: {error}"
-            )
+            why = f"checking whether it is ready failed, which is a bug: {type(error).__name__}: {error}"
             self._say(asked, Fitness(why, fatal=True))
 
     def _ask(self, asked: _Asked) -> None:

@@ -94,7 +94,7 @@ class SpeedCheck(Check):
         except NotMeasured as error:
             self.done = True
             return Fitness(
-                warnings=(f"the speed of this node's slots is not known, so it tells none: {error}",)
+                warnings=(f"the speed of this node's slots is not known, so none is reported: {error}",)
             )
         if speeds is None:
             return READY
@@ -102,7 +102,7 @@ class SpeedCheck(Check):
         if self._subject.visible is None:
             speeds = judged.of_cpus(speeds)
         warnings = judged.slow(speeds, self._subject.kinds)
-        how = "measured earlier; --measure again measures anew"
+        how = "measured earlier; to measure again: --measure again"
         if kept is None:
             how = "measured now, on a busy machine: not kept for later jobs" if is_busy else "measured now"
             if (
@@ -140,7 +140,7 @@ class SpeedCheck(Check):
                 if cancelled.is_set():
                     return None
                 if time.monotonic() >= deadline:
-                    raise NotMeasured(f"the benchmark was not done within {self._timeout_s:g} s")
+                    raise NotMeasured(f"the benchmark did not finish within {self._timeout_s:g} s")
         finally:
             if process.poll() is None:
                 self._kill(process)

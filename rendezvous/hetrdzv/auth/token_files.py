@@ -10,7 +10,6 @@ from pathlib import Path
 from hetrdzv.auth.client_token import read_token
 from hetrdzv.auth.files import AccessError, Reloaded, exposed, is_private
 from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens, changed, entries, is_token
-from hetrdzv.words.phrasing import count
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class TokenFile(Reloaded, Tokens):
         added, removed = changed(self._entries, loaded)
         self._entries = loaded
         if now or added or removed:
-            tokens = count(len(loaded), "token")
+            tokens = "1 token" if len(loaded) == 1 else f"{len(loaded)} tokens"
             news = f"{added} new, {removed} removed or changed"
             logger.info("reloaded token file %s: %s, %s", self._path, tokens, news)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from pydantic import ValidationError
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from hetagent.cli import EXIT_FAILED, EXIT_SIGNAL
@@ -27,9 +26,7 @@ from hetagent.job.progress.watcher import Watcher
 from hetagent.job.ready.fitness import Check
 from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.readiness import Readiness
-from hetagent.job.ready.speed_check import SpeedCheck
 from hetagent.job.room import Room, kept
-from hetagent.job.share_files import ShareRoom
 from hetagent.job.summary import closing_block
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.job.workers.torch_starter import TorchStarter
@@ -51,13 +48,13 @@ from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
 from hetagent.slots import isolated, narrow, slots_of
-from hetagent.speeds import speed_check, to_measure
 from hetagent.standby.keeper import standbys
 from hetagent.torch_compat import flags as torchs
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.wire import SpecFields
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.joining import JoinRequest, SpecFields
 
 PREFIX = "[${node_id}:${rank}] "
 """What lines of the workers begin with on the console unless a template was given (pytorch/pytorch#75087)."""
@@ -93,6 +90,7 @@ class Node:
         command: what the workers run; None: the group's command.
         devices: those that were chosen; None: nobody has looked at them.
         place: its address.
+        versions: of torch, the driver and others, by name.
         tell: shows one line to the person at the terminal.
     """
 
@@ -104,6 +102,7 @@ class Node:
     slots: int
     place: Place
     launch: Launch
+    versions: Mapping[str, str]
     tell: Callable[[str], None]
 
     def hold_port(self) -> socket.socket:
@@ -179,6 +178,7 @@ def _node(options: Options, access: Access, tell: Callable[[str], None], notes: 
         slots=slots,
         place=place,
         launch=launch,
+        versions=versions(),
         tell=tell,
     )
 
@@ -236,22 +236,17 @@ def _session(node: Node, kept: Callable[[], Collection[int]]) -> tuple[Session, 
     """
     options = node.options
 
-    def measured(speeds: Sequence[float]) -> None:
-        session.offer = replace(session.offer, speeds=tuple(speeds))
+    def offers(**fields: Any) -> None:
+        session.offer = replace(session.offer, **fields)
 
-    found = versions()
-    subject = to_measure(options, node.devices, node.slots, node.command, found, node.tell)
-    speed = None
-    if subject is not None:
-        speed = speed_check(options, subject, node.identity.incarnation, measured, node.tell)
-    readiness = _readiness(node, speed, kept)
+    readiness = _readiness(node, offers, kept)
     offer = _offer(
         options,
         node.slots,
         node.place.address,
         node.devices,
         node.launch,
-        device={**found, **(subject.facts if subject is not None else {})},
+        device={**node.versions, **readiness.facts},
         wants_command=node.command is None,
         ready_within_s=readiness.within_s,
     )
@@ -309,16 +304,17 @@ def _rooms(node: Node, line: Line) -> list[Room]:
         secrets=node.access.secrets,
         say=tell,
     )
-    rooms: list[Room | None] = [
+    rooms: list[Room] = []
+    made: list[Room | None] = [
         watching,
-        ShareRoom(line.ask, tell, watching.decided, one_per_node=launch.one_per_node),
         Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node),
         Meeting(line, launch, tell, must_meet=options.require_rendezvous),
         LaunchLook(launch, tell),
-        *(feature.room(node, line) for feature in options.features),
+        *(feature.room(node, line, rooms) for feature in options.features),
         standbys(options, node.command, tell),
     ]
-    return [room for room in rooms if room is not None]
+    rooms += [room for room in made if room is not None]
+    return rooms
 
 
 def _status(agent: Agent) -> int:
@@ -348,36 +344,37 @@ def _offer(
     Raises:
         UsageError: no server would accept it.
     """
-    common: dict[str, Any] = {
-        "slots": slots,
-        "address": address,
-        "role": options.torchrun.role,
-        "labels": options.labels,
-        "weight": options.weight,
-        "device": {**device} | (chosen.facts if chosen is not None else {}),
-        "wants_command": wants_command,
-        "wants_members": launch.wants_members,
-        "wants_daemon": launch.wants_daemon,
-        "takes_notice": True,
-        "ready_within_s": ready_within_s,
-    }
+    offer = Offer(
+        slots=slots,
+        address=address,
+        role=options.torchrun.role,
+        labels=options.labels,
+        weight=options.weight,
+        device={**device} | (chosen.facts if chosen is not None else {}),
+        wants_command=wants_command,
+        wants_members=launch.wants_members,
+        wants_daemon=launch.wants_daemon,
+        takes_notice=True,
+        ready_within_s=ready_within_s,
+        spec=SpecFields(**options.spec),
+    )
     try:
-        spec = SpecFields(**options.spec)
-        Offer(spec=spec, **common).request("any", (1, 1), 0)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        flag = str(first["loc"][0]).replace("_", "-").removesuffix("s" if first["loc"][0] == "labels" else "")
-        raise UsageError(f"no server accepts --{flag} {first['input']!r}: {first['msg']}") from None
-    return Offer(spec=spec, **common)
+        codec.checked(JoinRequest, offer.request("any", (1, 1), 0))
+    except codec.Malformed as error:
+        wrong = error.mistakes[0]
+        name = next(str(part) for part in wrong.place if part != "spec")
+        flag = "label" if name == "labels" else name.replace("_", "-")
+        given = "" if wrong.given is None else f" {wrong.given!r}"
+        raise UsageError(f"no server accepts --{flag}{given}: {wrong.text}") from None
+    return offer
 
 
-def _readiness(node: Node, speed: SpeedCheck | None, kept: Callable[[], Collection[int]]) -> Readiness:
+def _readiness(node: Node, offers: Callable[..., None], kept: Callable[[], Collection[int]]) -> Readiness:
     """What is asked of this node before each round."""
     gpus = [gpu.uuid for gpu in devices.visible_gpus(os.environ)]
     checks: list[Check | None] = [
         GpusFree(gpus, node.identity.incarnation, kept=kept) if gpus else None,
-        speed,
-        *(feature.check(node) for feature in node.options.features),
+        *(feature.check(node, offers) for feature in node.options.features),
     ]
     return Readiness([check for check in checks if check is not None])
 

@@ -5,9 +5,9 @@ import os
 import pytest
 
 from hetagent.node.gpu.devices import Devices
-from hetagent.node.speed import cache
-from hetagent.node.speed.subject import subject
 from hetagent.node.versions import versions
+from hetagent.sharing import cache
+from hetagent.sharing.subject import subject
 from tests.support.cluster import PAIR, Cluster, wait_for
 
 

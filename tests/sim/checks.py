@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from hetagent.job import share_files
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Answer, Join, Leave, Poll, Request, Say
+from hetagent.sharing import files as share_files
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import Transition, step
@@ -22,10 +22,10 @@ from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
 from hetrdzv.core.why import why
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.causes import Silent
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.rooms.shares import Shares
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
-from hetrdzv.protocol.wire import DirectiveReply
 from hetrdzv.service import service as service_module
 from hetrdzv.service.liveness import leases as leases_module
 from hetrdzv.words import why as words

@@ -12,8 +12,8 @@ from hetagent.job.workers.processes import Workers
 from hetagent.job.workers.starter import Program
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.protocol.wire import DirectiveReply
 
 Environ = Mapping[str, str | None]
 """Changes to a worker's environment; None removes a variable."""
@@ -75,6 +75,13 @@ class Room:
 
     def heard(self, directive: DirectiveReply) -> None:
         """The server has said this of the round that runs; a start was obeyed before, a stop or an exit is after."""
+
+    def recount(self, number: int, others: bool) -> None:
+        """From now on the workers work with the shares of a decision; from any thread.
+
+        Args:
+            others: whether they are others than before.
+        """
 
     def holds_end(self) -> bool:
         """Whether workers that have all ended well are only waiting for the end of their round."""

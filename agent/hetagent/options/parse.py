@@ -8,7 +8,6 @@ from typing import Any, TypeVar, cast
 
 from hetagent.features import FEATURES
 from hetagent.node.names import host_name
-from hetagent.node.speed.policy import MODES
 from hetagent.node.standalone import fresh_group
 from hetagent.options import given
 from hetagent.options.flags import SPEC_FLAGS, parser
@@ -47,7 +46,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         labels=dict(args.label or ()),
         spec=_spec(args),
         signals=given.signals(args),
-        measure=_measure(args, environ),
         shutdown_timeout_s=_shutdown_timeout_s(args, environ),
         script=args.training_script,
         script_args=tuple(args.training_script_args),
@@ -109,15 +107,6 @@ def _ignored(environ: Mapping[str, str]) -> list[str]:
         for flag, reason in REFUSED.items()
         if environ.get(variable(flag))
     ]
-
-
-def _measure(args: Namespace, environ: Mapping[str, str]) -> str:
-    mode: str = args.measure or environ.get("HET_MEASURE") or "auto"
-    if mode not in MODES:
-        raise UsageError(f"HET_MEASURE={mode} in the environment: give one of {', '.join(MODES)}")
-    if args.measure_dtype == "tf32" and args.device == "cpu":
-        raise UsageError("--measure-dtype tf32: CPU workers have none; give float32")
-    return mode
 
 
 def _id(name: str, value: str) -> str:

@@ -124,7 +124,7 @@ class Standbys(Room):
                     )
                 if standby.anew:
                     self._tell(
-                        f"the standby of local rank {local_rank} is of no use ({standby.anew}): starting anew"
+                        f"the standby of local rank {local_rank} is of no use ({standby.anew}): starting without it"
                     )
             warm = process is not None and standby is not None and not standby.anew
             quiet_s = WARM_QUIET_S if warm else COLD_QUIET_S
@@ -192,7 +192,7 @@ class Standbys(Room):
             return max(0.0, min(waits_s)) if waits_s else None
         if (shortage := memory_shortage(len(missing))) is not None:
             if not self._short:
-                self._tell(f"no standbys for now, so a restart imports anew: {shortage}")
+                self._tell(f"no standbys for now, so a restart imports everything again: {shortage}")
             self._short = True
             return MEMORY_RETRY_S
         if self._at_once:
@@ -276,10 +276,11 @@ class Standbys(Room):
             self._imports.close()
             self._imports = None
             self._tell(
-                f"standbys do without what the script imports: {ATTEMPTS} in a row failed; the last one {how}"
+                f"standbys no longer import what the script imports: {ATTEMPTS} in a row failed; the last one {how}"
             )
         elif self._died == ATTEMPTS:
             self._preload.clear()
             self._tell(
-                f"no more standbys, so a restart imports anew: {ATTEMPTS} in a row failed; the last one {how}"
+                f"no more standbys, so a restart imports everything again: {ATTEMPTS} in a row failed; "
+                f"the last one {how}"
             )

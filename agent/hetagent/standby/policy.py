@@ -50,7 +50,7 @@ def modules(
         return asked, None
     if preload is not None:
         raise UsageError(f"--preload {preload} makes no sense here, since {problem}: leave it out")
-    return (), f"no standby processes, so restarts import everything anew: {problem}"
+    return (), f"no standby processes, so restarts import everything again: {problem}"
 
 
 def memory_shortage(standbys: int) -> str | None:

@@ -215,8 +215,8 @@ def _recorded(run: "Callable[[], None]", anew: "Callable[[], NoReturn] | None") 
         # A child that the script forked may get here as well, but it is not the worker.
         if os.getpid() == pid and not _is_orderly(error):
             if anew is not None and _is_in_imports(theirs):
-                what = f"{type(error).__name__} while the script imports, after --preload auto has imported ahead"
-                print(f"hetagent: {what}: it begins again without", file=sys.stderr, flush=True)
+                what = f"{type(error).__name__} while the script imports, after --preload auto imported ahead"
+                print(f"hetagent: {what}: starting over without that", file=sys.stderr, flush=True)
                 anew()
             _record(error.with_traceback(theirs), permanent=_is_permanent(error, theirs))
         _hide_our_frames(theirs)

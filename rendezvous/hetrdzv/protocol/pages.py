@@ -351,19 +351,6 @@ class EventsReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SignInReply:
-    """`POST /v1/sign-in-codes`: where a browser has to go on this server to be signed in to the dashboard.
-
-    Attributes:
-        path: with a code that works once; without one where nobody needs to sign in.
-        expires_in_s: how long it works (seconds); None: always.
-    """
-
-    path: str
-    expires_in_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConflictReply:
     """What is in the way of a join or a `PUT` with other settings.
 

@@ -178,7 +178,9 @@ def test_one_that_imports_for_ever_is_given_up(
     kept.standbys.foresee([program])
     wait_for(lambda: kept.told, "the end of the attempts")
     [line] = kept.told
-    assert line.startswith("no more standbys, so a restart imports anew: 3 in a row failed; the last one ")
+    assert line.startswith(
+        "no more standbys, so a restart imports everything again: 3 in a row failed; the last one "
+    )
     assert line.endswith("was killed by SIGKILL while it imported slow")
     assert living() == []
 
@@ -244,7 +246,7 @@ def test_memory_that_is_short_is_said_once_and_waited_for(
     wait_for(lambda: kept.told, "the line")
     assert kept.take(0, program) is None
     assert len(kept.told) == 1
-    assert kept.told[0].startswith("no standbys for now, so a restart imports anew: ")
+    assert kept.told[0].startswith("no standbys for now, so a restart imports everything again: ")
     monkeypatch.setattr(policy, "NEEDED_BYTES", 1)
     kept.ready(0)
     assert len(kept.told) == 1

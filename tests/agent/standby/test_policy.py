@@ -53,7 +53,7 @@ def test_where_there_can_be_none_a_line_says_why(
     modules, line = policy.modules(None, None, launch, command)
     assert modules == ()
     assert line is not None
-    assert line.startswith(f"no standby processes, so restarts import everything anew: {problem}")
+    assert line.startswith(f"no standby processes, so restarts import everything again: {problem}")
     assert policy.modules(None, "none", launch, command) == ((), None)
     assert policy.modules("none", None, launch, command) == ((), None)
     with pytest.raises(UsageError, match=f"^--preload torch makes no sense here, since {problem}"):

@@ -13,8 +13,8 @@ from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.live import EVERY_S, MOST_BYTES_PER_S, SHARE, Hub, interval_s
 from hetrdzv.dashboard.scenes import MAPS, GroupScene, GroupsScene, told_until
 from hetrdzv.protocol.events import RoundFormed
+from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.states import StallKind
-from hetrdzv.protocol.wire import EventReply
 from hetrdzv.service.service import Service
 from tests.server.told import BEGAN
 from tests.support.served import HandClock, join, serving, started

@@ -19,7 +19,8 @@ from hetagent.job.progress.worker import TICK_S, Looker
 from hetagent.node import scratch
 from hetagent.options import release
 from hetagent.progress import FILE, NOTICE_FILE
-from hetrdzv.protocol.wire import ProgressFields, StackFields
+from hetrdzv.protocol.progress import ProgressFields
+from hetrdzv.protocol.stacks import StackFields
 
 SOCKET = "HET_PROGRESS_SOCKET"
 """Where a worker is to open torch's server; see worker/torch_server.py."""

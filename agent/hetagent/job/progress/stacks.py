@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetagent.job.progress.torch_client import Asked, NoAnswer
 from hetagent.node.processes import finding as processes
 from hetagent.worker import runner
-from hetrdzv.protocol.wire import StackFields
+from hetrdzv.protocol.stacks import StackFields
 
 MAX_STACK = 16_000
 """How much of a stack is told (characters)."""
@@ -202,7 +202,7 @@ def tidy(dump: str) -> str:
 def fitting(stacks: Sequence[StackFields]) -> list[StackFields]:
     """As much of each as the server takes of all of them together."""
     most = MAX_SHOWN // max(1, len(stacks))
-    return [one.model_copy(update={"text": one.text[:most]}) for one in stacks]
+    return [replace(one, text=one.text[:most]) for one in stacks]
 
 
 def write(stacks: Sequence[StackFields], folders: Mapping[int, str]) -> None:

@@ -10,7 +10,7 @@ from math import inf
 
 from hetagent.job.progress.cpu import CpuTime
 from hetrdzv.protocol.bounds import MAX_ALL_LANES, MAX_KNOWN_S, MAX_LANES, MAX_SECONDS
-from hetrdzv.protocol.wire import CollectivesFields, ProgressFields, WorkerFields
+from hetrdzv.protocol.progress import CollectivesFields, ProgressFields, WorkerFields
 
 STILL_MIN_S = 2.0
 """A worker that moves at least this often is never `still` (seconds)."""
@@ -282,7 +282,7 @@ class Track:
             long_s=self._long_s(at),
             step=self.claim.step,
             # first those in which it waits
-            collectives=sorted(self.groups, key=lambda one: not _waits(one))[:most],
+            collectives=tuple(sorted(self.groups, key=lambda one: not _waits(one))[:most]),
         )
 
     @property
@@ -344,5 +344,5 @@ class Tracks:
             decision=self.decision,
             age_s=round(max(0.0, at - looked_at), 3),
             known_s=round(min(max(0.0, self.watched_at + HOLDS_S - looked_at), MAX_KNOWN_S), 3),
-            workers=[track.fields(rank, at, most=most) for rank, track in self.workers.items()],
+            workers=tuple(track.fields(rank, at, most=most) for rank, track in self.workers.items()),
         )

@@ -17,15 +17,10 @@ from hetagent.launch.command import WorkerCommand, python
 from hetagent.protocol.line import Line
 from hetagent.protocol.topics import Message, Topic
 from hetrdzv.protocol import routes
+from hetrdzv.protocol.directive import DirectiveReply, LogsAsked, StacksAsked
+from hetrdzv.protocol.progress import ProgressFields
+from hetrdzv.protocol.stacks import StackFields, StacksRequest
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
-from hetrdzv.protocol.wire import (
-    DirectiveReply,
-    LogsAsked,
-    ProgressFields,
-    StackFields,
-    StacksAsked,
-    StacksRequest,
-)
 
 STACKS = Topic(route=routes.STACKS, repeats=False)
 
@@ -127,7 +122,7 @@ class Watcher(Room):
         self._watch.begin(workers.pids, first)
         self._line.watch(self._sample, self._show)
 
-    def decided(self, number: int, others: bool) -> None:
+    def recount(self, number: int, others: bool) -> None:
         """The workers have got the shares of a decision: from now on it counts how much they work with these.
 
         Args:
@@ -177,7 +172,7 @@ class Watcher(Room):
 
         def answer() -> None:
             told = self._told(watch, asked) if watch is not None else []
-            self._line.say(Message(STACKS, partial(StacksRequest, number=asked.number, stacks=told)))
+            self._line.say(Message(STACKS, partial(StacksRequest, number=asked.number, stacks=tuple(told))))
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
 

@@ -52,7 +52,7 @@ class SiteCheck(Feature):
         self.command: str = args.node_check or environ.get("HET_NODE_CHECK", "")
         self.timeout_s: float = args.node_check_timeout_s
 
-    def check(self, node: "Node") -> Check | None:
+    def check(self, node: "Node", offers: Callable[..., None]) -> Check | None:
         """The command."""
         if not self.command:
             return None

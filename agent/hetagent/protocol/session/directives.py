@@ -9,9 +9,10 @@ from collections import deque
 from enum import Enum
 from functools import partial
 
+from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.joining import SpecFields
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import DirectiveReply, SpecFields
 
 
 class Need(Enum):

@@ -5,11 +5,13 @@ A newer sample takes the place of an older one. Replies may ask for stacks.
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from hetagent.protocol.requests import Head, Poll
 from hetagent.protocol.session.refusals import is_refusal
+from hetrdzv.protocol.directive import StacksAsked
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.wire import ProgressFields, StacksAsked, WorkerFields
+from hetrdzv.protocol.progress import ProgressFields, WorkerFields
 
 TOO_LARGE = (413, 422)
 """After these a smaller sample is sent in the same round."""
@@ -21,7 +23,7 @@ REFUSED_S, REFUSED_MAX_S = 2.0, 600.0
 """For how long a server that refuses progress is told none: at first, and after doubling (seconds)."""
 
 NEWS_PACE_S = 1.0
-"""How long after they were sent news are sent anew that no server has taken (seconds)."""
+"""How long after they were sent news are sent again that no server has taken (seconds)."""
 
 SAME_S = 10.0
 """A question with the number of one that was handed out not longer ago is the same (seconds); another server of the
@@ -86,7 +88,7 @@ class Samples:
         sample = self.sample()
         if sample is None or sample.round != self._small_in:
             return sample
-        return sample.model_copy(update={"workers": [_without_groups(one) for one in sample.workers]})
+        return replace(sample, workers=tuple(map(_without_groups, sample.workers)))
 
     # -- what the server says ----------------------------------------------------------------------------------
 
@@ -123,7 +125,7 @@ class Samples:
 def _without_groups(worker: WorkerFields) -> WorkerFields:
     """What a server may take that does not take all: where the process stands, and the script's steps."""
     if worker.state not in ("runs", "unknown"):
-        return worker.model_copy(update={"collectives": []})
+        return replace(worker, collectives=())
     fields = {name: getattr(worker, name) for name in ("rank", "long_s", "step")}
     if worker.step is not None:
         fields |= {"idle_s": worker.idle_s, "still": worker.still}

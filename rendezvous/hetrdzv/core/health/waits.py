@@ -32,7 +32,7 @@ DEFAULT_GROUPS = frozenset({"0", "default_pg"})
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """How far a worker has come in a process group; see `wire.CollectivesFields`."""
+    """How far a worker has come in a process group; see `CollectivesFields`."""
 
     name: str
     size: int
@@ -44,7 +44,7 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """How far a worker has come, now; see `wire.WorkerFields`.
+    """How far a worker has come, now; see `WorkerFields`.
 
     Attributes:
         idle_s: how long nothing has changed (seconds). Whoever fills it in counts a worker as moving (0) whose last

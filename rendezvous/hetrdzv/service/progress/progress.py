@@ -19,7 +19,7 @@ class Said:
     Attributes:
         round: whose workers; 0: it says nothing about workers.
         age_s: how long ago the agent looked at them (seconds).
-        known_s: for how long after that it holds; see `wire.ProgressFields` (seconds).
+        known_s: for how long after that it holds; see `ProgressFields` (seconds).
     """
 
     round: int = 0

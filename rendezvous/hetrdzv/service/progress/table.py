@@ -28,7 +28,7 @@ often."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What an agent says of one worker; see `wire.WorkerFields` and, for `decision`, `wire.ProgressFields`."""
+    """What an agent says of one worker; see `WorkerFields` and, for `decision`, `ProgressFields`."""
 
     rank: int
     state: str = "runs"

@@ -7,21 +7,16 @@ import pytest
 from tests.agent.protocol.session.driver import FAILURE, REFUSED, Bench, problem
 
 from hetagent.job.progress.watcher import STACKS
-from hetagent.job.share_files import SHARES
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Poll, Say
 from hetagent.protocol.topics import Message
+from hetagent.sharing.files import SHARES
 from hetrdzv.core.model import Round
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.rooms.shares import Shares
+from hetrdzv.protocol.progress import ProgressFields, WorkerFields
+from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.wire import (
-    ProgressFields,
-    SharesRequest,
-    StackFields,
-    StacksRequest,
-    WorkerFields,
-)
+from hetrdzv.protocol.stacks import StackFields, StacksRequest
 
 
 def ask(bench: Bench, number: int, round_number: int = 1) -> Message[Shares]:
@@ -144,7 +139,7 @@ def test_a_group_that_is_gone_answers(bench: Bench) -> None:
 @pytest.mark.parametrize("error", [REFUSED, problem(404, "no_such_route"), problem(503, "unavailable")])
 def test_what_nobody_waits_for_is_sent_once(bench: Bench, error: HetError) -> None:
     bench.started()
-    bench.session.say(Message(STACKS, partial(StacksRequest, number=1, stacks=[])), bench.now)
+    bench.session.say(Message(STACKS, partial(StacksRequest, number=1, stacks=())), bench.now)
     (request,) = bench.send()
     bench.receive(request, error)
     bench.run(5)
@@ -154,8 +149,8 @@ def test_what_nobody_waits_for_is_sent_once(bench: Bench, error: HetError) -> No
 
 def test_what_no_server_could_take_is_told_here_and_harms_nothing_else(bench: Bench) -> None:
     bench.started()
-    too_many = [StackFields(rank=0)] * (MAX_SLOTS + 1)
-    for number, stacks in ((1, too_many), (2, [])):
+    too_many = (StackFields(rank=0),) * (MAX_SLOTS + 1)
+    for number, stacks in ((1, too_many), (2, ())):
         bench.session.say(Message(STACKS, partial(StacksRequest, number=number, stacks=stacks)), bench.now)
     bench.run(3)
     assert [one.body.number for one in bench.said(STACKS)] == [2]
@@ -168,16 +163,16 @@ def test_a_report_that_no_server_could_take_ends_the_agent(bench: Bench) -> None
     bench.session.say(reports.started(-1), bench.now)
     bench.pump()
     assert bench.kinds == [("start", 1), ("exit", 1)]
-    assert "no server takes round" in bench.last.why
+    assert "no server takes this: round" in bench.last.why
 
 
 @pytest.mark.parametrize("status", [404, 405, 413, 422])
 def test_a_topic_that_is_refused_harms_no_other(bench: Bench, status: int) -> None:
     bench.started()
-    bench.session.watch(lambda: ProgressFields(round=1, workers=[WorkerFields(rank=0, step=17)]))
+    bench.session.watch(lambda: ProgressFields(round=1, workers=(WorkerFields(rank=0, step=17),)))
     bench.run(3)
     ask(bench, 1)
-    bench.session.say(Message(STACKS, partial(StacksRequest, number=1, stacks=[])), bench.now)
+    bench.session.say(Message(STACKS, partial(StacksRequest, number=1, stacks=())), bench.now)
     requests = bench.send()
     assert [one.topic for one in requests if isinstance(one, Say)] == [SHARES, STACKS]
     for request in requests:

@@ -13,7 +13,7 @@ from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command, shared
 from hetrdzv.cli.hetctl.tables import folded, numbers
 from hetrdzv.client import Client
-from hetrdzv.protocol.wire import QUARANTINED, GroupReply, GroupsReply, NodeReply
+from hetrdzv.protocol.pages import QUARANTINED, GroupReply, GroupsReply, NodeReply
 
 KINDS = ("groups", "nodes")
 

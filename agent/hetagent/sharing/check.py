@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hetagent.job.ready.fitness import READY, Check, Fitness
 from hetagent.node.processes import finding as processes
-from hetagent.node.speed import cache, judged
-from hetagent.node.speed.subject import Subject
+from hetagent.sharing import cache, judged
+from hetagent.sharing.subject import Subject
 
 TIMEOUT_S = 60.0
 """How long the benchmark may take (seconds). It measures for two; the rest is the import of torch on a busy host."""
@@ -25,7 +25,7 @@ BUSY = 0.5
 """A machine with more processes for each of its CPUs that want to run is busy: what is measured then on CPUs is used,
 since nothing better is known, but no later job should go by it."""
 
-COMMAND = (sys.executable, "-m", "hetagent.node.speed.benchmark")
+COMMAND = (sys.executable, "-m", "hetagent.sharing.benchmark")
 
 
 def load_per_cpu() -> float:
@@ -79,6 +79,7 @@ class SpeedCheck(Check):
         self._timeout_s = timeout_s
         self._load = load
         self.done = False
+        self.facts = subject.facts
 
     def ask(self, workers: Collection[int], cancelled: threading.Event) -> Fitness:
         """Find out, the first time; this node is ready in any case."""

@@ -14,12 +14,12 @@ import torch
 
 from hetagent.job.ready.fitness import READY
 from hetagent.job.ready.readiness import Readiness
-from hetagent.job.ready.speed_check import SpeedCheck
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
 from hetagent.node.processes import finding as processes
-from hetagent.node.speed import benchmark, cache, judged, policy
-from hetagent.node.speed.subject import NotMeasurable, Subject, cpu_kind, subject
+from hetagent.sharing import benchmark, cache, judged, policy
+from hetagent.sharing.check import SpeedCheck
+from hetagent.sharing.subject import NotMeasurable, Subject, cpu_kind, subject
 
 VERSIONS = {"torch": "2.13.0+cpu", "driver": "560.35.03"}
 CPUS = devices.Devices(kind="cpu", indices=(), slots=2)
@@ -168,7 +168,7 @@ def test_a_damaged_cache_counts_as_none(tmp_path: Path, damage: bytes) -> None:
 
 CHILDREN = """
 import json, os, sys, time
-from hetagent.node.speed import benchmark
+from hetagent.sharing import benchmark
 def fails(begin): raise RuntimeError("no\\nkernel image")
 def slow_to_start(begin):
     time.sleep(1.5)  # longer than the measurement may take

@@ -1,0 +1,122 @@
+"""How far the workers of a node have come, as its agent tells it with polls."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Le
+
+from hetrdzv.protocol.bounds import (
+    MAX_ALL_LANES,
+    MAX_KNOWN_S,
+    MAX_LANES,
+    AtMost,
+    Body,
+    Checked,
+    Count,
+    Duration,
+    Fraction,
+    Id,
+    Positive,
+    Rank,
+    ShortText,
+    Whole,
+    Workers,
+)
+from hetrdzv.protocol.settings import MAX_SLOTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectivesFields(Body):
+    """How far one worker has come in one of torch's process groups; the ranks that name a group are its members.
+
+    Attributes:
+        name: torch's name of the group, the same on all its members.
+        size: how many members it has; 0: unknown.
+        enqueued, started, completed: the number of the last collective that the worker has asked for, that its device
+            has begun, and that is done (0: none). A backend that cannot say what has begun reports 0.
+        op: the last one asked for: its operation and the sizes of its input (`all_reduce [[10]]`).
+    """
+
+    name: ShortText
+    size: Workers
+    enqueued: Count = 0
+    started: Count = 0
+    completed: Count = 0
+    op: ShortText = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFields(Body):
+    """How far one worker has come.
+
+    Attributes:
+        rank: its global rank.
+        state: `runs`; `stopped` (by a signal), `blocked` (in the kernel, uninterruptibly), `ended`, or `unknown`: it
+            runs, but its collectives cannot be known now.
+        unseen: why they cannot; empty: they are known.
+        sources: which of torch's backends have told of them (`gloo`, `gloo, nccl`).
+        idle_s: how long nothing of what follows has changed (seconds).
+        still: the worker has not moved for unusually long; its agent says at once when it moves again. A worker that is
+            not `still` counts as moving, whatever `idle_s` was when its agent looked.
+        cpu: how much of a core its process has taken since it last moved (0 to 1); None: nobody can say.
+        waiting: of this round's looks at the worker, the share at which it waited for a collective (0 to 1); None:
+            nobody can say.
+        busy: of the looks since the newest decision on shares, the share at which it did not wait (0 to 1); None:
+            nobody can say.
+        looks: how many looks those were.
+        long_s: for how long from now the script has announced that nothing need change (seconds).
+        step: what the script says itself, with `progress(step)` or in `HET_PROGRESS_FILE`; None: nothing.
+        collectives: by process group.
+    """
+
+    rank: Rank
+    state: ShortText = "runs"
+    unseen: ShortText = ""
+    sources: ShortText = ""
+    idle_s: Duration = 0.0
+    still: bool = False
+    cpu: Fraction | None = None
+    waiting: Fraction | None = None
+    busy: Fraction | None = None
+    looks: Count = 0
+    long_s: Duration = 0.0
+    step: Whole | None = None
+    collectives: Annotated[tuple[CollectivesFields, ...], AtMost(MAX_LANES)] = ()
+
+
+def _few_lanes(workers: tuple[WorkerFields, ...]) -> None:
+    if (given := sum(len(one.collectives) for one in workers)) > MAX_ALL_LANES:
+        raise ValueError(
+            f"its workers should have at most {MAX_ALL_LANES} process groups in all, not {given}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressFields(Body):
+    """How far the workers of a node have come in a round, as its agent saw it `age_s` seconds ago.
+
+    Attributes:
+        decision: the newest decision on shares that they know: since then `busy` and `looks` count.
+        known_s: for how long after that look it holds (seconds), since the agent says at once when anything of it
+            changes; after that, and until the next poll, nothing is known.
+    """
+
+    round: Positive
+    decision: Count = 0
+    age_s: Duration = 0.0
+    known_s: Annotated[Duration, Le(MAX_KNOWN_S)] = 60.0
+    workers: Annotated[tuple[WorkerFields, ...], AtMost(MAX_SLOTS), Checked(_few_lanes)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollRequest(Body):
+    """`POST /v1/groups/{g}/nodes/{n}/directive`: a poll that also says how far the node's workers have come.
+
+    Attributes:
+        after, wait_s: as the parameters `after` and `wait` of the `GET`.
+    """
+
+    incarnation: Id
+    after: ShortText | None = None
+    wait_s: Annotated[Duration, Le(3600)] = 0.0
+    progress: ProgressFields | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetagent.worker.standby import CHANNEL
+from hetagent.standby.waiting import CHANNEL
 from tests.support.cluster import Agent, Cluster, cluster, leftovers, wait_for
 from tests.support.needs import ALL
 

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any, TypeVar, cast
 
 from hetagent.features import FEATURES
+from hetagent.launch.kinds import OWN_FLAGS
 from hetagent.node.names import host_name
 from hetagent.node.standalone import fresh_group
 from hetagent.options import given
@@ -46,6 +47,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         labels=dict(args.label or ()),
         spec=_spec(args),
         signals=given.signals(args),
+        launch_flags={name: getattr(args, name) for name in map(dest, OWN_FLAGS)},
         shutdown_timeout_s=_shutdown_timeout_s(args, environ),
         script=args.training_script,
         script_args=tuple(args.training_script_args),

@@ -15,7 +15,7 @@ from tests.support.cluster import wait_for
 
 from hetagent.job.workers.starter import Program
 from hetagent.node.processes import finding as processes
-from hetagent.standby import keeper, policy
+from hetagent.standby import keeper, memory
 from hetagent.standby.keeper import Standbys
 
 INCARNATION = standbys.MARKS[processes.INCARNATION]
@@ -58,7 +58,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rests, and no shortage of memory."""
     for name in ("WARM_QUIET_S", "COLD_QUIET_S", "RETRY_S"):
         monkeypatch.setattr(keeper, name, 0.0)
-    monkeypatch.setattr(policy, "NEEDED_BYTES", 1)
+    monkeypatch.setattr(memory, "NEEDED_BYTES", 1)
 
 
 @pytest.fixture
@@ -240,14 +240,14 @@ def test_memory_that_is_short_is_said_once_and_waited_for(
     keep: Callable[..., Kept], program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "MEMORY_RETRY_S", 0.01)
-    monkeypatch.setattr(policy, "NEEDED_BYTES", 1 << 60)
+    monkeypatch.setattr(memory, "NEEDED_BYTES", 1 << 60)
     kept = keep("imported")
     kept.standbys.foresee([program])
     wait_for(lambda: kept.told, "the line")
     assert kept.take(0, program) is None
     assert len(kept.told) == 1
     assert kept.told[0].startswith("no standbys for now, so a restart imports everything again: ")
-    monkeypatch.setattr(policy, "NEEDED_BYTES", 1)
+    monkeypatch.setattr(memory, "NEEDED_BYTES", 1)
     kept.ready(0)
     assert len(kept.told) == 1
 

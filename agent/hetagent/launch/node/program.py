@@ -3,7 +3,10 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
 
+from hetagent.feature import Flags
 from hetagent.launch.base import PLAIN, Assignment, Launch, Setup, environ_of_node
 from hetagent.launch.command import CommandError, WorkerCommand
 from hetagent.launch.node import placeholders
@@ -27,6 +30,13 @@ class PerNode(Launch):
         CommandError: the command has an unknown placeholder, or does not use --init-file.
     """
 
+    flags: ClassVar[Flags] = {
+        "--init-file": {
+            "type": Path,
+            "metavar": "DIR",
+            "help": "With --launch node: {init_method} names a new file in this shared directory each round.",
+        },
+    }
     one_per_node = True
     fills_placeholders = True
     watches_deaths = True
@@ -34,7 +44,8 @@ class PerNode(Launch):
 
     def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
         super().__init__(command, setup)
-        self._init_file = InitFile(setup.init_file) if setup.init_file is not None else None
+        folder = setup.flags.get("init_file")
+        self._init_file = InitFile(folder) if folder is not None else None
         if command is not None:
             self._check(command)
 

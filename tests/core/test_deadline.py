@@ -8,7 +8,6 @@ from hetrdzv.core.commands import NoteStall, Tick
 from hetrdzv.core.group import step
 from hetrdzv.core.model import Stall
 from hetrdzv.core.rounds.timers import deadline
-from hetrdzv.protocol.states import StallKind
 from tests.core.driver import LEASE_S, Story, running
 from tests.support.stalls import behind
 
@@ -70,9 +69,7 @@ def stalling() -> Story:
         NoteStall(
             1,
             Stall(
-                kind=StallKind.BEHIND,
                 ranks=(0,),
-                node_id="a",
                 facts=OF_A,
                 since=story.now - 5,
             ),
@@ -87,9 +84,7 @@ def hanging() -> Story:
         NoteStall(
             1,
             Stall(
-                kind=StallKind.BEHIND,
                 ranks=(0,),
-                node_id="a",
                 facts=OF_A,
                 since=story.now - 20,
             ),

@@ -19,15 +19,9 @@ from hetagent.protocol.session.outbox import Answered
 from hetagent.protocol.session.session import Session
 from hetagent.protocol.topics import Message
 from hetrdzv.protocol.errors import HetError, Problem
+from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import (
-    DirectiveReply,
-    FailureFields,
-    ProgressFields,
-    SharesReply,
-    SharesRequest,
-    WorkerFields,
-)
+from hetrdzv.protocol.wire import DirectiveReply, FailureFields, SharesReply, SharesRequest
 from tests.sim.store import GROUP
 from tests.sim.workers import Fate, Workers, make_workers
 
@@ -321,12 +315,12 @@ class Agent:
             case Fate.SUCCEED:
                 self.world.timeline.at(workers.after_s, self.world.workers_succeed, self.machine, workers)
 
-    def _sample(self) -> ProgressFields | None:
+    def _sample(self) -> NodeProgress | None:
         """How much of the time the workers have worked, as nodes say with their polls."""
         if self.workers is None:
             return None
-        told = [WorkerFields(rank=rank, busy=self._pace.random(), looks=50) for rank in self._ranks]
-        return ProgressFields(round=self.workers.round, decision=self._decision, workers=told)
+        told = tuple(Worker(rank=rank, busy=self._pace.random(), looks=50) for rank in self._ranks)
+        return NodeProgress(round=self.workers.round, decision=self._decision, workers=told)
 
     def _ask_shares(self, workers: Workers, number: int) -> None:
         if workers is self.workers and workers.alive and not self._stopping:

@@ -44,8 +44,8 @@ from hetrdzv.protocol.errors import Refused, StorageError
 from hetrdzv.protocol.events import Event, NodeJoined
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.parts import Quoted
+from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
-from hetrdzv.protocol.stalls import Hang
 from hetrdzv.protocol.states import GroupState, NodePhase, ReportKind, ShareSource
 from hetrdzv.protocol.warnings import Differs, Network, NoWeights, SlowNode, SlowSlots, Version
 from hetrdzv.protocol.who import Nodes, Ranks

@@ -44,7 +44,7 @@ from hetrdzv.protocol.parts import (
     Ready,
     WorldBounds,
 )
-from hetrdzv.protocol.stalls import Hang
+from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.who import Nodes
 from hetrdzv.protocol.wire import EventReply, RootCauseReply
 from hetrdzv.words.events import LONGEST, event_text

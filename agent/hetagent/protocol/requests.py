@@ -7,8 +7,9 @@ from pydantic import BaseModel
 
 from hetagent.protocol.topics import Topic
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.routes import Route
-from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, PollRequest, ProgressFields, SharesReply
+from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, PollRequest, SharesReply
 
 R = TypeVar("R")
 
@@ -83,7 +84,7 @@ class Poll(BaseRequest):
     incarnation: str
     after: str | None
     wait_s: float
-    progress: ProgressFields | None = None
+    progress: NodeProgress | None = None
     posts: bool = False
 
     async def send(self, server: Server) -> Answer:

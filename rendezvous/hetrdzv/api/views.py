@@ -363,7 +363,9 @@ def _round(
         shares=shares_reply(current.number, current.newest_shares),
         ended=words.ended_by(why_ended(current.number, current.end)) if current.end is not None else None,
         met=current.met,
-        stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
+        stall=_stall(current, current.stall, now)
+        if current.stall is not None and current.stall.told
+        else None,
         notice=_notice(warned(group, now)),
         workers=tuple(worker_replies(current, seen, on_page, now)) if on_page else (),
         stragglers=stragglers,
@@ -371,13 +373,14 @@ def _round(
     )
 
 
-def _stall(stall: Stall, now: float) -> wire.StallReply:
+def _stall(current: Round, stall: Stall, now: float) -> wire.StallReply:
+    member = current.holder(stall.ranks)
     return wire.StallReply(
         kind=stall.kind,
         text=stall_text(stall.facts),
         facts=stall.facts,
         ranks=stall.ranks,
-        node_id=stall.node_id,
+        node_id=member.node_id if member is not None else None,
         since_s=max(0.0, now - stall.since),
     )
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 from hetrdzv.protocol.causes import FailedBecause, FailedWorker, Going, ShownCause
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.parts import BY_KIND, NOTHING, SHOWN_BY_KIND, Apart, Other, Quoted, Ready
-from hetrdzv.protocol.stalls import StallFacts
+from hetrdzv.protocol.rooms.stalls import StallFacts
 from hetrdzv.protocol.who import Nodes
 
 # -- a job from its beginning to its end ---------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hetrdzv.protocol.stalls import Hang
+from hetrdzv.protocol.rooms.stalls import Hang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,18 +22,16 @@ from pydantic_core import PydanticCustomError
 
 from hetrdzv.protocol import codec as codec  # reads and writes unions
 from hetrdzv.protocol.bounds import (
-    MAX_ALL_LANES,
     MAX_KIND,
-    MAX_KNOWN_S,
     MAX_LABEL_CHARACTERS,
     MAX_LABELS,
-    MAX_LANES,
     MAX_NOT_READY,
     MAX_NUMBER,
     MAX_PLANNED,
     MAX_SECONDS,
     MAX_WEIGHT,
     MIN_WEIGHT,
+    AtMost,
 )
 from hetrdzv.protocol.daemon import MAX_CHARACTERS, MAX_WORDS
 from hetrdzv.protocol.directive import (
@@ -134,9 +132,6 @@ from hetrdzv.protocol.pages import (
     SignInReply as SignInReply,
 )
 from hetrdzv.protocol.pages import (
-    Stack as Stack,
-)
-from hetrdzv.protocol.pages import (
     StacksReply as StacksReply,
 )
 from hetrdzv.protocol.pages import (
@@ -148,6 +143,7 @@ from hetrdzv.protocol.pages import (
 from hetrdzv.protocol.pages import (
     WorkerReply as WorkerReply,
 )
+from hetrdzv.protocol.rooms.progress import NodeProgress, Stack
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE, SETTINGS, Setting
 from hetrdzv.protocol.states import ReportKind
 
@@ -345,87 +341,6 @@ class ReportRequest(Wire):
     message: Text = ""
 
 
-class CollectivesFields(Wire):
-    """How far one worker has come in one of torch's process groups; the ranks that name a group are its members.
-
-    Attributes:
-        name: torch's name of the group, the same on all its members.
-        size: how many members it has; 0: unknown.
-        enqueued, started, completed: the number of the last collective that the worker has asked for, that its device
-            has begun, and that is done (0: none). A backend that cannot say what has begun reports 0.
-        op: the last one asked for: its operation and the sizes of its input (`all_reduce [[10]]`).
-    """
-
-    name: ShortText
-    size: Workers
-    enqueued: Count = 0
-    started: Count = 0
-    completed: Count = 0
-    op: ShortText = ""
-
-
-class WorkerFields(Wire):
-    """How far one worker has come.
-
-    Attributes:
-        rank: its global rank.
-        state: `runs`; `stopped` (by a signal), `blocked` (in the kernel, uninterruptibly), `ended`, or `unknown`: it
-            runs, but its collectives cannot be known now.
-        unseen: why they cannot; empty: they are known.
-        sources: which of torch's backends have told of them (`gloo`, `gloo, nccl`).
-        idle_s: how long nothing of what follows has changed (seconds).
-        still: the worker has not moved for unusually long; its agent says at once when it moves again. A worker that is
-            not `still` counts as moving, whatever `idle_s` was when its agent looked.
-        cpu: how much of a core its process has taken since it last moved (0 to 1); None: nobody can say.
-        waiting: of this round's looks at the worker, the share at which it waited for a collective (0 to 1); None:
-            nobody can say.
-        busy: of the looks since the newest decision on shares, the share at which it did not wait (0 to 1); None:
-            nobody can say.
-        looks: how many looks those were.
-        long_s: for how long from now the script has announced that nothing need change (seconds).
-        step: what the script says itself, with `progress(step)` or in `HET_PROGRESS_FILE`; None: nothing.
-        collectives: by process group.
-    """
-
-    rank: Rank
-    state: ShortText = "runs"
-    unseen: ShortText = ""
-    sources: ShortText = ""
-    idle_s: Duration = 0.0
-    still: Flag = False
-    cpu: Fraction | None = None
-    waiting: Fraction | None = None
-    busy: Fraction | None = None
-    looks: Count = 0
-    long_s: Duration = 0.0
-    step: Whole | None = None
-    collectives: Annotated[list[CollectivesFields], Field(max_length=MAX_LANES, fail_fast=True)] = []
-
-
-class ProgressFields(Wire):
-    """How far the workers of a node have come in a round, as its agent saw it `age_s` seconds ago.
-
-    Attributes:
-        decision: the newest decision on shares that they know: since then `busy` and `looks` count.
-        known_s: for how long after that look it holds (seconds), since the agent says at once when anything of it
-            changes; after that, and until the next poll, nothing is known.
-    """
-
-    round: Positive
-    decision: Count = 0
-    age_s: Duration = 0.0
-    known_s: Annotated[Duration, Field(le=MAX_KNOWN_S)] = 60.0
-    workers: Annotated[list[WorkerFields], Field(max_length=MAX_SLOTS, fail_fast=True)]
-
-    @field_validator("workers")
-    @classmethod
-    def _few_lanes(cls, workers: list[WorkerFields]) -> list[WorkerFields]:
-        if (given := sum(len(one.collectives) for one in workers)) > MAX_ALL_LANES:
-            text = "its workers should have at most {most} process groups in all, not {given}"
-            raise PydanticCustomError("too_long", text, {"most": MAX_ALL_LANES, "given": given})
-        return workers
-
-
 class PollRequest(Wire):
     """`POST /v1/groups/{g}/nodes/{n}/directive`: a poll that also says how far the node's workers have come.
 
@@ -436,15 +351,7 @@ class PollRequest(Wire):
     incarnation: Id
     after: ShortText | None = None
     wait_s: Annotated[Duration, Field(le=3600)] = 0.0
-    progress: ProgressFields | None = None
-
-
-class StackFields(Wire):
-    """The Python stack of a worker's threads; without `text`, `why` there is none."""
-
-    rank: Rank
-    text: Text = ""
-    why: ShortText = ""
+    progress: NodeProgress | None = None
 
 
 class StacksRequest(Wire):
@@ -452,7 +359,7 @@ class StacksRequest(Wire):
 
     incarnation: Id
     number: Whole
-    stacks: Annotated[list[StackFields], Field(max_length=MAX_SLOTS, fail_fast=True)]
+    stacks: Annotated[tuple[Stack, ...], AtMost(MAX_SLOTS)]
 
 
 class SharesRequest(Wire):

@@ -3,9 +3,10 @@
 import inspect
 import json
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from pydantic import BaseModel
@@ -37,6 +38,10 @@ def unbounded(kind: Any, about: list[Any], path: str) -> Iterator[str]:
                 yield from unbounded(part, [], f"{path}[]")
     elif origin is Literal or kind in (bool, NoneType) or issubclass(kind, Enum):
         pass
+    elif is_dataclass(kind):
+        hints = get_type_hints(kind, include_extras=True)
+        for name in (one.name for one in fields(kind)):
+            yield from unbounded(hints[name], [], f"{path}.{name}")
     elif issubclass(kind, BaseModel):
         for name, info in kind.model_fields.items():
             yield from unbounded(info.annotation, info.metadata, f"{path}.{name}")

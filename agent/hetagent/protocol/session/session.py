@@ -32,8 +32,9 @@ from hetagent.protocol.session.samples import Samples
 from hetagent.protocol.session.schedule import Lane
 from hetagent.protocol.topics import Message, Topic
 from hetrdzv.protocol.errors import HetError, InvalidRequest, Unavailable
+from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import DirectiveReply, ProgressFields, StacksAsked
+from hetrdzv.protocol.wire import DirectiveReply, StacksAsked
 
 PACE_S = 0.1
 """Polls that bring nothing new are at least this far apart, whatever the server does (seconds)."""
@@ -149,7 +150,7 @@ class Session:
         else:
             self._outbox(message.topic).add(message, now, asks=True)
 
-    def watch(self, sample: Callable[[], ProgressFields | None]) -> None:
+    def watch(self, sample: Callable[[], NodeProgress | None]) -> None:
         """From now on, tell the server how far the workers have come.
 
         Args:

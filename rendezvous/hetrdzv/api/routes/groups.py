@@ -15,7 +15,7 @@ from hetrdzv.auth.policy import Permit, permit_of
 from hetrdzv.core.commands import Put, Restart
 from hetrdzv.protocol import codec, routes, wire
 from hetrdzv.protocol.errors import NoRound, UnknownRank
-from hetrdzv.protocol.pages import Stack
+from hetrdzv.protocol.rooms.progress import Stack
 from hetrdzv.protocol.wire import EventsReply
 from hetrdzv.service.history import Place, follow
 from hetrdzv.service.progress.questions import About

@@ -11,7 +11,7 @@ from rich.text import Text
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, print_json
 from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, shared
-from hetrdzv.protocol.pages import Stack
+from hetrdzv.protocol.rooms.progress import Stack
 from hetrdzv.protocol.wire import StacksReply
 from hetrdzv.words.phrasing import count, names, ranked
 

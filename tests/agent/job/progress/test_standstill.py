@@ -1,12 +1,15 @@
 """What follows from looks at workers: who stands still, and what the server has to know at once."""
 
+from dataclasses import replace
+
 from hetagent.job.progress.flight_recorder import NAME_LENGTH, OP_LENGTH
 from hetagent.job.progress.standstill import FEW_LOOKS, FIRST_LOOKS, HOLDS_S, Claim, State, Track, Tracks
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_LANES
+from hetrdzv.protocol.rooms.progress import Collectives
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.wire import CollectivesFields, PollRequest
+from hetrdzv.protocol.wire import PollRequest
 
-GROUP = CollectivesFields(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
+GROUP = Collectives(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
 
 
 class Watched:
@@ -23,7 +26,7 @@ class Watched:
         """A second later, this is what its server says."""
         self.now += seconds
         done = enqueued if completed is None else completed
-        group = GROUP.model_copy(update={"enqueued": enqueued, "completed": done})
+        group = replace(GROUP, enqueued=enqueued, completed=done)
         counts = {"0": (enqueued, 0, done)} if enqueued else {}
         self.track.asked_for(counts, [group] if enqueued else [], self.now, waits=enqueued > done)
         self.judge()
@@ -79,7 +82,7 @@ def test_one_that_computes_beside_a_collective_that_is_not_done_moves() -> None:
     at = watched.works(3)
     for _ in range(10):
         watched.now += 1.0
-        group = GROUP.model_copy(update={"enqueued": at + 1, "completed": at})
+        group = replace(GROUP, enqueued=at + 1, completed=at)
         watched.track.asked_for({"0": (at + 1, 0, at)}, [group], watched.now, waits=False)
         watched.judge()
     assert (watched.told, watched.track.idle_s) == ([], 0.0)
@@ -169,7 +172,7 @@ def test_of_a_worker_that_is_unseen_its_side_groups_say_nothing() -> None:
         watched.judge()
     assert watched.told == [(5.0, "unknown", False)], "that it is unseen is told at once, and nothing else"
     (worker,) = watched.tracks.fields(watched.now).workers
-    assert (worker.unseen, worker.collectives, worker.waiting) == ("nccl does not answer any more", [], None)
+    assert (worker.unseen, worker.collectives, worker.waiting) == ("nccl does not answer any more", (), None)
     watched.asked_for(at)
     assert [state for _, state, _ in watched.told[1:]] == ["runs"]
 
@@ -372,10 +375,8 @@ def test_a_few_looks_go_on_to_count_after_a_decision_that_changed_nothing() -> N
 
 
 def test_of_many_groups_those_are_told_in_which_it_waits() -> None:
-    groups = [
-        GROUP.model_copy(update={"name": str(number), "enqueued": 1, "completed": 1}) for number in range(40)
-    ]
-    groups[-1] = groups[-1].model_copy(update={"completed": 0})
+    groups = [replace(GROUP, name=str(number), enqueued=1, completed=1) for number in range(40)]
+    groups[-1] = replace(groups[-1], completed=0)
     track = Track(0.0)
     track.asked_for({"0": (1, 0, 1)}, groups, 1.0, waits=False)
     told = track.fields(0, 1.0).collectives
@@ -384,9 +385,7 @@ def test_of_many_groups_those_are_told_in_which_it_waits() -> None:
 
 
 def test_what_is_told_of_the_largest_node_fits_into_a_request() -> None:
-    longest = GROUP.model_copy(
-        update={"name": "n" * NAME_LENGTH, "enqueued": 2**53, "completed": 2**53, "op": "o" * OP_LENGTH}
-    )
+    longest = replace(GROUP, name="n" * NAME_LENGTH, enqueued=2**53, completed=2**53, op="o" * OP_LENGTH)
     groups = [longest] * 40
     for workers in (1, 8, 200, MAX_SLOTS):
         tracks = Tracks(3, {rank: Track(0.0) for rank in range(workers)})

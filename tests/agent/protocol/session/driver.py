@@ -32,11 +32,11 @@ from hetrdzv.protocol.errors import (
     Unreachable,
 )
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.wire import (
     ConflictReply,
     DirectiveReply,
     FailureFields,
-    ProgressFields,
     SharesReply,
     SpecFields,
     StacksAsked,
@@ -60,7 +60,7 @@ class Server:
         self.groups: dict[str, Group] = {}
         self.answers_instead: HetError | None = None
         self.is_older = False  # it knows nothing of progress
-        self.progress: list[ProgressFields] = []
+        self.progress: list[NodeProgress] = []
         self.stacks: list[StacksRequest] = []
         self.asks: StacksAsked | None = None
 
@@ -138,7 +138,7 @@ class Server:
             return Problem(error.status, error.code, str(error), more)
 
     def _polled(
-        self, progress: ProgressFields | None, node_id: str, now: float, group_id: str
+        self, progress: NodeProgress | None, node_id: str, now: float, group_id: str
     ) -> DirectiveReply:
         if progress is not None:
             self.progress.append(progress)

@@ -13,7 +13,8 @@ from hetagent.protocol.requests import Poll, Say
 from hetagent.protocol.topics import Message
 from hetrdzv.core.model import Round
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.wire import ProgressFields, SharesReply, SharesRequest, StacksRequest, WorkerFields
+from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
+from hetrdzv.protocol.wire import SharesReply, SharesRequest, StacksRequest
 
 
 def ask(bench: Bench, number: int, round_number: int = 1) -> Message[SharesReply]:
@@ -136,7 +137,7 @@ def test_a_group_that_is_gone_answers(bench: Bench) -> None:
 @pytest.mark.parametrize("error", [REFUSED, problem(404, "no_such_route"), problem(503, "unavailable")])
 def test_what_nobody_waits_for_is_sent_once(bench: Bench, error: HetError) -> None:
     bench.started()
-    bench.session.say(Message(STACKS, partial(StacksRequest, number=1, stacks=[])), bench.now)
+    bench.session.say(Message(STACKS, partial(StacksRequest, number=1, stacks=())), bench.now)
     (request,) = bench.send()
     bench.receive(request, error)
     bench.run(5)
@@ -147,10 +148,10 @@ def test_what_nobody_waits_for_is_sent_once(bench: Bench, error: HetError) -> No
 @pytest.mark.parametrize("status", [404, 405, 413, 422])
 def test_a_topic_that_is_refused_harms_no_other(bench: Bench, status: int) -> None:
     bench.started()
-    bench.session.watch(lambda: ProgressFields(round=1, workers=[WorkerFields(rank=0, step=17)]))
+    bench.session.watch(lambda: NodeProgress(round=1, workers=(Worker(rank=0, step=17),)))
     bench.run(3)
     ask(bench, 1)
-    bench.session.say(Message(STACKS, partial(StacksRequest, number=1, stacks=[])), bench.now)
+    bench.session.say(Message(STACKS, partial(StacksRequest, number=1, stacks=())), bench.now)
     requests = bench.send()
     assert [one.topic for one in requests if isinstance(one, Say)] == [SHARES, STACKS]
     for request in requests:

@@ -1,5 +1,6 @@
 """How far the workers have come goes with the polls, and at once where the server has to know; stacks if asked for."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,11 +10,12 @@ from hetagent.job.progress.watcher import STACKS
 from hetagent.protocol.requests import Poll
 from hetagent.protocol.session.session import REFUSES_PROGRESS
 from hetagent.protocol.topics import Message
-from hetrdzv.protocol.wire import ProgressFields, StackFields, StacksAsked, StacksRequest, WorkerFields
+from hetrdzv.protocol.rooms.progress import NodeProgress, Stack, Worker
+from hetrdzv.protocol.wire import StacksAsked, StacksRequest
 
 
-def sample() -> ProgressFields:
-    return ProgressFields(round=1, workers=[WorkerFields(rank=0, step=17)])
+def sample() -> NodeProgress:
+    return NodeProgress(round=1, workers=(Worker(rank=0, step=17),))
 
 
 def polls(bench: Bench) -> list[Poll]:
@@ -57,7 +59,7 @@ def test_progress_that_a_server_did_not_get_is_told_a_little_later(bench: Bench)
     (request,) = bench.send()
     bench.receive(request, problem(503, "unavailable"))
     assert bench.session.requests(bench.now) == []
-    bench.session.watch(newer := lambda: sample().model_copy(update={"age_s": 0.5}))
+    bench.session.watch(newer := lambda: replace(sample(), age_s=0.5))
     bench.run(2)
     assert [one.progress for one in news(bench)] == [sample(), newer()]
     assert bench.notices == []
@@ -100,7 +102,7 @@ def test_one_refusal_does_not_end_what_the_server_is_told(bench: Bench, status: 
     (worker,) = bench.server.progress[before].workers
     assert worker.step == 17
     assert bool(worker.unseen) is (status in (413, 422)), "it is smaller then, and says what is left out"
-    bench.session.watch(lambda: sample().model_copy(update={"round": 2}))
+    bench.session.watch(lambda: replace(sample(), round=2))
     bench.run(10)
     assert bench.server.progress[-1].workers == sample().workers, "in the next round it is not"
 
@@ -134,11 +136,11 @@ def test_a_question_about_stacks_is_handed_out_once_and_its_answer_sent_once(ben
     bench.run(9)
     assert bench.session.questions() == [bench.server.asks]
     assert bench.session.questions() == []
-    stack = StackFields(rank=0, text="line 7 in <module>")
-    bench.session.say(Message(STACKS, partial(StacksRequest, number=4, stacks=[stack])), bench.now)
+    stack = Stack(rank=0, text="line 7 in <module>")
+    bench.session.say(Message(STACKS, partial(StacksRequest, number=4, stacks=(stack,))), bench.now)
     bench.pump()
     bench.server.asks = None
-    assert [(one.number, one.stacks) for one in bench.server.stacks] == [(4, [stack])]
+    assert [(one.number, one.stacks) for one in bench.server.stacks] == [(4, (stack,))]
     assert len(bench.said(STACKS)) == 1
     for number in (5, 6, 5, 6):  # of two people
         bench.server.asks = StacksAsked(number=number, round=1)

@@ -13,7 +13,7 @@ from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import NoRound, Problem, Unreachable
-from hetrdzv.protocol.pages import Stack
+from hetrdzv.protocol.rooms.progress import Stack
 from hetrdzv.protocol.wire import LogsReply
 
 FEW = 20

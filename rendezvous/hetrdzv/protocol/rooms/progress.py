@@ -1,0 +1,140 @@
+"""How far workers have come, as agents tell it and the server judges it, and what workers are asked for."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Le
+
+from hetrdzv.protocol.bounds import (
+    MAX_ALL_LANES,
+    MAX_KNOWN_S,
+    MAX_LANES,
+    AtMost,
+    Count,
+    Duration,
+    Fraction,
+    Positive,
+    Rank,
+    ShortText,
+    Text,
+    Whole,
+    Workers,
+    WrongField,
+)
+from hetrdzv.protocol.settings import MAX_SLOTS
+
+UNKNOWN = "unknown"
+"""The state of a worker of which nothing is known but its step."""
+
+NO_ANSWER = frozenset({"stopped", "blocked"})
+"""The states of a worker whose process does not answer: stopped by a signal, or stuck in the kernel (state D)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """How far one worker has come in one of torch's process groups; the ranks that name a group are its members.
+
+    Attributes:
+        name: torch's name of the group, the same on all its members.
+        size: how many members it has; 0: unknown.
+        enqueued, started, completed: the number of the last collective that the worker has asked for, that its device
+            has begun, and that is done (0: none). A backend that cannot say what has begun reports 0.
+        op: the last one asked for: its operation and the sizes of its input (`all_reduce [[10]]`).
+    """
+
+    name: ShortText
+    size: Workers
+    enqueued: Count = 0
+    started: Count = 0
+    completed: Count = 0
+    op: ShortText = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """How far a worker has come.
+
+    Attributes:
+        rank: its global rank.
+        state: `runs`; `stopped` (by a signal), `blocked` (in the kernel, uninterruptibly), `ended`, or `unknown`: it
+            runs, but its collectives cannot be known now.
+        unseen: why they cannot; empty: they are known.
+        sources: which of torch's backends have told of them (`gloo`, `gloo, nccl`).
+        idle_s: how long nothing of what follows has changed (seconds).
+        still: the worker has not moved for unusually long; its agent says at once when it moves again. A worker that is
+            not `still` counts as moving, whatever `idle_s` was when its agent looked.
+        cpu: how much of a core its process has taken since it last moved (0 to 1); None: nobody can say.
+        waiting: of this round's looks at the worker, the share at which it waited for a collective (0 to 1); None:
+            nobody can say.
+        busy: of the looks since the newest decision on shares, the share at which it did not wait (0 to 1); None:
+            nobody can say.
+        looks: how many looks those were.
+        long_s: for how long from now the script has announced that nothing need change (seconds).
+        step: what the script says itself, with `progress(step)` or in `HET_PROGRESS_FILE`; None: nothing.
+        collectives: by process group.
+    """
+
+    rank: Rank
+    state: ShortText = "runs"
+    unseen: ShortText = ""
+    sources: ShortText = ""
+    idle_s: Duration = 0.0
+    still: bool = False
+    cpu: Fraction | None = None
+    waiting: Fraction | None = None
+    busy: Fraction | None = None
+    looks: Count = 0
+    long_s: Duration = 0.0
+    step: Whole | None = None
+    collectives: Annotated[tuple[Collectives, ...], AtMost(MAX_LANES)] = ()
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process has ended well."""
+        return self.state == "ended"
+
+    @property
+    def answers(self) -> bool:
+        """Whether its process is able to go on."""
+        return self.state not in NO_ANSWER
+
+    @property
+    def count(self) -> int | None:
+        """How many collectives it has asked for in all its process groups; None: it has none."""
+        return sum(one.enqueued for one in self.collectives) if self.collectives else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeProgress:
+    """How far the workers of a node have come in a round, as its agent saw it `age_s` seconds ago.
+
+    Attributes:
+        decision: the newest decision on shares that they know: since then `busy` and `looks` count.
+        known_s: for how long after that look it holds (seconds), since the agent says at once when anything of it
+            changes; after that, and until the next poll, nothing is known.
+    """
+
+    round: Positive
+    decision: Count = 0
+    age_s: Duration = 0.0
+    known_s: Annotated[Duration, Le(MAX_KNOWN_S)] = 60.0
+    workers: Annotated[tuple[Worker, ...], AtMost(MAX_SLOTS)]
+
+    def __post_init__(self) -> None:
+        if (given := sum(len(one.collectives) for one in self.workers)) > MAX_ALL_LANES:
+            text = f"its workers should have at most {MAX_ALL_LANES} process groups in all, not {given}"
+            raise WrongField("workers", text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """The Python stack of a worker's threads, or the end of its stderr; without `text`, `why` there is none.
+
+    Attributes:
+        node_id: of its node, where the server shows it to people.
+    """
+
+    rank: Rank
+    node_id: ShortText = ""
+    text: Text = ""
+    why: ShortText = ""

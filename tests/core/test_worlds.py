@@ -290,6 +290,13 @@ def test_at_the_largest_world_nobody_is_waited_for() -> None:
             0,
             {"never": (3, 5)},
         ),
+        (
+            [15, 3, 13, 5, 11, 7, 9],
+            {"world_size_multiple": 64, "max_nodes": 2},
+            ready("abcdefg", 1, 63),
+            0,
+            {"never": (3, 5, 7, 9, 11), "never_more": 2},
+        ),
         ([4], {"min_world_size": 8, "min_nodes": 2}, ready("a", 2), 1, None),
     ],
 )
@@ -297,7 +304,7 @@ def test_why_no_round_can_form(
     slots: list[int], spec: dict[str, int], standing: Ready, missing: int, lack: dict[str, Any] | None
 ) -> None:
     story = Story(join_timeout_s=20.0, **spec)
-    for name, number in zip("abc", slots, strict=False):
+    for name, number in zip("abcdefg", slots, strict=False):
         story.join(name, number)
     bounds = Worlds.of(story.group.spec).bounds
     what = waits_for(story)

@@ -1012,7 +1012,7 @@ def test_a_program_that_does_not_speak_http_answers(ctl: Callable[..., str]) -> 
         (["create", "g", "--nnodes", "4:2"], "4:2: MIN must be at least 1, and MAX not below MIN"),
         (["create", "g", "--nnodes", "0"], "0: MIN must be at least 1"),
         (["create", "g", "--lease-s", "0.1"], "'--lease-s': 0.1 is not between 0.5 and 3600"),
-        (["create", "g", "--max-restarts", "-1"], "'--max-restarts': -1 is not in the range"),
+        (["create", "g", "--max-restarts", "-1"], "'--max-restarts': -1 is not between 0 and 1000000"),
         (["create", "g", "--lease-s", "nan"], "'nan' is not a number of seconds"),
         (
             ["create", "g", "--lease-s", "5s"],

@@ -11,7 +11,7 @@ from typing import Any
 
 from hetagent.protocol.requests import Answer
 from hetrdzv.api import views
-from hetrdzv.api.commands import join_command, report_command, said
+from hetrdzv.api.commands import join_command, report_command
 from hetrdzv.api.problems import StaleReport, problem_body
 from hetrdzv.api.shares import shares_reply
 from hetrdzv.core.commands import Command, Leave, Renew
@@ -81,7 +81,7 @@ class Connection:
         """As `POST .../directive`."""
         renew = Renew(node, request.incarnation)
         found = await self._polls.answer(
-            self._caller, group, renew, request.after, request.wait_s, said=said(request)
+            self._caller, group, renew, request.after, request.wait_s, asks=True, progress=request.progress
         )
         if found is None:
             raise _HungUp

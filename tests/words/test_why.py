@@ -121,6 +121,13 @@ SENTENCES: list[tuple[Reason, str]] = [
         ),
     ),
     (
+        waits(lacks(never=(1, 2, 3, 5, 7), never_more=2)),
+        (
+            "1 of 2 nodes ready (a); nodes of 1, 2, 3, 5, 7 slots or 2 other numbers never make a world whose size is "
+            "from 8 to 16 and a multiple of 4: waiting for others"
+        ),
+    ),
+    (
         waits(lacks(unit="rack")),
         (
             "1 of 2 nodes ready (a); no set of whole units (rack) has a world size that is from 8 to 16 and a multiple "

@@ -461,6 +461,7 @@ class Agent:
             self._leftovers.kill_all(self._starter.unfinished())
             if not isinstance(error, Exception):  # Ctrl-C, where --signals-to-handle leaves SIGINT out
                 raise
+            self._clear_workers()
             self._start_failed(local, error)  # it fails the round, not the agent
             return
         finally:

@@ -118,6 +118,7 @@ class ShareFiles:
         self._tell = tell
         self._decided = decided
         self._asked: set[int] = set()  # those whose answers are kept, or will come
+        self._awaited: dict[int, Future[SharesReply]] = {}
         parent = Path(tempfile.gettempdir())
         scratch.sweep(PREFIX, parent)
         self._folder = scratch.Folder(PREFIX, parent)
@@ -156,10 +157,12 @@ class ShareFiles:
 
     def due_at(self) -> float | None:
         """When to look again even if nothing happens (monotonic seconds); None: no need."""
+        if any(answer.done() for answer in self._awaited.values()):
+            return 0.0
         return self._look_at if self._created is None else None
 
     def look(self) -> None:
-        """Pass on what the workers have asked since the last look."""
+        """Pass on what the workers have asked since the last look, and give them what the server has answered."""
         if self._created is not None:
             self._created.clear()
         self._look_at = time.monotonic() + LOOK_S
@@ -172,7 +175,11 @@ class ShareFiles:
         for number in sorted(numbers - self._asked):
             self._asked.add(number)
             message = Message(SHARES, partial(SharesRequest, round=self._round, number=number))
-            self._ask(message).add_done_callback(partial(self._answer, number))
+            self._awaited[number] = self._ask(message)
+        for number, answer in list(self._awaited.items()):
+            if answer.done():
+                del self._awaited[number]
+                self._answer(number, answer)
 
     def close(self) -> None:
         """The workers are gone."""
@@ -180,10 +187,8 @@ class ShareFiles:
             self._created.close()
         self._folder.close()
 
-    # -- in the line's thread ----------------------------------------------------------------------------------
-
     def _answer(self, number: int, answer: "Future[SharesReply]") -> None:
-        """Give the workers what the server has answered, if they are still there."""
+        """Give the workers what the server has answered."""
         if answer.cancelled():
             return
         if (refusal := answer.exception()) is not None:

@@ -14,18 +14,17 @@ from hetagent.node.speed.policy import MODES
 from hetagent.node.speed.subject import DTYPES
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
-from hetagent.options.values import label, notice_signal, port_range, seconds, setting, weight, world_size
+from hetagent.options.values import notice_signal, port_range, told
 from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S
 from hetrdzv import __version__
-from hetrdzv.protocol.settings import SETTINGS, Setting
+from hetrdzv.protocol import typed
+from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
 
 SPEC_FLAGS: Mapping[str, Setting] = {name: one for name, one in SETTINGS.items() if one.has_flag}
 """Settings of the group with a flag of their own name; --nnodes and --max-restarts are torchrun's."""
 
 NODE_CHECK_TIMEOUT_S = 60.0
 """How long `--node-check` may take by default (seconds)."""
-
-_METAVARS: Mapping[type, str] = {float: "S", int: "N", tuple: "N[,N...]"}
 
 OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--gpus": {
@@ -75,7 +74,7 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "every node.",
     },
     "--notice-signal": {
-        "type": notice_signal,
+        "type": told(notice_signal),
         "metavar": "SIGUSR1",
         "help": "What workers that handle it get when their round is about to end (--notice-s).",
     },
@@ -88,7 +87,7 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "help": "A node is ready only while this command of /bin/sh exits with 0 (or HET_NODE_CHECK).",
     },
     "--node-check-timeout-s": {
-        "type": seconds,
+        "type": told(typed.seconds),
         "default": NODE_CHECK_TIMEOUT_S,
         "metavar": "S",
         "help": f"Seconds after which --node-check is killed, and has failed (default: {NODE_CHECK_TIMEOUT_S:g}).",
@@ -135,29 +134,29 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     },
     "--interface": {"metavar": "NAME", "help": "The network interface whose address this node offers."},
     "--port-range": {
-        "type": port_range,
+        "type": told(port_range),
         "metavar": "A-B",
         "help": "The ports this node may offer (for firewalls).",
     },
     "--label": {
         "action": "append",
-        "type": label,
+        "type": told(typed.label),
         "metavar": "KEY=VALUE",
         "help": "A label for this node; repeatable.",
     },
     "--weight": {
-        "type": weight,
+        "type": told(typed.weight),
         "metavar": "X",
         "help": "How fast each worker here is, compared with those of other nodes: for shares, which otherwise go by "
         "what is measured, and for --rank-order speed (default, if any node has one: 1).",
     },
     "--world-size": {
-        "type": world_size,
+        "type": told(typed.world_size),
         "metavar": "N|MIN:MAX",
         "help": "How many workers the job may have in all; of the nodes the best set is taken, the others are spares.",
     },
     "--connect-timeout-s": {
-        "type": seconds,
+        "type": told(typed.seconds),
         "default": CONNECT_TIMEOUT_S,
         "metavar": "S",
         "help": f"Seconds to wait for a server's first answer (default: {CONNECT_TIMEOUT_S:g}).",
@@ -234,14 +233,14 @@ def parser() -> Parser:
     )
     for flag, settings in OUR_FLAGS.items():
         ours.add_argument(flag, **settings)
-    for name, setting_ in SPEC_FLAGS.items():
+    for name, setting in SPEC_FLAGS.items():
         ours.add_argument(
             f"--{name.replace('_', '-')}",
             dest=name,
-            type=partial(setting, setting_),
-            choices=setting_.choices or None,
-            help=f"{setting_.help.removesuffix('.')} (default: {setting_.shown_default}).",
-            metavar=None if setting_.choices else setting_.metavar or _METAVARS[setting_.kind],
+            type=told(partial(typed.setting, setting)),
+            choices=setting.choices or None,
+            help=f"{setting.help.removesuffix('.')} (default: {setting.shown_default}).",
+            metavar=None if setting.choices else setting.metavar or METAVARS[setting.kind],
         )
     ours.add_argument("--version", action="version", version=f"hetagent {__version__}")
     made.add_argument(

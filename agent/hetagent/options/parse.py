@@ -2,7 +2,7 @@
 
 import os
 import signal
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 
 from hetagent.node.names import host_name
@@ -11,10 +11,11 @@ from hetagent.node.standalone import fresh_group
 from hetagent.options import slurm
 from hetagent.options.flags import SPEC_FLAGS, parser
 from hetagent.options.model import Options, Std, Streams, TorchrunOptions, UsageError
-from hetagent.options.torchrun import REFUSED, TORCHRUNS_SIGNALS, dest, typed, variable
-from hetagent.options.values import nodes, seconds, streams
+from hetagent.options.torchrun import REFUSED, TORCHRUNS_SIGNALS, dest, source, typed, variable
+from hetagent.options.values import streams
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.ids import checked_id
+from hetrdzv.protocol.typed import nodes, seconds
 
 SAME: Sequence[tuple[str, str]] = (("gpus", "nproc_per_node"), ("local_addr", "interface"))
 """Flags that mean the same thing, so that at most one of them can be given."""
@@ -256,14 +257,9 @@ def _nnodes(args: Namespace) -> tuple[int, int] | None:
     if args.nnodes is None:
         return None
     try:
-        fewest, most = nodes(args.nnodes)
-    except ValueError:
-        raise UsageError(
-            f"{typed('--nnodes', args.nnodes)} must be N or MIN:MAX, for example 2 or 2:4"
-        ) from None
-    if not 0 < fewest <= most:
-        raise UsageError(f"{typed('--nnodes', args.nnodes)}: MIN must be at least 1, and MAX not below MIN")
-    return fewest, most
+        return nodes(args.nnodes)
+    except ValueError as error:
+        raise UsageError(f"{source('--nnodes', args.nnodes)}: {error}") from None
 
 
 def _signals(names: str) -> tuple[signal.Signals, ...]:
@@ -304,5 +300,5 @@ def _shutdown_timeout_s(args: Namespace, environ: Mapping[str, str]) -> float | 
     given = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or None
     try:
         return None if given is None else seconds(given)
-    except ArgumentTypeError as error:
+    except ValueError as error:
         raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={given}: {error}") from None

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hetagent.options.values import filters, seconds, setting
+from hetagent.options.values import filters, told
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
+from hetrdzv.protocol.typed import seconds, setting
 
 TORCHRUNS_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """torchrun's default for --signals-to-handle."""
@@ -51,7 +52,7 @@ ACCEPTED: Mapping[str, TorchrunFlag] = {
         switch=True, help="Start a private hetserver, for a job on this node only."
     ),
     "--max-restarts": TorchrunFlag(
-        type=partial(setting, SETTINGS["max_restarts"]),
+        type=told(partial(setting, SETTINGS["max_restarts"])),
         help=f"How many failures may restart the group (default: {DEFAULTS.max_restarts})."
     ),
     "--monitor-interval": TorchrunFlag(
@@ -111,7 +112,7 @@ ACCEPTED: Mapping[str, TorchrunFlag] = {
         help=f"The signals on which this agent stops its workers and leaves (default: {TORCHRUNS_SIGNALS}).",
     ),
     "--shutdown-timeout": TorchrunFlag(
-        type=seconds, help="Seconds between SIGTERM and SIGKILL on this node (default: --stop-timeout-s)."
+        type=told(seconds), help="Seconds between SIGTERM and SIGKILL on this node (default: --stop-timeout-s)."
     ),
     "--virtual-local-rank": TorchrunFlag(
         switch=True, help="Each worker sees only its own GPU, and its LOCAL_RANK is 0."
@@ -152,7 +153,12 @@ def variable(flag: str) -> str:
     return f"PET_{dest(flag).upper()}"
 
 
+def source(flag: str, value: str) -> str:
+    """Where a value of a flag comes from: the command line, or the flag's variable."""
+    return variable(flag) if os.environ.get(variable(flag)) == value else flag
+
+
 def typed(flag: str, value: str) -> str:
-    """A flag with its value as it was typed: on the command line, or in its variable."""
-    name = variable(flag)
-    return f"{name}={value}" if os.environ.get(name) == value else f"{flag} {value}"
+    """A flag with its value as it was typed."""
+    where = source(flag, value)
+    return f"{where} {value}" if where == flag else f"{where}={value}"

@@ -43,8 +43,8 @@ LEAVE_LOOK_S = 0.05
 class Line:
     """A session in a thread of its own.
 
-    Readable (`fileno`) while there are directives to take. All other methods may be called from any thread. If the
-    thread breaks, which is a bug, the agent is told to exit with 1.
+    Readable (`fileno`) while there are directives to take, and when a question was answered. All other methods may be
+    called from any thread. If the thread breaks, which is a bug, the agent is told to exit with 1.
 
     Args:
         make_client: makes the HTTP client, in the thread that uses it.
@@ -329,6 +329,7 @@ class Line:
                 answer.set_exception(found)
             else:
                 answer.set_result(found)
+            self._mailbox.wake()
 
     def _tell_wait(self, answer: DirectiveReply) -> None:
         """Show what the group waits for."""

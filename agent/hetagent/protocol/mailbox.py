@@ -38,10 +38,14 @@ class Mailbox:
         """Add a directive; from any thread."""
         self.put_at = time.monotonic()
         self._waiting.append(directive)
+        self.wake()
+        self._added(directive)
+
+    def wake(self) -> None:
+        """Be readable once, though there is nothing to take; from any thread."""
         with contextlib.suppress(BlockingIOError):
             if self._write_fd >= 0:
                 os.write(self._write_fd, b"!")
-        self._added(directive)
 
     def take(self) -> list[DirectiveReply]:
         """The directives that came since the last call, in order."""

@@ -1,8 +1,6 @@
 """Reads and checks what torchrun was told about the rendezvous: endpoint, run id and --rdzv-conf (docs/torchrun.md)."""
 
 import os
-import re
-from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +13,13 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from hetagent.node.names import host_name
 from hetagent.node.network import parse_port_range
 from hetagent.options.flags import SPEC_FLAGS
-from hetagent.options.values import seconds, setting
 from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S
 from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.ids import checked_id
 from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
+from hetrdzv.protocol.typed import seconds, setting, whole
 from hetrdzv.protocol.wire import JoinRequest, SpecFields
 
 TORCHS_STOP_TIMEOUT_S = 30.0
@@ -39,18 +37,12 @@ def _path(text: str) -> Path:
     return Path(text).absolute()
 
 
-def _whole(text: str) -> int:
-    if not re.fullmatch(r"\d+", text):
-        raise ValueError(f"{text!r} is not a whole number")
-    return int(text)
-
-
 WORLD_SIZES = ("min_world_size", "max_world_size")
 """What hetagent's --world-size gives."""
 
 OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "node_id": checked_id,
-    "slots": _whole,
+    "slots": whole,
     "local_addr": str,
     "interface": str,
     "port_range": parse_port_range,
@@ -60,7 +52,7 @@ OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "client_cert": _path,
     "client_key": _path,
     **{name: partial(setting, SETTINGS[name]) for name in WORLD_SIZES},
-    "max_restarts": _whole,
+    "max_restarts": whole,
     **{name: partial(setting, one) for name, one in SPEC_FLAGS.items()},
 }
 """Every option of --rdzv-conf, with the function that parses its value."""
@@ -144,7 +136,7 @@ def _options(config: Mapping[str, object]) -> dict[str, Any]:
         if name in OPTIONS and value is not None:
             try:
                 found[name] = OPTIONS[name](str(value))
-            except (ValueError, ArgumentTypeError) as error:
+            except ValueError as error:
                 raise ConfError(f"--rdzv-conf {name}={value}: {error}") from None
     return found
 

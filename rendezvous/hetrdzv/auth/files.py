@@ -6,10 +6,8 @@ from pathlib import Path
 from hetrdzv.protocol.errors import HetError
 
 
-class AccessError(HetError):
+class AccessError(HetError, code="access"):
     """A token, or a file with tokens, that cannot be used."""
-
-    code = "access"
 
 
 Stamp = tuple[int, ...]

@@ -13,10 +13,8 @@ from hetrdzv.protocol.errors import HetError
 logger = logging.getLogger(__name__)
 
 
-class TlsError(HetError):
+class TlsError(HetError, code="tls"):
     """A certificate, key or CA file that cannot be used."""
-
-    code = "tls"
 
 
 # -- the client's side -------------------------------------------------------------------------------------

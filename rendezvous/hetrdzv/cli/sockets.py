@@ -7,10 +7,8 @@ from hetrdzv.api.http.server import BACKLOG
 from hetrdzv.protocol.errors import HetError
 
 
-class CannotServe(HetError):
+class CannotServe(HetError, code="cannot_serve"):
     """The command line asks for something that cannot be done here."""
-
-    code = "cannot_serve"
 
 
 def listen(host: str, port: int) -> socket.socket:

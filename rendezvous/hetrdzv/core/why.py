@@ -201,9 +201,11 @@ def no_world(spec: GroupSpec, there: Sequence[Node], answer: Shortfall) -> parts
     """Why these nodes make no world, also whether they ever could; None where they are just too few."""
     if answer.lack is not Lack.WORLD:
         return None
+    never = sorted({node.slots for node in there}) if answer.never else []
     return parts.NoWorld(
         bounds=Worlds.of(spec).bounds,
-        never=tuple(sorted({node.slots for node in there})) if answer.never else (),
+        never=tuple(never[:MOST_NAMES]),
+        never_more=len(never[MOST_NAMES:]),
         too_small=bool(answer.missing) and not answer.never,
         unit=spec.unit,
     )

@@ -16,33 +16,31 @@ class HetError(Exception):
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
 
+    def __init_subclass__(cls, code: str | None = None, status: int | None = None) -> None:
+        """A class that names no `code` or `status` has those of its base."""
+        cls.code, cls.status = code or cls.code, status or cls.status
+
 
 # -- commands that are not allowed: raised by the core, which changes nothing -------------------------------
 
 
-class Refused(HetError):
+class Refused(HetError, code="refused", status=409):
     """The state of the group does not allow the command."""
 
-    code = "refused"
-    status = 409
 
-
-class InvalidSpec(Refused):
+class InvalidSpec(Refused, code="invalid_spec", status=422):
     """Bounds contradict each other, or a value is out of range.
 
     Attributes:
         field: the setting that is wrong; None: there is none of that name.
     """
 
-    code = "invalid_spec"
-    status = 422
-
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
 
 
-class SpecConflict(Refused):
+class SpecConflict(Refused, code="spec_conflict"):
     """A setting has another value, fixed by whoever created the group.
 
     Attributes:
@@ -52,8 +50,6 @@ class SpecConflict(Refused):
         lost_in_s: when the last of these nodes is lost if none is heard again (seconds from now).
         retry_for_s: if all of them are on their way out: how long that can take (seconds).
     """
-
-    code = "spec_conflict"
 
     def __init__(
         self,
@@ -73,257 +69,166 @@ class SpecConflict(Refused):
         self.retry_for_s = retry_for_s
 
 
-class StaleRound(Refused):
+class StaleRound(Refused, code="stale_round"):
     """The report is about a round that is over: it is a duplicate, or moot."""
 
-    code = "stale_round"
 
-
-class StaleIncarnation(Refused):
+class StaleIncarnation(Refused, code="stale_incarnation"):
     """Another agent speaks for this node id now."""
 
-    code = "stale_incarnation"
 
-
-class NodeIdInUse(Refused):
+class NodeIdInUse(Refused, code="node_id_in_use"):
     """The agent that has this node id is alive."""
 
-    code = "node_id_in_use"
 
-
-class NotMaster(Refused):
+class NotMaster(Refused, code="not_master"):
     """Only the master of the round may ask for this."""
 
-    code = "not_master"
 
-
-class NoSuchShares(Refused):
+class NoSuchShares(Refused, code="no_such_shares"):
     """The round has no such decision on shares: it is too old, or one before it is missing."""
 
-    code = "no_such_shares"
 
-
-class DaemonRefused(Refused):
+class DaemonRefused(Refused, code="daemon_refused"):
     """The daemon is not orted, the node's agent runs none, or it runs another one in this round."""
 
-    code = "daemon_refused"
 
-
-class GroupFinished(Refused):
+class GroupFinished(Refused, code="group_finished"):
     """The group's job is over, so the request makes no sense any more."""
 
-    code = "group_finished"
 
-
-class GroupFinishing(Refused):
+class GroupFinishing(Refused, code="group_finishing"):
     """Nodes of the group's last job have not exited yet: ask again shortly."""
 
-    code = "group_finishing"
 
-
-class UnknownGroup(Refused):
+class UnknownGroup(Refused, code="unknown_group", status=404):
     """There is no group of that name."""
 
-    code = "unknown_group"
-    status = 404
 
-
-class UnknownNode(Refused):
+class UnknownNode(Refused, code="unknown_node", status=404):
     """The group has no node of that name."""
 
-    code = "unknown_node"
-    status = 404
 
-
-class NoRound(Refused):
+class NoRound(Refused, code="no_round"):
     """There are no workers now."""
 
-    code = "no_round"
 
-
-class UnknownRank(Refused):
+class UnknownRank(Refused, code="unknown_rank", status=404):
     """The round has no such rank."""
 
-    code = "unknown_rank"
-    status = 404
 
-
-class TooManyGroups(Refused):
+class TooManyGroups(Refused, code="too_many_groups"):
     """The server has reached its limit of groups."""
 
-    code = "too_many_groups"
 
-
-class TooManyNodes(Refused):
+class TooManyNodes(Refused, code="too_many_nodes"):
     """The group has reached its limit of live nodes."""
 
-    code = "too_many_nodes"
 
-
-class PlanTooLarge(Refused):
+class PlanTooLarge(Refused, code="plan_too_large"):
     """A plan takes more work than it may."""
 
-    code = "plan_too_large"
 
-
-class TooMuchStored(Refused):
+class TooMuchStored(Refused, code="too_much_stored"):
     """The groups of one token pattern hold as much of the server's memory as they may."""
-
-    code = "too_much_stored"
 
 
 # -- requests that the server refuses before any group sees them --------------------------------------------
 
 
-class InvalidRequest(HetError):
+class InvalidRequest(HetError, code="invalid_request", status=422):
     """A field is missing, malformed, out of range or unknown."""
 
-    code = "invalid_request"
-    status = 422
 
-
-class Malformed(InvalidRequest):
+class Malformed(InvalidRequest, status=400):
     """Not an HTTP request, or its header is too large."""
 
-    status = 400
 
-
-class BodyTooLarge(HetError):
+class BodyTooLarge(HetError, code="body_too_large", status=413):
     """The request body is larger than the limit."""
 
-    code = "body_too_large"
-    status = 413
 
-
-class RequestTooSlow(HetError):
+class RequestTooSlow(HetError, code="request_too_slow", status=408):
     """The request did not arrive in time."""
 
-    code = "request_too_slow"
-    status = 408
 
-
-class Unauthorized(HetError):
+class Unauthorized(HetError, code="unauthorized", status=401):
     """The token is missing or wrong."""
 
-    code = "unauthorized"
-    status = 401
 
-
-class Forbidden(HetError):
+class Forbidden(HetError, code="forbidden", status=403):
     """The token's role or groups do not allow the request."""
 
-    code = "forbidden"
-    status = 403
 
-
-class CertificateRequired(HetError):
+class CertificateRequired(HetError, code="certificate_required", status=403):
     """The server requires a client certificate, and none was presented."""
 
-    code = "certificate_required"
-    status = 403
 
-
-class TooManyPolls(HetError):
+class TooManyPolls(HetError, code="too_many_polls", status=503):
     """The client's address has reached its limit of open polls and event streams."""
 
-    code = "too_many_polls"
-    status = 503
 
-
-class Busy(HetError):
+class Busy(HetError, code="busy", status=503):
     """The server has reached its limit of work in progress."""
 
-    code = "busy"
-    status = 503
 
-
-class ForeignHost(HetError):
+class ForeignHost(HetError, code="foreign_host", status=403):
     """The server has no token, and the request uses a host name or comes from another site's page."""
 
-    code = "foreign_host"
-    status = 403
 
-
-class VersionMismatch(HetError):
+class VersionMismatch(HetError, code="version_mismatch", status=400):
     """Client and server speak incompatible versions of the API."""
 
-    code = "version_mismatch"
-    status = 400
 
-
-class ServerStopping(HetError):
+class ServerStopping(HetError, code="server_stopping", status=503):
     """The server is shutting down; ask again shortly."""
 
-    code = "server_stopping"
-    status = 503
 
-
-class StorageError(HetError):
+class StorageError(HetError, code="storage", status=503):
     """The store could not be read or written; nothing was changed."""
 
-    code = "storage"
-    status = 503
 
-
-class GroupQuarantined(HetError):
+class GroupQuarantined(HetError, code="group_quarantined", status=503):
     """The group is set aside, since what is stored of it cannot be served; the others are."""
 
-    code = "group_quarantined"
-    status = 503
 
-
-class ServerFault(HetError):
+class ServerFault(HetError, code="server_fault"):
     """The request led to a state that could not be kept, by a fault of the server; nothing was changed."""
 
-    code = "server_fault"
 
-
-class NotLeader(HetError):
+class NotLeader(HetError, code="not_leader", status=307):
     """Another server leads and answers requests about groups.
 
     Attributes:
         leader: its URL.
     """
 
-    code = "not_leader"
-    status = 307
-
     def __init__(self, message: str, leader: str) -> None:
         super().__init__(message)
         self.leader = leader
 
 
-class NoLeader(HetError):
+class NoLeader(HetError, code="no_leader", status=503):
     """No server leads at the moment, so none answers requests about groups."""
 
-    code = "no_leader"
-    status = 503
 
-
-class LeaderLost(HetError):
+class LeaderLost(HetError, code="leader_lost", status=503):
     """The server lost its leadership during a request, which may or may not have taken effect."""
-
-    code = "leader_lost"
-    status = 503
 
 
 # -- raised by clients --------------------------------------------------------------------------------------
 
 
-class Unreachable(HetError):
+class Unreachable(HetError, code="unreachable"):
     """No server answered."""
-
-    code = "unreachable"
 
 
 class Unavailable(Unreachable):
     """A server answered, but none can serve the request now: ask again later."""
 
 
-class NotHetserver(HetError):
+class NotHetserver(HetError, code="not_hetserver"):
     """What answered is not a hetserver."""
-
-    code = "not_hetserver"
 
 
 class Problem(HetError):

@@ -130,13 +130,14 @@ class NoWorld:
     """Nodes make no world whose size is allowed.
 
     Attributes:
-        never: no number of nodes with such slots ever makes one.
+        never: no number of nodes with such slots ever makes one: the lowest few, and how many more there are.
         too_small: they have too few slots.
         unit: the label whose units must be whole; None: there are none.
     """
 
     bounds: WorldBounds
     never: tuple[int, ...] = ()
+    never_more: int = 0
     too_small: bool = False
     unit: str | None = None
 

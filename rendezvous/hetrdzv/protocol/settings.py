@@ -118,6 +118,9 @@ def _setting(
     )
 
 
+METAVARS: Mapping[type, str] = {float: "S", int: "N", tuple: "N[,N...]"}
+"""What a flag takes, by the kind of its setting."""
+
 DAY_S = 86_400
 
 MAX_SLOTS = 1024

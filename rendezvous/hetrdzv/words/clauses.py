@@ -62,6 +62,8 @@ def no_world(reason: NoWorld) -> str:
     if reason.never:
         few = reason.never
         slots = count(few[0], "slot") if len(few) == 1 else f"{', '.join(map(str, few))} slots"
+        if reason.never_more:
+            slots += f" or {count(reason.never_more, 'other number')}"
         most = reason.bounds.max_nodes
         of = f" of at most {count(most, 'node')}" if most is not None else ""
         return f"nodes of {slots} never make a world{of} whose size is {sizes}"

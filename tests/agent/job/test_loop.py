@@ -19,6 +19,7 @@ from tests.support.servers import free_port
 from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.job import after_start
+from hetagent.job.after_start import LaunchLook
 from hetagent.job.leaving import AgentError
 from hetagent.job.output import collapse
 from hetagent.job.output.logs import RoundLogsSpecs
@@ -28,7 +29,10 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.node.network import hold_port
 from hetagent.node.processes import guardian
 from hetagent.node.processes.guardian import GuardianError
+from hetagent.protocol.line import Line
 from hetagent.protocol.session.session import Session
+from hetagent.protocol.topics import Message
+from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.wire import DirectiveReply
 
 # torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
@@ -109,6 +113,27 @@ def test_a_start_that_half_succeeds_leaves_nothing_and_is_tried_again(
     assert "round 1: the workers could not be started: BlockingIOError" in "\n".join(made.said)
     group = made.group()
     assert (group["state"], group["restarts"], group["round"]) == ("succeeded", 1, 2)
+
+
+def test_workers_that_a_room_fails_at_once_they_run_are_one_failure_of_the_round(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig("exec sleep 100", max_restarts=0)
+    said: list[Message[Any]] = []
+
+    def begin(*_: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    def say(message: Message[Any], since: float | None = None) -> None:
+        said.append(message)
+        Line.say(made.line, message, since)
+
+    monkeypatch.setattr(LaunchLook, "begin", begin)
+    monkeypatch.setattr(made.line, "say", say)
+    assert made.run() == 1
+    assert "a could not start its workers: OSError" in made.group()["root_cause"]["message"]
+    kinds = [message.body(incarnation="i", age_s=0.0).kind for message in said]
+    assert kinds == [ReportKind.FAILED]
 
 
 def test_ctrl_c_in_the_middle_of_a_start_leaves_no_files_of_the_round(

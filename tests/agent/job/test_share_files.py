@@ -75,6 +75,16 @@ class Place:
         Path(f"{self.path}.ask.{number}").touch()
         self.shares.look()
 
+    def answered(self, number: int, answer: SharesReply | Exception) -> None:
+        """The server answers, in the line's thread; then the agent looks."""
+        if isinstance(answer, Exception):
+            self.asked[number].set_exception(answer)
+        else:
+            self.asked[number].set_result(answer)
+        assert not Path(f"{self.path}.{number}").exists(), "the line's thread writes no files"
+        assert self.shares.due_at() == 0.0
+        self.shares.look()
+
     def read(self, number: int = 0) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(Path(self.path + (f".{number}" if number else "")).read_text())
         return found
@@ -122,12 +132,12 @@ def test_a_decision_is_asked_for_once_and_answered_with_a_file(place: Callable[[
     found.asks(1)
     found.asks(1)
     assert not Path(f"{found.path}.1").exists()
-    found.asked[1].set_result(decision((3, 1.0), (1, 0.25)))
+    found.answered(1, decision((3, 1.0), (1, 0.25)))
     assert found.read(1) == {"round": 3, "number": 1, "weights": [1.0, 1.0, 1.0, 0.25]}
     assert found.read()["weights"] == [1.0] * 4, "the weights of the beginning stay"
     assert (found.decided, found.said) == ([(1, True)], [])
     found.asks(2)
-    found.asked[2].set_result(decision((3, 1.0), (1, 0.25)))
+    found.answered(2, decision((3, 1.0), (1, 0.25)))
     assert found.decided[1:] == [(2, False)]
 
 
@@ -135,7 +145,7 @@ def test_the_last_two_answers_are_kept(place: Callable[[Assignment], Place]) -> 
     found = place(assignment())
     for number in (1, 2, 3):
         found.asks(number)
-        found.asked[number].set_result(decision())
+        found.answered(number, decision())
     there = sorted(one.name for one in Path(found.path).parent.iterdir())
     assert there == ["weights", "weights.2", "weights.3", "weights.ask.2", "weights.ask.3"]
 
@@ -146,17 +156,17 @@ def test_who_asks_for_an_answer_that_is_no_longer_there_does_not_wait_in_vain(
     found = place(assignment())
     for number in (1, 2, 3):
         found.asks(number)
-        found.asked[number].set_result(decision())
+        found.answered(number, decision())
     del found.asked[1]
     found.asks(1)
-    found.asked[1].set_exception(NoSuchShares("the last one is 3"))
+    found.answered(1, NoSuchShares("the last one is 3"))
     assert found.read(1) == {"error": "the last one is 3"}
 
 
 def test_a_refusal_is_shown_and_reaches_the_worker(place: Callable[[Assignment], Place]) -> None:
     found = place(assignment())
     found.asks(7)
-    found.asked[7].set_exception(NoSuchShares("there is no such decision"))
+    found.answered(7, NoSuchShares("there is no such decision"))
     assert found.read(7) == {"error": "there is no such decision"}
     assert found.said == ["round 3: no new shares: there is no such decision"]
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import signal
-from argparse import SUPPRESS, ArgumentTypeError
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from hetagent.options.flags import SPEC_FLAGS, parser
 from hetagent.options.model import Options, Std, TorchrunOptions, UsageError
 from hetagent.options.parse import parse
 from hetagent.options.torchrun import REFUSED, spellings
-from hetagent.options.values import setting
 from hetrdzv.protocol.settings import Setting
+from hetrdzv.protocol.typed import setting
 
 SERVER = ("--server", "http://host:29400")
 
@@ -197,7 +197,7 @@ def test_a_server_behind_the_script() -> None:
 
 def test_a_wrong_variable_is_named_with_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value, says in (
-        ("PET_NNODES", "two", "PET_NNODES=two must be N or MIN:MAX"),
+        ("PET_NNODES", "two", "PET_NNODES: 'two' must be N or MIN:MAX"),
         ("PET_MAX_RESTARTS", "often", "PET_MAX_RESTARTS=often: 'often' is not a whole number"),
         ("PET_MAX_RESTARTS", "-1", "PET_MAX_RESTARTS=-1: -1 is not between 0 and 1000000"),
         ("PET_REDIRECTS", "4", "PET_REDIRECTS=4 does not name streams"),
@@ -244,7 +244,7 @@ def test_a_setting_that_is_a_whole_number_is_sent_as_one() -> None:
     whole = Setting(name="s", kind=int, default=1, least=1, most=9, optional=False, help="Some number.")
     assert setting(whole, "4") == 4
     for text, says in (("4.5", "'4.5' is not a whole number"), ("0", "0 is not between 1 and 9")):
-        with pytest.raises(ArgumentTypeError, match=says):
+        with pytest.raises(ValueError, match=says):
             setting(whole, text)
 
 
@@ -356,10 +356,10 @@ def test_torchruns_variable_for_the_stop_timeout() -> None:
         (["--rank-order", "stiky"], "--rank-order: 'stiky' must be sticky, speed, topology:LABEL"),
         (["--unit", "rack=1"], "--unit: 'rack=1' must be the name of one label, such as rack"),
         (["--master", "a b"], "--master: 'a b' must be LABEL=VALUE or a node id"),
-        (["--nnodes", "two"], "--nnodes two must be N or MIN:MAX"),
-        (["--nnodes", "1:2:3"], "--nnodes 1:2:3 must be N or MIN:MAX"),
-        (["--nnodes", "0"], "--nnodes 0: MIN must be at least 1"),
-        (["--nnodes", "3:2"], "--nnodes 3:2: MIN must be at least 1, and MAX not below MIN"),
+        (["--nnodes", "two"], "--nnodes: 'two' must be N or MIN:MAX"),
+        (["--nnodes", "1:2:3"], "--nnodes: '1:2:3' must be N or MIN:MAX"),
+        (["--nnodes", "0"], "--nnodes: 0: MIN must be at least 1"),
+        (["--nnodes", "3:2"], "--nnodes: 3:2: MIN must be at least 1, and MAX not below MIN"),
         (["--group", "a b"], "--group 'a b' must be 1 to 128 letters, digits"),
         (["--group", ".."], "--group '..' must be .* .not only dots"),
         (["--node-id", ""], "--node-id '' must be 1 to 128 letters"),
@@ -383,7 +383,7 @@ def test_contradictions(argv: list[str], message: str) -> None:
     [
         (["--port-range", "9-1"], "--port-range: port range '9-1' ends before it begins"),
         (["--port-range", "29500"], "--port-range: port range '29500' is too small: a node needs two ports"),
-        (["--label", "rack"], "--label: 'rack' must be KEY=VALUE"),
+        (["--label", "rack"], "--label: 'rack' must be LABEL=VALUE, for example rack=r1"),
         (
             ["--lease-s", "nan"],
             "--lease-s: 'nan' is not a number of seconds, such as 5 or 0.5, without a unit",

@@ -4,8 +4,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from hetagent.protocol.requests import Answer, Head, Say
 from hetagent.protocol.topics import Message, Topic
+from hetrdzv.protocol.errors import InvalidRequest
 
 Answered = tuple[Message[Any], Answer]
 """What became of a message that asks: the reply, or why the server refuses; None: its round is over, or nobody hears it
@@ -48,15 +51,28 @@ class Outbox:
         """
         self._waiting.append(_Waiting(message, since, asks))
 
-    def next(self, head: Head, now: float) -> Say:
-        """The request for the first of them, which is now on its way."""
+    def next(self, head: Head, now: float) -> Say | None:
+        """The request for the first of them, which is now on its way; None: no server could take it.
+
+        Raises:
+            InvalidRequest: no server could take it, and nobody waits for an answer.
+        """
         self._sent = first = self._waiting[0]
         if first.message.to:
             head["node_id"] = first.message.to
         stamp: dict[str, Any] = {"incarnation": self._incarnation}
         if self._topic.dated:
             stamp["age_s"] = max(0.0, now - first.since)
-        return Say(**head, topic=self._topic, body=first.message.body(**stamp))
+        try:
+            return Say(**head, topic=self._topic, body=first.message.body(**stamp))
+        except ValidationError as error:
+            wrong = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, wrong["loc"]))
+            refusal = InvalidRequest(f"no server takes {where}: {wrong['msg']}")
+            self.settle(refusal)
+            if first.asks:
+                return None
+            raise refusal from None
 
     def settle(self, answer: Answer) -> None:
         """The one on its way was delivered, is refused, or does not matter any more (None)."""

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from pydantic import ValidationError
-
 from hetagent.protocol import reports
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.requests import Answer, Head, Join, Leave, Poll, Request, Say
@@ -137,14 +135,7 @@ class Session:
             self._outbox(message.topic).add(message, now)
 
     def ask(self, message: Message[Any], now: float) -> None:
-        """Tell the server, and hear its answer; see `answers`. What no server could take is refused here."""
-        try:
-            message.body(incarnation=self.incarnation)
-        except ValidationError as error:
-            (first, *_) = error.errors(include_url=False, include_input=False)
-            where = ".".join(map(str, first["loc"]))
-            self._answers.append((message, InvalidRequest(f"no server takes {where}: {first['msg']}")))
-            return
+        """Tell the server, and hear its answer; see `answers`."""
         if self._finished or self._told.exit_told:
             self._answers.append((message, None))
         else:
@@ -284,9 +275,9 @@ class Session:
             return 0.0
         return self._joining.due_at if self._joining.due is not None else None
 
-    def _next_talk(self, now: float) -> Request:
+    def _next_talk(self, now: float) -> Request | None:
         if self._reports.due_at() is not None:
-            return self._reports.next(self._head(), now)
+            return self._next_of(self._reports, reports.REPORT, now)
         if self._goodbye is not None:
             return Leave(**self._head(), incarnation=self.incarnation, reason=self._goodbye)
         assert self._joining.due is not None
@@ -311,9 +302,21 @@ class Session:
         """The messages on a topic; what does not go in order has a lane of its own."""
         if topic not in self._outboxes:
             self._outboxes[topic] = outbox = Outbox(topic, self.incarnation, self._answers)
-            lane = Lane(lambda: self._beside(outbox.due_at()), lambda now: outbox.next(self._head(), now))
+            lane = Lane(lambda: self._beside(outbox.due_at()), lambda now: self._next_of(outbox, topic, now))
             self._lanes.append(lane)
         return self._outboxes[topic]
+
+    def _next_of(self, outbox: Outbox, topic: Topic[Any], now: float) -> Say | None:
+        try:
+            return outbox.next(self._head(), now)
+        except InvalidRequest as error:
+            if topic.in_order:
+                self._give_up(f"a report of this agent is lost: {error}", gone=False)
+            else:
+                self._notices.append(
+                    f"the server is not told the {topic.route.path.rpartition('/')[2]}: {error}"
+                )
+            return None
 
     def _disconnects_at(self) -> float | None:
         """When workers are to be stopped because no server answers (rule 8)."""

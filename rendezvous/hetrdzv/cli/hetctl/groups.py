@@ -1,7 +1,7 @@
 """Subcommands about whole groups: create, status, restart, cancel, delete."""
 
-import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -13,34 +13,30 @@ from hetrdzv.cli.hetctl.options import (
     DRY_RUN,
     GROUP,
     MAYBE_GROUP,
-    Nnodes,
-    Numbers,
     ScriptLast,
-    Seconds,
-    Words,
-    WorldSize,
+    Typed,
     command,
     shared,
 )
-from hetrdzv.protocol.settings import SETTINGS, Setting
+from hetrdzv.protocol import typed
+from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.wire import PlanRequest, SpecFields
 from hetrdzv.words.phrasing import count
+
+NNODES, WORLD_SIZE = Typed("N|MIN:MAX", typed.nodes), Typed("N|MIN:MAX", typed.world_size)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def settings_of_a_group(function: _F) -> _F:
     """A flag for each setting of a group, or for two that belong together; `spec_of` takes their values."""
+    restarts = SETTINGS["max_restarts"]
+    about = f"Restarts of the whole group (default: {restarts.shown_default})."
     flags = [
-        click.option("--nnodes", type=Nnodes(), help="How many nodes the job wants."),
-        click.option("--world-size", type=WorldSize(), help="How many workers the job may have in all."),
-        click.option(
-            "--max-restarts",
-            type=flag_type(SETTINGS["max_restarts"]),
-            metavar="N",
-            help=f"Restarts of the whole group (default: {SETTINGS['max_restarts'].shown_default}).",
-        ),
+        click.option("--nnodes", type=NNODES, help="How many nodes the job wants."),
+        click.option("--world-size", type=WORLD_SIZE, help="How many workers the job may have in all."),
+        click.option("--max-restarts", type=flag_type(restarts), help=about),
     ]
     for setting in SETTINGS.values():
         if setting.has_flag:
@@ -68,12 +64,7 @@ def flag_type(setting: Setting) -> click.ParamType[Any]:
     """What the flag of a setting takes."""
     if setting.choices:
         return click.Choice(setting.choices)
-    if setting.kind is str:
-        return Words(setting.metavar, setting.reads)
-    least, most = setting.least or 0, setting.most or math.inf
-    if setting.kind is tuple:
-        return Numbers(int(least), int(most))
-    return click.IntRange(int(least), int(most)) if setting.kind is int else Seconds(least, most)
+    return Typed(setting.metavar or METAVARS[setting.kind], partial(typed.setting, setting))
 
 
 @command("Create a group.", ScriptLast)

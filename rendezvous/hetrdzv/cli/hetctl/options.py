@@ -1,7 +1,5 @@
 """What subcommands are made of: the options that all share, and types of arguments."""
 
-import math
-import re
 import shlex
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
@@ -24,23 +22,36 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 # -- types of arguments ----------------------------------------------------------------------------------
 
 
-class Id(click.ParamType[Any]):
+class Typed(click.ParamType[Any]):
+    """A value that is read from its text.
+
+    Args:
+        name: what help shows for it.
+        reads: raises ValueError, which says what is wrong with a text.
+    """
+
+    def __init__(self, name: str, reads: Callable[[str], Any]) -> None:
+        self.name, self._reads = name, reads
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._reads(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Id(Typed):
     """A group id or node id.
 
     Args:
         names: those that a server knows, for completion; the second argument is the group that was typed.
     """
 
-    name = "id"
-
     def __init__(self, names: Callable[[Client, str], Coroutine[Any, Any, Iterable[str]]]) -> None:
+        super().__init__("id", checked_id)
         self._names = names
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            return checked_id(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -63,20 +74,6 @@ async def _node_ids(client: Client, group: str) -> list[str]:
 GROUP_ID, NODE_ID = Id(_group_ids), Id(_node_ids)
 
 
-class _Servers(click.ParamType[Any]):
-    """Server URLs, separated by commas."""
-
-    name = "URL[,URL...]"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        try:
-            return value if isinstance(value, tuple) else tuple(servers_from(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
 class _ClusterName(click.ParamType[Any]):
     """The name of a cluster in the config file."""
 
@@ -86,94 +83,6 @@ class _ClusterName(click.ParamType[Any]):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         return completion.clusters(incomplete)
-
-
-class Seconds(click.ParamType[Any]):
-    """A number of seconds within bounds."""
-
-    name = "S"
-
-    def __init__(self, least: float, most: float) -> None:
-        self._least, self._most = least, most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if not math.isfinite(seconds):
-            self.fail(f"{value!r} is not a number of seconds, such as 5 or 0.5, without a unit", param, ctx)
-        if not self._least <= seconds <= self._most:
-            self.fail(f"{value} is not between {self._least} and {self._most}", param, ctx)
-        return seconds
-
-
-class Numbers(click.ParamType[Any]):
-    """Whole numbers within bounds, separated by commas."""
-
-    name = "N[,N...]"
-
-    def __init__(self, least: int, most: int) -> None:
-        self._number = click.IntRange(least, most)
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        words: Any = value.split(",") if isinstance(value, str) else value
-        return tuple(self._number.convert(word, param, ctx) for word in words)
-
-
-class Words(click.ParamType[Any]):
-    """A text that has to mean something to `reads`, which raises ValueError."""
-
-    def __init__(self, name: str, reads: Callable[[str], object]) -> None:
-        self.name, self._reads = name, reads
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            self._reads(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        return str(value)
-
-
-class Nnodes(click.ParamType[Any]):
-    """`N` or `MIN:MAX`, like torchrun's."""
-
-    name = "N|MIN:MAX"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        if isinstance(value, tuple):
-            return value
-        found = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", value)
-        if found is None:
-            self.fail(f"{value!r} must be N or MIN:MAX, for example 2 or 2:4", param, ctx)
-        least, most = int(found[1]), int(found[2] or found[1])
-        if not 0 < least <= most:
-            self.fail(f"{value}: MIN must be at least 1, and MAX not below MIN", param, ctx)
-        return least, most
-
-
-class WorldSize(click.ParamType[Any]):
-    """`N`, `MIN:MAX`, `MIN:` or `:MAX`, in slots."""
-
-    name = "N|MIN:MAX"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int | None, int | None]:
-        if isinstance(value, tuple):
-            return value
-        found = re.fullmatch(r"(?=.*[0-9])([0-9]{0,9})(:?)([0-9]{0,9})", value)
-        if found is None:
-            self.fail(f"{value!r} must be N or MIN:MAX in slots, for example 8 or 8:16", param, ctx)
-        least = int(found[1]) if found[1] else None
-        most = (int(found[3]) if found[3] else None) if found[2] else least
-        if 0 in (least, most) or (least is not None and most is not None and most < least):
-            self.fail(f"{value}: MIN must be at least 1, and MAX not below MIN", param, ctx)
-        return least, most
 
 
 GROUP = click.argument("group", type=GROUP_ID)
@@ -296,7 +205,7 @@ def takes_shared(*, hidden: bool) -> Callable[[_F], _F]:
             ),
             click.option(
                 "--server",
-                type=_Servers(),
+                type=Typed("URL[,URL...]", lambda text: tuple(servers_from(text))),
                 envvar=None if hidden else "HET_SERVER",
                 show_envvar=True,
                 help=f"URL of hetserver; several separated by commas. [default: {DEFAULT_SERVER}]",

@@ -1,7 +1,8 @@
 """Subcommand `plan`: what would happen if nodes came or went, of a group on a server or of none at all."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -10,9 +11,9 @@ import click
 from hetrdzv.api.plans import changes, new_nodes, plan_reply
 from hetrdzv.cli.hetctl.calls import show_plan, tell_plan
 from hetrdzv.cli.hetctl.groups import settings_of_a_group, spec_of
-from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command
+from hetrdzv.cli.hetctl.options import MAYBE_GROUP, Typed, command
 from hetrdzv.core.plan import first_round
-from hetrdzv.protocol.bounds import MAX_WEIGHT, MIN_WEIGHT
+from hetrdzv.protocol import typed
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.ids import checked_id
 from hetrdzv.protocol.settings import MAX_SLOTS
@@ -22,84 +23,45 @@ NO_GROUP = "example"
 """What a group is called that is on no server."""
 
 
-class _Items(click.ParamType[Any]):
-    """Items separated by commas, each given once."""
-
-    def _item(self, text: str) -> Any:
-        raise NotImplementedError
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[Any, ...]:
-        if not isinstance(value, str):
-            return tuple(value)
-        try:
-            items = tuple(self._item(word.strip()) for word in value.split(","))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        ids = [node_id for item in items if (node_id := getattr(item, "node_id", item)) is not None]
-        if twice := next((node_id for node_id in ids if ids.count(node_id) > 1), None):
-            self.fail(f"{twice!r} is named twice", param, ctx)
-        return items
+def _each(item: Callable[[str], Any], text: str) -> tuple[Any, ...]:
+    """Items separated by commas; ValueError: one of them is wrong, or is given twice."""
+    items = tuple(item(word.strip()) for word in text.split(","))
+    ids = [node_id for one in items if (node_id := getattr(one, "node_id", one)) is not None]
+    if twice := next((node_id for node_id in ids if ids.count(node_id) > 1), None):
+        raise ValueError(f"{twice!r} is named twice")
+    return items
 
 
-class _NodeIds(_Items):
-    """Node ids."""
-
-    name = "NODE[,NODE...]"
-
-    def _item(self, text: str) -> str:
-        return checked_id(text)
-
-
-class _NewNodes(_Items):
-    """Nodes that do not exist yet: how many slots each has, and what else matters for its place."""
-
-    name = "[NODE=]SLOTS[,...]"
-
-    def _item(self, text: str) -> NewNodeFields:
-        head, *labels = text.split(":")
-        head, at, weight = head.partition("@")
-        name, equals, slots = head.rpartition("=")
-        if re.fullmatch(r"[0-9]{1,9}", slots) is None or not 1 <= int(slots) <= MAX_SLOTS:
-            raise ValueError(
-                f"{text!r} must be SLOTS or NODE=SLOTS, for example 8 or gpu7=8, with 1 to {MAX_SLOTS} slots"
-            )
-        fields: dict[str, Any] = {"slots": int(slots)}
-        if equals:
-            fields["node_id"] = checked_id(name)
-        if labels:
-            fields["labels"] = dict(map(_label, labels))
-        if at:
-            fields["weight"] = _weight(weight)
-        return NewNodeFields(**fields)
-
-
-def _weight(text: str) -> float:
-    if (
-        re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) is None
-        or not MIN_WEIGHT <= float(text) <= MAX_WEIGHT
-    ):
+def _new_node(text: str) -> NewNodeFields:
+    """A node that does not exist yet: how many slots it has, and what else matters for its place."""
+    head, *labels = text.split(":")
+    head, at, weight = head.partition("@")
+    name, equals, slots = head.rpartition("=")
+    if re.fullmatch(r"[0-9]{1,9}", slots) is None or not 1 <= int(slots) <= MAX_SLOTS:
         raise ValueError(
-            f"weight {text!r} must be a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, for example 0.5"
+            f"{text!r} must be SLOTS or NODE=SLOTS, for example 8 or gpu7=8, with 1 to {MAX_SLOTS} slots"
         )
-    return float(text)
+    fields: dict[str, Any] = {"slots": int(slots)}
+    if equals:
+        fields["node_id"] = checked_id(name)
+    if labels:
+        fields["labels"] = dict(map(typed.label, labels))
+    if at:
+        fields["weight"] = typed.weight(weight)
+    return NewNodeFields(**fields)
 
 
-def _label(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals) or max(len(name), len(value)) > 256:
-        raise ValueError(f"label {text!r} must be LABEL=VALUE, for example rack=r1")
-    return name, value
+NODE_IDS = Typed("NODE[,NODE...]", partial(_each, checked_id))
+NEW_NODES = Typed("[NODE=]SLOTS[,...]", partial(_each, _new_node))
 
 
 @command("Show what would happen if nodes came or went.")
 @MAYBE_GROUP
-@click.option("--without", type=_NodeIds(), default=(), help="Nodes that go, as in gpu3,gpu4.")
+@click.option("--without", type=NODE_IDS, default=(), help="Nodes that go, as in gpu3,gpu4.")
 @click.option(
-    "--with", "added", type=_NewNodes(), default=(), help="Nodes that join, as in 8,4 or gpu9=8@0.5:rack=r1."
+    "--with", "added", type=NEW_NODES, default=(), help="Nodes that join, as in 8,4 or gpu9=8@0.5:rack=r1."
 )
-@click.option("--nodes", type=_NewNodes(), help="No GROUP, no server: these nodes make one, as in a=8,b=4.")
+@click.option("--nodes", type=NEW_NODES, help="No GROUP, no server: these nodes make one, as in a=8,b=4.")
 @settings_of_a_group
 def plan(
     group: str | None,

@@ -11,10 +11,8 @@ DEFAULT_PORT = 2379
 DEFAULT_PREFIX = "hetrdzv"
 
 
-class InvalidEtcd(HetError):
+class InvalidEtcd(HetError, code="cannot_serve"):
     """An invalid URL or option for etcd."""
-
-    code = "cannot_serve"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from hetagent.protocol.requests import Poll, Say
 from hetagent.protocol.topics import Message
 from hetrdzv.core.model import Round
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
+from hetrdzv.protocol.rooms.progress import NodeProgress, Stack, Worker
+from hetrdzv.protocol.settings import MAX_SLOTS
 from hetrdzv.protocol.wire import SharesReply, SharesRequest, StacksRequest
 
 
@@ -143,6 +144,25 @@ def test_what_nobody_waits_for_is_sent_once(bench: Bench, error: HetError) -> No
     bench.run(5)
     assert bench.said(STACKS) == [request]
     assert bench.notices == []
+
+
+def test_what_no_server_could_take_is_told_here_and_harms_nothing_else(bench: Bench) -> None:
+    bench.started()
+    too_many = (Stack(rank=0),) * (MAX_SLOTS + 1)
+    for number, stacks in ((1, too_many), (2, ())):
+        bench.session.say(Message(STACKS, partial(StacksRequest, number=number, stacks=stacks)), bench.now)
+    bench.run(3)
+    assert [one.body.number for one in bench.said(STACKS)] == [2]
+    assert len(bench.notices) == 1
+    assert bench.session.workers_may_run
+
+
+def test_a_report_that_no_server_could_take_ends_the_agent(bench: Bench) -> None:
+    bench.started()
+    bench.session.say(reports.started(-1), bench.now)
+    bench.pump()
+    assert bench.kinds == [("start", 1), ("exit", 1)]
+    assert "no server takes round" in bench.last.why
 
 
 @pytest.mark.parametrize("status", [404, 405, 413, 422])

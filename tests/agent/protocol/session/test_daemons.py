@@ -180,4 +180,5 @@ def test_a_daemon_that_no_server_could_take_is_refused_here_and_harms_nothing_el
     assert asked is message
     assert isinstance(answer, HetError)
     assert str(answer).startswith("no server takes words.1: Input should be a valid string")
+    assert master.session.notices() == []
     assert master.session.workers_may_run

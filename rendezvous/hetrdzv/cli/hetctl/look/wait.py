@@ -6,10 +6,11 @@ import click
 
 from hetrdzv.cli.hetctl.calls import call, complain, standing, tell
 from hetrdzv.cli.hetctl.events import RETRY_S
-from hetrdzv.cli.hetctl.options import GROUP, Seconds, command, shared
+from hetrdzv.cli.hetctl.options import GROUP, Typed, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import Problem, UnknownGroup, Unreachable
 from hetrdzv.protocol.states import GroupState
+from hetrdzv.protocol.typed import seconds
 from hetrdzv.protocol.wire import GroupReply
 
 TIMED_OUT, ENDED_OTHERWISE = 3, 4
@@ -30,7 +31,7 @@ OUTCOMES = tuple(state.value for state in GroupState if state.terminal)
     required=True,
     help="What to wait for; ended: any outcome.",
 )
-@click.option("--timeout", type=Seconds(0, 1e9), help="Give up after so long (default: never).")
+@click.option("--timeout", type=Typed("S", seconds), help="Give up after so long (default: never).")
 def wait(group: str, wanted: str, timeout: float | None) -> None:
     """Wait until GROUP is running, or its job has an outcome. A group that is not there yet is waited for, too.
 

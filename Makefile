@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 export TORCHES HARNESS
+unexport PYTHONDONTWRITEBYTECODE  # as images set it: each of some thousand programs of tests would compile ours again
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

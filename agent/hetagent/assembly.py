@@ -17,10 +17,8 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from hetagent.cli import EXIT_FAILED, EXIT_SIGNAL
 from hetagent.job.after_start import LaunchLook, Meeting
-from hetagent.job.between import Once
 from hetagent.job.leaving import AgentError
 from hetagent.job.loop import Agent, Identity
-from hetagent.job.network.check import NetworkCheck
 from hetagent.job.notice import Notices
 from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.job.output.stderr import Copier
@@ -28,10 +26,9 @@ from hetagent.job.ports import Ports
 from hetagent.job.progress.watcher import Watcher
 from hetagent.job.ready.fitness import Check
 from hetagent.job.ready.gpus_free import GpusFree
-from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.ready.speed_check import SpeedCheck
-from hetagent.job.room import Room
+from hetagent.job.room import Room, kept
 from hetagent.job.share_files import Shares
 from hetagent.job.summary import closing_block
 from hetagent.job.workers.store import HetRendezvousHandler
@@ -55,8 +52,7 @@ from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
 from hetagent.slots import isolated, narrow, slots_of
 from hetagent.speeds import speed_check, to_measure
-from hetagent.standby import policy
-from hetagent.standby.keeper import Standbys
+from hetagent.standby.keeper import standbys
 from hetagent.torch_compat import flags as torchs
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.auth.tls import ClientTls
@@ -95,7 +91,6 @@ class Node:
 
     Attributes:
         command: what the workers run; None: the group's command.
-        preload: what standbys import; empty: there are none.
         devices: those that were chosen; None: nobody has looked at them.
         place: its address.
         tell: shows one line to the person at the terminal.
@@ -105,7 +100,6 @@ class Node:
     access: Access
     identity: Identity
     command: WorkerCommand | None
-    preload: Sequence[str]
     devices: devices.Devices | None
     slots: int
     place: Place
@@ -163,10 +157,7 @@ def _node(options: Options, access: Access, tell: Callable[[str], None], notes: 
         notes: what a person should know of its name.
     """
     command = _command(options)
-    preload, why_none = policy.modules(
-        options.preload, os.environ.get("HET_PRELOAD"), options.launch, command
-    )
-    for note in (*notes, *options.notes, *launch_notes(options, command), *filter(None, [why_none])):
+    for note in (*notes, *options.notes, *launch_notes(options, command)):
         tell(note)
     chosen, slots = slots_of(options)
     place = find_place(options.local_addr, options.interface, access.servers, options.connect_timeout_s, tell)
@@ -184,7 +175,6 @@ def _node(options: Options, access: Access, tell: Callable[[str], None], notes: 
         access=access,
         identity=identity,
         command=command,
-        preload=preload,
         devices=chosen,
         slots=slots,
         place=place,
@@ -198,13 +188,15 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
     options, launch, tell = node.options, node.launch, node.tell
     handler = HetRendezvousHandler(options.group, options.node_id, node.hold_port)
     starter = _starter(node, handler, logs_specs)
-    session, readiness = _session(node, starter.kept)
+    rooms: list[Room] = []
+    session, readiness = _session(node, partial(kept, rooms))
     line = Line(
         session,
         node.access.client,
         tell,
         lambda text: console.show_live(text and f"hetagent[{options.node_id}]: {text}"),
     )
+    rooms += _rooms(node, line)
     if server is not None:
         server.watch(line.give_up)
     worker_env = node.place.socket_env(os.environ)
@@ -227,7 +219,7 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
         ports=Ports(handler, node.hold_port, moved),
         launch=launch,
         readiness=readiness,
-        rooms=_rooms(node, line),
+        rooms=rooms,
         worker_env=worker_env,
         stop_timeout_s=options.shutdown_timeout_s,
         tell=tell,
@@ -240,7 +232,7 @@ def _session(node: Node, kept: Callable[[], Collection[int]]) -> tuple[Session, 
     """What this node offers to the group, and what is found out about it before each round.
 
     Args:
-        kept: which sessions are those of standbys.
+        kept: the sessions of what is kept for later rounds.
     """
     options = node.options
 
@@ -252,7 +244,7 @@ def _session(node: Node, kept: Callable[[], Collection[int]]) -> tuple[Session, 
     speed = None
     if subject is not None:
         speed = speed_check(options, subject, node.identity.incarnation, measured, node.tell)
-    readiness = _readiness(options, node.identity, node.access.secrets, speed, kept)
+    readiness = _readiness(node, speed, kept)
     offer = _offer(
         options,
         node.slots,
@@ -288,7 +280,7 @@ def _guardian(node: Node) -> Guardian:
 
 
 def _starter(node: Node, handler: HetRendezvousHandler, logs_specs: LogsSpecs) -> TorchStarter:
-    """What makes the workers, some of them from standbys."""
+    """What makes the workers."""
     options = node.options
     prefix = options.torchrun.log_line_prefix_template or os.environ.get(
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", PREFIX
@@ -299,9 +291,8 @@ def _starter(node: Node, handler: HetRendezvousHandler, logs_specs: LogsSpecs) -
         torchs.worker_spec(options.torchrun, node.slots, handler, entrypoint, args),
         logs_specs,
         Template(prefix).safe_substitute(node_id=options.node_id),
-        Standbys(node.preload, node.tell) if node.preload else None,
         Copier() if _reports(options.report_stderr, "HET_REPORT_STDERR") else None,
-        collapses=options.collapse,
+        merged=next((made for each in options.features if (made := each.merged) is not None), None),
     )
 
 
@@ -318,16 +309,14 @@ def _rooms(node: Node, line: Line) -> list[Room]:
         secrets=node.access.secrets,
         say=tell,
     )
-    address = partial(getattr, node.place, "address")
     rooms: list[Room | None] = [
         watching,
         Shares(line.ask, tell, watching.decided, one_per_node=launch.one_per_node),
         Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node),
         Meeting(line, launch, tell, must_meet=options.require_rendezvous),
         LaunchLook(launch, tell),
-        NetworkCheck(options.group, options.node_id, address, tell, Once(tell))
-        if options.check_network
-        else None,
+        *(feature.room(node, line) for feature in options.features),
+        standbys(options, node.command, tell),
     ]
     return [room for room in rooms if room is not None]
 
@@ -382,24 +371,13 @@ def _offer(
     return Offer(spec=spec, **common)
 
 
-def _readiness(
-    options: Options,
-    identity: Identity,
-    secrets: Callable[[], list[str]],
-    speed: SpeedCheck | None,
-    kept: Callable[[], Collection[int]],
-) -> Readiness:
+def _readiness(node: Node, speed: SpeedCheck | None, kept: Callable[[], Collection[int]]) -> Readiness:
     """What is asked of this node before each round."""
     gpus = [gpu.uuid for gpu in devices.visible_gpus(os.environ)]
-    environ, within_s = {processes.NODE_ID: identity.node_id}, options.node_check_timeout_s
     checks: list[Check | None] = [
-        GpusFree(gpus, identity.incarnation, kept=kept) if gpus else None,
+        GpusFree(gpus, node.identity.incarnation, kept=kept) if gpus else None,
         speed,
-        NodeCheck(
-            options.node_check, identity.incarnation, environ=environ, timeout_s=within_s, secrets=secrets
-        )
-        if options.node_check
-        else None,
+        *(feature.check(node) for feature in node.options.features),
     ]
     return Readiness([check for check in checks if check is not None])
 

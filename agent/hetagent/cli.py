@@ -61,10 +61,9 @@ def _run() -> int:
     try:
         options = parse(sys.argv[1:], os.environ)
         token, tls = _token(options), _tls(options)
-        if options.check:
-            from hetagent.check.run import run
-
-            return run(options, token, tls)
+        for feature in options.features:
+            if (done := feature.instead(options, token, tls)) is not None:
+                return done
         if unknown := release.check(release.installed()):
             say(f"hetagent: warning: {unknown}")
         page_cache.read_ahead()

@@ -38,8 +38,6 @@ def impurities(source: str, ours: str = "hetrdzv.core.") -> Iterator[str]:
         for name in names:
             if name.startswith((ours, "hetrdzv.protocol")) and name != "hetrdzv.protocol.codec":
                 continue
-            if name.startswith("hetrdzv.words"):  # texts of errors
-                continue
             root = name.split(".")[0]
             if root in FORBIDDEN or root not in {*sys.stdlib_module_names, "annotated_types"}:
                 yield f"line {node.lineno} imports {name}"

@@ -31,5 +31,10 @@ ROOMS: Mapping[str, Room] = {
         ("agent/hetagent/launch/horovod.py", "agent/hetagent/worker/horovod_store.py"),
         ("tests/agent/launch/test_horovod.py", "tests/horovod"),
     ),
+    "collapse": Room(
+        ("agent/hetagent/job/output/collapse.py",), ("tests/agent/job/output/test_collapse.py",)
+    ),
+    "check": Room(("agent/hetagent/check",), ("tests/agent/check",)),
+    "slurm": Room(("agent/hetagent/options/slurm.py",), ("tests/agent/options/test_slurm.py", "tests/slurm")),
 }
 """By name, as `python -m tests.rooms NAME` takes it."""

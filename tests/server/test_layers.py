@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "core": {"protocol", "words"},  # words: for the texts of errors
+    "core": {"protocol"},
     "words": {"protocol"},
     "protocol": set(),
     "settings": {"protocol"},

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import psutil
 
+from hetagent.job.workers.starter import Program
 from hetagent.launch.command import RUNNER
-from hetagent.standby.process import Program, Standby
+from hetagent.standby.process import Standby
 
 RUN = uuid.uuid4().hex
 """In the incarnation of every program, since another run of the tests may be under way."""

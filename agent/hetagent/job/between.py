@@ -1,11 +1,10 @@
 """Between two rounds: whether this node can take part in the next one, and what it offers to it."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 
 from hetagent.job.leaving import AgentError
 from hetagent.job.ports import Ports
 from hetagent.job.ready.readiness import Readiness
-from hetagent.job.workers.starter import Starter
 from hetagent.launch.base import Launch
 from hetagent.node.network import NetworkError
 from hetagent.protocol.line import Line
@@ -38,8 +37,7 @@ class Between:
         readiness: whether it can take part in a round.
         ports: those that it offers.
         launch: turns its part of a round into a command.
-        starter: makes the workers; gets ready for the first round.
-        environ: what every worker gets beside torchrun's environment.
+        foresee: has everything get ready for the first round.
         tell: shows one line to the person at the terminal.
         warn: shows warnings.
     """
@@ -52,8 +50,7 @@ class Between:
         readiness: Readiness,
         ports: Ports,
         launch: Launch,
-        starter: Starter,
-        environ: Callable[[], Mapping[str, str]],
+        foresee: Callable[[], None],
         tell: Callable[[str], None],
         warn: Callable[[Iterable[str]], None],
     ) -> None:
@@ -62,12 +59,11 @@ class Between:
         self._line = line
         self._ports = ports
         self._launch = launch
-        self._starter = starter
-        self._environ = environ
+        self._foresee = foresee
         self._tell = tell
         self._warn = warn
         self._after = 0
-        self._is_prepared = False  # the starter has got ready for the first round
+        self._is_prepared = False  # for the first round
         self._is_offered = False  # the line has been told that the workers are gone
         self._not_ready = ""  # why this node takes part in no round
 
@@ -121,4 +117,4 @@ class Between:
         """Get ready for the first round, once."""
         if not self._is_prepared:
             self._is_prepared = True
-            self._starter.prepare(self._launch.forecast, self._environ())
+            self._foresee()

@@ -1,17 +1,19 @@
 """This node's part of one round: its processes, from their start until the last of them is gone."""
 
 import signal
+import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from hetagent.job.failures import failure_message, is_permanent
-from hetagent.job.room import Environ, Room
+from hetagent.job.room import Environ, Room, kept
 from hetagent.job.workers.deaths import Deaths
 from hetagent.job.workers.processes import Cleared, Workers
-from hetagent.job.workers.starter import Exit, Starter
+from hetagent.job.workers.starter import Exit, Program, Starter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
 from hetrdzv.protocol.states import ReportKind
@@ -182,8 +184,8 @@ class LocalRound:
             room.prepare(self.assignment, command)
         count = 1 if self._launch.one_per_node else self.assignment.start.slots
         environs = [self._environ(environ, local_rank) for local_rank in range(count)]
-        started = self._starter.start(self.assignment, command, environs)
-        self._workers = Workers(started, self._incarnation, self._starter.kept)
+        started = self._starter.start(self.assignment, command, environs, self._take)
+        self._workers = Workers(started, self._incarnation, partial(kept, self._rooms))
         self._move(Phase.RUNNING)
         for room in self._rooms:
             room.begin(self._workers, environs)
@@ -199,6 +201,13 @@ class LocalRound:
         for room in self._rooms:
             made.update(room.environ(local_rank))
         return {**made, **self._launch.environ(self.assignment, local_rank)}
+
+    def _take(
+        self, local_rank: int, program: Program, stdout: int, stderr: int
+    ) -> "subprocess.Popen[bytes] | None":
+        """A process for a worker from the first room that has one."""
+        taken = (room.take_process(local_rank, program, stdout, stderr) for room in self._rooms)
+        return next((process for process in taken if process is not None), None)
 
     def forgo(self) -> None:
         """Nothing is to be started any more: the round is over, or could not be started here."""

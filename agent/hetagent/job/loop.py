@@ -9,6 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from hetagent.job import failures
@@ -18,7 +19,7 @@ from hetagent.job.leaving import Leaving
 from hetagent.job.local_round import LocalRound
 from hetagent.job.ports import Ports
 from hetagent.job.ready.readiness import Readiness
-from hetagent.job.room import Room
+from hetagent.job.room import Room, kept
 from hetagent.job.workers.leftovers import Leftovers
 from hetagent.job.workers.starter import Starter
 from hetagent.launch.base import Assignment, Launch
@@ -113,7 +114,7 @@ class Agent:
         self._ready_after_stop = False  # join again once the workers are gone
         self._pids: list[int] = []  # of the newest round's workers
         self._leaving = Leaving()
-        self._leftovers = Leftovers(identity.incarnation, tell, starter.kept)
+        self._leftovers = Leftovers(identity.incarnation, tell, partial(kept, rooms))
         self._account = Account(time.monotonic())
         self._between = Between(
             node_id=identity.node_id,
@@ -121,8 +122,7 @@ class Agent:
             readiness=readiness,
             ports=ports,
             launch=launch,
-            starter=starter,
-            environ=self._environ,
+            foresee=self._foresee,
             tell=tell,
             warn=self._warn,
         )
@@ -239,7 +239,6 @@ class Agent:
 
     def _shut_down(self) -> None:
         """Whatever happened: leave nothing of the workers, say goodbye, give everything back."""
-        self._starter.rest()
         self._between.readiness.close()
         if self._local is not None:
             self._local.stop(signal.SIGTERM, 0.0)
@@ -421,6 +420,12 @@ class Agent:
 
     # -- starting a round ------------------------------------------------------------------------------------
 
+    def _foresee(self) -> None:
+        """Have the rooms get ready for the first round, as far as its workers are known."""
+        programs = self._starter.foresee(self._launch.forecast, self._environ())
+        for room in self._rooms if programs else ():
+            room.foresee(programs)
+
     def _on_start(self, number: int, start: StartReply) -> None:
         if self._has_workers or number < self._round:
             return
@@ -459,6 +464,7 @@ class Agent:
         except BaseException as error:
             # Nobody else knows what was started or taken before it.
             self._leftovers.kill_all(self._starter.unfinished())
+            self._starter.forget()
             if not isinstance(error, Exception):  # Ctrl-C, where --signals-to-handle leaves SIGINT out
                 raise
             self._clear_workers()

@@ -1,13 +1,15 @@
 """What an optional feature of this node does in each round: all that the run loop knows of it.
 
-A round goes through `enter`, `prepare`, `environ` for each worker, `begin` and `end`, in the run loop's thread. It may
-be over before its workers were started: then `end` is all that follows.
+A round goes through `enter`, `prepare`, `environ` and `take_process` for each worker, `begin` and `end`, in the run
+loop's thread. It may be over before its workers were started: then `end` is all that follows.
 """
 
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hetagent.job.workers.processes import Workers
+from hetagent.job.workers.starter import Program
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetrdzv.protocol.states import ReportKind
@@ -28,6 +30,13 @@ class Room:
         """
         return {}
 
+    def foresee(self, programs: Sequence[Program]) -> None:
+        """Before the first round: what the worker of each local rank will probably run."""
+
+    def kept(self) -> Collection[int]:
+        """The sessions of its processes that outlive rounds; from any thread. Nobody else ends them."""
+        return ()
+
     # -- a round -----------------------------------------------------------------------------------------------
 
     def enter(self, assignment: Assignment) -> None:
@@ -47,6 +56,15 @@ class Room:
     def environ(self, local_rank: int) -> Environ:
         """What one worker gets."""
         return {}
+
+    def take_process(
+        self, local_rank: int, program: Program, stdout: int, stderr: int
+    ) -> "subprocess.Popen[bytes] | None":
+        """A process that is made to run a worker's program, and to write to these descriptors; None: start one.
+
+        It leads a session of its own, and belongs to the round from now on.
+        """
+        return None
 
     def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
         """The workers were started.
@@ -88,3 +106,8 @@ class Room:
 
     def look(self) -> None:
         """Look: it is time, or the descriptor is readable."""
+
+
+def kept(rooms: Iterable[Room]) -> list[int]:
+    """The sessions of all that some rooms keep for later rounds."""
+    return [session for room in rooms for session in room.kept()]

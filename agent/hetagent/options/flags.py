@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hetagent.feature import Flags
+from hetagent.features import FEATURES
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
 from hetagent.node.speed.policy import MODES
 from hetagent.node.speed.subject import DTYPES
@@ -23,10 +25,7 @@ from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
 SPEC_FLAGS: Mapping[str, Setting] = {name: one for name, one in SETTINGS.items() if one.has_flag}
 """Settings of the group with a flag of their own name; --nnodes and --max-restarts are torchrun's."""
 
-NODE_CHECK_TIMEOUT_S = 60.0
-"""How long `--node-check` may take by default (seconds)."""
-
-OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
+OUR_FLAGS: Flags = {
     "--gpus": {
         "metavar": "N|auto|LIST",
         "help": "How many GPUs, all of them, or which ones: 4, auto, 0,2,3 (default: Slurm's, or all).",
@@ -59,20 +58,6 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "help": "Show the workers' Python stacks to the server if asked, or if they hang (or HET_REPORT_STACKS; "
         "default on).",
     },
-    "--collapse": {
-        "action": "store_true",
-        "help": "Show identical lines of several ranks of this node as one, with all their ranks in front; without -t "
-        "and -r as -t 3.",
-    },
-    "--check": {
-        "action": "store_true",
-        "help": "Join nothing: check devices, versions, servers, the address to offer and the way to the other nodes.",
-    },
-    "--check-network": {
-        "action": "store_true",
-        "help": "Before the first workers start, measure the bandwidth between nodes and name slow ones; give it on "
-        "every node.",
-    },
     "--notice-signal": {
         "type": told(notice_signal),
         "metavar": "SIGUSR1",
@@ -81,16 +66,6 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--require-rendezvous": {
         "action": "store_true",
         "help": "Fail a job whose workers end well but never met (init_process_group); give it on every node.",
-    },
-    "--node-check": {
-        "metavar": "COMMAND",
-        "help": "A node is ready only while this command of /bin/sh exits with 0 (or HET_NODE_CHECK).",
-    },
-    "--node-check-timeout-s": {
-        "type": told(typed.seconds),
-        "default": NODE_CHECK_TIMEOUT_S,
-        "metavar": "S",
-        "help": f"Seconds after which --node-check is killed, and has failed (default: {NODE_CHECK_TIMEOUT_S:g}).",
     },
     "--measure": {
         "choices": MODES,
@@ -162,7 +137,7 @@ OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
         "help": f"Seconds to wait for a server's first answer (default: {CONNECT_TIMEOUT_S:g}).",
     },
 }
-"""The flags that torchrun does not have, with the arguments of `add_argument`; --launch beside them."""
+"""The flags that torchrun does not have; --launch beside them, and those of optional features."""
 
 SEE_HELP = "; see hetagent --help"
 
@@ -231,8 +206,9 @@ def parser() -> Parser:
     ours.add_argument(
         "--launch", choices=LAUNCHES, default=DEFAULT_LAUNCH, help=f"How to start workers: {styles}."
     )
-    for flag, settings in OUR_FLAGS.items():
-        ours.add_argument(flag, **settings)
+    for flags in (OUR_FLAGS, *(feature.flags for feature in FEATURES)):
+        for flag, settings in flags.items():
+            ours.add_argument(flag, **settings)
     for name, setting in SPEC_FLAGS.items():
         ours.add_argument(
             f"--{name.replace('_', '-')}",

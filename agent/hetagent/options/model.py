@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
 
+from hetagent.feature import Feature
+
 
 class UsageError(ValueError):
     """The command line makes no sense, or asks for what is not here; the text says what to change.
@@ -56,22 +58,17 @@ class TorchrunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the person asked for, with defaults from Slurm filled in. None means "not given".
+    """What the person asked for, with defaults from Slurm and the like filled in. None means "not given".
 
     Attributes:
         servers: URLs; empty with `standalone`.
         node_id, node_id_given: if it was not given, it is the host name, to which a second agent of the group on
             this host adds a number (node/names.py).
         preload: the modules that standbys import, as given.
-        check: whether this machine is only to be looked at.
-        check_network: whether the network between nodes is measured before the first workers start.
-        collapse: whether identical lines of several ranks are shown as one.
         notice_signal: what workers get when their round is about to end; None: only the file.
         require_rendezvous: whether it is a failure if workers end well but have not met.
         report_stderr: whether failures are reported with the end of stderr: on or off.
         report_stacks: whether the server is shown the Python stacks of workers: on or off.
-        node_check: the site's own check of this node, for /bin/sh; None: there is none.
-        node_check_timeout_s: after which it is killed (seconds).
         measure: when the speed of this node's slots is measured (node/speed/policy.py).
         measure_dtype: in what.
         gpus, nproc_per_node: as given; at most one of them.
@@ -82,6 +79,7 @@ class Options:
         script: the training script, module or program; None: the group's command.
         notes: remarks to show at the start.
         torchrun: the options that are torchrun's alone.
+        features: optional features, each with its own flags.
     """
 
     servers: tuple[str, ...]
@@ -110,13 +108,8 @@ class Options:
     preload: str | None
     report_stderr: str | None
     report_stacks: str | None
-    check: bool
-    check_network: bool
-    collapse: bool
     notice_signal: signal.Signals | None
     require_rendezvous: bool
-    node_check: str | None
-    node_check_timeout_s: float
     measure: str
     measure_dtype: str
     shutdown_timeout_s: float | None
@@ -124,3 +117,4 @@ class Options:
     script_args: tuple[str, ...]
     notes: tuple[str, ...]
     torchrun: TorchrunOptions
+    features: tuple[Feature, ...]

@@ -1,21 +1,21 @@
 """From the command line and the environment to checked options."""
 
 import os
-import signal
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 
+from hetagent.features import FEATURES
 from hetagent.node.names import host_name
 from hetagent.node.speed.policy import MODES
 from hetagent.node.standalone import fresh_group
-from hetagent.options import slurm
+from hetagent.options import given
 from hetagent.options.flags import SPEC_FLAGS, parser
-from hetagent.options.model import Options, Std, Streams, TorchrunOptions, UsageError
-from hetagent.options.torchrun import REFUSED, TORCHRUNS_SIGNALS, dest, source, typed, variable
+from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
+from hetagent.options.torchrun import REFUSED, dest, typed, variable
 from hetagent.options.values import streams
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.ids import checked_id
-from hetrdzv.protocol.typed import nodes, seconds
+from hetrdzv.protocol.typed import seconds
 
 SAME: Sequence[tuple[str, str]] = (("gpus", "nproc_per_node"), ("local_addr", "interface"))
 """Flags that mean the same thing, so that at most one of them can be given."""
@@ -30,7 +30,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """
     args = parser().parse_args(list(argv))
     _refuse(args)
-    from_slurm = _fill_from_slurm(args, environ)
+    features = tuple(feature(args, environ) for feature in FEATURES)
+    filled = [note for feature in features for note in feature.fill(args, environ)]
     return Options(
         servers=_servers(args, environ),
         group=_group(args, environ),
@@ -51,34 +52,27 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         weight=args.weight,
         connect_timeout_s=args.connect_timeout_s,
         spec=_spec(args),
-        signals=tuple(dict.fromkeys((*_signals(args.signals_to_handle), *from_slurm.signals))),
+        signals=given.signals(args),
         launch=args.launch,
         init_file=args.init_file,
         isolate_gpus=args.isolate_gpus,
         preload=args.preload,
         report_stderr=args.report_stderr,
         report_stacks=args.report_stacks,
-        check=args.check,
-        check_network=args.check_network,
-        collapse=args.collapse,
         notice_signal=args.notice_signal,
         require_rendezvous=args.require_rendezvous,
-        node_check=args.node_check or environ.get("HET_NODE_CHECK") or None,
-        node_check_timeout_s=args.node_check_timeout_s,
         measure=_measure(args, environ),
         measure_dtype=args.measure_dtype,
         shutdown_timeout_s=_shutdown_timeout_s(args, environ),
         script=args.training_script,
         script_args=tuple(args.training_script_args),
-        notes=(*from_slurm.notes, *_ignored(environ)),
+        notes=(*filled, *_ignored(environ)),
         torchrun=_torchrun(args),
+        features=features,
     )
 
 
 def _torchrun(args: Namespace) -> TorchrunOptions:
-    redirects, tee = _streams("--redirects", args.redirects), _streams("--tee", args.tee)
-    if args.collapse and not redirects and not tee:
-        tee = Std.ALL
     return TorchrunOptions(
         role=_id("--role", args.role),
         module=bool(args.module),
@@ -90,8 +84,8 @@ def _torchrun(args: Namespace) -> TorchrunOptions:
         log_dir=args.log_dir,
         log_line_prefix_template=args.log_line_prefix_template or None,
         logs_specs=args.logs_specs,
-        redirects=redirects,
-        tee=tee,
+        redirects=_streams("--redirects", args.redirects),
+        tee=_streams("--tee", args.tee),
         local_ranks_filter=_ranks(args.local_ranks_filter),
         duplicate_stdout_filters=tuple(args.duplicate_stdout_filters),
         duplicate_stderr_filters=tuple(args.duplicate_stderr_filters),
@@ -114,10 +108,6 @@ def _refuse(args: Namespace) -> None:
         if getattr(args, one) is not None and getattr(args, other) is not None:
             flags = (f"--{name.replace('_', '-')}" for name in (one, other))
             raise UsageError(f"{' and '.join(flags)} mean the same thing: give only one")
-    if args.check and args.standalone:
-        raise UsageError(
-            "--check looks at servers and other nodes, and --standalone has none: leave one of them out"
-        )
     if args.training_script is None and (args.module or args.no_python or args.run_path):
         flag = "--module" if args.module else "--no-python" if args.no_python else "--run-path"
         raise UsageError(f"{flag} says how to start a script, but there is none: add it after the flags")
@@ -151,37 +141,14 @@ def _id(name: str, value: str) -> str:
 # -- who and where -------------------------------------------------------------------------------------------
 
 
-def _fill_from_slurm(args: Namespace, environ: Mapping[str, str]) -> slurm.Defaults:
-    """Set what was not given from the environment of a Slurm job step."""
-    given = slurm.Given(
-        group=_given_group(args, environ),
-        node_id=args.node_id,
-        gpus=args.gpus,
-        workers=args.nproc_per_node,
-        cpu=args.device == "cpu",
-        nnodes=_nnodes(args),
-        signals=None if args.signals_to_handle == TORCHRUNS_SIGNALS else _signals(args.signals_to_handle),
-        world_size=args.world_size is not None or args.world_size_multiple is not None,
-        standalone=bool(args.standalone),
-    )
-    try:
-        found = slurm.defaults(environ, given)
-    except slurm.SlurmError as error:
-        raise UsageError(str(error)) from None
-    for name in ("group", "node_id", "gpus", "nnodes"):
-        if (value := getattr(found, name)) is not None:
-            setattr(args, name, str(value))
-    return found
-
-
 def _servers(args: Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
     """The servers' URLs; none with --standalone."""
     if args.standalone:
         if args.server:
             raise UsageError("--standalone starts its own server: leave --server out")
         return ()
-    given = args.server or environ.get("HET_SERVER")
-    if not given:
+    urls = args.server or environ.get("HET_SERVER")
+    if not urls:
         behind = next(
             (flag for flag in ("--server", "--standalone") if flag in args.training_script_args), None
         )
@@ -194,7 +161,7 @@ def _servers(args: Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
             "no server: give --server http://host:29400 (or set HET_SERVER), or --standalone for one node"
         )
     try:
-        return tuple(servers_from(given))
+        return tuple(servers_from(urls))
     except ValueError as error:
         raise UsageError(f"{'--server' if args.server else 'HET_SERVER'}: {error}") from None
 
@@ -213,7 +180,7 @@ def _group(args: Namespace, environ: Mapping[str, str]) -> str:
         raise UsageError(
             f"--group is {args.group!r}, but --rdzv-id is {args.rdzv_id!r}: they mean the same thing, give only one"
         )
-    group = _given_group(args, environ)
+    group = given.group(args, environ)
     if group is None:
         return fresh_group() if args.standalone else "default"
     if args.group is not None:
@@ -221,12 +188,6 @@ def _group(args: Namespace, environ: Mapping[str, str]) -> str:
     if args.rdzv_id is None:
         return _id("HET_GROUP", group)
     return _id("PET_RDZV_ID" if os.environ.get("PET_RDZV_ID") == group else "--rdzv-id", group)
-
-
-def _given_group(args: Namespace, environ: Mapping[str, str]) -> str | None:
-    """The group that was named; an empty name, from an unset shell variable, counts as given and is refused later."""
-    given: tuple[str | None, ...] = (args.group, args.rdzv_id, environ.get("HET_GROUP") or None)
-    return next((group for group in given if group is not None), None)
 
 
 # -- values --------------------------------------------------------------------------------------------------
@@ -239,7 +200,7 @@ def _spec(args: Namespace) -> dict[str, object]:
     }
     if args.max_restarts is not None:
         spec["max_restarts"] = int(args.max_restarts)
-    if (nnodes := _nnodes(args)) is not None:
+    if (nnodes := given.nnodes(args)) is not None:
         spec["min_nodes"], spec["max_nodes"] = nnodes
     if args.world_size is not None:
         bounds = zip(("min_world_size", "max_world_size"), args.world_size, strict=True)
@@ -251,28 +212,6 @@ def _spec(args: Namespace) -> dict[str, object]:
             )
         spec["min_nodes"] = spec["max_nodes"] = 1
     return spec
-
-
-def _nnodes(args: Namespace) -> tuple[int, int] | None:
-    if args.nnodes is None:
-        return None
-    try:
-        return nodes(args.nnodes)
-    except ValueError as error:
-        raise UsageError(f"{source('--nnodes', args.nnodes)}: {error}") from None
-
-
-def _signals(names: str) -> tuple[signal.Signals, ...]:
-    signals = []
-    said = typed("--signals-to-handle", names)
-    for name in filter(None, (part.strip() for part in names.split(","))):
-        try:
-            signals.append(signal.Signals[name])
-        except KeyError:
-            raise UsageError(f"{said}: there is no signal {name!r}") from None
-        if signals[-1] in slurm.UNHANDLED:
-            raise UsageError(f"{said}: no program can handle {name}")
-    return tuple(signals)
 
 
 def _streams(flag: str, text: str) -> Streams:
@@ -297,8 +236,8 @@ def _shutdown_timeout_s(args: Namespace, environ: Mapping[str, str]) -> float | 
     """--shutdown-timeout, or torchrun's variable for it."""
     if args.shutdown_timeout is not None:
         return float(args.shutdown_timeout)
-    given = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or None
+    text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or None
     try:
-        return None if given is None else seconds(given)
+        return None if text is None else seconds(text)
     except ValueError as error:
-        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={given}: {error}") from None
+        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={text}: {error}") from None

@@ -5,24 +5,22 @@ Tried with Slurm 22.05; docs/slurm.md says what was found.
 
 import re
 import signal
-from collections.abc import Mapping
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hetagent.feature import Feature
 from hetagent.node.console import counted
+from hetagent.options import given
+from hetagent.options.model import UsageError
+from hetagent.options.torchrun import TORCHRUNS_SIGNALS
+from hetagent.options.values import UNHANDLED
 
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """From here on, steps are not srun's: the batch script, salloc's shell, the container of sshd."""
 
 CUSTOMARY_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """What people use in `--signal`. Slurm does not tell a job which it was; unhandled, these kill the agent."""
-
-UNHANDLED = (signal.SIGKILL, signal.SIGSTOP)
-"""Signals that no program can handle."""
-
-
-class SlurmError(ValueError):
-    """Slurm's variables make no sense, or contradict the flags; the text says what to change."""
-
 
 SAME: Mapping[str, str] = {
     "SLURM_STEP_NUM_NODES": "SLURM_NNODES",
@@ -101,11 +99,43 @@ class Step:
     preempt: signal.Signals | None
 
 
+class Slurm(Feature):
+    """Fills in what was not given from the environment of a job step."""
+
+    def fill(self, args: Namespace, environ: Mapping[str, str]) -> Sequence[str]:
+        """Set flags; returns what was taken, and what looks like a mistake.
+
+        Raises:
+            UsageError: what the flags ask for cannot work in this step.
+        """
+        signals = given.signals(args)
+        found = defaults(
+            environ,
+            Given(
+                group=given.group(args, environ),
+                node_id=args.node_id,
+                gpus=args.gpus,
+                workers=args.nproc_per_node,
+                cpu=args.device == "cpu",
+                nnodes=given.nnodes(args),
+                signals=None if args.signals_to_handle == TORCHRUNS_SIGNALS else signals,
+                world_size=args.world_size is not None or args.world_size_multiple is not None,
+                standalone=bool(args.standalone),
+            ),
+        )
+        for name in ("group", "node_id", "gpus", "nnodes"):
+            if (value := getattr(found, name)) is not None:
+                setattr(args, name, str(value))
+        if found.signals:
+            args.signals_to_handle = ",".join(dict.fromkeys(each.name for each in (*signals, *found.signals)))
+        return found.notes
+
+
 def defaults(environ: Mapping[str, str], given: Given) -> Defaults:
     """Defaults from Slurm's environment for what was not given; none outside a job step.
 
     Raises:
-        SlurmError: what the flags ask for cannot work in this step.
+        UsageError: what the flags ask for cannot work in this step.
     """
     step = step_of(environ, gpus=given.gpus is None and given.workers is None)
     if step is None:
@@ -133,7 +163,7 @@ def step_of(environ: Mapping[str, str], *, gpus: bool = True) -> Step | None:
         gpus: whether an unreadable count of GPUs is an error.
 
     Raises:
-        SlurmError: a variable of the step has a value that Slurm would not give it.
+        UsageError: a variable of the step has a value that Slurm would not give it.
     """
     job, number = environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID", "")
     if not job or not number.isdecimal() or int(number) >= FIRST_SPECIAL_STEP:
@@ -180,7 +210,7 @@ def _gpus(environ: Mapping[str, str]) -> int | None:
     text = environ.get("SLURM_GPUS_ON_NODE")
     count = _number(environ, "SLURM_GPUS_ON_NODE")
     if text and count is None:
-        raise SlurmError(f"SLURM_GPUS_ON_NODE={text} is not a number of GPUs: give --gpus")
+        raise UsageError(f"SLURM_GPUS_ON_NODE={text} is not a number of GPUs: give --gpus")
     return count
 
 
@@ -195,7 +225,7 @@ def _preempt_signal(environ: Mapping[str, str]) -> signal.Signals | None:
         found = re.fullmatch(r"(?:[BR]+:)?(\w+)(?:@\d+)?", text)
         signum = _signal(found[1]) if found is not None else None
         if signum is None:
-            raise SlurmError(
+            raise UsageError(
                 f"{name}={text} does not name a signal: write it as for srun --signal, such as USR1@120"
             )
         return signum
@@ -249,14 +279,14 @@ def _refuse_several_tasks(step: Step, given: Given) -> None:
     where = f"on node {step.node}" if step.node else "on this node"
     # srun ignores --ntasks-per-node=1 alone if --ntasks, or sbatch's --ntasks-per-node, asks for more tasks
     cure = "--ntasks-per-node=1" if step.heterogeneous else f"--ntasks={step.nodes} --ntasks-per-node=1"
-    raise SlurmError(f"srun starts {step.tasks} tasks {where}, but hetagent needs one: add {cure} to srun")
+    raise UsageError(f"srun starts {step.tasks} tasks {where}, but hetagent needs one: add {cure} to srun")
 
 
 def _gpu_notes(step: Step, given: Given) -> list[str]:
     """Notes on a number of GPUs or workers that differs from Slurm's.
 
     Raises:
-        SlurmError: the step has fewer GPUs here.
+        UsageError: the step has fewer GPUs here.
     """
     if step.gpus is None or given.cpu:
         return []
@@ -264,7 +294,7 @@ def _gpu_notes(step: Step, given: Given) -> list[str]:
     if given.gpus is not None:
         wanted = _wanted(given.gpus)
         if wanted is not None and max(wanted.needed, wanted.count) > step.gpus:
-            raise SlurmError(
+            raise UsageError(
                 f"--gpus {given.gpus}, but Slurm gave this job step {here} (SLURM_GPUS_ON_NODE): "
                 f"ask Slurm for more, for example sbatch --gpus-per-node={wanted.needed}, or hetagent for fewer"
             )
@@ -297,7 +327,7 @@ def _node_notes(step: Step, given: Given) -> list[str]:
     """Notes on a number of nodes that differs from Slurm's.
 
     Raises:
-        SlurmError: the job has fewer nodes.
+        UsageError: the job has fewer nodes.
     """
     if given.standalone and step.nodes > 1:
         return [f"--standalone: each of this job step's {step.nodes} nodes runs a job of its own"]
@@ -306,7 +336,7 @@ def _node_notes(step: Step, given: Given) -> list[str]:
     fewest, most = given.nnodes
     asked = f"--nnodes {fewest}" if fewest == most else f"--nnodes {fewest}:{most}"
     if given.group is None and step.job_nodes is not None and fewest > step.job_nodes:
-        raise SlurmError(
+        raise UsageError(
             f"{asked}, but Slurm's job {step.job}, which is the group, has {counted(step.job_nodes, 'node')}: "
             f"ask Slurm for {fewest} (sbatch --nodes={fewest}), or name the group that others join (--group)"
         )

@@ -8,9 +8,11 @@ from typing import TypeVar
 
 from hetagent.node.network import parse_port_range
 from hetagent.options.model import Std, Streams
-from hetagent.options.slurm import UNHANDLED
 
 T = TypeVar("T")
+
+UNHANDLED = (signal.SIGKILL, signal.SIGSTOP)
+"""Signals that no program can handle."""
 
 
 def told(reads: Callable[[str], T]) -> Callable[[str], T]:

@@ -9,11 +9,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from hetagent.job.room import Room
+from hetagent.job.workers.starter import Program
+from hetagent.launch.command import WorkerCommand
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
+from hetagent.options.model import Options
+from hetagent.standby import policy
 from hetagent.standby.imports import SETTLED_S, Imports
 from hetagent.standby.policy import AUTO, memory_shortage
-from hetagent.standby.process import END_TIMEOUT_S, NotTaken, Program, Standby
+from hetagent.standby.process import END_TIMEOUT_S, NotTaken, Standby, fits
 from hetagent.torch_compat.flags import PRELOADED
 
 WARM_QUIET_S, COLD_QUIET_S = 1.0, 5.0
@@ -38,7 +43,27 @@ ATTEMPTS = 3
 """So many standbys in a row may die before they are ready."""
 
 
-class Standbys:
+def standbys(
+    options: Options, command: WorkerCommand | None, tell: Callable[[str], None]
+) -> "Standbys | None":
+    """The standbys that a command line asks for; None where there are none.
+
+    Args:
+        command: what the workers run; None: the group's command.
+        tell: shows one line to the person at the terminal.
+
+    Raises:
+        UsageError: they are asked for where there can be none.
+    """
+    preload, why_none = policy.modules(
+        options.preload, os.environ.get("HET_PRELOAD"), options.launch, command
+    )
+    if why_none is not None:
+        tell(why_none)
+    return Standbys(preload, tell) if preload else None
+
+
+class Standbys(Room):
     """The standbys of one agent. A thread makes and watches them; the caller's thread takes them.
 
     Args:
@@ -65,38 +90,30 @@ class Standbys:
         self._thread = threading.Thread(target=self._keep, name="standbys", daemon=True)
         self._thread.start()
 
-    def prepare(self, programs: Sequence[Program]) -> None:
-        """Make standbys for the first round, all at once, since no worker runs yet.
-
-        Args:
-            programs: what the worker of each local rank will probably run.
-        """
+    def foresee(self, programs: Sequence[Program]) -> None:
+        """Make standbys for the first round, all at once, since no worker runs yet."""
         with self._lock:
             self._programs.update(enumerate(programs))
             self._at_once = True
         self._look()
 
     def environ(self, local_rank: int) -> Mapping[str, str]:
-        """What the worker of a local rank gets beside everything else."""
+        """What the worker of a local rank gets, so that it takes notes on what it imports."""
         imports = self._imports
         return imports.environ(local_rank) if imports is not None else {}
 
-    def take(
+    def take_process(
         self, local_rank: int, program: Program, stdout: int, stderr: int
     ) -> "subprocess.Popen[bytes] | None":
         """Turn the standby of a local rank into its worker; None if there is none that fits.
 
         The next standby is made for the same program, once the round runs.
-
-        Args:
-            program: what the worker runs in this round.
-            stdout, stderr: descriptors of its output.
         """
         with self._lock:
             self._programs[local_rank] = program
             standby = self._standbys.pop(local_rank, None)
             process = None
-            if standby is not None and not standby.program.fits(program):
+            if standby is not None and not fits(standby.program, program):
                 standby.end()
             elif standby is not None:
                 try:

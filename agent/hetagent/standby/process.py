@@ -5,10 +5,10 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
+from hetagent.job.workers.starter import Program
 from hetagent.node.processes import finding as processes
 from hetagent.worker.standby import CHANNEL, belongs_to_round
 
@@ -22,27 +22,14 @@ KEPT = (processes.INCARNATION, processes.NODE_ID, processes.AGENT_PID, processes
 """The variables of a round by which the agent, its guardian and a later agent find what they have to end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What the worker of one local rank will run, as far as it is the same in every round.
+def _steady(program: Program) -> dict[str, str]:
+    """The part of its environment that does not depend on the round."""
+    return {name: value for name, value in program.environ.items() if not belongs_to_round(name)}
 
-    Attributes:
-        args: its command line.
-        environ: its environment. Of the variables that belong to a round only the marks matter, by which its processes
-            are found.
-    """
 
-    args: tuple[str, ...]
-    environ: Mapping[str, str]
-
-    @property
-    def steady(self) -> dict[str, str]:
-        """The part of the environment that does not depend on the round."""
-        return {name: value for name, value in self.environ.items() if not belongs_to_round(name)}
-
-    def fits(self, other: "Program") -> bool:
-        """Whether a standby that was started for this program can become the worker of another."""
-        return self.args == other.args and self.steady == other.steady
+def fits(started_for: Program, program: Program) -> bool:
+    """Whether a standby that was started for one program can become the worker of another."""
+    return started_for.args == program.args and _steady(started_for) == _steady(program)
 
 
 class NotTaken(RuntimeError):
@@ -53,7 +40,8 @@ class Standby:
     """A process that waits to become a worker. It is a child of this process and leads a session of its own.
 
     Args:
-        program: what its worker will run.
+        program: what its worker will run. Of the variables that belong to a round only the marks matter, by which its
+            processes are found.
         preload: the modules that it imports first.
         seen: what an earlier worker noted of its imports; it imports those modules that are installed.
         paced: it leaves half of a CPU's time to others while it imports.
@@ -81,7 +69,7 @@ class Standby:
         self._channel, theirs = socket.socketpair()
         self._printed = [os.memfd_create("stdout", os.MFD_CLOEXEC), os.memfd_create("stderr", os.MFD_CLOEXEC)]
         marks = {name: program.environ[name] for name in KEPT if name in program.environ}
-        environ = {**program.steady, **marks, CHANNEL: str(theirs.fileno())}
+        environ = {**_steady(program), **marks, CHANNEL: str(theirs.fileno())}
         try:
             with theirs:
                 self.process = subprocess.Popen(

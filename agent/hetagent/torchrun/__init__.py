@@ -26,11 +26,11 @@ def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":
     """
     from hetagent.torchrun.conf import conf_of, take_token
     from hetagent.torchrun.handler import TorchrunHandler
-    from hetagent.torchrun.messages import as_rdzv_conf
+    from hetagent.torchrun.messages import with_options
     from hetrdzv.auth.tls import TlsError
 
     try:
         conf = conf_of(params)
     except TlsError as error:
-        raise TlsError(as_rdzv_conf(str(error))) from None
+        raise TlsError(with_options(str(error))) from None
     return TorchrunHandler(conf, take_token(conf.token_file))

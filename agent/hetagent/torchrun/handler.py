@@ -33,7 +33,7 @@ from hetagent.torchrun.connection import Connection, cancel
 from hetagent.torchrun.directives import Directives
 from hetagent.torchrun.environment import WorkerEnvironment
 from hetagent.torchrun.failure import failure_of_callers
-from hetagent.torchrun.messages import as_rdzv_conf, tell
+from hetagent.torchrun.messages import tell, with_options
 from hetagent.torchrun.store import PAUSE_S, RoundOverError, RoundStore, look_for, visit
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.wire import DirectiveReply, FailureFields
@@ -152,7 +152,7 @@ class TorchrunHandler(HetRendezvousHandler):
             cancel(self._conf, self._token)
         except HetError as error:
             what = f"group '{self._group}' could not be closed for its other nodes: {error}"
-            raise RendezvousConnectionError(as_rdzv_conf(what)) from None
+            raise RendezvousConnectionError(with_options(what)) from None
 
     def shutdown(self) -> bool:
         """Report how it went, and leave.
@@ -194,7 +194,7 @@ class TorchrunHandler(HetRendezvousHandler):
         try:
             connection = Connection(conf, self._token, self._slots(), tell)
         except network.NetworkError as error:
-            raise RendezvousConnectionError(as_rdzv_conf(str(error))) from None
+            raise RendezvousConnectionError(with_options(str(error))) from None
         self._connection, self._directives = connection, Directives(connection.line, tell)
         # After a signal torch does not call shutdown(): a program that goes on must not seem to take part.
         self._leaver = weakref.finalize(self, _abandon, connection.line, self._environment)
@@ -239,7 +239,7 @@ class TorchrunHandler(HetRendezvousHandler):
             return self.offer()
         except network.NetworkError as error:
             what = f"node '{self._node_id}' cannot offer a port for the next round: {error}"
-            raise RendezvousConnectionError(as_rdzv_conf(what)) from None
+            raise RendezvousConnectionError(with_options(what)) from None
 
     def _report_failure(self, directives: Directives, *, final: bool = False) -> None:
         """Report that workers of this node failed, if it is in a round that nobody has ended.

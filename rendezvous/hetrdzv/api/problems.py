@@ -11,10 +11,8 @@ from starlette.exceptions import HTTPException
 from hetrdzv.api.refused import client_of
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import (
-    BodyTooLarge,
     HetError,
     InvalidRequest,
-    InvalidSpec,
     SpecConflict,
     StaleRound,
     Unauthorized,
@@ -45,11 +43,7 @@ OF_THE_SERVER = {code: RESPONSES[code] for code in ("4XX", 503)}
 
 
 class InvalidField(InvalidRequest):
-    """A part of a request is missing, malformed, out of range or unknown.
-
-    Attributes:
-        field: its name.
-    """
+    """A part of a request is missing, malformed, out of range or unknown."""
 
     def __init__(self, field: str, what: str) -> None:
         super().__init__(f"{field}: {what}")
@@ -120,7 +114,7 @@ def _problem_of(error: HetError, field: str | None = None) -> ProblemReply:
         error.status,
         error.code,
         str(error),
-        field=field or field_of(error),
+        field=field or error.field,
         directive=directive,
         conflict=conflict,
     )
@@ -163,10 +157,3 @@ def install(app: FastAPI, refuse: Callable[[HetError, Request], Response]) -> No
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:  # the gate logs it
         return answer(bug_report()).response()
-
-
-def field_of(error: HetError) -> str | None:
-    """The part of a request that an error is about, if it is one."""
-    if isinstance(error, BodyTooLarge):
-        return "body"
-    return error.field if isinstance(error, InvalidField | InvalidSpec) else None

@@ -12,8 +12,7 @@ from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import SpecConflict
 from hetrdzv.protocol.events import SettingsChanged
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, differences, news_in
-from hetrdzv.words.phrasing import names
-from hetrdzv.words.why import ended
+from hetrdzv.protocol.who import Nodes
 
 NODES_NAMED = 8
 """How many of the nodes that hold a group to its settings an error lists."""
@@ -81,7 +80,7 @@ def _holders(group: Group) -> list[Node]:
 
 @kept
 def _holders_named(group: Group) -> str:
-    return names(node.node_id for node in _holders(group))
+    return str(Nodes.of(node.node_id for node in _holders(group)))
 
 
 def _conflict(work: Work, differences: Sequence[Difference], holders: Sequence[Node]) -> SpecConflict:
@@ -93,7 +92,7 @@ def _conflict(work: Work, differences: Sequence[Difference], holders: Sequence[N
     elif holders:
         whose = f"which {_holders_named(group)} joined"
     else:
-        whose = f"which {ended(group.state)}"
+        whose = "whose job is over"
     end = f"hetctl delete {group.group_id}"
     going = all(node.cut_at is not None or node.leaving is not None for node in holders)
     counted = holders if going else holders[:LEASES_COUNTED]

@@ -39,6 +39,7 @@ from hetrdzv.core.rounds.transitions import (
     fail,
     finish_cancelled,
     heard,
+    known_node,
     require_speaker,
     set_leaving,
     stop,
@@ -79,7 +80,6 @@ from hetrdzv.protocol.parts import MOST_OF_TEXT, quoted
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.protocol.warnings import Network
-from hetrdzv.words.phrasing import names
 
 FORMER_KEPT = 8
 """How many past incarnations of a node id are remembered, so that none of them is accepted again."""
@@ -450,10 +450,7 @@ _AT_WORK = (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED)
 
 def _drain(work: Work, command: Drain) -> None:
     group = work.group
-    node = group.nodes.get(command.node_id)
-    if node is None:
-        known = names(group.nodes) if group.nodes else "none"
-        raise UnknownNode(f"group '{group.group_id}' has no node '{command.node_id}'; its nodes: {known}")
+    node = known_node(group, command.node_id)
     if command.node_id in group.drained:
         return
     work.change(drained=group.drained | {command.node_id})

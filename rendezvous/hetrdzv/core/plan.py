@@ -16,16 +16,15 @@ from hetrdzv.core.directive import heading
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import OFFERED, Group, Member, Node, Round
 from hetrdzv.core.rounds.timers import deadline
-from hetrdzv.core.rounds.transitions import begins_anew
+from hetrdzv.core.rounds.transitions import begins_anew, known_node
 from hetrdzv.core.why import why, why_left_out
 from hetrdzv.protocol.causes import Going, ShownCause
-from hetrdzv.protocol.errors import NodeIdInUse, PlanTooLarge, UnknownNode
+from hetrdzv.protocol.errors import NodeIdInUse, PlanTooLarge
 from hetrdzv.protocol.events import Event, RoundEnded
 from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.reasons import GroupReason, WhyLeftOut
 from hetrdzv.protocol.settings import SETTINGS
 from hetrdzv.protocol.states import DirectiveKind, GroupState, NodePhase, ReportKind
-from hetrdzv.words.phrasing import names
 
 MOST_TURNS = 60
 """How many turns a rehearsal takes at most; the longest that anybody has seen took 20."""
@@ -284,7 +283,7 @@ def _is_judged(ended: Round) -> bool:
 
 def _commands(group: Group, changes: Changes) -> list[Command]:
     """The change in the words of the state machine: who goes before who comes."""
-    removed = [_known(group, node_id) for node_id in changes.remove]
+    removed = [known_node(group, node_id) for node_id in changes.remove]
     return [
         *(Drain(node_id) for node_id in changes.drain),
         *(
@@ -295,14 +294,6 @@ def _commands(group: Group, changes: Changes) -> list[Command]:
         *([Restart()] if changes.restart else []),
         *_joins(group, changes),
     ]
-
-
-def _known(group: Group, node_id: str) -> Node:
-    node = group.nodes.get(node_id)
-    if node is None:
-        known = names(group.nodes) if group.nodes else "none"
-        raise UnknownNode(f"group '{group.group_id}' has no node '{node_id}'; its nodes: {known}")
-    return node
 
 
 def _joins(group: Group, changes: Changes) -> Iterator[Join]:

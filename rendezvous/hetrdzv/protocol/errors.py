@@ -11,10 +11,15 @@ from hetrdzv.protocol.differences import Difference
 
 
 class HetError(Exception):
-    """Base of all errors with a message for people and a code for programs."""
+    """Base of all errors with a message for people and a code for programs.
+
+    Attributes:
+        field: the part of a request, or the setting, that is wrong; None: no single one.
+    """
 
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
+    field: str | None = None
 
     def __init_subclass__(cls, code: str | None = None, status: int | None = None) -> None:
         """A class that names no `code` or `status` has those of its base."""
@@ -29,11 +34,7 @@ class Refused(HetError, code="refused", status=409):
 
 
 class InvalidSpec(Refused, code="invalid_spec", status=422):
-    """Bounds contradict each other, or a value is out of range.
-
-    Attributes:
-        field: the setting that is wrong; None: there is none of that name.
-    """
+    """Bounds contradict each other, or a value is out of range."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -146,6 +147,8 @@ class Malformed(InvalidRequest, status=400):
 
 class BodyTooLarge(HetError, code="body_too_large", status=413):
     """The request body is larger than the limit."""
+
+    field = "body"
 
 
 class RequestTooSlow(HetError, code="request_too_slow", status=408):

@@ -32,6 +32,10 @@ class Nodes:
     def __len__(self) -> int:
         return len(self.first) + self.more
 
+    def __str__(self) -> str:
+        """As they are listed everywhere: `gpu1, gpu2 and 3 more`."""
+        return (", ".join(self.first) or "none") + (f" and {self.more} more" if self.more else "")
+
 
 NOBODY = Nodes()
 

@@ -18,8 +18,7 @@ def percent(share: float) -> str:
 def names(node_ids: Iterable[str] | Nodes) -> str:
     """Names in order, the first few of many: `gpu1, gpu2 and 3 more`."""
     nodes = node_ids if isinstance(node_ids, Nodes) else Nodes.of(node_ids)
-    more = f" and {nodes.more} more" if nodes.more else ""
-    return (", ".join(nodes.first) or "nobody") + more
+    return str(nodes) if nodes else "nobody"
 
 
 def rank_list(numbers: Iterable[int] | Ranks) -> str:

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import psutil
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import Std
 
+from hetagent.feature import MergeLines
 from hetagent.job.after_start import LaunchLook, Meeting
 from hetagent.job.loop import Agent, Identity
 from hetagent.job.notice import Notices
@@ -38,7 +39,6 @@ from hetagent.node.processes.guardian import Guardian
 from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
-from hetagent.standby.keeper import Standbys
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.wire import SpecFields
 
@@ -54,9 +54,9 @@ class Rig:
         report_stderr: whether failures are reported with the end of stderr.
         report_stacks: whether the workers are watched, and the server shown their stacks; None: not watched.
         check: the site's check of the node, in the folder of the test; asked again and again without much of a pause.
-        prefix, collapses: see `TorchStarter`.
+        prefix, merged: see `TorchStarter`.
         launch: says what each worker runs, instead of `command`.
-        preload: what standbys import; empty: there are none.
+        room: makes one more optional feature, which says its lines with what it is given.
         spec: of the group.
     """
 
@@ -77,9 +77,9 @@ class Rig:
         check: str | None = None,
         notice_signal: signal.Signals | None = None,
         prefix: str | None = None,
-        collapses: bool = False,
+        merged: MergeLines | None = None,
         launch: Launch | None = None,
-        preload: Sequence[str] = (),
+        room: Callable[[Callable[[str], None]], Room] | None = None,
         **spec: Any,
     ) -> None:
         self.folder = folder
@@ -113,9 +113,8 @@ class Rig:
             self.spec,
             RoundLogsSpecs(str(folder / "logs"), tee=tee),
             prefix,
-            Standbys(preload, self.said.append) if preload else None,
             copier=Copier() if report_stderr else None,
-            collapses=collapses,
+            merged=merged,
         )
         if launch is None:
             launch = Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python))
@@ -137,6 +136,8 @@ class Rig:
                 secrets=lambda: ["sesame"],
             )
             rooms.append(watching)
+        if room is not None:
+            rooms.append(room(say))
         self.launch = launch
         self.ports = Ports(handler, lambda: hold_port("127.0.0.1", ports))
         self.agent = Agent(

@@ -4,8 +4,7 @@ import json
 import os
 import re
 import signal
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from hetagent.job.workers.leftovers import Leftovers
-from hetagent.launch.base import Assignment, Launch
-from hetagent.launch.command import RUNNER, WorkerCommand
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.finding import marked
 
@@ -75,56 +72,6 @@ def test_detached_helpers_do_not_outlive_a_round_that_is_not_the_last(rig: Make,
     made.run(*acts)  # it looks for what is marked as this agent's
     assert alive == ([True, False] if ends == "by a restart" else [True])
     assert not (made.folder / "uploaded").exists()
-
-
-class SecondCannotStart(Launch):
-    """The kernel refuses the second worker of the first round: its environment is too large."""
-
-    def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
-        return {"LARGE": "x" * (1 << 18)} if (assignment.round, local_rank) == (1, 1) else {}
-
-    def forecast(self, local_rank: int) -> tuple[WorkerCommand, Mapping[str, str | None]] | None:
-        assert self._command is not None
-        return self._command, {}
-
-
-SLOW = """
-import os, time
-while not os.path.exists("{folder}/go"):
-    time.sleep(0.01)
-"""
-
-SAYS = """
-import os
-with open("{folder}/ran", "a") as file:
-    print(os.getpid(), os.environ["LOCAL_RANK"], os.environ["HET_ROUND"], file=file)
-"""
-
-
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_a_start_that_fails_kills_the_standbys_that_it_has_taken_and_no_others(
-    rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int
-) -> None:
-    """It still imports, so it does not even know yet that it was taken."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    (tmp_path / "slow.py").write_text(SLOW.format(folder=tmp_path))
-    (tmp_path / "s.py").write_text(SAYS.format(folder=tmp_path))
-    command = WorkerCommand(sys.executable, ("-u", str(RUNNER), str(tmp_path / "s.py")), is_python=True)
-    made = rig(None, slots=3, launch=SecondCannotStart(command), preload=["slow"], max_restarts=restarts)
-    made.offers(wants_command=False)
-    kept: list[int] = []
-
-    def last() -> None:
-        made.says("round 1: the workers could not be started: OSError: [Errno 7]")()
-        kept.extend(made.starter.kept()[-1:])
-        made.says("round 2: rank")()
-        made.touches("go")()
-
-    assert made.run(*[last] * restarts) == 1 - restarts
-    assert marked(made.identity.incarnation, *processes.MARKS) == []
-    ran = (tmp_path / "ran").read_text().split("\n")[:-1] if restarts else []
-    assert sorted(line.split(maxsplit=1)[1] for line in ran) == (["0 2", "1 2", "2 2"] if restarts else [])
-    assert [line.split()[0] for line in ran if line.endswith("2 2")] == [str(pid) for pid in kept]
 
 
 def test_the_guardian_is_dismissed_last(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:

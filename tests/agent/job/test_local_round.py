@@ -16,7 +16,7 @@ from tests.agent.job.test_store import start
 
 from hetagent.job.local_round import NEXT, LocalRound, Phase
 from hetagent.job.room import Room
-from hetagent.job.workers.starter import Exit, Started
+from hetagent.job.workers.starter import Exit, Program, Started, Take
 from hetagent.launch.base import Assignment, Forecast, Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.processes import finding as processes
@@ -29,11 +29,16 @@ class Popens:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(
-        self, assignment: Assignment, command: WorkerCommand, environs: Sequence[Mapping[str, str | None]]
+        self,
+        assignment: Assignment,
+        command: WorkerCommand,
+        environs: Sequence[Mapping[str, str | None]],
+        take: Take,
     ) -> Started:
         environ = {name: value for name, value in environs[0].items() if value is not None}
-        self.process = subprocess.Popen(
-            [command.entrypoint, *command.args], env=os.environ | environ, start_new_session=True
+        program = Program((command.entrypoint, *command.args), os.environ | environ)
+        self.process = take(0, program, 1, 2) or subprocess.Popen(
+            program.args, env=program.environ, start_new_session=True
         )
         return Started(
             pids={0: self.process.pid}, error_files={}, stderr_files={}, close=lambda until: self._reap()
@@ -44,15 +49,13 @@ class Popens:
         self.process.wait(10)
         return True
 
-    def prepare(self, forecast: Forecast, environ: Mapping[str, str]) -> None: ...
+    def foresee(self, forecast: Forecast, environ: Mapping[str, str]) -> Sequence[Program]:
+        return ()
 
     def unfinished(self) -> Collection[int]:
         return ()
 
-    def kept(self) -> Collection[int]:
-        return ()
-
-    def rest(self) -> None: ...
+    def forget(self) -> None: ...
 
     def finish(self, failed: Sequence[Exit], *, succeeded: bool, error: str | None) -> None: ...
 
@@ -64,6 +67,10 @@ class Gate(Room):
         self.before_start = False
         self.before_end = False
         self.told: list[str] = []
+        self.ahead: subprocess.Popen[bytes] | None = None
+
+    def take_process(self, *_: Any) -> "subprocess.Popen[bytes] | None":
+        return self.ahead
 
     def holds_start(self) -> bool:
         return self.before_start
@@ -152,6 +159,14 @@ def test_a_room_holds_the_start_back(part: Callable[[str], Part]) -> None:
     made.begin()
     assert (made.round.phase, made.round.startable) == (Phase.RUNNING, False)
     assert made.gate.told == ["enter", "prepare", "begin"]
+
+
+def test_a_process_that_a_room_has_is_the_worker(part: Callable[[str], Part]) -> None:
+    made = part("exit 1")
+    made.gate.ahead = subprocess.Popen(["/bin/sh", "-c", "exit 7"], start_new_session=True)
+    made.begin()
+    assert made.round.pids == [made.gate.ahead.pid]
+    assert made.ends().failure.exit_code == 7
 
 
 def test_a_launch_that_waits_begins_with_another_start(part: Callable[[str], Part]) -> None:

@@ -366,7 +366,7 @@ def test_identical_lines_of_several_ranks_become_one(
 ) -> None:
     monkeypatch.setattr(collapse, "WAIT_S", 600.0)
     command = "echo loading; echo rank $RANK; echo 'no such data' >&2"
-    made = rig(command, slots=3, tee=Std.ALL, prefix="[a:${rank}] ", collapses=True)
+    made = rig(command, slots=3, tee=Std.ALL, prefix="[a:${rank}] ", merged=collapse.Merged)
     assert made.run() == 0
     said = capfd.readouterr()
     assert sorted(said.out.splitlines()) == [

@@ -211,7 +211,16 @@ def test_an_agents_death_is_noticed_where_there_are_no_pidfds(monkeypatch: pytes
     os.close(writing)
 
 
-def test_the_goodbye_is_prepared_once_there_are_workers(one: Guardian) -> None:
+def test_the_goodbye_is_prepared_a_while_after_there_are_workers(
+    one: Guardian, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(guardian_process.__file__).read_text()
+    sooner = tmp_path / "guardian_process.py"
+    sooner.write_text(source.replace("REHEARSE_AFTER_S = 5.0", "REHEARSE_AFTER_S = 0.1"))
+    assert sooner.read_text() != source
+    monkeypatch.setattr(guardian_process, "__file__", str(sooner))
+    one.dismiss()
+    one.start()
     maps = Path(f"/proc/{one.pid}/maps")
     assert "pydantic_core" not in maps.read_text()
     one.watch([2**30])

@@ -8,9 +8,10 @@ import pytest
 from tests.support import standbys
 from tests.support.cluster import wait_for
 
+from hetagent.job.workers.starter import Program
 from hetagent.standby import imports, keeper, policy
 from hetagent.standby.keeper import Standbys
-from hetagent.standby.process import Program, Standby
+from hetagent.standby.process import Standby
 from hetagent.worker.standby import IMPORTS_FILE
 
 INSTALLED = {
@@ -158,7 +159,7 @@ def take(kept: Standbys, script: Script) -> Callable[[int], tuple[int | None, st
             script.program.args, {**standbys.in_round(script.program).environ, **kept.environ(local_rank)}
         )
         with standbys.outputs(script.folder) as streams:
-            process = kept.take(local_rank, program, *streams)
+            process = kept.take_process(local_rank, program, *streams)
             standby = process and process.pid
             process = process or subprocess.Popen(
                 program.args, env=program.environ, stdout=streams[0], start_new_session=True
@@ -174,7 +175,7 @@ def test_each_rank_has_what_its_own_workers_import(
 ) -> None:
     """And no standby is replaced for it, which for a while would leave none."""
     script.write("import plain")
-    kept.prepare([script.program, script.program])
+    kept.foresee([script.program, script.program])
     first = wait_for(lambda: pids if len(pids := kept.pids()) == 2 else None, "two standbys")
     assert take(0) == (first[0], "[]")
     second = wait_for(lambda: pids if len(pids := kept.pids()) == 2 else None, "two standbys")

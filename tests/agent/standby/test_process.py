@@ -13,9 +13,10 @@ import pytest
 from tests.support import standbys
 from tests.support.cluster import wait_for
 
+from hetagent.job.workers.starter import Program
 from hetagent.node.processes import finding as processes
 from hetagent.standby import process
-from hetagent.standby.process import NotTaken, Program, Standby
+from hetagent.standby.process import NotTaken, Standby, fits
 from hetagent.worker import standby as standby_main
 from hetagent.worker.standby import NAME
 
@@ -470,10 +471,10 @@ def test_what_its_imports_have_started_ends_with_it(program: Program, tmp_path: 
 
 
 def test_programs_that_fit(program: Program) -> None:
-    assert program.fits(standbys.in_round(program))
-    assert program.fits(standbys.in_round(program, TORCHELASTIC_ERROR_FILE="/x", ROLE_RANK="4"))
-    assert not program.fits(Program((*program.args, "--lr=1"), program.environ))
-    assert not program.fits(Program(program.args, {**program.environ, "OMP_NUM_THREADS": "1"}))
-    assert not program.fits(
-        Program(program.args, {name: v for name, v in program.environ.items() if name != "GO"})
+    assert fits(program, standbys.in_round(program))
+    assert fits(program, standbys.in_round(program, TORCHELASTIC_ERROR_FILE="/x", ROLE_RANK="4"))
+    assert not fits(program, Program((*program.args, "--lr=1"), program.environ))
+    assert not fits(program, Program(program.args, {**program.environ, "OMP_NUM_THREADS": "1"}))
+    assert not fits(
+        program, Program(program.args, {name: v for name, v in program.environ.items() if name != "GO"})
     )

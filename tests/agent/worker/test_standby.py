@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from tests.support import standbys
 
-from hetagent.standby.process import Program, Standby
+from hetagent.job.workers.starter import Program
+from hetagent.standby.process import Standby
 from hetagent.worker.standby import OUTPUT_LIMIT
 
 IMPORTED = """

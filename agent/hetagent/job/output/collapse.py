@@ -2,9 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import ClassVar, TextIO
+
+from hetagent.feature import Feature, Flags, MergeLines
 
 WAIT_S = 0.5
 """How long a line waits for its like from other ranks (seconds); torch looks for new lines every 0.1 s."""
@@ -14,6 +17,32 @@ MOST_CHARACTERS = 64 << 10
 
 MOST_LINES = 1000
 """How many lines wait at most."""
+
+
+class Collapse(Feature):
+    """`--collapse`."""
+
+    flags: ClassVar[Flags] = {
+        "--collapse": {
+            "action": "store_true",
+            "help": "Show identical lines of several ranks of this node as one, with all their ranks in front; "
+            "without -t and -r as -t 3.",
+        },
+    }
+
+    def __init__(self, args: Namespace, environ: Mapping[str, str]) -> None:
+        self._is_wanted: bool = args.collapse
+
+    def fill(self, args: Namespace, environ: Mapping[str, str]) -> Sequence[str]:
+        """Have both streams shown if nobody says which."""
+        if self._is_wanted and args.redirects == args.tee == "0":
+            args.tee = "3"
+        return ()
+
+    @property
+    def merged(self) -> MergeLines | None:
+        """See `Merged`."""
+        return Merged if self._is_wanted else None
 
 
 @dataclass(slots=True)
@@ -107,11 +136,15 @@ class Merged:
     Args:
         out: where they go.
         ranks: the local ranks that write.
-        prefix: what a line of some local ranks begins with.
+        offset: the global rank of local rank 0.
+        prefix: what a line of some ranks begins with, of their global and their local numbers.
     """
 
-    def __init__(self, out: TextIO, ranks: Collection[int], prefix: Callable[[Sequence[int]], str]) -> None:
+    def __init__(
+        self, out: TextIO, ranks: Collection[int], offset: int, prefix: Callable[[str, str], str]
+    ) -> None:
         self._out = out
+        self._offset = offset
         self._prefix = prefix
         self._lines = Collapser(ranks)
         self._changed = threading.Condition()
@@ -150,8 +183,11 @@ class Merged:
 
     def _pass_on(self, lines: Sequence[Line]) -> None:
         if lines:
-            self._out.write("".join(f"{self._prefix(ranks)}{text}" for ranks, text in lines))
+            self._out.write("".join(f"{self._begin(ranks)}{text}" for ranks, text in lines))
             self._out.flush()
+
+    def _begin(self, ranks: Sequence[int]) -> str:
+        return self._prefix(ranges([self._offset + rank for rank in ranks]), ranges(ranks))
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ class GpusFree(Check):
     Args:
         uuids: of the GPUs.
         incarnation: by which processes of this agent are known.
-        kept: which sessions are those of standbys, which no round has to wait for.
+        kept: the sessions of what is kept for later rounds, which no round has to wait for.
         look: what is in use.
         wait_s: how long to wait (seconds).
     """
@@ -102,9 +102,9 @@ class GpusFree(Check):
         if pid in workers:
             return True
         marked = processes.environment(pid).get(processes.INCARNATION) == self._incarnation
-        return marked and not self._is_standby(pid)
+        return marked and not self._is_kept(pid)
 
-    def _is_standby(self, pid: int) -> bool:
+    def _is_kept(self, pid: int) -> bool:
         with contextlib.suppress(ProcessLookupError):
             return os.getsid(pid) in self._kept()
         return False

@@ -1,9 +1,10 @@
 """What the run loop asks of whatever makes worker processes.
 
 The loop knows what a round's workers are to run and who they are; it does not know how their processes come into being:
-cold, or from standbys that have imported torch already (`torch_starter.py`).
+started, or taken from an optional feature that has started them ahead (`Room.take_process`).
 """
 
+import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,6 +12,22 @@ from typing import Protocol
 from hetagent.launch.base import Assignment, Forecast
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.processes.signals import signal_name
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the worker of one local rank runs: its command line and its environment."""
+
+    args: tuple[str, ...]
+    environ: Mapping[str, str]
+
+
+Take = Callable[[int, Program, int, int], "subprocess.Popen[bytes] | None"]
+"""See `Room.take_process`."""
+
+
+def no_process(local_rank: int, program: Program, stdout: int, stderr: int) -> None:
+    """There is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +91,8 @@ class Exit:
 class Starter(Protocol):
     """Makes the worker processes of this node, round after round."""
 
-    def prepare(self, forecast: Forecast, environ: Mapping[str, str]) -> None:
-        """Get ready for the first round, as far as its workers are known.
+    def foresee(self, forecast: Forecast, environ: Mapping[str, str]) -> Sequence[Program]:
+        """What the worker of each local rank will probably run in the first round; empty: only that round will tell.
 
         Args:
             forecast: see `Launch.forecast`.
@@ -87,6 +104,7 @@ class Starter(Protocol):
         assignment: Assignment,
         command: WorkerCommand,
         environs: Sequence[Mapping[str, str | None]],
+        take: Take = no_process,
     ) -> Started:
         """Start the workers of a round.
 
@@ -94,6 +112,7 @@ class Starter(Protocol):
             assignment: this node's part of the round: ranks, master, restart count.
             command: what every worker runs.
             environs: for each local rank, changes to torchrun's environment; None removes a variable.
+            take: has a process for a worker; without one it is started.
 
         Raises:
             Exception: they could not be started. Some may be running: see `unfinished`.
@@ -102,11 +121,8 @@ class Starter(Protocol):
     def unfinished(self) -> Collection[int]:
         """Pids of the processes of a start that failed, known beside their marks; each leads a session of its own."""
 
-    def kept(self) -> Collection[int]:
-        """Pids of the processes that are kept for later rounds; each leads a session of its own."""
-
-    def rest(self) -> None:
-        """End whatever is kept for later rounds: there will be none."""
+    def forget(self) -> None:
+        """Reap the processes of a start that failed, which were killed."""
 
     def finish(self, failed: Sequence[Exit], *, succeeded: bool, error: str | None) -> None:
         """Report how this agent ended to whoever listens (torch's events and metrics).

@@ -4,8 +4,8 @@ Used of torch's agent: how it starts the workers of a round (environment, macros
 filtered copies, error files, NUMA binding, virtual local ranks), the watchdog and the health check beside them, its
 events and its metrics. Not used: its run loop, its way of watching and stopping workers, its ranks.
 
-Where a standby fits, torch gets that process instead of a new one. How torch does all this is the business of
-`hetagent.torch_compat`.
+Where there is a process already that can become a worker, torch gets that instead of a new one. How torch does all this
+is the business of `hetagent.torch_compat`.
 """
 
 import contextlib
@@ -14,21 +14,19 @@ import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TextIO
+from typing import Any, TextIO
 
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure
 
+from hetagent.feature import MergeLines
 from hetagent.job.failures import read_record
-from hetagent.job.output.collapse import Merged, ranges
 from hetagent.job.output.console import drained
 from hetagent.job.output.stderr import CONSOLE, Copier, Source
-from hetagent.job.workers.starter import Exit, Started
+from hetagent.job.workers.starter import Exit, Program, Started, Take, no_process
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.launch.base import Assignment, Forecast
 from hetagent.launch.command import WorkerCommand
-from hetagent.standby.keeper import Standbys
-from hetagent.standby.process import Program
 from hetagent.torch_compat.flags import changes_the_command, substituted
 from hetagent.torch_compat.starting import ElasticAgent, Processes
 
@@ -40,9 +38,8 @@ class TorchStarter(ElasticAgent):
         spec: torch's worker spec; its handler is a `HetRendezvousHandler`.
         logs_specs: torch's.
         log_line_prefix_template: torch's.
-        standbys: where to take processes that have imported already; None: there are none.
         copier: keeps the end of the workers' stderr; None: nothing of it is to be kept or looked at.
-        collapses: whether the console shows identical lines of several ranks as one.
+        merged: makes what takes the lines of `tee` on their way to the console; None: the console does.
     """
 
     def __init__(
@@ -50,46 +47,46 @@ class TorchStarter(ElasticAgent):
         spec: WorkerSpec,
         logs_specs: LogsSpecs,
         log_line_prefix_template: str | None = None,
-        standbys: Standbys | None = None,
         copier: Copier | None = None,
         *,
-        collapses: bool = False,
+        merged: MergeLines | None = None,
     ) -> None:
         super().__init__(spec, logs_specs, log_line_prefix_template)
         self._assignment: Assignment | None = None  # of the newest round
         self._environs: Sequence[Mapping[str, str | None]] = ()
         self._error_files: Mapping[int, str] = {}
         self._created_at = time.monotonic()
-        self._standbys = standbys
+        self._take_ahead: Take = no_process
         self._copier = copier
-        self._collapses = collapses
+        self._merged = merged
         self._sources: dict[int, Source] = {}  # of the newest round, by local rank
         self._begun: list[subprocess.Popen[bytes]] = []  # by a start that is not over, or has failed
 
     # -- the starter -----------------------------------------------------------------------------------------
 
-    def prepare(self, forecast: Forecast, environ: Mapping[str, str]) -> None:
+    def foresee(self, forecast: Forecast, environ: Mapping[str, str]) -> Sequence[Program]:
         """See `Starter`."""
-        if self._standbys is None or changes_the_command(self.spec):
-            return  # the first round must show what it is
+        if changes_the_command(self.spec):
+            return ()  # the first round must show what it is
         programs = []
         for local_rank in range(self.spec.local_world_size):
             foreseen = forecast(local_rank)
             if foreseen is None:
-                return
+                return ()
             command, changes = foreseen
             args = substituted([command.entrypoint, *command.args], local_rank)
             values = {**os.environ, **environ, **changes}
             programs.append(
                 Program(args, {name: value for name, value in values.items() if value is not None})
             )
-        self._standbys.prepare(programs)
+        return programs
 
     def start(
         self,
         assignment: Assignment,
         command: WorkerCommand,
         environs: Sequence[Mapping[str, str | None]],
+        take: Take = no_process,
     ) -> Started:
         """See `Starter`."""
         spec, start = self.spec, assignment.start
@@ -97,12 +94,13 @@ class TorchStarter(ElasticAgent):
         spec.rdzv_handler.accept(start)
         self._assignment, self._environs = assignment, environs
         spec.entrypoint, spec.args, spec.max_restarts = command.entrypoint, command.args, start.max_restarts
-        self._reap()
-        self._sources = {}
+        self._sources, self._take_ahead = {}, take
         # A worker inherits this process's environment as well.
         removed = {name for environ in environs for name, value in environ.items() if value is None}
         with _without(removed):
-            started = self.launch(start.restart_count, self._take, self._merge if self._collapses else None)
+            started = self.launch(
+                start.restart_count, self._take, self._merge if self._merged is not None else None
+            )
         self._error_files, self._begun = started.error_files, []
         return Started(
             pids=started.pids,
@@ -123,9 +121,7 @@ class TorchStarter(ElasticAgent):
         if source is not None:
             self._sources[local_rank], stderr = source, source.writer
         try:
-            taken = None
-            if self._standbys is not None:
-                taken = self._standbys.take(local_rank, Program(args, env), stdout, stderr)
+            taken = self._take_ahead(local_rank, Program(args, env), stdout, stderr)
             if taken is None and source is not None:
                 taken = subprocess.Popen(args, env=env, stdout=stdout, stderr=stderr, start_new_session=True)
             if taken is not None:
@@ -135,14 +131,10 @@ class TorchStarter(ElasticAgent):
             if source is not None:
                 source.close_writer()
 
-    def _merge(self, out: TextIO, local_ranks: Sequence[int]) -> Merged:
+    def _merge(self, out: TextIO, local_ranks: Sequence[int]) -> Any:
         assert self._assignment is not None
-        offset = self._assignment.start.rank_offset
-
-        def prefix(ranks: Sequence[int]) -> str:
-            return self.prefix(ranges([offset + rank for rank in ranks]), ranges(ranks))
-
-        return Merged(out, local_ranks, prefix)
+        assert self._merged is not None
+        return self._merged(out, local_ranks, self._assignment.start.rank_offset, self.prefix)
 
     def _catch_up(self, sources: Sequence[Source], until: float | None = None) -> bool:
         return self._copier is None or self._copier.catch_up(sources, until)
@@ -151,18 +143,8 @@ class TorchStarter(ElasticAgent):
         """See `Starter`."""
         return [process.pid for process in self._begun]
 
-    def kept(self) -> Collection[int]:
-        """See `Starter`."""
-        return self._standbys.kept() if self._standbys is not None else ()
-
-    def rest(self) -> None:
-        """See `Starter`."""
-        self._reap()
-        if self._standbys is not None:
-            self._standbys.close()
-
-    def _reap(self) -> None:
-        """Reap the processes of a start that failed: they were killed, and torch has forgotten them."""
+    def forget(self) -> None:
+        """See `Starter`; torch has forgotten them."""
         for process in self._begun:
             process.poll()
         self._begun = []
@@ -216,9 +198,7 @@ class TorchStarter(ElasticAgent):
         ]
 
     def complete(self, local_rank: int, env: dict[str, str]) -> None:
-        """Add what standbys and the launch want; None removes a variable."""
-        if self._standbys is not None:
-            env.update(self._standbys.environ(local_rank))
+        """Add what rooms and the launch want; None removes a variable."""
         for name, value in self._environs[local_rank].items():
             if value is None:
                 env.pop(name, None)

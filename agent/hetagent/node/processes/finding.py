@@ -237,7 +237,7 @@ def kill_all_of(
 ) -> list[int]:
     """`kill_tree` for all that this incarnation's agent has started, but for what it keeps for later rounds.
 
-    Standbys have the mark of workers: their agent knows which sessions are theirs (`kept`), and nobody else need.
+    That has the mark of workers, too: its agent knows which sessions these are (`kept`), and nobody else need.
 
     Returns:
         the pids that would not die.

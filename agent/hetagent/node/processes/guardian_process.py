@@ -26,6 +26,10 @@ PARENT_CHECK_S = 1.0
 GOODBYE_LIMIT_S = 10
 """Whole seconds after which the guardian ends anyway: imports and resolvers have no time-outs."""
 
+REHEARSE_AFTER_S = 5.0
+"""How long after the first workers the goodbye is rehearsed (seconds): its imports cost half a second of CPU, which
+workers that start need more."""
+
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that Slurm, or whoever signals all processes of a job, means for the agent, which then leaves properly."""
 
@@ -85,7 +89,7 @@ def main() -> int:
 
     print("ready", flush=True)
     sessions: list[int] = []
-    rehearsal: threading.Thread | None = None
+    rehearsal: threading.Timer | None = None
     while (line := pipe.readline()) is not None:
         word, *rest = line.split()
         if word == "done":
@@ -94,7 +98,8 @@ def main() -> int:
             sessions = [int(pid) for pid in rest]
             if rehearsal is None:
                 # Of the goodbye: if it imported all it needs only then, the other nodes would wait for 0.3 to 1 s.
-                rehearsal = threading.Thread(target=_rehearse, args=[message], daemon=True)
+                rehearsal = threading.Timer(REHEARSE_AFTER_S, _rehearse, args=[message])
+                rehearsal.daemon = True
                 rehearsal.start()
     stubborn = processes.kill_all_of(message["incarnation"], sessions)
     if stubborn:

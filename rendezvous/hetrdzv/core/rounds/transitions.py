@@ -27,8 +27,6 @@ from hetrdzv.protocol.parts import Apart, Ready
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.who import Nodes
-from hetrdzv.words.phrasing import names
-from hetrdzv.words.why import ended
 
 GONE_NODES_KEPT = 64
 """How many lost and left nodes a group remembers, beside the members of its round."""
@@ -86,6 +84,20 @@ def require_speaker(group: Group, node_id: str, incarnation: str) -> Node:
         raise StaleIncarnation(
             f"node '{node_id}' of group '{group.group_id}' now belongs to another agent at {node.address}: "
             f"this agent must stop its workers; give it another --node-id to run both"
+        )
+    return node
+
+
+def known_node(group: Group, node_id: str) -> Node:
+    """The node of that name, which a person has given.
+
+    Raises:
+        UnknownNode: there is none; lists those that there are.
+    """
+    node = group.nodes.get(node_id)
+    if node is None:
+        raise UnknownNode(
+            f"group '{group.group_id}' has no node '{node_id}'; its nodes: {Nodes.of(group.nodes)}"
         )
     return node
 
@@ -350,8 +362,8 @@ def begin_job(work: Work, spec: GroupSpec, *, spec_fixed: bool) -> None:
     old = [node.node_id for node in group.live if node.joined_at <= finished_at]
     if old:
         raise GroupFinishing(
-            f"group '{group.group_id}' {ended(group.state)} and is waiting for its nodes to exit ({names(old)}); "
-            f"a new job can start once they are gone, within {group.spec.lease_s:g} s"
+            f"the last job of group '{group.group_id}' is over, but some of its nodes have yet to exit: "
+            f"{Nodes.of(old)}; a new job can start once they are gone, within {group.spec.lease_s:g} s"
         )
     work.group = Group(
         group_id=group.group_id,

@@ -77,9 +77,9 @@ class Out(io.StringIO):
 
 def test_a_line_is_shown_although_nobody_writes_any_more() -> None:
     out = Out()
-    merged = Merged(out, [0, 1], lambda ranks: f"[{ranges(ranks)}] ")
+    merged = Merged(out, [0, 1], 2, lambda ranks, local_ranks: f"[{ranks} {local_ranks}] ")
     merged.write(f"{Merged.mark(1)}a\n")
     assert out.arrived.wait(30.0)
     merged.write(f"{Merged.mark(0)}b")
     merged.close()
-    assert out.getvalue() == "[1] a\n[0] b\n"
+    assert out.getvalue() == "[3 1] a\n[2 0] b\n"

@@ -143,7 +143,7 @@ def test_a_group_that_is_finishing_is_waited_for(bench: Bench) -> None:
     bench.run(3)
     assert 10 <= len(bench.sent) <= 12
     (notice,) = bench.notices
-    assert "is waiting for its nodes to exit (b)" in notice
+    assert ": b;" in notice, "which nodes have yet to exit"
     bench.server.do(commands.Leave(node_id="b", incarnation="i0"), bench.now)
     bench.run(0.5)
     assert bench.kinds == [("start", 2)]

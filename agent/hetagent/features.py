@@ -1,0 +1,19 @@
+"""The table of optional features. Each can be taken out with its row: `python -m tests.rooms`."""
+
+from collections.abc import Sequence
+
+from hetagent.check import CheckOnly
+from hetagent.feature import Feature
+from hetagent.job.network import CheckNetwork
+from hetagent.job.output.collapse import Collapse
+from hetagent.job.ready.node_check import SiteCheck
+from hetagent.options.slurm import Slurm
+
+FEATURES: Sequence[type[Feature]] = (
+    CheckOnly,
+    Slurm,
+    Collapse,
+    CheckNetwork,
+    SiteCheck,
+)
+"""In the order in which they look at the command line."""

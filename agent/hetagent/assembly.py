@@ -29,7 +29,7 @@ from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.ready.speed_check import SpeedCheck
 from hetagent.job.room import Room, kept
-from hetagent.job.share_files import Shares
+from hetagent.job.share_files import ShareRoom
 from hetagent.job.summary import closing_block
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.job.workers.torch_starter import TorchStarter
@@ -311,7 +311,7 @@ def _rooms(node: Node, line: Line) -> list[Room]:
     )
     rooms: list[Room | None] = [
         watching,
-        Shares(line.ask, tell, watching.decided, one_per_node=launch.one_per_node),
+        ShareRoom(line.ask, tell, watching.decided, one_per_node=launch.one_per_node),
         Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node),
         Meeting(line, launch, tell, must_meet=options.require_rendezvous),
         LaunchLook(launch, tell),

@@ -20,19 +20,19 @@ from hetrdzv.core.commands import (
     Leave,
     NoteStall,
     Put,
-    Refresh,
     Renew,
     Report,
     Restart,
     StartDaemon,
     Tick,
     Undrain,
-    Worked,
 )
 from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group, Stall
+from hetrdzv.core.rooms.shares import Refresh, decided, decisions
+from hetrdzv.core.rooms.shares.decisions import Worked
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.ready import ready_nodes
@@ -198,8 +198,8 @@ class GroupMachine(RuleBasedStateMachine):
             assert after.round.number >= before.round.number
             if after.round.number == before.round.number:
                 assert after.round.members == before.round.members
-                for shares in (after.round.shares, *after.round.refreshed):
-                    assert before.round.decided(shares.number) in (None, shares), "shares were decided twice"
+                for shares in after.round.shares:
+                    assert decided(before.round, shares.number) in (None, shares), "shares were decided twice"
                 assert after.round.restart_count == before.round.restart_count
                 assert before.round.end is None or after.round.end is not None
                 if before.round.end is not None and before.round.end.judged:
@@ -441,7 +441,7 @@ class GroupMachine(RuleBasedStateMachine):
         if not working or before is None:
             return
         agent = working[number % len(working)]
-        wanted = max(1, before.newest_shares.number + ahead)
+        wanted = max(1, decisions(before)[-1].number + ahead)
         worked = {
             rank: Worked(busy[rank % len(busy)], 20) for rank in range(before.world_size if busy else 0)
         }
@@ -452,15 +452,15 @@ class GroupMachine(RuleBasedStateMachine):
             number=wanted,
             worked=worked,
         )
-        known = before.decided(wanted)
+        known = decided(before, wanted)
         if self.send(agent, command):
             assert agent.round == before.number, "workers of another round got shares of this one"
             after = self.group.round
             assert after is not None
             assert after.end is None, "shares ended a round"
-            assert after.decided(wanted) is not None
-            assert known in (None, after.decided(wanted))
-            assert known is not None or wanted == before.newest_shares.number + 1
+            assert decided(after, wanted) is not None
+            assert known in (None, decided(after, wanted))
+            assert known is not None or wanted == decisions(before)[-1].number + 1
 
     @rule(which=st.lists(st.integers(0, 3), min_size=1, max_size=3), stop=st.booleans(), cut=st.booleans())
     def workers_fail_in_turn(self, which: list[int], stop: bool, cut: bool) -> None:

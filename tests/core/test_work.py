@@ -10,9 +10,8 @@ from hetrdzv.core.commands import Put
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.health import waits
 from hetrdzv.core.health.stall import judge
-from hetrdzv.core.model import EQUAL_SHARES, Node
+from hetrdzv.core.model import Node
 from hetrdzv.core.plan import Changes, NewNode, plan
-from hetrdzv.core.rounds.shares import at_forming
 from hetrdzv.core.selection import subset
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.worlds import Worlds
@@ -197,23 +196,6 @@ def test_a_worker_among_8000_that_others_wait_for_is_named() -> None:
     assert verdict.ranks == (5003,)
     assert isinstance(verdict.facts, Behind)
     assert verdict.facts.blamed == BlamedAll.of([("n625", 5003)])
-
-
-def test_speeds_of_more_slots_than_devices_are_not_compared() -> None:
-    """Each slot was compared with each other that is slower by less than 5 %, of a million slots of a round."""
-    nodes = [
-        Node(
-            node_id=f"n{at}",
-            incarnation="i",
-            slots=1024,
-            address="10.0.0.1",
-            port=1,
-            speeds=(1.0 + at,) * 1024,
-        )
-        for at in range(9)
-    ]
-    assert at_forming(nodes) == EQUAL_SHARES
-    assert len(at_forming(nodes[:2]).runs) == 2
 
 
 def test_a_plan_that_takes_too_much_work_is_refused() -> None:

@@ -3,30 +3,34 @@
 import pytest
 
 from hetrdzv.cli.hetctl.shares import shares_of
-from hetrdzv.protocol.wire import MasterReply, MemberReply, RoundReply, SharesReply
+from hetrdzv.protocol.rooms.shares import SharesShown
+from hetrdzv.protocol.wire import MasterReply, MemberReply, RoundReply
+
+MASTER = MasterReply(node_id="gpu0", address="any", port=1, script_port=1)
 
 
-def shown(source: str, number: int, *weights: list[float] | None) -> str:
+def shown(source: str, number: int, *weights: list[float]) -> str:
+    slots = [len(each) for each in weights] or [3]
     members = [
-        MemberReply(
-            node_id=f"gpu{place}", group_rank=place, rank_offset=place, slots=1, address="any", weights=each
-        )
-        for place, each in enumerate(weights)
+        MemberReply(node_id=f"gpu{at}", group_rank=at, rank_offset=sum(slots[:at]), slots=each, address="any")
+        for at, each in enumerate(slots)
     ]
-    master = MasterReply(node_id="gpu0", address="any", port=1, script_port=1)
-    shares = SharesReply(round=3, number=number, source=source)
+    runs = tuple((1, weight) for each in weights for weight in each)
+    shares = SharesShown(round=3, number=number, weights=runs, source=source)
     return shares_of(
-        RoundReply(number=3, world_size=9, restart_count=0, master=master, members=members, shares=shares)
+        RoundReply(
+            number=3, world_size=sum(slots), restart_count=0, master=MASTER, members=members, shares=shares
+        )
     )
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (shown("equal", 0, None, None), ""),
-        (shown("equal", 2, None), "equal, decision 2 of this round: the same for all ranks"),
+        (shown("equal", 0), ""),
+        (shown("equal", 2), "equal, decision 2 of this round: the same for all ranks"),
         (shown("by hand", 0, [1.0, 1.0], [0.25]), "by hand (--weight): gpu0 1, gpu1 0.25"),
-        (shown("by hand", 0, None, None), "by hand (--weight): the same for all ranks"),
+        (shown("by hand", 0), "by hand (--weight): the same for all ranks"),
         (shown("measured", 0, [1.0, 0.333], [0.5]), "by measured speed: gpu0 0.333 to 1, gpu1 0.5"),
         (
             shown("pace", 4, *([1.0],) * 6),
@@ -40,5 +44,4 @@ def test_where_shares_come_from_and_what_each_node_has(text: str, expected: str)
 
 
 def test_an_older_server_says_nothing_of_shares() -> None:
-    master = MasterReply(node_id="gpu0", address="any", port=1, script_port=1)
-    assert shares_of(RoundReply(number=1, world_size=1, restart_count=0, master=master, members=[])) == ""
+    assert shares_of(RoundReply(number=1, world_size=1, restart_count=0, master=MASTER, members=[])) == ""

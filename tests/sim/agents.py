@@ -20,8 +20,9 @@ from hetagent.protocol.session.session import Session
 from hetagent.protocol.topics import Message
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
+from hetrdzv.protocol.rooms.shares import Shares
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import DirectiveReply, FailureFields, SharesReply, SharesRequest
+from hetrdzv.protocol.wire import DirectiveReply, FailureFields, SharesRequest
 from tests.sim.store import GROUP
 from tests.sim.workers import Fate, Workers, make_workers
 
@@ -329,7 +330,7 @@ class Agent:
 
     def _decided(self, answered: Answered) -> None:
         _, told = answered
-        if isinstance(told, SharesReply) and self.workers is not None and self.workers.round == told.round:
+        if isinstance(told, Shares) and self.workers is not None and self.workers.round == told.round:
             self.world.note("shares were decided")
             self._decision = told.number
             self._after(self._pace.uniform(0, 5), self._ask_shares, self.workers, told.number + 1)

@@ -20,10 +20,12 @@ from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group, Round
 from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
 from hetrdzv.core.why import why
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.causes import Silent
 from hetrdzv.protocol.errors import Refused
+from hetrdzv.protocol.rooms.shares import Shares
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
-from hetrdzv.protocol.wire import DirectiveReply, SharesReply
+from hetrdzv.protocol.wire import DirectiveReply
 from hetrdzv.service import service as service_module
 from hetrdzv.service.liveness import leases as leases_module
 from hetrdzv.words import why as words
@@ -59,7 +61,7 @@ class Checks:
         self._timeline = timeline
         self._separate = separate
         self._rounds: dict[int, dict[str, Any]] = {}  # as they became durable
-        self._shares: dict[tuple[int, int], list[list[float]]] = {}  # likewise, by round and number
+        self._shares: dict[tuple[int, int], dict[str, Any]] = {}  # likewise, by round and number
         self._done: set[tuple[object, ...]] = set()  # joins and reports that were taken
         self._charged: dict[int, int] = {}
         self._failed: set[int] = set()  # rounds in which workers failed
@@ -234,8 +236,8 @@ class Checks:
         known = self._rounds.setdefault(number, record)
         if known["members"] != record["members"] or known["restart_count"] != record["restart_count"]:
             self.violate("a round is decided once", f"round {number} has other members than before")
-        for decided in (record["shares"], *record["refreshed"]):
-            if self._shares.setdefault((number, decided["number"]), decided["runs"]) != decided["runs"]:
+        for decided in record["shares"]:
+            if self._shares.setdefault((number, decided["number"]), decided) != decided:
                 what = f"decision {decided['number']} on the shares of round {number}"
                 self.violate("shares are decided once", f"{what} is another than before")
 
@@ -253,9 +255,9 @@ class Checks:
                     self._done.add((request.node_id, report.incarnation, report.kind, report.round))
                     problem = problem or _report_is_lost(request, disk)
                 case Say(topic=share_files.SHARES, body=asked):
-                    assert isinstance(answer, SharesReply)
+                    assert isinstance(answer, Shares)
                     decision = (asked.round, asked.number)
-                    if self._shares.get(decision) != [list(run) for run in answer.weights]:
+                    if self._shares.get(decision) != codec.plain(answer):
                         problem = f"decision {asked.number} on the shares of round {asked.round}"
                 case Leave(incarnation=incarnation):
                     node = disk.node(request.node_id)

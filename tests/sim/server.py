@@ -13,17 +13,16 @@ from hetagent.protocol.requests import Answer
 from hetrdzv.api import views
 from hetrdzv.api.commands import join_command, report_command
 from hetrdzv.api.problems import StaleReport, problem_body
-from hetrdzv.api.shares import shares_reply
 from hetrdzv.core.commands import Command, Leave, Renew
 from hetrdzv.core.model import Group
 from hetrdzv.protocol import routes
 from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
+from hetrdzv.protocol.rooms.shares import Shares
 from hetrdzv.protocol.wire import (
     DirectiveReply,
     JoinRequest,
     PollRequest,
     ReportRequest,
-    SharesReply,
     SharesRequest,
 )
 from hetrdzv.service.liveness.caller import Caller
@@ -31,7 +30,7 @@ from hetrdzv.service.liveness.clock import MAX_STALL_S, ServedClock
 from hetrdzv.service.polls.directives import tell
 from hetrdzv.service.polls.polls import Polls
 from hetrdzv.service.service import Service
-from hetrdzv.service.shares import decided
+from hetrdzv.service.shares import decision
 from tests.sim.checks import Checks
 from tests.sim.loop import ServerLoop
 from tests.sim.network import Exchange, Network
@@ -91,9 +90,8 @@ class Connection:
         """As the client does; no agent of the simulation asks anything else."""
         return await {routes.SHARES: self._shares, routes.REPORT: self._report}[route](group, node, body)
 
-    async def _shares(self, group: str, node: str, request: SharesRequest) -> SharesReply:
-        found = await decided(self._service, group, node, request.incarnation, request.round, request.number)
-        return shares_reply(request.round, found)
+    async def _shares(self, group: str, node: str, request: SharesRequest) -> Shares:
+        return await decision(self._service, group, node, request.incarnation, request.round, request.number)
 
     async def _report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
         try:

@@ -27,7 +27,7 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import Cancellation, Conduct, End, Group, Member, Node, Notice, Round, Shares
+from hetrdzv.core.model import Cancellation, Conduct, End, Group, Member, Node, Notice, Round
 from hetrdzv.protocol.causes import (
     BadAddress,
     Cancelled,
@@ -44,10 +44,11 @@ from hetrdzv.protocol.errors import Refused, StorageError
 from hetrdzv.protocol.events import Event, NodeJoined
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.parts import Quoted
+from hetrdzv.protocol.rooms.shares import Shares, SlowNode, SlowSlots, Source
 from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
-from hetrdzv.protocol.states import GroupState, NodePhase, ReportKind, ShareSource
-from hetrdzv.protocol.warnings import Differs, Network, NoWeights, SlowNode, SlowSlots, Version
+from hetrdzv.protocol.states import GroupState, NodePhase, ReportKind
+from hetrdzv.protocol.warnings import Differs, Network, NoWeights, Version
 from hetrdzv.protocol.who import Nodes, Ranks
 from hetrdzv.storage import records
 from hetrdzv.storage.records import StoredEvent, changes, event_key, event_prefix, event_record, group_prefix
@@ -343,8 +344,10 @@ def full() -> Group:
             restarted_by=FailedWorker(node_id="gpu1", rank=5, local_rank=1, signal="SIGSEGV"),
             network=(Network(text=Quoted("the network of node b is slow")),),
             warnings=WARNINGS,
-            shares=Shares(runs=((4, 1.0), (4, 0.5)), source=ShareSource.BY_HAND),
-            refreshed=(Shares(number=1, runs=((1, 1.0), (7, 0.25)), source=ShareSource.PACE),),
+            shares=(
+                Shares(round=8, weights=((4, 1.0), (4, 0.5)), source=Source.BY_HAND),
+                Shares(round=8, number=1, weights=((1, 1.0), (7, 0.25)), source=Source.PACE),
+            ),
             notice=Notice(cause=Cancelled(by="an admin"), at=97.5),
             end=end,
         ),

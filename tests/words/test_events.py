@@ -31,7 +31,7 @@ from hetrdzv.protocol.causes import (
     WorkersApart,
 )
 from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.events import CLASSES, Event, Facts, Place
+from hetrdzv.protocol.events import CLASSES, Event, Facts
 from hetrdzv.protocol.parts import (
     Apart,
     BrokenUnits,
@@ -44,8 +44,9 @@ from hetrdzv.protocol.parts import (
     Ready,
     WorldBounds,
 )
+from hetrdzv.protocol.rooms.shares import Moved, SharesChanged
 from hetrdzv.protocol.rooms.stalls import Hang
-from hetrdzv.protocol.who import Nodes
+from hetrdzv.protocol.who import Nodes, Place
 from hetrdzv.protocol.wire import EventReply, RootCauseReply
 from hetrdzv.words.events import LONGEST, event_text
 from tests.support.stalls import behind
@@ -183,13 +184,13 @@ SHOWN: list[tuple[Facts, str]] = [
         "round 3 goes on, after rank 1 has waited 40 s for rank 0 (gpu2), which is at collective 4 of 5",
     ),
     (
-        events.SharesChanged(moved=(events.Moved(Place("gpu1", 0, 2), 0.5, 0.75),), more=1),
+        SharesChanged(moved=(Moved(Place("gpu1", 0, 2), 0.5, 0.75),), more=1),
         (
             "round 3 shares its work anew, by the pace of its workers: gpu1 (ranks 0 to 1) gets 75.0% instead of 50.0% "
             "and 1 more nodes"
         ),
     ),
-    (events.SharesChanged(moved=()), "round 3 shares its work anew, by the pace of its workers"),
+    (SharesChanged(moved=()), "round 3 shares its work anew, by the pace of its workers"),
     (events.DaemonStarted(program="orted"), "gpu2, the master, has the others run orted"),
     (
         events.StopAnnounced(cause=RestartAsked(), notice_s=30.0),

@@ -4,19 +4,21 @@ import pytest
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.parts import Other, Quoted
+from hetrdzv.protocol.rooms.shares import (
+    MeasuredIn,
+    MeasuredUnlike,
+    NotMeasured,
+    SlowNode,
+    SlowSlots,
+    TooManySpeeds,
+)
 from hetrdzv.protocol.warnings import (
     AnyWarning,
     Differs,
-    MeasuredIn,
-    MeasuredUnlike,
     Network,
     NoLabel,
-    NotMeasured,
     NoWeights,
-    SlowNode,
-    SlowSlots,
     Straggler,
-    TooManySpeeds,
     Unseen,
     Unwatched,
     Version,

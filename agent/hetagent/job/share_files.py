@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -24,7 +24,8 @@ from hetagent.node.created import Created
 from hetagent.protocol.topics import Message, Topic
 from hetagent.shares import ANSWER, ASK, FILE
 from hetrdzv.protocol import routes
-from hetrdzv.protocol.wire import SharesReply, SharesRequest
+from hetrdzv.protocol.rooms.shares import Shares
+from hetrdzv.protocol.wire import SharesRequest
 
 SHARES = Topic(route=routes.SHARES)
 
@@ -39,14 +40,11 @@ LOOK_S = 1.0
 KEPT = 2
 """How many answers are kept; the server keeps as many."""
 
-Runs = Sequence[tuple[int, float]]
-"""How many ranks in a row have which weight, in rank order; empty: all have the same."""
-
-Ask = Callable[[Message[SharesReply]], "Future[SharesReply]"]
+Ask = Callable[[Message[Shares]], "Future[Shares]"]
 """Asks the server for a decision; see `Line.ask`."""
 
 
-class Shares(Room):
+class ShareRoom(Room):
     """Gives the workers of each round their shares, and asks the server for others.
 
     Args:
@@ -118,17 +116,18 @@ class ShareFiles:
         self._tell = tell
         self._decided = decided
         self._asked: set[int] = set()  # those whose answers are kept, or will come
-        self._awaited: dict[int, Future[SharesReply]] = {}
+        self._awaited: dict[int, Future[Shares]] = {}
         parent = Path(tempfile.gettempdir())
         scratch.sweep(PREFIX, parent)
         self._folder = scratch.Folder(PREFIX, parent)
         self._path = str(self._folder.path / "weights")
-        self._weights = _spread(self._start.weights or (), self._start.world_size)
-        self._newest: Sequence[float] = self._weights
+        first = self._start.shares or Shares(round=assignment.round)
+        self._weights = first.of_ranks(self._start.world_size)
+        self._newest = first
         self._created: Created | None = None
         self._look_at = 0.0
         try:
-            self._write(self._path, 0, self._weights)
+            self._write(self._path, first)
             with suppress(OSError):
                 self._created = Created(str(self._folder.path))
         except BaseException:
@@ -187,7 +186,7 @@ class ShareFiles:
             self._created.close()
         self._folder.close()
 
-    def _answer(self, number: int, answer: "Future[SharesReply]") -> None:
+    def _answer(self, number: int, answer: "Future[Shares]") -> None:
         """Give the workers what the server has answered."""
         if answer.cancelled():
             return
@@ -196,27 +195,22 @@ class ShareFiles:
             with suppress(OSError):
                 _put(ANSWER.format(path=self._path, number=number), {"error": str(refusal)})
             return
-        weights = _spread(answer.result().weights, self._start.world_size)
-        self._decided(number, weights != self._newest)
-        self._newest = weights
+        former, self._newest = self._newest, answer.result()
+        self._decided(number, self._newest.weights != former.weights)
         with suppress(OSError):
-            self._write(ANSWER.format(path=self._path, number=number), number, weights)
-        for former in sorted(self._asked)[:-KEPT]:
+            self._write(ANSWER.format(path=self._path, number=number), self._newest)
+        for old in sorted(self._asked)[:-KEPT]:
             for path in (
-                ANSWER.format(path=self._path, number=former),
-                ASK.format(path=self._path, number=former),
+                ANSWER.format(path=self._path, number=old),
+                ASK.format(path=self._path, number=old),
             ):
                 with suppress(OSError):
                     os.unlink(path)
-            self._asked.discard(former)  # whoever asks so late is told by the server that it is too late
+            self._asked.discard(old)  # whoever asks so late is told by the server that it is too late
 
-    def _write(self, path: str, number: int, weights: Sequence[float]) -> None:
-        _put(path, {"round": self._round, "number": number, "weights": list(weights)})
-
-
-def _spread(runs: Runs, world_size: int) -> list[float]:
-    """The weight of each rank."""
-    return [weight for count, weight in runs for _ in range(count)] if runs else [1.0] * world_size
+    def _write(self, path: str, shares: Shares) -> None:
+        weights = shares.of_ranks(self._start.world_size)
+        _put(path, {"round": shares.round, "number": shares.number, "weights": weights})
 
 
 def _put(path: str, content: Mapping[str, object]) -> None:

@@ -6,10 +6,9 @@ from typing import Any, Protocol, TypedDict, TypeVar
 from pydantic import BaseModel
 
 from hetagent.protocol.topics import Topic
-from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.routes import Route
-from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, PollRequest, SharesReply
+from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, PollRequest
 
 R = TypeVar("R")
 
@@ -35,8 +34,9 @@ class Server(Protocol):
         """Say goodbye."""
 
 
-Answer = DirectiveReply | SharesReply | HetError | None
-"""What became of a request: a reply, of which most are directives; None where the server has nothing to answer."""
+Answer = object
+"""What became of a request: a reply, of which most are directives, or an error (`HetError`); None where the server has
+nothing to answer."""
 
 
 class Head(TypedDict):

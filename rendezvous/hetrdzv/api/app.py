@@ -14,6 +14,7 @@ from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.gate import Gate
 from hetrdzv.api.http.limits import Admission
 from hetrdzv.api.refused import RefusalLog
+from hetrdzv.api.rooms import HANDLERS
 from hetrdzv.api.routes import docs, groups, health, nodes
 from hetrdzv.auth.sessions import Sessions
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
@@ -26,7 +27,9 @@ from hetrdzv.service.replica import Replica, SingleReplica
 from hetrdzv.service.service import Service
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
 
-TABLE = Table(each.handlers for each in (nodes, groups, health, docs, pages, actions, signing_in))
+TABLE = Table(
+    [*HANDLERS, *(each.handlers for each in (nodes, groups, health, docs, pages, actions, signing_in))]
+)
 """All routes."""
 
 

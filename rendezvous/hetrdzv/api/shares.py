@@ -1,42 +1,38 @@
-"""Converts decisions on shares to replies of the API."""
+"""Shares over HTTP: the route by which workers ask for others, and what people see of them."""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
 
-from hetrdzv.core.model import Round, Shares
-from hetrdzv.core.rounds.shares import by_member, paces_of, weights_of
-from hetrdzv.protocol import wire
-from hetrdzv.service.progress.table import Seen, worked_of
+from fastapi import Request
 
+from hetrdzv.api.bound import Handlers
+from hetrdzv.api.dispatch import service_of
+from hetrdzv.core.model import Round
+from hetrdzv.core.rooms.shares import decisions
+from hetrdzv.core.rooms.shares.decisions import paces_of
+from hetrdzv.protocol import codec, routes, wire
+from hetrdzv.protocol.rooms.shares import SharesShown
+from hetrdzv.service.progress.table import Seen
+from hetrdzv.service.shares import decision, worked_of
 
-def shares_reply(round_number: int, shares: Shares) -> wire.SharesReply:
-    """A decision."""
-    return wire.SharesReply(
-        round=round_number, number=shares.number, weights=shares.runs, source=shares.source
-    )
-
-
-def member_weights(current: Round) -> Mapping[str, tuple[float, ...]]:
-    """The weights of each member's slots as they were decided last, by node id; empty if all are the same."""
-    newest = current.newest_shares
-    if not newest.runs:
-        return {}
-    return {node_id: tuple(weights) for node_id, weights in by_member(current, newest).items()}
+handlers = Handlers()
 
 
-def worker_weights(current: Round) -> list[float]:
-    """The weight of each rank as it was decided last."""
-    return weights_of(current.newest_shares, current.world_size)
+@handlers(routes.SHARES)
+async def refresh_shares(request: Request, group_id: str, node_id: str, body: wire.SharesRequest) -> bytes:
+    """A decision on the shares of the running round, the same for all its nodes; the first who asks brings it about."""
+    service = service_of(request)
+    found = await decision(service, group_id, node_id, body.incarnation, body.round, body.number)
+    return codec.write(found)
 
 
-def worker_paces(current: Round, seen: Mapping[int, Seen]) -> Mapping[int, float]:
-    """How fast each rank has been since the last decision, the fastest 1; empty if not enough is known.
-
-    Args:
-        seen: how far its workers have come, by global rank.
-    """
-    newest = current.newest_shares
-    paces = paces_of(newest, worked_of(seen, newest.number), current.world_size)
-    if paces is None:
-        return {}
-    top = max(paces)
-    return {rank: round(pace / top, 3) for rank, pace in enumerate(paces)}
+def of_round(current: Round, seen: Mapping[int, Seen], on_page: AbstractSet[str]) -> Mapping[str, Any]:
+    """The shares of a round as they were decided last, and how fast the workers of some nodes have been since."""
+    newest = decisions(current)[-1]
+    known = paces_of(newest, worked_of(seen, newest.number), current.world_size) if on_page else None
+    top = max(known or [1.0])
+    paces = {
+        rank: round(pace / top, 3) for rank, pace in enumerate(known or ()) if seen[rank].node_id in on_page
+    }
+    return {"shares": SharesShown(**codec.fields_of(newest), paces=paces)}

@@ -12,14 +12,14 @@ from typing import Any
 
 from fastapi.responses import Response
 
-from hetrdzv.api.shares import member_weights, shares_reply
+from hetrdzv.api.rooms import OF_ROUND
 from hetrdzv.api.workers import worker_replies
 from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import Directive, Start, Warned, warned
 from hetrdzv.core.health.drift import drift
-from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Cancellation, Group, Member, Node, Round, Stall
+from hetrdzv.core.rooms.table import ROOMS
 from hetrdzv.core.why import why, why_ended, why_misfit
 from hetrdzv.protocol import codec, wire
 from hetrdzv.protocol.causes import Drained, RootCause
@@ -203,8 +203,8 @@ def _start(start: Start) -> wire.StartReply:
         command=start.command,
         members=_members(start.members) if start.members is not None else None,
         daemon=start.daemon,
-        weights=start.weights or None,
         restarted_by=None if restarted_by is None else failed_worker(restarted_by, last_line=True),
+        **start.more,
     )
 
 
@@ -212,14 +212,13 @@ def _members(members: Iterable[Member]) -> tuple[wire.MemberReply, ...]:
     return tuple(_placed(member) for member in members)
 
 
-def _placed(member: Member, weights: tuple[float, ...] | None = None) -> wire.MemberReply:
+def _placed(member: Member) -> wire.MemberReply:
     return wire.MemberReply(
         node_id=member.node_id,
         group_rank=member.group_rank,
         rank_offset=member.rank_offset,
         slots=member.slots,
         address=member.address,
-        weights=weights,
     )
 
 
@@ -331,7 +330,7 @@ def _warnings(group: Group) -> tuple[AnyWarning, ...]:
     """What differs between the nodes that are here and matters, and what is slow between them."""
     nodes = [node for node in group.live if node.job == group.job]
     network = group.active_round.network if group.active_round is not None else ()
-    return (*drift(nodes), *slow_slots(nodes), *unlike_speeds(nodes), *network)
+    return (*drift(nodes), *(one for room in ROOMS for one in room.warnings(nodes)), *network)
 
 
 def _sentences(values: Iterable[AnyWarning]) -> tuple[str, ...]:
@@ -353,23 +352,22 @@ def _round(
     unwatched: tuple[str, ...],
 ) -> wire.RoundReply:
     on_page = {member.node_id for member in shown}
-    each = member_weights(current) if shown else {}
     return wire.RoundReply(
         number=current.number,
         world_size=current.world_size,
         restart_count=current.restart_count,
         master=codec.picked(wire.MasterReply, current.master),
-        members=tuple(_placed(member, each.get(member.node_id)) for member in shown),
-        shares=shares_reply(current.number, current.newest_shares),
+        members=_members(shown),
         ended=words.ended_by(why_ended(current.number, current.end)) if current.end is not None else None,
         met=current.met,
         stall=_stall(current, current.stall, now)
         if current.stall is not None and current.stall.told
         else None,
         notice=_notice(warned(group, now)),
-        workers=tuple(worker_replies(current, seen, on_page, now)) if on_page else (),
+        workers=tuple(worker_replies(seen, on_page, now)) if on_page else (),
         stragglers=stragglers,
         unwatched=unwatched,
+        **{name: value for of_round in OF_ROUND for name, value in of_round(current, seen, on_page).items()},
     )
 
 

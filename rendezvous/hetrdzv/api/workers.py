@@ -3,26 +3,17 @@
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from hetrdzv.api.shares import worker_paces, worker_weights
-from hetrdzv.core.model import Round
 from hetrdzv.protocol import wire
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.words.warnings import unseen
 
 
-def worker_replies(
-    current: Round, seen: Mapping[int, Seen], on_page: AbstractSet[str], now: float
-) -> list[wire.WorkerReply]:
+def worker_replies(seen: Mapping[int, Seen], on_page: AbstractSet[str], now: float) -> list[wire.WorkerReply]:
     """How far the workers of some nodes have come."""
-    weights, paces = worker_weights(current), worker_paces(current, seen)
-    return [
-        worker_reply(seen[rank], now, weights[rank], paces.get(rank))
-        for rank in sorted(seen)
-        if seen[rank].node_id in on_page
-    ]
+    return [worker_reply(seen[rank], now) for rank in sorted(seen) if seen[rank].node_id in on_page]
 
 
-def worker_reply(seen: Seen, now: float, weight: float = 1.0, pace: float | None = None) -> wire.WorkerReply:
+def worker_reply(seen: Seen, now: float) -> wire.WorkerReply:
     """How far a worker has come."""
     sample, worker = seen.sample, seen.worker(now)
     return wire.WorkerReply(
@@ -37,6 +28,4 @@ def worker_reply(seen: Seen, now: float, weight: float = 1.0, pace: float | None
         step=sample.step,
         steps_per_s=seen.steps.per_s,
         waiting=sample.waiting,
-        weight=weight,
-        pace=pace,
     )

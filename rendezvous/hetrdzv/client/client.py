@@ -143,7 +143,6 @@ class Client:
         self._watch(response, reply.keepalive_s)
         return reply
 
-    shares = Asks(routes.SHARES)
     stacks = Asks(routes.STACKS)
     report = Asks(routes.REPORT)
     start_daemon = Asks(routes.DAEMON)

@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hetrdzv.core.model import Offer, Stall
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind
+
+if TYPE_CHECKING:
+    from hetrdzv.core.rounds.transitions import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,35 +81,6 @@ class NoteStall:
     stall: Stall | None
 
 
-@dataclass(frozen=True, slots=True)
-class Worked:
-    """How much of the time a worker has worked since the last decision on shares, and did not wait for others.
-
-    Attributes:
-        share: 0 to 1.
-        looks: how often its agent has looked, which is what the share was counted from.
-    """
-
-    share: float
-    looks: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refresh:
-    """The workers of a node ask for a decision on the shares of their round; the first who asks for it brings it about.
-
-    Attributes:
-        number: of the decision, counted from 1 in each round.
-        worked: what is known of the round's workers by now, by global rank.
-    """
-
-    node_id: str
-    incarnation: str
-    round: int
-    number: int
-    worked: Mapping[int, Worked] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDaemon:
     """The master of a round has another member run the daemon of its launcher.
@@ -171,6 +146,20 @@ class Put:
     spec: Mapping[str, object]
 
 
+class OfRoom:
+    """A command of an optional feature (rooms/)."""
+
+    __slots__ = ()
+
+    def apply(self, work: "Work") -> None:
+        """Apply it to a group.
+
+        Raises:
+            Refused: it is not allowed; the group is unchanged.
+        """
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
@@ -182,7 +171,7 @@ Command = (
     | Disconnect
     | Report
     | NoteStall
-    | Refresh
+    | OfRoom
     | StartDaemon
     | Leave
     | Drain

@@ -1,9 +1,11 @@
 """What one node has to do now. Reads a group, decides nothing."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetrdzv.core.model import Cancellation, Group, Member, Node, Round
+from hetrdzv.core.rooms.table import ROOMS
 from hetrdzv.core.rounds.notice import ends_at, may_save
 from hetrdzv.core.why import why, why_ended, why_waits
 from hetrdzv.protocol import reasons
@@ -26,7 +28,7 @@ class Start:
         members: all members in rank order, for a node that asked for them: only then does the size of a
             `start` grow with the round.
         daemon: what the master has this node run, if anything yet.
-        weights: those of all ranks at the beginning of the round, as in `Shares.runs`.
+        more: fields that optional features add (rooms/).
         restarted_by, warnings: see `Round`.
     """
 
@@ -39,7 +41,7 @@ class Start:
     command: tuple[str, ...] | None
     members: tuple[Member, ...] | None
     daemon: tuple[str, ...] | None
-    weights: tuple[tuple[int, float], ...] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
     restarted_by: FailedWorker | None = None
     warnings: tuple[RoundWarning, ...] = ()
 
@@ -269,7 +271,7 @@ def _start(group: Group, current: Round, node: Node) -> Start | None:
         command=group.spec.command if node.wants_command else None,
         members=current.members if node.wants_members else None,
         daemon=node.daemon or None,
-        weights=current.shares.runs,
+        more={name: value for room in ROOMS for name, value in room.starting(current).items()},
         restarted_by=current.restarted_by,
         warnings=current.warnings,
     )

@@ -14,8 +14,8 @@ from hetrdzv.core.commands import (
     Join,
     Leave,
     NoteStall,
+    OfRoom,
     Put,
-    Refresh,
     Renew,
     Report,
     Restart,
@@ -26,9 +26,9 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.health.hangs import note_stall
 from hetrdzv.core.model import OFFERED, Cancellation, Group, Node, Round
+from hetrdzv.core.rooms.table import ROOMS
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.settle import settle
-from hetrdzv.core.rounds.shares import refresh
 from hetrdzv.core.rounds.timers import OWN_LEASES, Leases
 from hetrdzv.core.rounds.transitions import (
     Work,
@@ -130,8 +130,8 @@ def step(
             _report(work, command)
         case NoteStall():
             note_stall(work, command)
-        case Refresh():
-            refresh(work, command)
+        case OfRoom():
+            command.apply(work)
         case StartDaemon():
             _start_daemon(work, command)
         case Leave():
@@ -279,7 +279,8 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
 
 def _said_anew(command: Join) -> dict[str, object]:
     """What a node says of itself each time that it is ready, and what then counts for the next round."""
-    return {name: getattr(command, name) for name in ("labels", "weight", "weighed", "speeds")}
+    names = ("labels", "weight", "weighed", *(name for room in ROOMS for name in room.said_anew))
+    return {name: getattr(command, name) for name in names}
 
 
 def _note_readiness(work: Work, node: Node, why: str) -> None:

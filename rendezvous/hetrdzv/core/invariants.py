@@ -1,11 +1,11 @@
 """Invariants of a group: checked before a change of it is committed, when it is loaded, and by the tests."""
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby, pairwise
-from math import inf
+from itertools import groupby
 
 from hetrdzv.core.model import Group, Member, Node, Round
 from hetrdzv.core.numbers import has_same_numbers, not_finite
+from hetrdzv.core.rooms.table import ROOMS
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol.rank_order import OrderKind, rank_order
@@ -129,7 +129,8 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
             yield f"round {current.number} is about to end, but no notice is given (notice_s is 0)"
     if current.end is not None and current.stall is not None:
         yield f"round {current.number} has ended, but is said to stall"
-    yield from _share_violations(current)
+    for room in ROOMS:
+        yield from room.violations(current)
     if any(current.member(node_id) is None for node_id in current.finished):
         yield f"round {current.number} has finished nodes that are no members: {sorted(current.finished)}"
 
@@ -195,23 +196,6 @@ def _order_violations(group: Group, current: Round) -> Iterator[str]:
         weights = [node.weight for node in at_work[1:]]
         if weights != sorted(weights, reverse=True):
             yield f"round {current.number} does not have slower nodes last: {weights}"
-
-
-def _share_violations(current: Round) -> Iterator[str]:
-    which = [current.shares, *current.refreshed]
-    numbers = [decision.number for decision in which]
-    first = numbers[1] if len(numbers) > 1 else 1
-    if numbers[0] != 0 or first < 1 or numbers[1:] != list(range(first, first + len(numbers) - 1)):
-        yield f"round {current.number} has decisions on shares with the numbers {numbers}"
-    for decision in which:
-        where = f"decision {decision.number} on the shares of round {current.number}"
-        ranks = sum(count for count, _ in decision.runs)
-        if decision.runs and (ranks != current.world_size or any(count < 1 for count, _ in decision.runs)):
-            yield f"{where} is about {ranks} ranks of {current.world_size}"
-        if not all(0 < weight < inf for _, weight in decision.runs):
-            yield f"{where} has a weight that is none: {decision.runs[:MOST_SHOWN]}"
-        if len(decision.runs) == 1 or any(here[1] == after[1] for here, after in pairwise(decision.runs)):
-            yield f"{where} is not in its smallest form: {decision.runs[:MOST_SHOWN]}"
 
 
 def _daemon_violations(group: Group, node: Node) -> Iterator[str]:

@@ -12,9 +12,10 @@ from hetrdzv.core.patched import Patched
 from hetrdzv.protocol.causes import BadAddress, Cause, FailedWorker, Going, RootCause
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.rooms.shares import Shares
 from hetrdzv.protocol.rooms.stalls import StallFacts, kind_of
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ShareSource, StallKind
+from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, StallKind
 from hetrdzv.protocol.warnings import Network, RoundWarning
 
 
@@ -251,23 +252,6 @@ class Stall:
         return self.known_until is None or at <= self.known_until
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """How much of the work each rank of a round gets, compared with the others (shares.py).
-
-    Attributes:
-        number: counts the decisions of a round: 0 is that of its beginning.
-        runs: how many ranks in a row have which weight, in rank order; empty: all have the same.
-    """
-
-    number: int = 0
-    runs: tuple[tuple[int, float], ...] = ()
-    source: ShareSource = ShareSource.EQUAL
-
-
-EQUAL_SHARES = Shares()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """One agreed membership. The master is the member with group rank 0.
@@ -280,8 +264,7 @@ class Round:
         restarted_by: the failure that a restart was spent on to form this round; None: none was.
         warnings: what differs between its nodes and matters (health/drift.py).
         network: what its nodes found slow in the network between them before their workers started, as its master said.
-        shares: those of its beginning.
-        refreshed: those that its workers asked for later, the newest last; the last few.
+        shares: the decisions on them that are kept (rooms/shares).
         stall: who is waited for, as the service last saw it; None: nobody (memory only).
         notice: why it is about to end; None: it is not, or has ended.
         end: how it ended; None while it runs, and for the round in which a job succeeded.
@@ -297,8 +280,7 @@ class Round:
     restarted_by: FailedWorker | None = None
     warnings: tuple[RoundWarning, ...] = ()
     network: tuple[Network, ...] = ()
-    shares: Shares = EQUAL_SHARES
-    refreshed: tuple[Shares, ...] = ()
+    shares: tuple[Shares, ...] = ()
     stall: Stall | None = None
     notice: Notice | None = None
     end: End | None = None
@@ -318,15 +300,6 @@ class Round:
     def apart(self) -> bool:
         """Whether workers are known not to have met."""
         return self.met is not None and self.met < self.world_size
-
-    @property
-    def newest_shares(self) -> Shares:
-        """The shares that were decided last."""
-        return self.refreshed[-1] if self.refreshed else self.shares
-
-    def decided(self, number: int) -> Shares | None:
-        """The shares of one decision; None if there is none of that number yet, or no longer."""
-        return next((one for one in (self.shares, *self.refreshed) if one.number == number), None)
 
     def member(self, node_id: str) -> Member | None:
         """The place of a node in this round, or None."""

@@ -7,6 +7,7 @@ from hetrdzv.protocol.bounds import OrNewer
 from hetrdzv.protocol.causes import ShownFailedBecause
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.reasons import Reason
+from hetrdzv.protocol.rooms.shares import Shares
 from hetrdzv.protocol.states import DirectiveKind, GroupState
 
 
@@ -46,19 +47,13 @@ class MasterReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberReply:
-    """A node's place in a round.
-
-    Attributes:
-        weights: in the state of a group: those of its slots, in the order of local ranks; None: all ranks of the round
-            have the same.
-    """
+    """A node's place in a round."""
 
     node_id: str
     group_rank: int
     rank_offset: int
     slots: int
     address: str
-    weights: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +64,7 @@ class StartReply:
         members: the whole round in rank order, for a node that joined with `wants_members`. For others the size of
             a `start` does not grow with the round.
         daemon: what the master wants this node to run, once it has said so; for a node that joined with `wants_daemon`.
-        weights: how many ranks in a row have which weight, in rank order; None: all have the same.
+        shares: those of the beginning of the round; None: all ranks have the same.
         restarted_by: the failure that a restart was spent on to form this round, in a line.
     """
 
@@ -86,23 +81,8 @@ class StartReply:
     command: tuple[str, ...] | None = None
     members: tuple[MemberReply, ...] | None = None
     daemon: tuple[str, ...] | None = None
-    weights: tuple[tuple[int, float], ...] | None = None
+    shares: Shares | None = None
     restarted_by: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharesReply:
-    """A decision on the shares of a round.
-
-    Attributes:
-        weights: how many ranks in a row have which weight, in rank order; empty: all have the same.
-        source: what they follow from: `equal`, `by hand`, `measured` or `pace`.
-    """
-
-    round: int
-    number: int
-    weights: tuple[tuple[int, float], ...] = ()
-    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

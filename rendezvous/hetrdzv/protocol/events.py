@@ -9,8 +9,9 @@ from typing import Annotated, Literal, TypeAlias, get_args
 from hetrdzv.protocol.causes import FailedBecause, FailedWorker, Going, ShownCause
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.parts import BY_KIND, NOTHING, SHOWN_BY_KIND, Apart, Other, Quoted, Ready
+from hetrdzv.protocol.rooms.shares import SharesChanged
 from hetrdzv.protocol.rooms.stalls import StallFacts
-from hetrdzv.protocol.who import Nodes
+from hetrdzv.protocol.who import Nodes, Place
 
 # -- a job from its beginning to its end ---------------------------------------------------------------------
 
@@ -38,15 +39,6 @@ class SettingsChanged:
 
     kind: Literal["settings_changed"] = "settings_changed"
     changes: tuple[Difference, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A member's part of the ranks: so many from `rank_offset` on."""
-
-    node_id: str
-    rank_offset: int
-    slots: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,29 +288,6 @@ class GoesOn:
     kind: Literal["goes_on"] = "goes_on"
     stall: StallFacts
     for_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """A member gets another part of the work than before (0 to 1)."""
-
-    place: Place
-    before: float
-    after: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharesChanged:
-    """The workers asked for new shares, and their pace says that they need others.
-
-    Attributes:
-        moved: the first few members whose part has changed.
-        more: how many there are besides.
-    """
-
-    kind: Literal["shares_changed"] = "shares_changed"
-    moved: tuple[Moved, ...]
-    more: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,12 @@ from hetrdzv.protocol.directive import (
     MemberReply,
     NoticeReply,
     RootCauseReply,
-    SharesReply,
 )
 from hetrdzv.protocol.events import ShownFacts
 from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.reasons import LeftOutReason, Reason
 from hetrdzv.protocol.rooms.progress import Stack
+from hetrdzv.protocol.rooms.shares import SharesShown
 from hetrdzv.protocol.rooms.stalls import StallFacts
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.warnings import AnyWarning
@@ -60,8 +60,6 @@ class WorkerReply:
         collectives, per_s: how many collectives it has asked for in all its process groups, and how many a second.
         step, steps_per_s: what the script says itself; None: nothing.
         waiting: the share of this round in which it waited for others (0 to 1). The slowest worker waits least.
-        weight: how much of the work it gets, compared with the others.
-        pace: how fast it has been since that was decided, the fastest 1; None: nobody knows yet.
     """
 
     rank: int
@@ -75,8 +73,6 @@ class WorkerReply:
     step: int | None = None
     steps_per_s: float | None = None
     waiting: float | None = None
-    weight: float = 1.0
-    pace: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +96,7 @@ class RoundReply:
     """The newest round.
 
     Attributes:
-        shares: the newest decision on how much of the work each rank gets.
+        shares: the newest decision on how much of the work each rank gets, and how fast workers have been since.
         ended: why it is over; None while it runs.
         met: how many workers have found each other in the round's store; None: unknown.
         stall: who is waited for; None: nobody, as far as can be seen.
@@ -115,7 +111,7 @@ class RoundReply:
     restart_count: int
     master: MasterReply
     members: tuple[MemberReply, ...]
-    shares: SharesReply | None = None
+    shares: SharesShown | None = None
     ended: str | None = None
     met: int | None = None
     stall: StallReply | None = None

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from annotated_types import Ge, Le, MaxLen
 
 from hetrdzv.protocol import bounds, wire
+from hetrdzv.protocol.rooms.shares import Shares
 
 Reply = TypeVar("Reply")
 
@@ -140,7 +141,7 @@ DIRECTIVE = Route("GET", f"{_NODE}/directive", _AGENT, wire.DirectiveReply, size
                   takes=(INCARNATION, Parameter("after", bounds.ShortText, None), WAIT))
 POLL = Route("POST", f"{_NODE}/directive", _AGENT, wire.DirectiveReply, size=_SMALL, hot=True, body=wire.PollRequest)
 REPORT = Route("POST", f"{_NODE}/report", _AGENT, wire.DirectiveReply, size=_SMALL, hot=True, body=wire.ReportRequest)
-SHARES = Route("POST", f"{_NODE}/shares", _AGENT, wire.SharesReply, size=_SMALL, body=wire.SharesRequest)
+SHARES = Route("POST", f"{_NODE}/shares", _AGENT, Shares, size=_SMALL, body=wire.SharesRequest)
 STACKS = Route("POST", f"{_NODE}/stacks", _AGENT, NoneType, size=_SMALL, body=wire.StacksRequest)
 DAEMON = Route("POST", f"{_NODE}/daemon", _AGENT, wire.DirectiveReply, size=_SMALL, body=wire.DaemonRequest)
 LEAVE = Route("DELETE", _NODE, _AGENT, NoneType, size=_SMALL,

@@ -59,15 +59,6 @@ class StallKind(StrEnum):
     NOTHING_COMPLETES = "nothing_completes"
 
 
-class ShareSource(StrEnum):
-    """What shares follow from."""
-
-    EQUAL = "equal"
-    BY_HAND = "by hand"
-    MEASURED = "measured"
-    PACE = "pace"
-
-
 class ReportKind(StrEnum):
     """What a member reports about its workers in a round."""
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from hetrdzv.protocol.parts import BY_KIND, SHOWN_BY_KIND, Other, Quoted
+from hetrdzv.protocol.rooms.shares import OfSpeeds
 from hetrdzv.protocol.who import Nodes, Ranks
 
 
@@ -50,64 +51,6 @@ class NoWeights:
     """`rank_order` is speed, but no node has a weight."""
 
     kind: Literal["no_weights"] = "no_weights"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowNode:
-    """A node with slots that are far slower than others of their kind.
-
-    Attributes:
-        local_ranks: which ones; None: all.
-        slower_by: how much slower the slowest of them is than usual (0 to 1).
-    """
-
-    node_id: str
-    local_ranks: Ranks | None = None
-    slower_by: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowSlots:
-    """Slots of one kind (device and dtype) are far too slow: on the first few nodes, and on `more`."""
-
-    kind: Literal["slow_slots"] = "slow_slots"
-    device: str
-    dtype: str
-    nodes: tuple[SlowNode, ...]
-    more: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotMeasured:
-    """Nodes have no measured speed while others have, so all shares are equal."""
-
-    kind: Literal["not_measured"] = "not_measured"
-    nodes: Nodes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TooManySpeeds:
-    """More slots have measured speeds than can be compared, so all shares are equal."""
-
-    kind: Literal["too_many_speeds"] = "too_many_speeds"
-    slots: int
-    nodes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredIn:
-    """Nodes whose speeds were measured in a dtype."""
-
-    dtype: str
-    nodes: Nodes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredUnlike:
-    """Speeds were measured in several dtypes."""
-
-    kind: Literal["measured_unlike"] = "measured_unlike"
-    dtypes: tuple[MeasuredIn, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +101,7 @@ class Unwatched:
     why: Unseen
 
 
-RoundWarnings = Differs | NoLabel | NoWeights | SlowSlots | NotMeasured | TooManySpeeds | MeasuredUnlike
+RoundWarnings = Differs | NoLabel | NoWeights | OfSpeeds
 
 RoundWarning: TypeAlias = Annotated[RoundWarnings, BY_KIND]
 """What is known of the nodes of a round as it forms."""

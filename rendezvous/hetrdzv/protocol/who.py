@@ -61,3 +61,12 @@ class Ranks:
 
     def __len__(self) -> int:
         return sum(last - first + 1 for first, last in self.ranges) + self.more
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A member's part of the ranks: so many from `rank_offset` on."""
+
+    node_id: str
+    rank_offset: int
+    slots: int

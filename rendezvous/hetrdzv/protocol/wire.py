@@ -59,9 +59,6 @@ from hetrdzv.protocol.directive import (
     RootCauseReply as RootCauseReply,
 )
 from hetrdzv.protocol.directive import (
-    SharesReply as SharesReply,
-)
-from hetrdzv.protocol.directive import (
     StacksAsked as StacksAsked,
 )
 from hetrdzv.protocol.directive import (

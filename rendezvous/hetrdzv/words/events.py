@@ -9,7 +9,8 @@ from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 from hetrdzv.words import failures
 from hetrdzv.words.clauses import never_met, standing
-from hetrdzv.words.phrasing import count, names, one_or_more
+from hetrdzv.words.phrasing import count, names, one_or_more, placed
+from hetrdzv.words.rooms import EVENTS
 from hetrdzv.words.stalls import lasting
 
 LONGEST = 2_000
@@ -44,7 +45,7 @@ def _settings_changed(facts: events.SettingsChanged, event: Event) -> str:
 
 
 def _round_formed(facts: events.RoundFormed, event: Event) -> str:
-    places = ", ".join(f"{place.node_id} {_ranks(place)}" for place in facts.places)
+    places = ", ".join(f"{place.node_id} {placed(place)}" for place in facts.places)
     more = f" and {count(facts.more, 'more node')}" if facts.more else ""
     return f"round {event.round} formed: world size {facts.world_size}, {places}{more}"
 
@@ -175,16 +176,6 @@ def _goes_on(facts: events.GoesOn, event: Event) -> str:
     return f"round {event.round} goes on, after {lasting(facts.stall, facts.for_s)}"
 
 
-def _shares_changed(facts: events.SharesChanged, event: Event) -> str:
-    shown = ", ".join(
-        f"{one.place.node_id} ({_ranks(one.place)}) gets {one.after:.1%} instead of {one.before:.1%}"
-        for one in facts.moved
-    )
-    more = f" and {facts.more} more nodes" if facts.more else ""
-    text = f"round {event.round} shares its work anew, by the pace of its workers"
-    return f"{text}: {shown}{more}" if facts.moved else text
-
-
 def _daemon_started(facts: events.DaemonStarted, event: Event) -> str:
     return f"{event.node_id}, the master, has the others run {facts.program}"
 
@@ -208,12 +199,6 @@ def _notice_expired(facts: events.NoticeExpired, event: Event) -> str:
 
 def _other(facts: Other, event: Event) -> str:
     return failures.unknown(facts)
-
-
-def _ranks(place: events.Place) -> str:
-    """The ranks of a place: `rank 4`, or `ranks 8 to 11`."""
-    last = place.rank_offset + place.slots - 1
-    return f"rank {last}" if place.slots == 1 else f"ranks {place.rank_offset} to {last}"
 
 
 _TEXTS: Mapping[type, Callable[[Any, Event], str]] = {
@@ -247,10 +232,10 @@ _TEXTS: Mapping[type, Callable[[Any, Event], str]] = {
     events.SlowNetwork: _slow_network,
     events.Stalled: _stalled,
     events.GoesOn: _goes_on,
-    events.SharesChanged: _shares_changed,
     events.DaemonStarted: _daemon_started,
     events.StopAnnounced: _stop_announced,
     events.ReadyToStop: _ready_to_stop,
     events.NoticeExpired: _notice_expired,
     Other: _other,
+    **{kind: text for room in EVENTS for kind, text in room.items()},
 }

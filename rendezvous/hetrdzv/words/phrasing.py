@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from hetrdzv.protocol.who import Nodes, Ranks
+from hetrdzv.protocol.who import Nodes, Place, Ranks
 
 
 def count(number: int, noun: str) -> str:
@@ -38,6 +38,12 @@ def ranked(numbers: Iterable[int] | Ranks) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {rank_list(ranks)}"
 
 
+def placed(place: Place) -> str:
+    """The ranks of a place: `rank 4`, or `ranks 8 to 11`."""
+    last = place.rank_offset + place.slots - 1
+    return f"rank {last}" if place.slots == 1 else f"ranks {place.rank_offset} to {last}"
+
+
 def listed(parts: list[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
@@ -46,3 +52,8 @@ def listed(parts: list[str]) -> str:
 def one_or_more(who: Nodes | Ranks, one: str, more: str) -> str:
     """The word for one of them, or for several: `is`, `are`."""
     return one if len(who) == 1 else more
+
+
+def have(nodes: Nodes) -> str:
+    """`gpu1 has`, or `gpu1, gpu2 have`."""
+    return f"{names(nodes)} {one_or_more(nodes, 'has', 'have')}"

@@ -1,10 +1,9 @@
 """What people should know of the nodes and workers of a group, in a sentence each."""
 
 from hetrdzv.protocol import warnings
-from hetrdzv.protocol.parts import Other
-from hetrdzv.protocol.warnings import AnyWarning, Differs, SlowNode, Straggler, Unseen, Unwatched, Version
-from hetrdzv.protocol.who import Nodes
-from hetrdzv.words.phrasing import count, names, one_or_more, ranked
+from hetrdzv.protocol.warnings import AnyWarning, Differs, Straggler, Unseen, Unwatched, Version
+from hetrdzv.words.phrasing import have, one_or_more, ranked
+from hetrdzv.words.rooms import WARNINGS
 
 PARTS = {
     "torch": "torch",
@@ -28,37 +27,27 @@ _UNSEEN = {
 
 def warning(value: AnyWarning) -> str:
     """The sentence for a warning; empty for one that only newer servers know."""
+    for room in WARNINGS:
+        if (said := room.get(type(value))) is not None:
+            return said(value)
     match value:
         case warnings.Differs():
             return _differs(value)
         case warnings.NoLabel(label=label, orders="units", nodes=nodes):
             each = one_or_more(nodes, "it", "each")
-            return f"{_have(nodes)} no label {label}, by which units are formed: {each} is a unit by itself"
+            return f"{have(nodes)} no label {label}, by which units are formed: {each} is a unit by itself"
         case warnings.NoLabel(label=label, nodes=nodes):
             come = one_or_more(nodes, "it comes", "they come")
-            return f"{_have(nodes)} no label {label}, by which ranks are ordered: {come} last"
+            return f"{have(nodes)} no label {label}, by which ranks are ordered: {come} last"
         case warnings.NoWeights():
             return "rank_order is speed, but no node has a --weight: ranks are sticky"
-        case warnings.SlowSlots(device=device, dtype=dtype, nodes=slow, more=more):
-            shown = [_slow(one) for one in slow] + ([count(more, "more node")] if more else [])
-            advice = "check clocks, temperature and power limit, and what else runs there"
-            return f"{', '.join(shown)} than usual for {device} ({dtype}): {advice}"
-        case warnings.NotMeasured(nodes=nodes):
-            advice = "start every agent with --measure on"
-            return f"{_have(nodes)} no measured speed, so all shares are equal: {advice}"
-        case warnings.TooManySpeeds(slots=slots, nodes=number):
-            many = f"{slots:,} slots of {count(number, 'node')} have measured speeds, too many to compare"
-            return f"{many}, so all shares are equal: start agents without --measure"
-        case warnings.MeasuredUnlike(dtypes=dtypes):
-            parts = ", ".join(f"{names(one.nodes)} in {one.dtype}" for one in dtypes)
-            return f"speeds were not measured alike ({parts}): give every agent the same --measure-dtype"
         case warnings.Network(text=text):
             return text
         case warnings.Straggler():
             return straggler(value)
         case warnings.Unwatched():
             return unwatched(value)
-        case Other():
+        case _:
             return ""
 
 
@@ -86,7 +75,7 @@ def unseen(value: Unseen | None) -> str:
 def _differs(value: Differs) -> str:
     """Which nodes have another version than most; where no version has a majority, all are named."""
     (first, *others), what = value.odd, PARTS.get(value.part, value.part)
-    shown = [f"{_have(first.nodes)} {what} {first.version}", *map(_has_version, others)]
+    shown = [f"{have(first.nodes)} {what} {first.version}", *map(_has_version, others)]
     if value.more:
         shown.append(f"{value.more} more versions on other nodes")
     shown.append(f"the others {value.usual.version}" if value.clear else _has_version(value.usual))
@@ -95,14 +84,4 @@ def _differs(value: Differs) -> str:
 
 
 def _has_version(one: Version) -> str:
-    return f"{_have(one.nodes)} {one.version}"
-
-
-def _have(nodes: Nodes) -> str:
-    return f"{names(nodes)} {one_or_more(nodes, 'has', 'have')}"
-
-
-def _slow(node: SlowNode) -> str:
-    """How much slower which slots of a node are: `gpu3 (local rank 2) is 46% slower`."""
-    where = f" (local {ranked(node.local_ranks)})" if node.local_ranks is not None else ""
-    return f"{node.node_id}{where} is {node.slower_by:.0%} slower"
+    return f"{have(one.nodes)} {one.version}"

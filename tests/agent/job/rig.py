@@ -28,7 +28,7 @@ from hetagent.job.progress.watcher import Watcher
 from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.room import Room
-from hetagent.job.share_files import Shares
+from hetagent.job.share_files import ShareRoom
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Launch
@@ -120,7 +120,7 @@ class Rig:
             launch = Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python))
         say = self.said.append
         rooms: list[Room] = [
-            Shares(self.line.ask, say, one_per_node=launch.one_per_node),
+            ShareRoom(self.line.ask, say, one_per_node=launch.one_per_node),
             Notices(self.line, say, notice_signal, one_per_node=launch.one_per_node),
             Meeting(self.line, launch, say),
             LaunchLook(launch, say),

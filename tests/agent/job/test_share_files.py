@@ -16,7 +16,8 @@ from hetagent.launch.base import Assignment
 from hetagent.node.created import Created
 from hetagent.protocol.topics import Message
 from hetrdzv.protocol.errors import NoSuchShares
-from hetrdzv.protocol.wire import MasterReply, SharesReply, SharesRequest, StartReply
+from hetrdzv.protocol.rooms.shares import Shares
+from hetrdzv.protocol.wire import MasterReply, SharesRequest, StartReply
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
@@ -39,26 +40,26 @@ def assignment(
         restart_count=0,
         max_restarts=3,
         master=MasterReply(node_id="a", address="127.0.0.1", port=1, script_port=2),
-        weights=weights,
+        shares=Shares(round=3, weights=tuple(weights)) if weights is not None else None,
     )
     return Assignment(group="g", node_id="a", round=3, start=start)
 
 
-def decision(*weights: tuple[int, float]) -> SharesReply:
-    return SharesReply(round=3, number=1, weights=list(weights))
+def decision(*weights: tuple[int, float], number: int = 1) -> Shares:
+    return Shares(round=3, number=number, weights=weights)
 
 
 class Place:
     """A round's shares, and what they have asked the server."""
 
     def __init__(self, of: Assignment) -> None:
-        self.asked: dict[int, Future[SharesReply]] = {}
+        self.asked: dict[int, Future[Shares]] = {}
         self.said: list[str] = []
         self.decided: list[tuple[int, bool]] = []
         self.shares = ShareFiles(of, self._ask, self.said.append, self._note)
         self.path = str(self.shares.environ(0, one_per_node=False)["HET_WEIGHTS_FILE"])
 
-    def _ask(self, message: Message[SharesReply]) -> "Future[SharesReply]":
+    def _ask(self, message: Message[Shares]) -> "Future[Shares]":
         assert message.topic is SHARES
         body = message.body(incarnation="i")
         assert isinstance(body, SharesRequest)
@@ -75,7 +76,7 @@ class Place:
         Path(f"{self.path}.ask.{number}").touch()
         self.shares.look()
 
-    def answered(self, number: int, answer: SharesReply | Exception) -> None:
+    def answered(self, number: int, answer: Shares | Exception) -> None:
         """The server answers, in the line's thread; then the agent looks."""
         if isinstance(answer, Exception):
             self.asked[number].set_exception(answer)
@@ -137,7 +138,7 @@ def test_a_decision_is_asked_for_once_and_answered_with_a_file(place: Callable[[
     assert found.read()["weights"] == [1.0] * 4, "the weights of the beginning stay"
     assert (found.decided, found.said) == ([(1, True)], [])
     found.asks(2)
-    found.answered(2, decision((3, 1.0), (1, 0.25)))
+    found.answered(2, decision((3, 1.0), (1, 0.25), number=2))
     assert found.decided[1:] == [(2, False)]
 
 
@@ -145,7 +146,7 @@ def test_the_last_two_answers_are_kept(place: Callable[[Assignment], Place]) -> 
     found = place(assignment())
     for number in (1, 2, 3):
         found.asks(number)
-        found.answered(number, decision())
+        found.answered(number, decision(number=number))
     there = sorted(one.name for one in Path(found.path).parent.iterdir())
     assert there == ["weights", "weights.2", "weights.3", "weights.ask.2", "weights.ask.3"]
 
@@ -156,7 +157,7 @@ def test_who_asks_for_an_answer_that_is_no_longer_there_does_not_wait_in_vain(
     found = place(assignment())
     for number in (1, 2, 3):
         found.asks(number)
-        found.answered(number, decision())
+        found.answered(number, decision(number=number))
     del found.asked[1]
     found.asks(1)
     found.answered(1, NoSuchShares("the last one is 3"))

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from hetrdzv.service.shares import worked_of
 from hetrdzv.storage.base import Snapshot
 from tests.support.served import FaultyStore, api, serving, settled
 
@@ -50,18 +51,18 @@ async def test_measured_speeds_are_in_every_start_and_in_the_state() -> None:
         await join(client, "a", slots=2, speeds=[30.0, 30])
         await join(client, "b", slots=2, speeds=[30.0, 7.5])
         assert (
-            (await told(client, "a"))["weights"]
-            == (await told(client, "b"))["weights"]
-            == [[3, 1.0], [1, 0.25]]
+            (await told(client, "a"))["shares"]
+            == (await told(client, "b"))["shares"]
+            == {"round": 1, "number": 0, "weights": [[3, 1.0], [1, 0.25]], "source": "measured"}
         )
         found = await group(client)
         current = found["current_round"]
-        assert [one["weights"] for one in current["members"]] == [[1.0, 1.0], [1.0, 0.25]]
         assert current["shares"] == {
             "round": 1,
             "number": 0,
             "weights": [[3, 1.0], [1, 0.25]],
             "source": "measured",
+            "paces": {},
         }
         assert [(one["speeds"], one["weighed"]) for one in found["nodes"]] == [
             ([30.0, 30.0], False),
@@ -73,10 +74,9 @@ async def test_equal_shares_cost_nothing() -> None:
     async with serving() as (service, _), api(service) as client:
         await join(client, "a")
         await join(client, "b")
-        assert "weights" not in await told(client, "a")
+        assert "shares" not in await told(client, "a")
         current = (await group(client))["current_round"]
-        assert [one["weights"] for one in current["members"]] == [None, None]
-        assert current["shares"]["source"] == "equal"
+        assert (current["shares"]["weights"], current["shares"]["source"]) == ([], "equal")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ async def test_a_weight_that_is_sent_was_given(weight: float, source: str, weigh
     async with serving() as (service, _), api(service) as client:
         await join(client, "a", weight=weight, speeds=[1.0])
         await join(client, "b", speeds=[4.0])
-        assert (await told(client, "a")).get("weights") == weights
+        assert (await told(client, "a")).get("shares", {}).get("weights") == weights
         found = await group(client)
         assert found["current_round"]["shares"]["source"] == source
         assert [one["weighed"] for one in found["nodes"]] == [True, False]
@@ -115,19 +115,17 @@ async def test_all_nodes_get_what_the_first_brought_about_and_the_state_shows_it
         await join(client, "a")
         await join(client, "b")
         await works(client, "a", 0, busy=0.25)
-        assert (await group(client))["current_round"]["workers"][0]["pace"] is None
+        assert (await group(client))["current_round"]["shares"]["paces"] == {}
         await works(client, "b", 1, busy=1.0)
-        workers = (await group(client))["current_round"]["workers"]
-        assert [(one["weight"], one["pace"]) for one in workers] == [(1.0, 1.0), (1.0, 0.251)]
+        assert (await group(client))["current_round"]["shares"]["paces"] == {"0": 1.0, "1": 0.251}
 
         first = (await ask(client, "b")).json()
         assert first == {"round": 1, "number": 1, "weights": [[1, 1.0], [1, 0.251]], "source": "pace"}
         await works(client, "a", 0, busy=1.0)  # by the shares before, which counts for nothing any more
         assert (await ask(client, "a")).json() == (await ask(client, "b")).json() == first
         current = (await group(client))["current_round"]
-        assert [one["weights"] for one in current["members"]] == [[1.0], [0.251]]
-        assert [(one["weight"], one["pace"]) for one in current["workers"]] == [(1.0, None), (0.251, None)]
-        assert "weights" not in await told(client, "a"), "a start has the shares of the beginning"
+        assert current["shares"] == {**first, "paces": {}}
+        assert "shares" not in await told(client, "a"), "a start has the shares of the beginning"
         events = (await client.get(f"{GROUP}/events")).json()["events"]
         (text,) = [one["text"] for one in events if one["kind"] == "shares_changed"]
         assert "a (rank 0) gets 79.9% instead of 50.0%, b (rank 1) gets 20.1% instead of 50.0%" in text
@@ -203,14 +201,23 @@ async def test_agents_that_do_not_say_how_much_their_workers_work_keep_their_sha
         }
 
 
-async def test_what_the_workers_did_is_counted_once_for_all_who_ask_at_the_same_time() -> None:
+async def test_what_the_workers_did_is_counted_once_for_all_who_ask_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[int] = []
+
+    def count(seen: Any, number: int) -> Any:
+        counted.append(number)
+        return worked_of(seen, number)
+
+    monkeypatch.setattr("hetrdzv.service.shares.worked_of", count)
     async with serving() as (service, _), api(service) as client:
         await join(client, "a")
         await join(client, "b")
         for rank, node_id in enumerate("ab"):
             await works(client, node_id, rank, 0.5)
-        progress = service.progress
-        assert len(found := progress.worked(service.group("g"))) == 2
-        assert progress.worked(service.group("g")) is found
-        await ask(client, "a")
-        assert progress.worked(service.group("g")) == {}, "since the new decision nobody has worked yet"
+        await asyncio.gather(*(ask(client, node_id) for node_id in "abab"))
+        assert counted == [0]
+        await ask(client, "a", 2)
+        await ask(client, "a", 4)
+        assert counted == [0, 1], "for a decision that cannot be made nothing is counted"

@@ -10,7 +10,6 @@ from hetrdzv.api.dispatch import polls_of, service_of
 from hetrdzv.api.http.calling import calling
 from hetrdzv.api.problems import InvalidField, StaleReport
 from hetrdzv.api.reading import ignored
-from hetrdzv.api.shares import shares_reply
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, StartDaemon, Undrain
 from hetrdzv.core.memo import kept
@@ -24,7 +23,6 @@ from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.versions import is_newer
 from hetrdzv.service.polls.directives import Told, tell
-from hetrdzv.service.shares import decided
 
 handlers = Handlers()
 
@@ -124,14 +122,6 @@ async def send_stacks(request: Request, group_id: str, node_id: str, body: wire.
     service = service_of(request)
     require_speaker(service.group(group_id), node_id, body.incarnation)
     service.questions.answered(group_id, node_id, body.number, body.stacks)
-
-
-@handlers(routes.SHARES)
-async def refresh_shares(request: Request, group_id: str, node_id: str, body: wire.SharesRequest) -> Response:
-    """A decision on the shares of the running round, the same for all its nodes; the first who asks brings it about."""
-    service = service_of(request)
-    found = await decided(service, group_id, node_id, body.incarnation, body.round, body.number)
-    return views.json_response(shares_reply(body.round, found))
 
 
 @handlers(routes.REPORT)

@@ -1,6 +1,8 @@
 """How people are shown the shares of a round."""
 
-from hetrdzv.protocol.wire import RoundReply
+from collections.abc import Callable
+
+from hetrdzv.protocol.wire import NodeReply, RoundReply, WorkerReply
 
 MOST = 5
 """How many nodes are named."""
@@ -15,9 +17,28 @@ def shares_of(current: RoundReply) -> str:
         return ""
     where = _SOURCES.get(shares.source, shares.source)
     asked = f", decision {shares.number} of this round" if shares.number else ""
-    parts = []
-    for one in [one for one in current.members if one.weights][:MOST]:
-        least, most = min(one.weights or ()), max(one.weights or ())
+    if not shares.weights:
+        return f"{where}{asked}: the same for all ranks"
+    weights, parts = shares.of_ranks(current.world_size), []
+    for one in current.members[:MOST]:
+        own = weights[one.rank_offset : one.rank_offset + one.slots]
+        least, most = min(own), max(own)
         parts.append(f"{one.node_id} {least:g}{f' to {most:g}' if least < most else ''}")
-    more = ", ..." if len(current.members) > MOST else ""
-    return f"{where}{asked}: {', '.join(parts)}{more}" if parts else f"{where}{asked}: the same for all ranks"
+    return f"{where}{asked}: {', '.join(parts)}{', ...' if len(current.members) > MOST else ''}"
+
+
+def weight_of(current: RoundReply) -> Callable[[WorkerReply], float | None]:
+    """How much of the work each worker gets, compared with the others."""
+    weights = current.shares.of_ranks(current.world_size) if current.shares is not None else []
+    return lambda one: weights[one.rank] if one.rank < len(weights) else None
+
+
+def pace_of(current: RoundReply) -> Callable[[WorkerReply], float | None]:
+    """How fast each worker has been since the last decision, the fastest 1; None: nobody knows yet."""
+    paces = current.shares.paces if current.shares is not None else {}
+    return lambda one: paces.get(one.rank)
+
+
+def speeds_of(node: NodeReply) -> str:
+    """How fast the slots of a node were measured to be; empty: they were not."""
+    return " ".join(f"{speed:.3g}" for speed in node.speeds or ())

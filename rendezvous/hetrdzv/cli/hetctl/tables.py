@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from hetrdzv.cli.hetctl.shares import shares_of
+from hetrdzv.cli.hetctl.rooms import OF_ROUND, OF_WORKERS
 from hetrdzv.protocol.inert import inert
 from hetrdzv.protocol.wire import (
     EventReply,
@@ -23,7 +23,6 @@ from hetrdzv.protocol.wire import (
     NodeReply,
     RootCauseReply,
     RoundReply,
-    WorkerReply,
 )
 from hetrdzv.words.events import spent_of
 from hetrdzv.words.phrasing import count
@@ -144,8 +143,11 @@ def group_view(group: GroupReply, *, ranks: bool = False) -> Iterator[Renderable
         yield _live_table(live)
     if ranks:
         yield ""
-        workers = group.current_round.workers if group.current_round is not None else []
-        yield _workers_table(workers) if workers else Text("nobody knows how far the workers have come")
+        current = group.current_round
+        if current is not None and current.workers:
+            yield _workers_table(current)
+        else:
+            yield Text("nobody knows how far the workers have come")
     gone = [node for node in group.nodes if node.heard_s_ago is None]
     if gone:
         yield ""
@@ -215,8 +217,9 @@ def _heading(group: GroupReply) -> Table:
     if group.current_round is not None and (progress := _progress(group.current_round)):
         grid.add_row("progress", progress)
     if group.current_round is not None:
-        if shares := shares_of(group.current_round):
-            grid.add_row("shares", shares)
+        for name, shown in OF_ROUND:
+            if text := shown(group.current_round):
+                grid.add_row(name, text)
         for straggler in group.current_round.stragglers:
             grid.add_row("slow", one_line(straggler))
     grid.add_row("restarts", spent_of(group.restarts, group.max_restarts))
@@ -305,14 +308,14 @@ def _live_table(nodes: list[NodeReply]) -> Table:
     return table
 
 
-def _workers_table(workers: Sequence[WorkerReply]) -> Table:
-    table = new_table()
+def _workers_table(current: RoundReply) -> Table:
+    table, more = new_table(), [(name, column(current)) for name, column in OF_WORKERS]
     table.add_column("RANK", no_wrap=True, justify="right")
     table.add_column("NODE", overflow="fold", min_width=10)
     table.add_column("STATE", no_wrap=True)
-    for name in ("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", "WEIGHT", "PACE"):
+    for name in ("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", *(name for name, _ in more)):
         table.add_column(name, no_wrap=True, justify="right")
-    for one in workers:
+    for one in current.workers:
         table.add_row(
             str(one.rank),
             one.node_id,
@@ -323,8 +326,7 @@ def _workers_table(workers: Sequence[WorkerReply]) -> Table:
             _number(one.step),
             _number(one.steps_per_s),
             "-" if one.waiting is None else f"{one.waiting:.0%}",
-            _number(one.weight),
-            _number(one.pace),
+            *(_number(number(one)) for _, number in more),
         )
     return table
 

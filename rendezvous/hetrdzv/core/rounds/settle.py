@@ -12,10 +12,9 @@ from hetrdzv.core.health.conduct import STRIKES, with_blame, without_past
 from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, restart_wait_s
 from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
-from hetrdzv.core.health.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.model import End, Group, Node, Round
+from hetrdzv.core.rooms.table import ROOMS
 from hetrdzv.core.rounds.notice import ends_at, waited_for
-from hetrdzv.core.rounds.shares import at_forming
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
 from hetrdzv.core.rounds.transitions import (
     GONE_NODES_KEPT,
@@ -52,7 +51,7 @@ from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.warnings import RoundWarning
-from hetrdzv.protocol.who import Nodes
+from hetrdzv.protocol.who import Nodes, Place
 
 MOST_PLACES = 8
 """How many members the event names that a round has formed."""
@@ -276,7 +275,7 @@ def _track_waiting(work: Work, ready: Sequence[Node], answer: Selection | Shortf
 
 
 def _warnings(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[RoundWarning, ...]:
-    return (*drift(nodes), *unordered(spec, nodes), *slow_slots(nodes), *unlike_speeds(nodes))
+    return (*drift(nodes), *unordered(spec, nodes), *(one for room in ROOMS for one in room.warnings(nodes)))
 
 
 def _start_round(work: Work, selection: Selection) -> None:
@@ -293,6 +292,7 @@ def _start_round(work: Work, selection: Selection) -> None:
             failure=None,
             stop_told_at=None,
         )
+    members = [nodes[member.node_id] for member in placement.members]
     former = group.round
     new = Round(
         number=number,
@@ -302,7 +302,7 @@ def _start_round(work: Work, selection: Selection) -> None:
         first=former is None or (former.first and _started_nothing(former)),
         restarted_by=_restarted_by(former) if former is not None else None,
         warnings=_warnings(group.spec, selection.nodes),
-        shares=at_forming([nodes[member.node_id] for member in placement.members]),
+        **{name: value for room in ROOMS for name, value in room.forming(number, members).items()},
     )
     first = former is None
     work.change(
@@ -322,8 +322,7 @@ def _start_round(work: Work, selection: Selection) -> None:
     facts = events.RoundFormed(
         world_size=new.world_size,
         places=tuple(
-            events.Place(member.node_id, member.rank_offset, member.slots)
-            for member in new.members[:MOST_PLACES]
+            Place(member.node_id, member.rank_offset, member.slots) for member in new.members[:MOST_PLACES]
         ),
         more=max(0, len(new.members) - MOST_PLACES),
         cause=end.kind if end is not None else None,

@@ -1,1 +1,1 @@
-"""Values of optional features: what crosses a wall for one of them only."""
+"""The values of optional features, a module each; the others know them by a field or a member of a union."""

@@ -2,19 +2,15 @@
 
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from math import inf
 from typing import Any
 
-from hetrdzv.core.commands import Command, Report, Worked
+from hetrdzv.core.commands import Command, Report
 from hetrdzv.core.model import Group, Round
 from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.service.progress.hangs import Hangs
 from hetrdzv.service.progress.questions import Questions
-from hetrdzv.service.progress.table import LATE_S, Furthest, Seen, Table, worked_of
+from hetrdzv.service.progress.table import LATE_S, Furthest, Seen, Table
 from hetrdzv.service.quotas import Quotas
-
-WORKED_S = 0.2
-"""For how long what workers have worked is counted once (seconds): all nodes ask at the same time."""
 
 
 class Progress:
@@ -43,9 +39,6 @@ class Progress:
         self._now = now
         self._table = Table()
         self._hangs = Hangs(groups, self._table.workers, now, execute, spawn, questions.of_workers)
-        self._worked: dict[
-            str, tuple[tuple[int, int], float, Mapping[int, Worked]]
-        ] = {}  # round, decision; when
 
     # -- what agents say -------------------------------------------------------------------------------------
 
@@ -76,20 +69,6 @@ class Progress:
         """How far the workers of a group's newest round have come, by global rank, as far as is known."""
         return self._table.workers(group.group_id, group.round.number) if group.round is not None else {}
 
-    def worked(self, group: Group) -> Mapping[int, Worked]:
-        """How much of the time its workers have worked since the newest decision on their shares, by global rank.
-
-        It is counted once for all nodes that ask at the same time.
-        """
-        if group.round is None:
-            return {}
-        which = (group.round.number, group.round.newest_shares.number)
-        known, at, found = self._worked.get(group.group_id, ((0, 0), -inf, {}))
-        if known != which or self._now() >= at + WORKED_S:
-            found = worked_of(self.workers(group), which[1])
-            self._worked[group.group_id] = which, self._now(), found
-        return found
-
     def furthest(self, group_id: str, round_number: int) -> Furthest:
         """How far a round has come."""
         return self._table.furthest(group_id, round_number)
@@ -118,14 +97,12 @@ class Progress:
             self._table.forget(group_id)
             self._quotas.holds(group_id, "samples", 0)
             self._hangs.forget(group_id)
-            self._worked.pop(group_id, None)
 
     def clear(self) -> None:
         """The groups were loaded again."""
         for group_id in self._table.clear():
             self._quotas.holds(group_id, "samples", 0)
         self._hangs.clear()
-        self._worked.clear()
 
     def _active(self, group_id: str) -> Round | None:
         group = self._groups().get(group_id)

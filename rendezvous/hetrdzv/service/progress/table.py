@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
-from hetrdzv.core.commands import Worked
 from hetrdzv.protocol.parts import Quoted
 from hetrdzv.protocol.rooms.progress import UNKNOWN, NodeProgress, Worker
 from hetrdzv.protocol.warnings import Unseen
@@ -92,15 +91,6 @@ class Seen:
             long_s=max(0.0, self.long_until - now),
             collectives=() if sample.unseen else sample.collectives,
         )
-
-
-def worked_of(seen: Mapping[int, Seen], decision: int) -> dict[int, Worked]:
-    """How much of the time workers have worked since they got the shares of a decision, by global rank."""
-    return {
-        rank: Worked(one.sample.busy, one.sample.looks)
-        for rank, one in seen.items()
-        if one.sample.busy is not None and one.decision == decision
-    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group
+from hetrdzv.core.rooms.shares import Refresh, decided
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import (
@@ -37,7 +38,6 @@ from hetrdzv.protocol.wire import (
     ConflictReply,
     DirectiveReply,
     FailureFields,
-    SharesReply,
     SpecFields,
     StacksAsked,
     StacksRequest,
@@ -101,11 +101,9 @@ class Server:
                     return Problem(405, "method_not_allowed", "not supported", {})
                 case Say(topic=share_files.SHARES, body=asked):
                     fields = asked.model_dump()
-                    self.do(commands.Refresh(node_id=node_id, **fields), now, group_id)
+                    self.do(Refresh(node_id=node_id, **fields), now, group_id)
                     current = self.groups[group_id].round
-                    decided = current.decided(asked.number) if current is not None else None
-                    assert decided is not None
-                    return SharesReply(round=asked.round, number=asked.number, weights=decided.runs)
+                    return decided(current, asked.number) if current is not None else None
                 case Say(topic=watcher.STACKS, body=stacks):
                     self.stacks.append(stacks)
                     return None

@@ -14,11 +14,12 @@ from hetagent.protocol.topics import Message
 from hetrdzv.core.model import Round
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.rooms.progress import NodeProgress, Stack, Worker
+from hetrdzv.protocol.rooms.shares import Shares
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.wire import SharesReply, SharesRequest, StacksRequest
+from hetrdzv.protocol.wire import SharesRequest, StacksRequest
 
 
-def ask(bench: Bench, number: int, round_number: int = 1) -> Message[SharesReply]:
+def ask(bench: Bench, number: int, round_number: int = 1) -> Message[Shares]:
     """A worker asks for a decision on its round's shares."""
     message = Message(SHARES, partial(SharesRequest, round=round_number, number=number))
     bench.session.ask(message, bench.now)
@@ -29,8 +30,8 @@ def asked(bench: Bench) -> list[tuple[int, int]]:
     return [(one.body.round, one.body.number) for one in bench.said(SHARES)]
 
 
-def decision(number: int) -> SharesReply:
-    return SharesReply(round=1, number=number, weights=())
+def decision(number: int) -> Shares:
+    return Shares(round=1, number=number, weights=())
 
 
 def current(bench: Bench) -> Round:
@@ -48,7 +49,7 @@ def test_it_is_asked_at_once_and_answered(bench: Bench) -> None:
     assert [request for request, _ in bench.flight] == [open_poll], "it goes beside the open poll"
     assert bench.session.answers() == [(message, decision(1))]
     assert bench.session.answers() == []
-    assert current(bench).newest_shares.number == 1
+    assert current(bench).shares[-1].number == 1
     assert bench.kinds == [("start", 1)]
 
 

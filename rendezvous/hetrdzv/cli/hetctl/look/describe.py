@@ -14,6 +14,7 @@ from hetrdzv.cli.hetctl.calls import call, print_json, standing
 from hetrdzv.cli.hetctl.look.history import past_view
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import GROUP, MAYBE_GROUP, NODE_ID, command, shared
+from hetrdzv.cli.hetctl.rooms import OF_NODE
 from hetrdzv.client import Client
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.wire import EventReply, EventsReply, GroupReply, NodeReply
@@ -92,7 +93,7 @@ def _node_view(node: NodeReply, events: tuple[EventReply, ...]) -> Iterator[Rend
         "heard": f"{tables.ago(node.heard_s_ago)} ago" if node.heard_s_ago is not None else "",
         "role": node.role,
         "weight": f"{node.weight:g}{' (by hand)' if node.weighed else ''}",
-        "speeds": " ".join(f"{speed:.3g}" for speed in node.speeds or ()),
+        **{name: shown(node) for name, shown in OF_NODE},
         "incarnation": node.incarnation,
     }
     yield _facts("", {name: value for name, value in facts.items() if value})

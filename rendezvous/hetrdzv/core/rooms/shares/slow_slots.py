@@ -9,7 +9,7 @@ from statistics import median_high
 
 from hetrdzv.core.model import Node
 from hetrdzv.protocol.ids import natural_key
-from hetrdzv.protocol.warnings import (
+from hetrdzv.protocol.rooms.shares import (
     MeasuredIn,
     MeasuredUnlike,
     NotMeasured,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hetrdzv.core.health.slow_slots import kinds_of, slow_slots, unlike_speeds
 from hetrdzv.core.model import Node
-from hetrdzv.protocol.warnings import MeasuredIn, MeasuredUnlike, NotMeasured
+from hetrdzv.core.rooms.shares.slow_slots import kinds_of, slow_slots, unlike_speeds
+from hetrdzv.protocol.rooms.shares import MeasuredIn, MeasuredUnlike, NotMeasured
 from hetrdzv.protocol.who import Nodes, Ranks
 from tests.core.driver import Story
 

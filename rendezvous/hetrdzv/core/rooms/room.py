@@ -1,0 +1,39 @@
+"""What an optional feature adds to rounds: all that the rest of the core knows of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hetrdzv.core.model import Node, Round
+from hetrdzv.protocol.warnings import RoundWarning
+
+
+class Room:
+    """An optional feature of rounds. This base class adds nothing; a feature overrides what it needs.
+
+    What it keeps in a round is a field of its own (`forming`); its commands are `OfRoom`s.
+
+    Attributes:
+        said_anew: fields of a node's offer that it says each time that it is ready.
+    """
+
+    said_anew: Sequence[str] = ()
+
+    def forming(self, number: int, nodes: Sequence[Node]) -> Mapping[str, Any]:
+        """Fields of a round that forms.
+
+        Args:
+            nodes: its members in rank order.
+        """
+        return {}
+
+    def starting(self, current: Round) -> Mapping[str, Any]:
+        """Fields of the start that members of a round are told."""
+        return {}
+
+    def warnings(self, nodes: Sequence[Node]) -> Sequence[RoundWarning]:
+        """What to know of the nodes of a round, or of those that are here."""
+        return ()
+
+    def violations(self, current: Round) -> Iterator[str]:
+        """What is impossible in a round, in a sentence each (invariants.py)."""
+        return iter(())

@@ -1,0 +1,8 @@
+"""The optional features of rounds, each in a row."""
+
+from collections.abc import Sequence
+
+from hetrdzv.core.rooms.room import Room
+from hetrdzv.core.rooms.shares import SharesRoom
+
+ROOMS: Sequence[Room] = (SharesRoom(),)

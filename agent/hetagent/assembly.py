@@ -27,9 +27,7 @@ from hetagent.job.progress.watcher import Watcher
 from hetagent.job.ready.fitness import Check
 from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.readiness import Readiness
-from hetagent.job.ready.speed_check import SpeedCheck
 from hetagent.job.room import Room, kept
-from hetagent.job.share_files import ShareRoom
 from hetagent.job.summary import closing_block
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.job.workers.torch_starter import TorchStarter
@@ -51,7 +49,6 @@ from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
 from hetagent.slots import isolated, narrow, slots_of
-from hetagent.speeds import speed_check, to_measure
 from hetagent.standby.keeper import standbys
 from hetagent.torch_compat import flags as torchs
 from hetrdzv.auth.client_token import reread_token
@@ -93,6 +90,7 @@ class Node:
         command: what the workers run; None: the group's command.
         devices: those that were chosen; None: nobody has looked at them.
         place: its address.
+        versions: of torch, the driver and others, by name.
         tell: shows one line to the person at the terminal.
     """
 
@@ -104,6 +102,7 @@ class Node:
     slots: int
     place: Place
     launch: Launch
+    versions: Mapping[str, str]
     tell: Callable[[str], None]
 
     def hold_port(self) -> socket.socket:
@@ -179,6 +178,7 @@ def _node(options: Options, access: Access, tell: Callable[[str], None], notes: 
         slots=slots,
         place=place,
         launch=launch,
+        versions=versions(),
         tell=tell,
     )
 
@@ -236,22 +236,17 @@ def _session(node: Node, kept: Callable[[], Collection[int]]) -> tuple[Session, 
     """
     options = node.options
 
-    def measured(speeds: Sequence[float]) -> None:
-        session.offer = replace(session.offer, speeds=tuple(speeds))
+    def offers(**fields: Any) -> None:
+        session.offer = replace(session.offer, **fields)
 
-    found = versions()
-    subject = to_measure(options, node.devices, node.slots, node.command, found, node.tell)
-    speed = None
-    if subject is not None:
-        speed = speed_check(options, subject, node.identity.incarnation, measured, node.tell)
-    readiness = _readiness(node, speed, kept)
+    readiness = _readiness(node, offers, kept)
     offer = _offer(
         options,
         node.slots,
         node.place.address,
         node.devices,
         node.launch,
-        device={**found, **(subject.facts if subject is not None else {})},
+        device={**node.versions, **readiness.facts},
         wants_command=node.command is None,
         ready_within_s=readiness.within_s,
     )
@@ -309,16 +304,17 @@ def _rooms(node: Node, line: Line) -> list[Room]:
         secrets=node.access.secrets,
         say=tell,
     )
-    rooms: list[Room | None] = [
+    rooms: list[Room] = []
+    made: list[Room | None] = [
         watching,
-        ShareRoom(line.ask, tell, watching.decided, one_per_node=launch.one_per_node),
         Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node),
         Meeting(line, launch, tell, must_meet=options.require_rendezvous),
         LaunchLook(launch, tell),
-        *(feature.room(node, line) for feature in options.features),
+        *(feature.room(node, line, rooms) for feature in options.features),
         standbys(options, node.command, tell),
     ]
-    return [room for room in rooms if room is not None]
+    rooms += [room for room in made if room is not None]
+    return rooms
 
 
 def _status(agent: Agent) -> int:
@@ -371,13 +367,12 @@ def _offer(
     return Offer(spec=spec, **common)
 
 
-def _readiness(node: Node, speed: SpeedCheck | None, kept: Callable[[], Collection[int]]) -> Readiness:
+def _readiness(node: Node, offers: Callable[..., None], kept: Callable[[], Collection[int]]) -> Readiness:
     """What is asked of this node before each round."""
     gpus = [gpu.uuid for gpu in devices.visible_gpus(os.environ)]
     checks: list[Check | None] = [
         GpusFree(gpus, node.identity.incarnation, kept=kept) if gpus else None,
-        speed,
-        *(feature.check(node) for feature in node.options.features),
+        *(feature.check(node, offers) for feature in node.options.features),
     ]
     return Readiness([check for check in checks if check is not None])
 
@@ -428,7 +423,7 @@ def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
         tell(f"killing workers that an earlier agent left behind: pids {', '.join(map(str, orphans))}")
         if stuck := processes.kill_orphans(identity.node_id, identity.group):
             raise AgentError(
-                f"node '{identity.node_id}' cannot take part: processes of an earlier agent do not die: "
+                f"node '{identity.node_id}' cannot take part: processes of an earlier agent cannot be killed: "
                 f"{processes.describe_stuck(stuck)}; check the node before you use it again"
             )
 

@@ -53,12 +53,20 @@ class Feature:
         """Do something else instead of running the agent, and return the exit status; None: the agent runs."""
         return None
 
-    def room(self, node: "Node", line: "Line") -> "Room | None":
-        """What it does in each round; None: nothing."""
+    def room(self, node: "Node", line: "Line", others: "Sequence[Room]") -> "Room | None":
+        """What it does in each round; None: nothing.
+
+        Args:
+            others: what will be all rooms of this node.
+        """
         return None
 
-    def check(self, node: "Node") -> "Check | None":
-        """What it asks of this node before each round; None: nothing."""
+    def check(self, node: "Node", offers: Callable[..., None]) -> "Check | None":
+        """What it asks of this node before each round; None: nothing.
+
+        Args:
+            offers: changes fields of what this node offers to the group, from any thread.
+        """
         return None
 
     @property

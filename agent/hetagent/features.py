@@ -8,12 +8,14 @@ from hetagent.job.network import CheckNetwork
 from hetagent.job.output.collapse import Collapse
 from hetagent.job.ready.node_check import SiteCheck
 from hetagent.options.slurm import Slurm
+from hetagent.sharing import ShareWork
 
 FEATURES: Sequence[type[Feature]] = (
     CheckOnly,
     Slurm,
     Collapse,
     CheckNetwork,
+    ShareWork,
     SiteCheck,
 )
 """In the order in which they look at the command line."""

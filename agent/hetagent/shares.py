@@ -177,7 +177,7 @@ def batch_sizes(
     _check_count("the global batch", global_batch)
     if global_batch < ranks:
         raise ValueError(
-            f"a global batch of {global_batch} is too small for {ranks} ranks: each needs a sample at least"
+            f"a global batch of {global_batch} is too small for {ranks} ranks: each needs at least one sample"
         )
     most = [global_batch if bound is None else bound for bound in bounds(memory, ranks)]
     if sum(most) < global_batch:

@@ -1,58 +1,42 @@
-"""Whether and how this node's slots are measured, from the options and what is here."""
+"""Whether and how this node's slots are measured, from what was asked and what is here."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hetagent.job.ready.speed_check import SpeedCheck
-from hetagent.launch.command import WorkerCommand
 from hetagent.node.gpu import devices
-from hetagent.node.speed import cache, policy
-from hetagent.node.speed.subject import NotMeasurable, Subject, subject
-from hetagent.options.model import Options
+from hetagent.sharing import cache, policy
+from hetagent.sharing.check import SpeedCheck
+from hetagent.sharing.subject import NotMeasurable, subject
 
-
-def to_measure(
-    options: Options,
-    chosen: devices.Devices | None,
-    slots: int,
-    command: WorkerCommand | None,
-    versions: Mapping[str, str],
-    tell: Callable[[str], None],
-) -> Subject | None:
-    """What of this node's slots is to be measured; None: nothing.
-
-    Args:
-        chosen: the devices, the only ones that this process sees; None: nobody has looked at them.
-        command: what the workers run; None: the group's command.
-        versions: of torch and the driver, by name.
-        tell: shows a line at the terminal.
-    """
-    script = policy.script_of(command, options.script, module=options.torchrun.module)
-    if not policy.is_wanted(options.measure, script, weighed=options.weight is not None):
-        return None
-    try:
-        is_cpu_job = devices.is_cpu_job(chosen)
-        return subject(chosen, slots, options.measure_dtype, versions, os.environ, cpu=is_cpu_job)
-    except NotMeasurable as error:
-        tell(f"warning: the speed of this node's slots is not measured: {error}")
-        return None
+if TYPE_CHECKING:
+    from hetagent.assembly import Node
 
 
 def speed_check(
-    options: Options,
-    what: Subject,
-    incarnation: str,
-    measured: Callable[[Sequence[float]], None],
-    tell: Callable[[str], None],
-) -> SpeedCheck:
-    """What measures it before the first round; see `SpeedCheck`.
+    node: "Node", mode: str, dtype: str, measured: Callable[[Sequence[float]], None]
+) -> SpeedCheck | None:
+    """What measures this node's slots before the first round; None: they are not to be measured, or cannot be.
 
     Args:
+        mode: when they are to be (`--measure`).
+        dtype: in what (`--measure-dtype`).
         measured: gets the speed of each slot.
     """
+    options = node.options
+    script = policy.script_of(node.command, options.script, module=options.torchrun.module)
+    if not policy.is_wanted(mode, script, weighed=options.weight is not None):
+        return None
+    is_cpu = devices.is_cpu_job(node.devices)
+    try:
+        what = subject(node.devices, node.slots, dtype, node.versions, os.environ, cpu=is_cpu)
+    except NotMeasurable as error:
+        node.tell(f"warning: the speed of this node's slots is not measured: {error}")
+        return None
     try:
         place: Path | None = cache.folder(os.environ)
     except RuntimeError:  # this user has no home
         place = None
-    return SpeedCheck(what, incarnation, measured, tell, place=place, again=options.measure == "again")
+    incarnation, again = node.identity.incarnation, mode == "again"
+    return SpeedCheck(what, incarnation, measured, node.tell, place=place, again=again)

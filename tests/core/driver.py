@@ -29,7 +29,6 @@ from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.reasons import NodeReason
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.words import why as words
-from hetrdzv.words.failures import going
 from hetrdzv.words.times import Clock
 
 LEASE_S = 5.0
@@ -52,8 +51,6 @@ def sentence(explained: Explained) -> str:
 
 def clause(left_out: LeftOut) -> str:
     """Why a plan leaves a node out, or would have it go, in a clause."""
-    if left_out.gone_why is not None:
-        return going(left_out.gone_why)
     return words.left_out(left_out.reason, Clock(0.0)) if left_out.reason is not None else ""
 
 

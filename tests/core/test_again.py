@@ -92,8 +92,7 @@ def test_one_node_that_is_left_holds_the_group_to_its_settings() -> None:
         again(story, "b", min_nodes=1, max_nodes=1)
     assert story.group is before
     error = refused.value
-    assert "group 'g' has min_nodes=2, max_nodes=2, and min_nodes=1, max_nodes=1 were given" in str(error)
-    assert "which a joined" in str(error)
+    assert error.differences == (Difference("min_nodes", "2", "1"), Difference("max_nodes", "2", "1"))
     assert str(error).endswith("hetctl cancel g, then hetctl delete g")
     assert error.nodes == ("a",)
     assert error.retry_for_s is None
@@ -130,9 +129,7 @@ def test_nodes_on_their_way_out_are_worth_a_wait(
 def test_a_group_made_on_purpose_keeps_its_settings() -> None:
     story = Story()
     story.put(min_nodes=2)
-    with pytest.raises(
-        SpecConflict, match=r"created with that \(hetctl create, PUT\).*: hetctl delete g$"
-    ) as refused:
+    with pytest.raises(SpecConflict, match=r": hetctl delete g$") as refused:
         again(story, "a", min_nodes=1)
     assert refused.value.by_put
     with pytest.raises(SpecConflict, match=r": hetctl delete g$"):
@@ -148,8 +145,9 @@ def test_a_person_may_name_other_settings_too_once_nobody_is_left() -> None:
 
 def test_bounds_that_contradict_what_is_left_are_refused() -> None:
     story = left_behind("a", "b")
-    with pytest.raises(InvalidSpec, match="max_nodes is 1, below min_nodes, which is 2"):
+    with pytest.raises(InvalidSpec) as refused:
         again(story, "a", max_nodes=1)
+    assert refused.value.field == "max_nodes"
 
 
 def test_a_job_that_fails_with_its_last_node_is_followed_by_a_new_one() -> None:
@@ -249,7 +247,7 @@ def test_a_refusal_costs_little_in_a_large_group() -> None:
         join = Join(node_id=f"n{number}", incarnation="1", slots=1, address="10.0.0.1", port=1, spec=MANY)
         group = step(group, join, 1.0, leases, settles=False).group
     other = Join(node_id="x", incarnation="1", slots=1, address="10.0.0.1", port=1, spec={"min_nodes": 2})
-    with pytest.raises(SpecConflict, match="which n0, n1, n2, n3, n4 and 495 more joined"):
+    with pytest.raises(SpecConflict, match="n0, n1, n2, n3, n4 and 495 more"):
         step(group, other, 2.0, leases)
     assert leases.asked < 100
 

@@ -86,7 +86,7 @@ def test_the_same_again_changes_nothing_and_other_words_are_refused() -> None:
     version, events = story.told("b").version, len(story.events)
     ask(story)
     assert (story.told("b").version, len(story.events)) == (version, events)
-    with pytest.raises(DaemonRefused, match="'b' already runs another daemon in round 1"):
+    with pytest.raises(DaemonRefused, match="another daemon"):
         ask(story, words=(*ORTED, "-mca"))
     assert story.node("b").daemon == ORTED
 
@@ -118,9 +118,7 @@ def test_what_is_refused_changes_nothing(change: dict[str, object], error: type[
 
 def test_an_agent_that_was_not_started_for_it_is_never_given_one() -> None:
     story = begun("a", "b", wanting=False)
-    with pytest.raises(
-        DaemonRefused, match=r"agent of node 'b' runs nothing for the master 'a'.*another --launch"
-    ):
+    with pytest.raises(DaemonRefused, match="--launch"):
         ask(story)
 
 

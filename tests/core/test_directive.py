@@ -1,6 +1,7 @@
 """Versions of directives, and sentences that say why (rule 9)."""
 
 from hetrdzv.protocol import reasons
+from hetrdzv.protocol.causes import Cut, MemberLost
 from hetrdzv.protocol.who import Nodes
 from tests.core.driver import Story, running
 from tests.core.explained import ready, waits_for
@@ -56,7 +57,7 @@ def test_why_says_what_ended_the_round_before() -> None:
     story = running("a", "b")
     story.lose("b")
     story.join("a")
-    assert story.why.startswith("round 1 ended (b lost: its connection was cut); 1 of 2 nodes ready (a); ")
+    assert story.reason.ended == reasons.Ended(round=1, cause=MemberLost(node_id="b", why=Cut()), judged=True)
     assert waits_for(story) == reasons.TooFew(
         ready=ready(["a"], 2), missing=1, in_place_of=Nodes.of(["b"]), until=story.now + 600
     )

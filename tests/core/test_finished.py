@@ -163,9 +163,9 @@ def test_put_on_a_finished_group_that_agents_made_begins_a_new_job() -> None:
 
 def test_what_a_finished_group_refuses() -> None:
     story = done("a")
-    with pytest.raises(GroupFinished, match="has already succeeded: there is nothing to cancel"):
+    with pytest.raises(GroupFinished, match="nothing to cancel"):
         story.cancel()
     waiting = Story(min_nodes=2)
     waiting.join("a")
-    with pytest.raises(Refused, match="has no running round to restart: it is waiting for nodes"):
+    with pytest.raises(Refused, match="no running round"):
         waiting.restart()

@@ -4,12 +4,13 @@ import pytest
 
 from hetrdzv.core.commands import Join, Leave, Renew
 from hetrdzv.protocol import reasons
-from hetrdzv.protocol.causes import Announced
+from hetrdzv.protocol.causes import Announced, MemberLeft, MemberLost, Superseded
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import NodeIdInUse, Refused, SpecConflict, StaleIncarnation, UnknownNode
 from hetrdzv.protocol.events import NodeLeft
 from hetrdzv.protocol.parts import Quoted
 from hetrdzv.protocol.who import Nodes
-from tests.core.driver import LEASE_S, Story, running, sentence
+from tests.core.driver import LEASE_S, Story, running
 from tests.core.explained import left_out, waits_for
 
 
@@ -23,7 +24,7 @@ def test_joiners_come_in_one_batch_per_last_call() -> None:
     assert story.ended is None
     story.wait(0.1)
     assert story.ended == "joined"
-    assert sentence(story.told("a")) == "b, c joined"
+    assert story.told("a").reason.cause.nodes == Nodes.of(["b", "c"])
     story.join("a")
     assert story.order == ["a", "b", "c"]
     assert story.group.restarts == 0
@@ -121,7 +122,7 @@ def test_doubled_join_does_not_bring_back_a_node_that_left() -> None:
     story = Story(min_nodes=2)
     story.join("a")
     story.leave("a")
-    with pytest.raises(StaleIncarnation, match="node 'a' has left the group"):
+    with pytest.raises(StaleIncarnation, match="has left"):
         story.join("a")
 
 
@@ -131,10 +132,10 @@ def test_doubled_join_of_a_replaced_agent_does_not_resurrect_it() -> None:
     story.cut("a")
     story.join("a", inc="new", port=5000)
     story.cut("a")
-    with pytest.raises(StaleIncarnation, match="was taken over by another agent"):
+    with pytest.raises(StaleIncarnation, match="taken over"):
         story.join("a", inc="old")
     story.lose("a")
-    with pytest.raises(StaleIncarnation, match="was taken over by another agent"):
+    with pytest.raises(StaleIncarnation, match="taken over"):
         story.join("a", inc="old")
     story.join("a", inc="newest")
     assert story.node("a").former == ("old", "new")
@@ -152,7 +153,7 @@ def test_node_id_in_use() -> None:
     story = Story(min_nodes=2)
     story.join("a", inc="one", address="10.0.0.7")
     before = story.group
-    with pytest.raises(NodeIdInUse, match=r"belongs to an agent at 10.0.0.7 that is alive: .* --node-id"):
+    with pytest.raises(NodeIdInUse, match=r"10\.0\.0\.7"):
         story.join("a", inc="two")
     assert story.group is before
     story.now += LEASE_S
@@ -168,7 +169,7 @@ def test_agent_that_was_restarted_ends_its_round() -> None:
     story.cut("b")
     story.join("b", inc="b-2")
     assert story.ended == "lost"
-    assert sentence(story.told("a")) == "b lost: its agent was restarted"
+    assert story.told("a").reason.cause == MemberLost(node_id="b", why=Superseded())
     assert story.told("b").kind == "wait"
     with pytest.raises(StaleIncarnation):
         story.do(Renew("b", "b-1"))
@@ -246,7 +247,8 @@ def test_sigterm_first_leaving_then_left() -> None:
     story = running("a", "b", min_nodes=1)
     story.leaving("b")
     assert story.ended == "left"
-    assert sentence(story.told("a")) == "b is leaving: SIGTERM"
+    going = MemberLeft(node_id="b", why=Announced(text=Quoted("SIGTERM")), announced=True)
+    assert story.told("a").reason.cause == going
     assert story.told("b").kind == "stop"
     story.join("a")
     what = waits_for(story)
@@ -287,10 +289,10 @@ def test_first_to_name_a_field_fixes_it() -> None:
     story.join("a")
     story.join("b", spec={"min_nodes": 2})
     before = story.group
-    with pytest.raises(SpecConflict, match="group 'g' has max_restarts=5, and max_restarts=6 was given"):
-        story.join("c", spec={"max_restarts": 6})
-    with pytest.raises(SpecConflict, match="has lease_s=5, and lease_s=9 was given"):
-        story.join("c", spec={"lease_s": 9})
+    for name, fixed, given in (("max_restarts", 5, 6), ("lease_s", 5, 9)):
+        with pytest.raises(SpecConflict) as refused:
+            story.join("c", spec={name: given})
+        assert refused.value.differences == (Difference(name, str(fixed), str(given)),)
     assert story.group is before
 
 
@@ -302,15 +304,17 @@ def test_open_group_waits_for_a_command() -> None:
     story.wait(1000)
     assert story.group.state == "waiting"
     assert story.deadline_in == pytest.approx(LEASE_S)
-    with pytest.raises(SpecConflict, match="min_nodes=2, and min_nodes=3"):
+    with pytest.raises(SpecConflict) as refused:
         story.put(min_nodes=3, command=["train.py"])
+    assert refused.value.differences == (Difference("min_nodes", "2", "3"),)
     story.put(command=["train.py", "--lr", "1"], max_restarts=9)
     story.wait(10)
     start = story.told("a").start
     assert start is not None
     assert (start.command, start.max_restarts) == (("train.py", "--lr", "1"), 9)
-    with pytest.raises(SpecConflict, match=r"command='train.py --lr 1', and command='other.py'"):
+    with pytest.raises(SpecConflict) as refused:
         story.put(command=["other.py"])
+    assert refused.value.differences == (Difference("command", "'train.py --lr 1'", "'other.py'"),)
     with pytest.raises(SpecConflict):
         story.put(max_restarts=8)
 
@@ -353,9 +357,7 @@ def test_refused_join_leaves_the_group_alone() -> None:
 
 def test_round_numbers_stay_numbers_of_json_whatever_a_node_claims() -> None:
     story = Story(last_call_s=0)
-    with pytest.raises(
-        Refused, match="claims to have stopped round 9007199254740992, but the last one of group 'g' is 0"
-    ):
+    with pytest.raises(Refused, match="9007199254740992"):
         story.join("a", after=2**53)
     story.join("a", after=2**52)
     assert story.told("a").round == 2**52 + 1

@@ -1,12 +1,12 @@
 """Workers that end well but never met: the group says so, and fails where that was asked for."""
 
 from hetrdzv.protocol import parts, reasons
+from hetrdzv.protocol.causes import WorkersApart
 from hetrdzv.protocol.events import GroupSucceeded, NeverMet
 from hetrdzv.protocol.parts import Apart
-from tests.core.driver import Story, running, sentence
+from tests.core.driver import Story, running
 
-NEVER = "ranks 0, 1, 2 never met: each may have trained alone, "
-NEVER += "unless they meet in another way than init_process_group with env://"
+FAILED = reasons.Failed(cause=WorkersApart(apart=Apart(met=0, world_size=3)))
 
 
 def three() -> Story:
@@ -57,7 +57,7 @@ def test_where_it_is_required_it_is_a_failure() -> None:
     assert story.group.restarts == 0
     for node_id in ("a", "b", "c"):
         told = story.told(node_id)
-        assert (told.kind, sentence(told), told.exit_code) == ("exit", f"the job failed: {NEVER}", 1)
+        assert (told.kind, told.reason, told.exit_code) == ("exit", FAILED, 1)
 
 
 def test_where_it_is_required_and_so_it_is_well() -> None:

@@ -2,10 +2,14 @@
 
 import pytest
 
+from hetrdzv.protocol.causes import JoinTimeout
 from hetrdzv.protocol.events import NodeJoined, NodeNotReady, NodeReady
-from hetrdzv.protocol.parts import quoted
+from hetrdzv.protocol.parts import NotReady, quoted
+from hetrdzv.protocol.reasons import Failed, Joins, ToStop
 from hetrdzv.protocol.states import GroupState, NodePhase
-from tests.core.driver import Story, sentence
+from hetrdzv.protocol.who import Nodes
+from tests.core.driver import Story
+from tests.core.explained import left_out, ready
 
 WHY = "node check failed (exit status 1): GPU 2: Xid 79"
 
@@ -19,10 +23,9 @@ def test_a_node_that_is_not_ready_is_shown_and_takes_part_once_it_is() -> None:
     story.join("a")
     assert story.join("b", not_ready=WHY).code == "not_ready"
     assert story.events[-1].facts == NodeJoined(slots=1, address="10.0.0.1", not_ready=quoted(WHY))
-    assert story.why == (
-        f"1 of 2 nodes ready (a); waiting for 1 more (at most 600 s more); b is not ready: {WHY}"
-    )
-    assert sentence(story.told("a")) == story.why
+    assert story.reason.what.ready == ready(["a"], 2)
+    assert story.reason.not_ready == NotReady(nodes=Nodes.of(["b"]), why=quoted(WHY))
+    assert story.told("a").reason == story.reason
     assert story.join("b").kind == "start"
     assert story.events[-2].facts == NodeReady()
     assert story.order == ["a", "b"]
@@ -35,9 +38,9 @@ def test_without_it_the_others_begin_and_it_is_taken_in_later() -> None:
     story.wait(10.1)
     story.started("a")
     assert story.order == ["a"]
-    assert sentence(story.told("b")) == f"round 1 runs without b, which is not ready: {WHY}"
+    assert left_out(story, "b") == NotReady(nodes=Nodes.of(["b"]), why=quoted(WHY))
     story.join("b")
-    assert "will restart to include b" in sentence(story.told("b"))
+    assert isinstance(left_out(story, "b"), Joins)
     story.wait(10.1)
     assert story.told("a").kind == "stop"
 
@@ -90,7 +93,9 @@ def test_a_survivor_that_is_being_checked_is_waited_for_as_long_as_it_has_said()
     story.join("a")
     story.wait(94.9)
     assert story.group.state is GroupState.WAITING
-    assert "waiting for b to stop its workers and be ready again (at most 0 s more)" in story.why
+    assert story.reason.what == ToStop(
+        nodes=Nodes.of(["b"]), checked=True, until=pytest.approx(story.now, abs=0.2)
+    )
     story.wait(0.2)
     assert story.order == ["a"]
 
@@ -100,19 +105,16 @@ def test_nodes_that_never_become_ready_end_the_job_in_time() -> None:
     story.join("a", not_ready=WHY)
     story.pass_by(600.1)
     assert story.group.state is GroupState.FAILED
-    assert story.why == (
-        f"the job failed: not enough nodes joined within 600 s: 0 of 1 node ready; a is not ready: {WHY}"
-    )
+    late = NotReady(nodes=Nodes.of(["a"]), why=quoted(WHY))
+    assert story.reason == Failed(cause=JoinTimeout(within_s=600.0, ready=ready([], 1), not_ready=late))
 
 
 def test_of_many_reasons_the_first_is_said() -> None:
     story = Story(min_nodes=9)
     for number in range(1, 8):
         story.join(f"gpu{number}", not_ready=f"reason {number} " + 300 * "x")
-    assert story.why == (
-        "no node is ready; waiting for 9 more (at most 600 s more); gpu1, gpu2, gpu3, gpu4, gpu5 and 2 more are not "
-        f"ready; gpu1: reason 1 {190 * 'x'}…"
-    )
+    said = NotReady(nodes=Nodes.of(story.group.nodes), why=quoted(f"reason 1 {190 * 'x'}…"))
+    assert story.reason.not_ready == said
 
 
 def test_reasons_that_follow_each_other_are_one_event() -> None:
@@ -130,6 +132,6 @@ def test_who_comes_back_says_anew_whether_it_is_ready(gone: bool) -> None:
     if gone:
         story.pass_by(5.1)
         assert story.group.nodes["a"].phase is NodePhase.LOST
-        assert "not ready" not in story.why
+        assert story.reason.not_ready is None
     story.join("a")
-    assert "1 of 2 nodes ready (a)" in story.why
+    assert story.reason.what.ready == ready(["a"], 2)

@@ -7,13 +7,13 @@ import pytest
 from hetrdzv.core.commands import Renew
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
 from hetrdzv.protocol import reasons
-from hetrdzv.protocol.causes import FailedWorker, Joined, WorkerFault
+from hetrdzv.protocol.causes import FailedWorker, Joined, MasterUnreachable, Unreachable, WorkerFault
 from hetrdzv.protocol.errors import StaleIncarnation, StaleRound, UnknownNode
 from hetrdzv.protocol.events import GroupFailed, NodeLeftOut, NodeReturned, RestartSpent, RoundEnded
 from hetrdzv.protocol.parts import CutOff, NoMaster, Quoted
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 from hetrdzv.protocol.who import Nodes
-from tests.core.driver import Story, running, sentence
+from tests.core.driver import Story, running
 from tests.core.explained import left_out, ready, waits_for
 
 FAILED = FailedWorker(node_id="a", rank=0, local_rank=0, exit_code=1, said=Quoted("Traceback: boom"))
@@ -50,6 +50,7 @@ def test_budget_spent_fails_the_group_for_everybody_alike() -> None:
     assert story.group.state == "waiting"
     story.join("c")
     assert story.group.state == "failed"
+    of_b = replace(FAILED, node_id="b", rank=1, exit_code=7)
     for node_id in ("a", "b", "c"):
         told = story.told(node_id)
         assert told.exit_code == 7
@@ -57,8 +58,7 @@ def test_budget_spent_fails_the_group_for_everybody_alike() -> None:
         assert told.root_cause.node_id == "b"
         assert told.root_cause.failure is not None
         assert told.root_cause.failure.message == "Traceback: boom"
-        assert sentence(told) == "the job failed: rank 1 (local rank 0) on b exited with code 7"
-    of_b = replace(FAILED, node_id="b", rank=1, exit_code=7)
+        assert told.reason.cause.worker == of_b
     assert story.facts("group_failed") == [GroupFailed(reason=WorkerFault(worker=of_b), budget=0)]
 
 
@@ -66,7 +66,7 @@ def test_failure_by_signal() -> None:
     story = running("a", max_restarts=0)
     story.failed("a", exit_code=None, signal="SIGKILL")
     story.join("a")
-    assert sentence(story.told("a")) == "the job failed: rank 0 (local rank 0) on a was killed by SIGKILL"
+    assert story.told("a").reason.cause.worker.signal == "SIGKILL"
     assert story.told("a").exit_code == 1
 
 
@@ -74,7 +74,7 @@ def test_workers_that_could_not_be_started() -> None:
     story = running("a", max_restarts=0)
     story.report("a", "failed", message="no such file: train.py")
     story.join("a")
-    assert story.why == "the job failed: a could not start its workers: no such file: train.py"
+    assert story.reason.cause.worker == FailedWorker(node_id="a", said=Quoted("no such file: train.py"))
 
 
 def test_root_cause_is_the_earliest_failure_whatever_the_order_of_the_reports() -> None:
@@ -119,7 +119,7 @@ def test_doubled_failure_after_the_judgement_is_stale() -> None:
     story.joins("a", "b")
     story.leave("c")  # judged; min_nodes 3 keeps the group waiting
     assert story.group.state == "waiting"
-    with pytest.raises(StaleRound, match="round 1 of group 'g' has ended"):
+    with pytest.raises(StaleRound, match="round 1 "):
         story.failed("a")
 
 
@@ -245,7 +245,8 @@ def test_unreachable_master_is_replaced_without_cost() -> None:
     story = Story(min_nodes=3, last_call_s=0)
     story.joins("a", "b", "c")
     story.unreachable("c")
-    assert sentence(story.told("a")) == "c cannot reach the master a: connection refused"
+    cut_off = MasterUnreachable(node_id="c", master="a", error=Quoted("connection refused"))
+    assert story.told("a").reason.cause == cut_off
     story.joins("a", "b", "c")
     assert story.order == ["b", "a", "c"]
     assert story.group.restarts == 0
@@ -278,11 +279,8 @@ def test_all_masters_unreachable_fails_with_the_matrix() -> None:
     story.unreachable("a")
     story.joins("a", "b")
     assert story.group.state == "failed"
-    assert story.group.root_cause is not None
-    assert story.group.root_cause.kind == "master_unreachable"
-    assert story.why.startswith(
-        "the job failed: no node can be master: a cannot be reached from b; b cannot be reached from a. Check"
-    )
+    pairs = tuple(CutOff(master=one, nodes=Nodes.of([other])) for one, other in (("a", "b"), ("b", "a")))
+    assert story.reason.cause == Unreachable(no_master=NoMaster(masters=pairs))
     assert story.group.restarts == 0
 
 
@@ -449,7 +447,7 @@ def test_nodes_that_no_master_serves_wait_until_the_join_timeout() -> None:
     story.join("a")
     story.wait(20.0)
     assert story.group.state == "failed"
-    assert story.why.startswith("the job failed: no node can be master: a cannot be reached from c")
+    assert story.reason.cause.no_master.masters[0] == CutOff(master="a", nodes=Nodes.of(["c"]))
 
 
 def test_several_may_report_the_same_master() -> None:
@@ -482,9 +480,9 @@ def test_new_agent_is_tried_as_master_again() -> None:
 
 def test_speakers_that_are_not_known() -> None:
     story = running("a")
-    with pytest.raises(UnknownNode, match="has no node 'x': it has to join first"):
+    with pytest.raises(UnknownNode, match="'x'"):
         story.do(Renew("x", "x-1"))
-    with pytest.raises(StaleIncarnation, match="give it another --node-id to run both"):
+    with pytest.raises(StaleIncarnation, match="--node-id"):
         story.report("a", "started", incarnation="other")
     with pytest.raises(UnknownNode, match="its nodes: a"):
         story.drain("x")

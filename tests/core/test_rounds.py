@@ -7,11 +7,11 @@ from hetrdzv.core.group import step
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.why import why_ended
 from hetrdzv.protocol import reasons
+from hetrdzv.protocol.causes import Cut, JoinTimeout, MemberLost, Silent
 from hetrdzv.protocol.errors import InvalidSpec, StaleRound
 from hetrdzv.protocol.events import StartedUnbounded
 from hetrdzv.protocol.who import Nodes
-from hetrdzv.words.why import ended_by
-from tests.core.driver import LEASE_S, Story, running, sentence
+from tests.core.driver import LEASE_S, Story, running
 from tests.core.explained import ready, waits_for
 
 
@@ -123,9 +123,7 @@ def test_join_timeout() -> None:
     story.wait(0.1)
     told = story.told("a")
     assert (told.kind, told.outcome, told.exit_code) == ("exit", "failed", 1)
-    assert sentence(told) == (
-        "the job failed: not enough nodes joined within 60 s: 2 of 3 nodes ready (a, b)"
-    )
+    assert told.reason.cause == JoinTimeout(within_s=60, ready=ready(["a", "b"], 3))
     assert told.root_cause is not None
     assert told.root_cause.kind == "join_timeout"
 
@@ -199,7 +197,7 @@ def test_any_end_stops_all_members_at_once(end: str) -> None:
         assert (told.kind, told.code, told.round) == ("stop", "round_ended", 1)
         assert story.group.round is not None
         assert story.group.round.end is not None
-        assert sentence(told) == ended_by(why_ended(1, story.group.round.end))
+        assert told.reason == why_ended(1, story.group.round.end)
     assert len(story.facts("round_ended")) == 1
 
 
@@ -211,7 +209,7 @@ def test_silent_node_lives_at_its_lease_and_not_past_it() -> None:
     assert story.ended is None
     story.pass_by(0.001)
     assert story.ended == "lost"
-    assert sentence(story.told("a")) == "b lost: no heartbeat for 5 s"
+    assert story.told("a").reason.cause == MemberLost(node_id="b", why=Silent(for_s=5.0))
 
 
 def test_cut_node_has_a_grace() -> None:
@@ -221,7 +219,7 @@ def test_cut_node_has_a_grace() -> None:
     assert story.ended is None
     story.pass_by(0.001)
     assert story.ended == "lost"
-    assert sentence(story.told("a")) == "b lost: its connection was cut"
+    assert story.told("a").reason.cause == MemberLost(node_id="b", why=Cut())
 
 
 def test_cut_node_that_is_heard_stays() -> None:
@@ -462,7 +460,7 @@ def test_reports_of_an_older_round_change_nothing() -> None:
     story.restart()
     story.joins("a", "b")
     for kind in ("started", "succeeded", "failed", "master_unreachable"):
-        with pytest.raises(StaleRound, match="round 1 of group 'g' is over for node 'a'"):
+        with pytest.raises(StaleRound, match="'a'"):
             story.report("a", kind, round=1)
     assert story.ended is None
 

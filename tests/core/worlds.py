@@ -4,8 +4,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hetrdzv.core.model import Node, Round
+from hetrdzv.words import why as words
 from hetrdzv.words.phrasing import count, names
-from tests.core.driver import Story, sentence
+from hetrdzv.words.times import Clock
+from tests.core.driver import Story
+from tests.core.explained import left_out
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "worlds.md"
 
@@ -69,14 +72,11 @@ class Cluster:
         return active.world_size if active is not None else 0
 
     def spares(self) -> Iterator[tuple[Node, str]]:
-        """The nodes that are here, but in no round, each with the end of its `why`."""
+        """The nodes that are here, but in no round, each with why."""
         for node in self.story.group.nodes.values():
             active = self.story.group.active_round
             if active is not None and not node.gone and active.member(node.node_id) is None:
-                yield (
-                    node,
-                    sentence(self.story.told(node.node_id)).partition("kept as a spare")[2].strip(" :()"),
-                )
+                yield node, words.left_out(left_out(self.story, node.node_id), Clock(self.story.now))
 
     def row(self, what: str) -> str:
         """One row of the table."""

@@ -5,9 +5,9 @@ import os
 import pytest
 
 from hetagent.node.gpu.devices import Devices
-from hetagent.node.speed import cache
-from hetagent.node.speed.subject import subject
 from hetagent.node.versions import versions
+from hetagent.sharing import cache
+from hetagent.sharing.subject import subject
 from tests.support.cluster import PAIR, Cluster, wait_for
 
 
@@ -35,7 +35,7 @@ def test_a_node_that_is_too_slow_is_named_on_all_nodes(
     for name in "ab":
         agent = pair.agents[name]
         wait_for(lambda agent=agent: f"warning: {warning}" in agent.stderr, "the warning")  # type: ignore[misc]
-    assert "TFLOP/s (measured earlier; --measure again measures anew)" in pair.agents["a"].stderr
+    assert "TFLOP/s (measured earlier; to measure again: --measure again)" in pair.agents["a"].stderr
     pair.end_well("a", "b")
 
 

@@ -5,6 +5,7 @@ than a row cannot do without it, which is an error here.
 """
 
 import ast
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +47,8 @@ def remove(folder: Path, paths: Sequence[str]) -> list[str]:
     if not gone:
         raise NotARow(f"there is nothing at {', '.join(paths)}")
     names = {_module(one.relative_to(folder)) for one in gone}
-    for one in gone:
-        one.unlink()
+    for path in paths:
+        shutil.rmtree(folder / path) if (folder / path).is_dir() else (folder / path).unlink()
     tables, wrong = [], []
     for one in modules(folder):
         place = str(one.relative_to(folder))
@@ -110,11 +111,17 @@ def _comes_from(node: ast.ImportFrom | ast.Import, name: str, modules: set[str])
 
 
 def _row_of(node: ast.AST, parents: dict[ast.AST, ast.AST], place: str) -> ast.AST:
-    """The element of a table that a name is in: of the outermost one."""
+    """The element of a table that a name is in: of the outermost one.
+
+    What is assigned a single element is a table, too.
+    """
     child, parent = node, parents.get(node)
     row = None
     while parent is not None and not isinstance(parent, ast.stmt):
-        if isinstance(parent, ast.List | ast.Tuple | ast.Set | ast.Dict) and len(_elements(parent)) > 1:
+        whole = isinstance(parents.get(parent), ast.Assign | ast.AnnAssign)
+        if isinstance(parent, ast.List | ast.Tuple | ast.Set | ast.Dict) and (
+            whole or len(_elements(parent)) > 1
+        ):
             row = child
         child, parent = parent, parents.get(parent)
     if row is not None:

@@ -36,5 +36,13 @@ ROOMS: Mapping[str, Room] = {
     ),
     "check": Room(("agent/hetagent/check",), ("tests/agent/check",)),
     "slurm": Room(("agent/hetagent/options/slurm.py",), ("tests/agent/options/test_slurm.py", "tests/slurm")),
+    "dashboard": Room(
+        (
+            "rendezvous/hetrdzv/dashboard",
+            "rendezvous/hetrdzv/cli/hetctl/dashboard.py",
+            "rendezvous/hetrdzv/protocol/rooms/dashboard.py",
+        ),
+        ("tests/server/dashboard",),
+    ),
 }
 """By name, as `python -m tests.rooms NAME` takes it."""

@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "api.bound",
         "api.commands",
         "api.dispatch",
+        "api.room",
         "api.views",
         "api.workers",
     },

@@ -329,7 +329,7 @@ async def test_a_stall_ends_nothing_after_samples_have_stopped_coming() -> None:
             await asyncio.sleep(0.3)
             assert not await ends(service, clock, 100.0)
             shown = (await group(client))["current_round"]["workers"][1]
-            assert (shown["state"], shown["unseen"]) == ("unknown", "its agent has stopped telling of it")
+            assert (shown["state"], shown["unseen"]) == ("unknown", "its agent has stopped reporting on it")
 
 
 async def test_a_stall_that_was_told_is_not_said_to_be_over_when_nobody_can_tell() -> None:
@@ -350,7 +350,7 @@ async def test_a_stall_that_was_told_is_not_said_to_be_over_when_nobody_can_tell
         clock.pass_by(service, 300)
         why = (await group(client))["why"]
         assert "; whether they still wait is no longer known" in why
-        assert "ranks 0 and 1 cannot be watched: its agent has stopped telling of it" in why
+        assert "ranks 0 and 1 cannot be watched: its agent has stopped reporting on it" in why
         await poll(client, "a", progress(worker(0, 18)))
         await asyncio.sleep(0.3)
         await settled(20)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hetagent.job.share_files import SHARES
 from hetagent.protocol import reports
 from hetagent.protocol.line import LEAVE_S
 from hetagent.protocol.offer import Offer
@@ -18,6 +17,7 @@ from hetagent.protocol.requests import Answer, Request
 from hetagent.protocol.session.outbox import Answered
 from hetagent.protocol.session.session import Session
 from hetagent.protocol.topics import Message
+from hetagent.sharing.files import SHARES
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
 from hetrdzv.protocol.rooms.shares import Shares

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from hetagent.job import share_files
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Answer, Join, Leave, Poll, Request, Say
+from hetagent.sharing import files as share_files
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import Transition, step

@@ -70,7 +70,7 @@ SHOWN: list[tuple[Facts, str]] = [
         events.SettingsChanged(
             changes=(Difference("max_nodes", "2", "3"), Difference("unit", "none", "rack"))
         ),
-        "gpu2 changed the settings, no other node being left: max_nodes 2 -> 3, unit none -> rack",
+        "gpu2 changed the settings, since no other node was left: max_nodes 2 -> 3, unit none -> rack",
     ),
     (
         events.RoundFormed(world_size=7, places=(Place("gpu1", 0, 2), Place("gpu2", 2, 1)), more=2),
@@ -154,7 +154,7 @@ SHOWN: list[tuple[Facts, str]] = [
     ),
     (
         events.NodeSetAside(blamed=3),
-        "the last 3 failures were of workers on gpu2: other nodes are taken before it",
+        "workers on gpu2 caused the last 3 failures: other nodes are preferred to it",
     ),
     (events.NodeSucceeded(), "all workers of gpu2 succeeded"),
     (events.WorkerFailed(worker=FAILED), "rank 2 (local rank 0) on gpu2 exited with code 1"),
@@ -186,11 +186,11 @@ SHOWN: list[tuple[Facts, str]] = [
     (
         SharesChanged(moved=(Moved(Place("gpu1", 0, 2), 0.5, 0.75),), more=1),
         (
-            "round 3 shares its work anew, by the pace of its workers: gpu1 (ranks 0 to 1) gets 75.0% instead of 50.0% "
+            "round 3 has new shares, by the pace of its workers: gpu1 (ranks 0 to 1) gets 75.0% instead of 50.0% "
             "and 1 more nodes"
         ),
     ),
-    (SharesChanged(moved=()), "round 3 shares its work anew, by the pace of its workers"),
+    (SharesChanged(moved=()), "round 3 has new shares, by the pace of its workers"),
     (events.DaemonStarted(program="orted"), "gpu2, the master, has the others run orted"),
     (
         events.StopAnnounced(cause=RestartAsked(), notice_s=30.0),
@@ -275,7 +275,7 @@ FAILURES: list[tuple[Any, str]] = [
             ready=Ready(nodes=Nodes.of(["gpu1"]), want=1, slots=8),
             units=BrokenUnits(label="rack", units=Nodes.of(["r1"]), missing=Nodes.of(["gpu2"])),
         ),
-        "not enough nodes joined within 60 s: 1 node with 8 slots ready (gpu1); rack r1 is not whole without gpu2",
+        "not enough nodes joined within 60 s: 1 node with 8 slots ready (gpu1); rack r1 is incomplete without gpu2",
     ),
     (
         JoinTimeout(within_s=60.0, ready=Ready(nodes=Nodes.of(["gpu1", "gpu2"]), want=2), rule="public=yes"),

@@ -89,7 +89,7 @@ SENTENCES: list[tuple[AnyWarning, str]] = [
                 MeasuredIn(dtype="float32", nodes=Nodes.of(["b"])),
             )
         ),
-        "speeds were not measured alike (a, c in float16, b in float32): give every agent the same --measure-dtype",
+        "speeds were measured differently (a, c in float16, b in float32): give every agent the same --measure-dtype",
     ),
     (Network(text=Quoted("the network of node b is slow")), "the network of node b is slow"),
     (
@@ -110,7 +110,7 @@ SENTENCES: list[tuple[AnyWarning, str]] = [
     ),
     (
         Unwatched(ranks=Ranks.of([0, 1]), why=Unseen(kind="stale")),
-        "ranks 0 and 1 cannot be watched: its agent has stopped telling of it",
+        "ranks 0 and 1 cannot be watched: its agent has stopped reporting on it",
     ),
     (
         Unwatched(ranks=Ranks.of([2]), why=Unseen(kind="told", said=Quoted("its process groups use xccl"))),
@@ -133,7 +133,7 @@ def test_every_kind_has_a_sentence() -> None:
     ("value", "words"),
     [
         (None, ""),
-        (Unseen(kind="never"), "its agent has told nothing of it"),
+        (Unseen(kind="never"), "its agent has not reported on it"),
         (Unseen(kind="no_torch"), "its script has not imported torch"),
     ],
 )

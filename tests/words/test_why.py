@@ -150,7 +150,7 @@ SENTENCES: list[tuple[Reason, str]] = [
     ),
     (
         waits(reasons.UnitsBroken(ready=A, units=RACKS)),
-        "1 of 2 nodes ready (a), but rack r1 is not whole without b: waiting for that, or for other nodes",
+        "1 of 2 nodes ready (a), but rack r1 is incomplete without b: waiting for it, or for other nodes",
     ),
     (
         waits(reasons.NoCommand(group_id="g", nodes=Nodes.of(["a", "b"]))),
@@ -224,12 +224,12 @@ SENTENCES: list[tuple[Reason, str]] = [
             "--local-addr or --interface"
         ),
     ),
-    (reasons.EarlierJob(outcome="failed"), "the job that this node was in has failed"),
+    (reasons.EarlierJob(outcome="failed"), "the job that this node was in failed"),
     (
         reasons.CameLate(group_id="g", outcome="cancelled", by="an admin", at="noon"),
         (
-            "the earlier job of group 'g' was cancelled by an admin at noon, before this node joined; to begin anew: "
-            "hetctl restart g, or hetctl delete g for other settings"
+            "the last job of group 'g' was cancelled by an admin at noon, before this node joined; to start another: "
+            "hetctl restart g, or hetctl delete g if its settings are to differ"
         ),
     ),
     (reasons.Gone(kind="left", node_id="b", why=Announced(text=Quoted("SIGTERM"))), "b has left: SIGTERM"),
@@ -277,10 +277,10 @@ CLAUSES: list[tuple[WhyLeftOut, str]] = [
             "--local-addr or --interface"
         ),
     ),
-    (RACKS, "rack r1 is not whole without b"),
+    (RACKS, "rack r1 is incomplete without b"),
     (
         parts.BrokenUnits(label="rack", units=Nodes.of(["r2", "r10"]), missing=B),
-        "rack r2, r10 are not whole: r2 is without b",
+        "rack r2, r10 are incomplete: r2 lacks b",
     ),
     (
         reasons.Misfit(nodes=2, unit="rack", slots=12, world_size=20, bounds=EVEN),
@@ -288,12 +288,12 @@ CLAUSES: list[tuple[WhyLeftOut, str]] = [
     ),
     (
         reasons.SetAside(group_id="g", node_id="b", times=3, until=555.0),
-        "it has come and gone 3 times: for 55 s more, unless it is needed; to change that: hetctl undrain g b",
+        "it has come and gone 3 times: only used if needed for 55 s more; to change that: hetctl undrain g b",
     ),
     (
         reasons.TakenLast(group_id="g", node_id="b", failures=3),
         (
-            "its workers caused the last 3 failures of its rounds, so other nodes are taken first; to change that: "
+            "its workers caused the last 3 failures of its rounds, so other nodes are preferred; to change that: "
             "hetctl undrain g b"
         ),
     ),

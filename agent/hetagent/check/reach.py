@@ -71,7 +71,11 @@ def judged(peer: Peer, why: Mapping[str, str | None], offered: str | None) -> Fi
     what = f"node {peer.node_id}"
     place = host_port(peer.address, peer.port)
     if not peer.port:
-        return Finding(what, Grade.WARNING, f"not tried: the server does not tell its port at {peer.address}")
+        return Finding(
+            what,
+            Grade.WARNING,
+            f"not tried: the server does not say which port it listens on at {peer.address}",
+        )
     if not why:
         return Finding(
             what,

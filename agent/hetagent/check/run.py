@@ -76,7 +76,7 @@ async def group(options: Options, token: str | None, tls: ClientTls) -> tuple[Fi
 def new_group(what: str) -> tuple[Finding, Sequence[Peer]]:
     """What to say of a group that does not exist."""
     advice = "no other node is there to be reached: start another agent, then check again"
-    return (Finding(what, Grade.OK, "does not exist yet; the first agent makes it", advice), [])
+    return (Finding(what, Grade.OK, "does not exist yet; the first agent creates it", advice), [])
 
 
 def peers(reply: GroupReply, node_id: str) -> list[Peer]:

@@ -84,7 +84,7 @@ def _described(met: int, world_size: int) -> str:
         return f"all {world_size} workers have met by now"
     so_far = f"only {met} of {world_size}" if met else f"none of {world_size}"
     return (
-        f"{MEET_AFTER_S:g} s or more after their start {so_far} workers have met; unless they are still loading, "
+        f"{so_far} workers have met {MEET_AFTER_S:g} s after they started: unless they are still loading, "
         "or meet in another way than init_process_group with env://, they train alone or wait for each other"
     )
 

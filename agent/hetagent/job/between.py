@@ -92,7 +92,7 @@ class Between:
             if verdict.fatal:
                 return verdict.why
             if verdict.why:
-                self._tell(f"this node is not ready: {verdict.why}; asking again until it is")
+                self._tell(f"this node is not ready: {verdict.why}; checking again until it is")
             elif self._not_ready:
                 self._tell("this node is ready")
             self._not_ready = verdict.why

@@ -408,7 +408,7 @@ class Agent:
         self._leftovers.kill_spared()
         if stuck := self._leftovers.stuck():
             # They may hold a GPU, a port or a checkpoint: the next round would fail here again, and again.
-            self._leave_if(f"its processes do not die: {stuck}")
+            self._leave_if(f"its processes cannot be killed: {stuck}")
         else:
             self._leave_if(self._between.begin(self._round, self._pids))
 

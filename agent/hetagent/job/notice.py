@@ -122,7 +122,7 @@ class Notices(Room):
             return ""
         if time.monotonic() < self._notice.until + PATIENCE_S:
             return ""
-        return "goes on, but the workers here have stopped for its end: joining again"
+        return "goes on, although the workers here have stopped already: joining again"
 
     def end(self) -> None:
         self._workers = self._notice = None

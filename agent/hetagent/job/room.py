@@ -76,6 +76,13 @@ class Room:
     def heard(self, directive: DirectiveReply) -> None:
         """The server has said this of the round that runs; a start was obeyed before, a stop or an exit is after."""
 
+    def recount(self, number: int, others: bool) -> None:
+        """From now on the workers work with the shares of a decision; from any thread.
+
+        Args:
+            others: whether they are others than before.
+        """
+
     def holds_end(self) -> bool:
         """Whether workers that have all ended well are only waiting for the end of their round."""
         return False

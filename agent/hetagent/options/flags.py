@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 from hetagent.feature import Flags
 from hetagent.features import FEATURES
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
-from hetagent.node.speed.policy import MODES
-from hetagent.node.speed.subject import DTYPES
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
 from hetagent.options.values import notice_signal, port_range, told
@@ -67,17 +65,6 @@ OUR_FLAGS: Flags = {
         "action": "store_true",
         "help": "Fail a job whose workers end well but never met (init_process_group); give it on every node.",
     },
-    "--measure": {
-        "choices": MODES,
-        "help": "Measure how fast this node's slots are before it joins (or HET_MEASURE). auto: if the script imports "
-        "hetagent.shares or hetagent.uneven (default); on: always, or take what was measured earlier; again: "
-        "anew; off: never.",
-    },
-    "--measure-dtype": {
-        "choices": DTYPES,
-        "default": "auto",
-        "help": "In which dtype --measure computes; auto: float16 on GPUs, float32 on CPUs (default).",
-    },
     "--server": {"metavar": "URL[,URL...]", "help": "The hetserver to use (or HET_SERVER)."},
     "--group": {
         "metavar": "ID",
@@ -128,7 +115,7 @@ OUR_FLAGS: Flags = {
     "--world-size": {
         "type": told(typed.world_size),
         "metavar": "N|MIN:MAX",
-        "help": "How many workers the job may have in all; of the nodes the best set is taken, the others are spares.",
+        "help": "How many workers the job may have in all; the nodes that fit best are used, the others are spares.",
     },
     "--connect-timeout-s": {
         "type": told(typed.seconds),

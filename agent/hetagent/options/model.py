@@ -69,8 +69,6 @@ class Options:
         require_rendezvous: whether it is a failure if workers end well but have not met.
         report_stderr: whether failures are reported with the end of stderr: on or off.
         report_stacks: whether the server is shown the Python stacks of workers: on or off.
-        measure: when the speed of this node's slots is measured (node/speed/policy.py).
-        measure_dtype: in what.
         gpus, nproc_per_node: as given; at most one of them.
         weight: how fast each worker of this node is, compared with those of others; None: nobody said.
         spec: the given settings of the group, by name.
@@ -110,8 +108,6 @@ class Options:
     report_stacks: str | None
     notice_signal: signal.Signals | None
     require_rendezvous: bool
-    measure: str
-    measure_dtype: str
     shutdown_timeout_s: float | None
     script: str | None
     script_args: tuple[str, ...]

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from hetagent.features import FEATURES
 from hetagent.node.names import host_name
-from hetagent.node.speed.policy import MODES
 from hetagent.node.standalone import fresh_group
 from hetagent.options import given
 from hetagent.options.flags import SPEC_FLAGS, parser
@@ -61,8 +60,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         report_stacks=args.report_stacks,
         notice_signal=args.notice_signal,
         require_rendezvous=args.require_rendezvous,
-        measure=_measure(args, environ),
-        measure_dtype=args.measure_dtype,
         shutdown_timeout_s=_shutdown_timeout_s(args, environ),
         script=args.training_script,
         script_args=tuple(args.training_script_args),
@@ -122,15 +119,6 @@ def _ignored(environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _measure(args: Namespace, environ: Mapping[str, str]) -> str:
-    mode: str = args.measure or environ.get("HET_MEASURE") or "auto"
-    if mode not in MODES:
-        raise UsageError(f"HET_MEASURE={mode} in the environment: give one of {', '.join(MODES)}")
-    if args.measure_dtype == "tf32" and args.device == "cpu":
-        raise UsageError("--measure-dtype tf32: CPU workers have none; give float32")
-    return mode
-
-
 def _id(name: str, value: str) -> str:
     try:
         return checked_id(value)
@@ -155,7 +143,7 @@ def _servers(args: Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
         if behind is not None:
             script = args.training_script
             raise UsageError(
-                f"{behind} stands after {script}, so it belongs to the script: put it before {script}"
+                f"{behind} comes after {script}, so it belongs to the script: put it before {script}"
             )
         raise UsageError(
             "no server: give --server http://host:29400 (or set HET_SERVER), or --standalone for one node"

@@ -1,5 +1,6 @@
 """Assembles the application: the table of routes, FastAPI with it, error handlers, and the gate around them."""
 
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from fastapi import FastAPI
@@ -14,12 +15,11 @@ from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.gate import Gate
 from hetrdzv.api.http.limits import Admission
 from hetrdzv.api.refused import RefusalLog
+from hetrdzv.api.room import Room
 from hetrdzv.api.rooms import HANDLERS
 from hetrdzv.api.routes import docs, groups, health, nodes
-from hetrdzv.auth.sessions import Sessions
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
-from hetrdzv.dashboard import actions, pages, render, signing_in
-from hetrdzv.dashboard.live import Hub
+from hetrdzv.dashboard.room import Dashboard
 from hetrdzv.protocol.errors import HetError, NotLeader
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.quotas import Quotas
@@ -27,8 +27,15 @@ from hetrdzv.service.replica import Replica, SingleReplica
 from hetrdzv.service.service import Service
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
 
+ROOMS: Sequence[type[Room]] = (Dashboard,)
+"""Optional features with state of their own, or pages; each can be taken out with its row."""
+
 TABLE = Table(
-    [*HANDLERS, *(each.handlers for each in (nodes, groups, health, docs, pages, actions, signing_in))]
+    [
+        *HANDLERS,
+        *(module.handlers for module in (nodes, groups, health, docs)),
+        *(handlers for room in ROOMS for handlers in room.handlers),
+    ]
 )
 """All routes."""
 
@@ -72,15 +79,13 @@ def create_app(
     app.router.routes.extend(TABLE.routes)
     if token is not None:
         tokens = Tokens({token: EVERYTHING})
-    app.state.sessions = sessions = Sessions(tokens)
-    app.state.hub = Hub()
     admission = Admission(limits.max_polls_per_address)
     return Gate(
         app,
         TABLE,
         Dispatcher(replica),
         tokens=tokens,
-        sessions=sessions,
+        rooms=[room(app, tokens) for room in ROOMS],
         refuse=refuse,
         admission=admission,
         refusals=refusals,
@@ -93,8 +98,8 @@ def create_app(
 def refuse(error: HetError, request: Request) -> Response:
     """An error as an answer: a page to a browser that asked for one, problem details to everybody else."""
     row, _ = TABLE.find(request.method, request.scope["path"])
-    page = render.refusal(error, request.headers) if row.route.page else None
-    answer = page or problems.answer(error).response()
+    pages = [room.refusal(error, request.headers) for room in ROOMS if row.route.page]
+    answer = next(filter(None, pages), None) or problems.answer(error).response()
     if isinstance(error, NotLeader):
         scope = request.scope
         path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()

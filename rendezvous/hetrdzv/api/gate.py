@@ -5,10 +5,10 @@ Hot routes are answered here; all others have FastAPI around them, which reads a
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from starlette.requests import Request, cookie_parser
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,9 +19,9 @@ from hetrdzv.api.http.body import PARSED, Body
 from hetrdzv.api.http.calling import ACCEPT, CERTIFIED
 from hetrdzv.api.http.limits import Admission
 from hetrdzv.api.refused import RefusalLog, client_of
+from hetrdzv.api.room import Room
 from hetrdzv.auth.hosts import same_origin, trusted_host
 from hetrdzv.auth.policy import Permit
-from hetrdzv.auth.sessions import Sessions, cookie_name
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import (
@@ -53,7 +53,7 @@ class Gate:
         table: the routes.
         dispatcher: finds the service for requests about groups.
         tokens: every request must carry one of them; None: no token is required.
-        sessions: of browsers that are signed in with one of them.
+        rooms: optional features, which may know who asks for a page without a token.
         refuse: a refusal as an answer.
         admission: limits what is in progress at once.
         refusals: logs who is refused.
@@ -69,7 +69,7 @@ class Gate:
         dispatcher: Dispatcher,
         *,
         tokens: Tokens | None,
-        sessions: Sessions,
+        rooms: Sequence[Room],
         refuse: Callable[[HetError, Request], Response],
         admission: Admission,
         refusals: RefusalLog,
@@ -81,9 +81,9 @@ class Gate:
         self._table = table
         self._dispatcher = dispatcher
         self._tokens = tokens
-        self._sessions = sessions
+        self._rooms = rooms
         self._answer_refused = refuse
-        self._everybody = Permit(EVERYTHING, sessions=sessions)
+        self._everybody = Permit(EVERYTHING)
         self._admission = admission
         self._refusals = refusals
         self._quotas = quotas
@@ -170,7 +170,7 @@ class Gate:
         """What a request may do.
 
         Args:
-            is_page: of the dashboard, to which a browser that is signed in has access.
+            is_page: of a route for people, to which a browser that is signed in has access.
 
         Raises:
             CertificateRequired, Unauthorized, ForeignHost: nothing at all.
@@ -181,7 +181,9 @@ class Gate:
             )
         if self._tokens is not None:
             if is_page and "authorization" not in headers:
-                return self._signed_in(headers)
+                for room in self._rooms:
+                    if (permit := room.permit(headers)) is not None:
+                        return permit
             return _check_token(headers.get("authorization", ""), self._tokens)
         host = headers.get("host", "")
         if not self._any_host and not trusted_host(host):
@@ -195,20 +197,6 @@ class Gate:
                 "start hetserver with --token-file"
             )
         return self._everybody
-
-    def _signed_in(self, headers: dict[str, str]) -> Permit:
-        """The permit of a browser that is signed in.
-
-        Raises:
-            Unauthorized: it is not.
-        """
-        cookie = cookie_parser(headers.get("cookie", "")).get(cookie_name(headers.get("host", "")))
-        session = self._sessions.find(cookie) if cookie else None
-        if session is None:
-            raise Unauthorized(
-                "nobody is signed in here: run hetctl dashboard, and open the link that it prints"
-            )
-        return Permit(session.entry.grant, session.entry, self._tokens, session, self._sessions)
 
     async def _refuse(self, reply: "_Reply", error: HetError, scope: Scope) -> None:
         """Send an error."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hetrdzv.core.plan import Changes, LeftOut, NewNode, Plan
 from hetrdzv.protocol import codec, wire
 from hetrdzv.protocol.wire import NewNodeFields, PlanRequest
-from hetrdzv.words.failures import ending, going
+from hetrdzv.words.failures import ending
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import left_out, why
 
@@ -34,7 +34,9 @@ def plan_reply(plan: Plan) -> wire.PlanReply:
         state=plan.state,
         reason=plan.reason,
         why=why(plan.reason, then),
+        clock=plan.clock,
         in_s=plan.in_s,
+        cause=plan.ended,
         ended=ending(plan.ended) if plan.ended is not None else None,
         round=plan.round,
         world_size=plan.world_size,
@@ -53,6 +55,4 @@ def plan_reply(plan: Plan) -> wire.PlanReply:
 
 def _left_out(one: LeftOut, then: Clock) -> wire.LeftOutReply:
     text = left_out(one.reason, then) if one.reason is not None else ""
-    if one.gone_why is not None:
-        text = going(one.gone_why)
     return wire.LeftOutReply(node_id=one.node_id, slots=one.slots, reason=one.reason, why=text)

@@ -24,8 +24,11 @@ from hetrdzv.core.why import why, why_ended, why_misfit
 from hetrdzv.protocol import codec, wire
 from hetrdzv.protocol.causes import Drained, RootCause
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.parts import NotReady, Quoted
+from hetrdzv.protocol.reasons import LeftOutReason
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.warnings import AnyWarning
+from hetrdzv.protocol.who import Nodes
 from hetrdzv.protocol.wire import EventReply
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
@@ -36,7 +39,7 @@ from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
 from hetrdzv.words import why as words
 from hetrdzv.words.events import event_text
-from hetrdzv.words.failures import ending, failed_because, failed_worker, going
+from hetrdzv.words.failures import ending, failed_because, failed_worker
 from hetrdzv.words.stalls import stall as stall_text
 from hetrdzv.words.times import Clock
 from hetrdzv.words.warnings import warning
@@ -184,7 +187,8 @@ def _cancelled(cancellation: Cancellation) -> wire.CancelledReply:
 def _notice(warned: Warned | None) -> wire.NoticeReply | None:
     if warned is None:
         return None
-    return wire.NoticeReply(kind=warned.cause.kind, why=ending(warned.cause), left_s=warned.left_s)
+    cause = warned.cause
+    return wire.NoticeReply(kind=cause.kind, cause=cause, why=ending(cause), left_s=warned.left_s)
 
 
 def _start(start: Start) -> wire.StartReply:
@@ -352,13 +356,15 @@ def _round(
     unwatched: tuple[str, ...],
 ) -> wire.RoundReply:
     on_page = {member.node_id for member in shown}
+    ended = why_ended(current.number, current.end) if current.end is not None else None
     return wire.RoundReply(
         number=current.number,
         world_size=current.world_size,
         restart_count=current.restart_count,
         master=codec.picked(wire.MasterReply, current.master),
         members=_members(shown),
-        ended=words.ended_by(why_ended(current.number, current.end)) if current.end is not None else None,
+        reason=ended,
+        ended=words.ended_by(ended) if ended is not None else None,
         met=current.met,
         stall=_stall(current, current.stall, now)
         if current.stall is not None and current.stall.told
@@ -391,6 +397,8 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
     """
     active = group.active_round
     member = active.member(node.node_id) if active is not None and group.in_round(node) else None
+    reason = _why_out(group, node)
+    text = words.left_out(reason, Clock(0.0), gone=node.gone_why is not None) if reason is not None else ""
     return wire.NodeReply(
         node_id=node.node_id,
         state=node_state(group, node),
@@ -407,19 +415,19 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
         speeds=node.speeds or None,
         labels=node.labels,
         device=node.device,
-        why=_node_why(group, node),
+        reason=reason,
+        why=node.not_ready if isinstance(reason, NotReady) else text,
         failure=_failure(node.failure),
     )
 
 
-def _node_why(group: Group, node: Node) -> str:
-    """Why a node is gone, or in no round; empty: there is nothing to say."""
-    if node.gone_why is not None:
-        return going(node.gone_why)
-    if node.leaving is not None:
-        return going(node.leaving, left=False)
-    misfit = why_misfit(group, node)
-    return node.not_ready or (words.misfit(misfit) if misfit is not None else "")
+def _why_out(group: Group, node: Node) -> LeftOutReason | None:
+    """Why a node is gone, about to go, or in no round; None: there is nothing to say."""
+    if (going := node.gone_why or node.leaving) is not None:
+        return going
+    if node.not_ready:
+        return NotReady(nodes=Nodes.of([node.node_id]), why=Quoted(node.not_ready))
+    return why_misfit(group, node)
 
 
 def node_state(group: Group, node: Node) -> wire.NodeState:

@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import Request
 from starlette.types import Scope
 
-from hetrdzv.auth.sessions import Session, Sessions
 from hetrdzv.auth.tokens import Entry, Grant, Tokens
 from hetrdzv.protocol.errors import Forbidden
 from hetrdzv.protocol.routes import Role, Route
@@ -23,37 +22,16 @@ class Permit:
         grant: of its token.
         entry: that token; None if none is required.
         tokens: those that the server accepts.
-        session: of the browser that is signed in instead of sending the token, if so.
-        sessions: all of them.
-
-    Attributes:
-        csrf: what a request from a page that changes something must bring along; None: it brings its token.
     """
 
-    def __init__(
-        self,
-        grant: Grant,
-        entry: Entry | None = None,
-        tokens: Tokens | None = None,
-        session: Session | None = None,
-        sessions: Sessions | None = None,
-    ) -> None:
+    def __init__(self, grant: Grant, entry: Entry | None = None, tokens: Tokens | None = None) -> None:
         self.grant = grant
         self.entry = entry
-        self.session = session
         self._tokens = tokens
-        self._sessions = sessions
-        self.csrf: str | None = None
-        if session is not None:
-            self.csrf = session.csrf
-        elif entry is None and sessions is not None:
-            self.csrf = sessions.open_csrf
 
     @property
     def is_valid(self) -> bool:
-        """Whether the token still has this grant, and nobody has signed out; ask again during a long reply."""
-        if self.session is not None and self._sessions is not None:
-            return self._sessions.is_live(self.session)
+        """Whether the token still has this grant; ask again during a long reply."""
         return self._tokens is None or (self.entry is not None and self._tokens.holds(self.entry))
 
     def bearer(self, host: str) -> str:

@@ -164,7 +164,6 @@ class Client:
     logs_of = Asks(routes.LOGS_OF)
     events = Asks(routes.EVENTS)
     health = Asks(routes.HEALTHZ)
-    sign_in_code = Asks(routes.SIGN_IN_CODE)
 
     @property
     def last_server(self) -> str:

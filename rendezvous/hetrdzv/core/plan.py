@@ -88,14 +88,12 @@ class LeftOut:
     """A node that would be in no round, and why.
 
     Attributes:
-        reason: of a spare; None: no round would run.
-        gone_why: why it would be gone; None: it would not be.
+        reason: why it would be a spare, or gone; None: no round would run.
     """
 
     node_id: str
     slots: int
-    reason: WhyLeftOut | None = None
-    gone_why: Going | None = None
+    reason: WhyLeftOut | Going | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,7 +377,7 @@ def _compared(before: Group, rehearsal: _Rehearsal, now: float) -> Plan:
             if not node.gone
         ),
         gone=tuple(
-            LeftOut(node.node_id, node.slots, gone_why=node.gone_why)
+            LeftOut(node.node_id, node.slots, node.gone_why)
             for node in others
             if node.gone and (node.node_id in came or not before.nodes[node.node_id].gone)
         ),

@@ -7,11 +7,11 @@ from hetrdzv.api.bound import Handlers
 from hetrdzv.api.commands import cancellation
 from hetrdzv.api.dispatch import service_of
 from hetrdzv.auth.hosts import same_origin
-from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.commands import Command, Drain, Restart, Undrain
 from hetrdzv.core.plan import Changes, Plan
 from hetrdzv.dashboard import routing
 from hetrdzv.dashboard.render import HEADERS, page
+from hetrdzv.dashboard.sessions import csrf_of
 from hetrdzv.protocol.errors import ForeignHost
 from hetrdzv.words.phrasing import count, names
 from hetrdzv.words.times import Clock
@@ -29,7 +29,7 @@ def require_own_page(request: Request) -> None:
     Raises:
         ForeignHost: it does not.
     """
-    expected, headers = permit_of(request).csrf, request.headers
+    expected, headers = csrf_of(request), request.headers
     if expected is None:
         return
     if headers.get(CSRF_HEADER) != expected or not same_origin(

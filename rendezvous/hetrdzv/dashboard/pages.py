@@ -46,7 +46,7 @@ async def groups(request: Request) -> Response:
     scene = GroupsScene(service, permit.grant)
     if "text/event-stream" in request.headers.get("accept", ""):
         return _follow(request, (service, permit.grant.scope), lambda: (scene.sections, asyncio.sleep))
-    return page("groups_page.html", sections=await scene.sections(), **frame(permit))
+    return page("groups_page.html", sections=await scene.sections(), **frame(request))
 
 
 @handlers(routing.GROUP)
@@ -66,7 +66,7 @@ async def group(request: Request, group_id: str, rows: str) -> Response:
         return _follow(request, key, lambda: (scene.sections, until_news))
     sections = await _hub(request).sections(key) or await scene.sections()
     return page(
-        "group_page.html", sections=sections, maps=MAPS, group_id=group_id, whole=whole, **frame(permit)
+        "group_page.html", sections=sections, maps=MAPS, group_id=group_id, whole=whole, **frame(request)
     )
 
 

@@ -9,13 +9,16 @@ from heapq import nsmallest
 from math import inf
 from typing import Any, TypeVar
 
+from fastapi import Request
+
 from hetrdzv.api import views
 from hetrdzv.api.workers import worker_reply
-from hetrdzv.auth.policy import Permit
+from hetrdzv.auth.policy import permit_of
 from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, rows, tally
 from hetrdzv.dashboard.render import section
+from hetrdzv.dashboard.sessions import SignedIn, csrf_of
 from hetrdzv.dashboard.timeline import Span, spans
 from hetrdzv.protocol.wire import QUARANTINED, EventReply, GroupReply, GroupSummary, WorkerReply
 from hetrdzv.service.progress.slow import shown as stragglers
@@ -312,10 +315,12 @@ _ORDER = {
 """What needs attention comes first."""
 
 
-def frame(permit: Permit) -> dict[str, Any]:
+def frame(request: Request) -> dict[str, Any]:
     """What the frame around every page shows of who looks at it."""
+    permit = permit_of(request)
+    signed_in = isinstance(permit, SignedIn)
     return {
-        "csrf": permit.csrf or "",
-        "signed_in": permit.session is not None,
-        "who": str(permit.grant) if permit.session is not None else "",
+        "csrf": csrf_of(request) or "",
+        "signed_in": signed_in,
+        "who": str(permit.grant) if signed_in else "",
     }

@@ -5,23 +5,24 @@ from fastapi.responses import Response
 
 from hetrdzv.api.bound import Handlers
 from hetrdzv.auth.policy import permit_of
-from hetrdzv.auth.sessions import CODE_S, SESSION_S, Sessions, cookie_name
 from hetrdzv.dashboard import routing
 from hetrdzv.dashboard.actions import require_own_page
 from hetrdzv.dashboard.render import HEADERS, page
-from hetrdzv.protocol import codec, routes, wire
+from hetrdzv.dashboard.sessions import CODE_S, SESSION_S, Sessions, SignedIn, cookie_name
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.rooms.dashboard import SIGN_IN_CODE, SignInReply
 
 handlers = Handlers()
 
 
-@handlers(routes.SIGN_IN_CODE)
+@handlers(SIGN_IN_CODE)
 async def make_code(request: Request) -> bytes:
     """A link for a browser, which works once and signs it in to the dashboard as whoever asks."""
     sessions: Sessions = request.app.state.sessions
     entry = permit_of(request).entry
-    reply = wire.SignInReply(path="/")
+    reply = SignInReply(path="/")
     if entry is not None:
-        reply = wire.SignInReply(path=f"/sign-in?code={sessions.code(entry)}", expires_in_s=CODE_S)
+        reply = SignInReply(path=f"/sign-in?code={sessions.code(entry)}", expires_in_s=CODE_S)
     return codec.write(reply, nulls=True)
 
 
@@ -54,9 +55,9 @@ async def sign_in(request: Request, code: str, group: str | None) -> Response:
 async def sign_out(request: Request) -> Response:
     """End the session of this browser."""
     require_own_page(request)
-    session = permit_of(request).session
-    if session is not None:
-        session.over = True
+    permit = permit_of(request)
+    if isinstance(permit, SignedIn):
+        permit.session.over = True
     response = Response(status_code=204, headers={**HEADERS, "HX-Redirect": "/sign-in"})
     response.delete_cookie(cookie_name(request.headers.get("host", "")), httponly=True, samesite="strict")
     return response

@@ -79,9 +79,8 @@ class BadAddress:
     address: str
 
 
-Going: TypeAlias = Annotated[
-    Silent | Cut | Superseded | Announced | Drained | Stopped | BadAddress | Other, BY_KIND
-]
+KnownGoing = Silent | Cut | Superseded | Announced | Drained | Stopped | BadAddress
+Going: TypeAlias = Annotated[KnownGoing | Other, BY_KIND]
 """Why a node is gone, or about to go."""
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from hetrdzv.protocol.bounds import OrNewer
-from hetrdzv.protocol.causes import ShownFailedBecause
+from hetrdzv.protocol.causes import ShownCause, ShownFailedBecause
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.reasons import Reason
 from hetrdzv.protocol.rooms.shares import Shares
@@ -120,11 +120,12 @@ class NoticeReply:
 
     Attributes:
         kind: what will end it: `joined`, `drained`, `restarted` or `cancelled`.
-        why: one sentence.
+        cause, why: the same as a value, and in one sentence.
         left_s: for how much longer its workers may save at most (seconds).
     """
 
     kind: str
+    cause: ShownCause | None = None
     why: str
     left_s: float
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from hetrdzv import __version__
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.bounds import OrNewer
+from hetrdzv.protocol.causes import ShownCause
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.directive import (
     DirectiveReply,
@@ -18,7 +19,7 @@ from hetrdzv.protocol.directive import (
 )
 from hetrdzv.protocol.events import ShownFacts
 from hetrdzv.protocol.parts import Other
-from hetrdzv.protocol.reasons import LeftOutReason, Reason
+from hetrdzv.protocol.reasons import Ended, LeftOutReason, Reason
 from hetrdzv.protocol.rooms.progress import Stack
 from hetrdzv.protocol.rooms.shares import SharesShown
 from hetrdzv.protocol.rooms.stalls import StallFacts
@@ -97,7 +98,7 @@ class RoundReply:
 
     Attributes:
         shares: the newest decision on how much of the work each rank gets, and how fast workers have been since.
-        ended: why it is over; None while it runs.
+        reason, ended: why it is over, and the same in a sentence; None while it runs.
         met: how many workers have found each other in the round's store; None: unknown.
         stall: who is waited for; None: nobody, as far as can be seen.
         notice: why it is about to end; None: it is not.
@@ -112,6 +113,7 @@ class RoundReply:
     master: MasterReply
     members: tuple[MemberReply, ...]
     shares: SharesShown | None = None
+    reason: Ended | None = None
     ended: str | None = None
     met: int | None = None
     stall: StallReply | None = None
@@ -146,6 +148,7 @@ class NodeReply:
         heard_s_ago: the time since its last heartbeat (seconds), None once it is gone.
         weighed: whether its weight was given by hand.
         speeds: how fast its slots were measured to be, in the order of local ranks; None: they were not measured.
+        reason, why: why it is gone, about to go, or in no round, and the same in a clause; None: nothing is to be said.
     """
 
     node_id: str
@@ -163,6 +166,7 @@ class NodeReply:
     speeds: tuple[float, ...] | None = None
     labels: Mapping[str, str]
     device: Mapping[str, str]
+    reason: LeftOutReason | None = None
     why: str = ""
     failure: FailureReply | None = None
 
@@ -279,14 +283,20 @@ class LeftOutReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReply:
-    """`POST /v1/groups/{g}/plan`: what would happen; see core/plan.py, Plan."""
+    """`POST /v1/groups/{g}/plan`: what would happen; see core/plan.py, Plan.
+
+    Attributes:
+        cause, ended: what ends the round that runs now, and the same in a sentence.
+    """
 
     group_id: str
     now: str
     state: Annotated[GroupState | str, OrNewer()]
     reason: Reason | None = None
     why: str
+    clock: float = 0.0
     in_s: float
+    cause: ShownCause | None = None
     ended: str | None = None
     round: int
     world_size: int
@@ -329,19 +339,6 @@ class EventsReply:
 
     events: tuple[EventReply, ...]
     last: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignInReply:
-    """`POST /v1/sign-in-codes`: where a browser has to go on this server to be signed in to the dashboard.
-
-    Attributes:
-        path: with a code that works once; without one where nobody needs to sign in.
-        expires_in_s: how long it works (seconds); None: always.
-    """
-
-    path: str
-    expires_in_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ whoever shows them subtracts.
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
-from hetrdzv.protocol.causes import FailedBecause, Going, ShownCause
+from hetrdzv.protocol.causes import FailedBecause, Going, KnownGoing, ShownCause
 from hetrdzv.protocol.parts import (
     BY_KIND,
     SHOWN_BY_KIND,
@@ -418,8 +418,10 @@ NodeReason = (
     | Formed
     | RunsDaemon
 )
-LeftOutReason: TypeAlias = Annotated[NoCommand | NotReady | Joins | SpareReason | Other, SHOWN_BY_KIND]
-"""Why a node is in no round, where it is shown."""
+LeftOutReason: TypeAlias = Annotated[
+    NoCommand | NotReady | Joins | SpareReason | KnownGoing | Other, SHOWN_BY_KIND
+]
+"""Why a node is in no round, is about to go, or is gone, where it is shown."""
 
 Reason: TypeAlias = Annotated[NodeReason | Other, SHOWN_BY_KIND]
 """Why a group stands where it stands, or why a node is told what it is told."""

@@ -162,7 +162,6 @@ STACKS_OF = Route("POST", f"{_GROUP}/stacks", _ADMIN, wire.StacksReply, takes=(R
 LOGS_OF = Route("POST", f"{_GROUP}/logs", _ADMIN, wire.LogsReply, takes=(RANKS,), wait_s=STACKS_WAIT_S)
 DRAIN = Route("POST", f"{_NODE}/drain", _ADMIN, wire.GroupReply, takes=(NODES,))
 UNDRAIN = Route("POST", f"{_NODE}/undrain", _ADMIN, wire.GroupReply, takes=(NODES,))
-SIGN_IN_CODE = Route("POST", "/v1/sign-in-codes", _READ, wire.SignInReply, scoped=True, once=True)
 
 # -- what supervises, and what explains ------------------------------------------------------------------------------
 

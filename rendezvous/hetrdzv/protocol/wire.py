@@ -126,9 +126,6 @@ from hetrdzv.protocol.pages import (
     RoundReply as RoundReply,
 )
 from hetrdzv.protocol.pages import (
-    SignInReply as SignInReply,
-)
-from hetrdzv.protocol.pages import (
     StacksReply as StacksReply,
 )
 from hetrdzv.protocol.pages import (

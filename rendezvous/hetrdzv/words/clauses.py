@@ -40,10 +40,10 @@ def also_not_ready(reason: NotReady | None) -> str:
 
 def broken(units: BrokenUnits) -> str:
     """Which units are not whole, and what the first of them lacks."""
-    lacks, values = f"without {names(units.missing)}", names(units.units)
+    missing, values = names(units.missing), names(units.units)
     if len(units.units) == 1:
-        return f"{units.label} {values} is not whole {lacks}"
-    return f"{units.label} {values} are not whole: {units.units.first[0]} is {lacks}"
+        return f"{units.label} {values} is incomplete without {missing}"
+    return f"{units.label} {values} are incomplete: {units.units.first[0]} lacks {missing}"
 
 
 def no_master(reason: NoMaster) -> str:

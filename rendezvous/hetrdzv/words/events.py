@@ -41,7 +41,7 @@ def _job_began(facts: events.JobBegan, event: Event) -> str:
 
 def _settings_changed(facts: events.SettingsChanged, event: Event) -> str:
     changes = ", ".join(f"{one.name} {one.group} -> {one.given}" for one in facts.changes)
-    return f"{event.node_id or 'a person'} changed the settings, no other node being left: {changes}"
+    return f"{event.node_id or 'a person'} changed the settings, since no other node was left: {changes}"
 
 
 def _round_formed(facts: events.RoundFormed, event: Event) -> str:
@@ -141,8 +141,7 @@ def _node_undrained(facts: events.NodeUndrained, event: Event) -> str:
 
 def _node_set_aside(facts: events.NodeSetAside, event: Event) -> str:
     if facts.blamed is not None:
-        last = f"last {facts.blamed} failures were"
-        return f"the {last} of workers on {event.node_id}: other nodes are taken before it"
+        return f"workers on {event.node_id} caused the last {facts.blamed} failures: other nodes are preferred to it"
     return (
         f"{event.node_id} has come and gone {facts.departures} times: for {facts.for_s or 0.0:.0f} s it is kept as a "
         f"spare, unless it is needed"

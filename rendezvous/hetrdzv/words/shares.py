@@ -21,7 +21,7 @@ def _shares_changed(facts: SharesChanged, event: Event) -> str:
         for one in facts.moved
     )
     more = f" and {facts.more} more nodes" if facts.more else ""
-    text = f"round {event.round} shares its work anew, by the pace of its workers"
+    text = f"round {event.round} has new shares, by the pace of its workers"
     return f"{text}: {shown}{more}" if facts.moved else text
 
 
@@ -49,7 +49,7 @@ def _too_many(value: TooManySpeeds) -> str:
 
 def _unlike(value: MeasuredUnlike) -> str:
     parts = ", ".join(f"{names(one.nodes)} in {one.dtype}" for one in value.dtypes)
-    return f"speeds were not measured alike ({parts}): give every agent the same --measure-dtype"
+    return f"speeds were measured differently ({parts}): give every agent the same --measure-dtype"
 
 
 EVENTS: Mapping[type, Callable[[Any, Event], str]] = {SharesChanged: _shares_changed}

@@ -19,8 +19,8 @@ MOST_CHARACTERS = 400
 """The longest sentence about versions, which agents send."""
 
 _UNSEEN = {
-    "never": "its agent has told nothing of it",
-    "stale": "its agent has stopped telling of it",
+    "never": "its agent has not reported on it",
+    "stale": "its agent has stopped reporting on it",
     "no_torch": "its script has not imported torch",
 }
 

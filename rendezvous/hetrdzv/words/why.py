@@ -4,7 +4,7 @@ from dataclasses import fields, is_dataclass
 
 from hetrdzv.protocol import parts, reasons
 from hetrdzv.protocol.parts import WorldBounds
-from hetrdzv.protocol.reasons import GroupReason, Reason, WaitsFor, WhyLeftOut
+from hetrdzv.protocol.reasons import GroupReason, LeftOutReason, Reason, WaitsFor
 from hetrdzv.protocol.who import Nodes
 from hetrdzv.words import failures
 from hetrdzv.words.clauses import (
@@ -79,14 +79,14 @@ def came_late(reason: reasons.CameLate, at: str) -> str:
     by = f" by {reason.by}" if reason.by else ""
     when = f" at {at}" if at else ""
     return (
-        f"the earlier job of group '{name}' {ended(reason.outcome)}{by}{when}, before this node joined; to begin anew: "
-        f"hetctl restart {name}, or hetctl delete {name} for other settings"
+        f"the last job of group '{name}' {ended(reason.outcome)}{by}{when}, before this node joined; to start another: "
+        f"hetctl restart {name}, or hetctl delete {name} if its settings are to differ"
     )
 
 
 def ended(outcome: str) -> str:
-    """The outcome of a job as a predicate: `has succeeded`, `has failed`, `was cancelled`."""
-    return "was cancelled" if outcome == "cancelled" else f"has {outcome}"
+    """The outcome of a job as a predicate: `succeeded`, `failed`, `was cancelled`."""
+    return "was cancelled" if outcome == "cancelled" else outcome
 
 
 # -- a group -------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def _lacks(
         case reasons.MayNotBeMaster(ready=ready, rule=rule):
             return f", but {may_not_be_master(ready.nodes, rule)}; waiting for one that may"
         case reasons.UnitsBroken(units=units):
-            return f", but {broken(units)}: waiting for that, or for other nodes"
+            return f", but {broken(units)}: waiting for it, or for other nodes"
         case reasons.TooFew(world=None, missing=missing, in_place_of=gone):
             return f"; waiting for {missing} more{_in_place_of(gone)}"
         case reasons.TooFew(world=world, missing=missing, in_place_of=gone):
@@ -221,8 +221,12 @@ def _left_out(reason: reasons.LeftOut, clock: Clock) -> str:
     return f"{without} is kept as a spare" + (f" ({clause})" if clause else "")
 
 
-def left_out(reason: WhyLeftOut, clock: Clock) -> str:
-    """Why a node is in no round, in a clause without its name: `max_nodes is 3`; empty: nothing is to be said."""
+def left_out(reason: LeftOutReason, clock: Clock, *, gone: bool = True) -> str:
+    """Why a node is in no round, in a clause without its name: `max_nodes is 3`; empty: nothing is to be said.
+
+    Args:
+        gone: False: it is only about to go.
+    """
     match reason:
         case reasons.NoCommand():
             return "it was started without a script, and the group has no command yet"
@@ -251,13 +255,15 @@ def left_out(reason: WhyLeftOut, clock: Clock) -> str:
         case reasons.SetAside(times=times, until=until):
             lift = _undrain(reason.group_id, reason.node_id)
             left = clock.left_s(until)
-            return f"it has come and gone {times} times: for {left} more, unless it is needed; to change that: {lift}"
-        case reasons.TakenLast(failures=failures):
+            return f"it has come and gone {times} times: only used if needed for {left} more; to change that: {lift}"
+        case reasons.TakenLast(failures=number):
             lift = _undrain(reason.group_id, reason.node_id)
             return (
-                f"its workers caused the last {failures} failures of its rounds, so other nodes are taken first; "
+                f"its workers caused the last {number} failures of its rounds, so other nodes are preferred; "
                 f"to change that: {lift}"
             )
+        case _:
+            return failures.going(reason, left=gone)
 
 
 _SPARE = {

@@ -28,7 +28,6 @@ from hetagent.job.progress.watcher import Watcher
 from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.room import Room
-from hetagent.job.share_files import ShareRoom
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Launch
@@ -39,6 +38,7 @@ from hetagent.node.processes.guardian import Guardian
 from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
+from hetagent.sharing.files import ShareRoom
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.wire import SpecFields
 

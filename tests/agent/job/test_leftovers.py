@@ -97,7 +97,7 @@ def not_ours_to_kill(
 
     def end() -> None:
         try:
-            made.says("do not die")()
+            made.says("cannot be killed")()
         finally:
             kill(theirs(), signal.SIGKILL)
         soon(lambda: not is_alive(theirs()), "its end")
@@ -122,8 +122,8 @@ def test_workers_that_do_not_die_are_told_and_the_agent_leaves_in_good_order(
 
     end = not_ours_to_kill(made, theirs, monkeypatch)
     made.run(made.appears("up.0", "up.1"), made.gets(signal.SIGTERM), end)
-    stuck = [line for line in made.said if "do not die" in line]
-    assert stuck == [f"processes do not die: {theirs()} (another user's)"]
+    stuck = [line for line in made.said if "cannot be killed" in line]
+    assert stuck == [f"processes cannot be killed: {theirs()} (another user's)"]
     assert tails() == []
     assert made.guardian.pid is None, "it was dismissed"
     node = made.group()["nodes"][0]
@@ -148,7 +148,9 @@ def test_a_node_whose_processes_do_not_die_leaves_instead_of_failing_the_next_ro
     monkeypatch.undo()
     os.kill(theirs(), signal.SIGKILL)
     why = made.agent.ended_by
-    assert re.fullmatch(rf"its processes do not die: {theirs()} \(another user's\) since \d\d:\d\d:\d\d", why)
+    assert re.fullmatch(
+        rf"its processes cannot be killed: {theirs()} \(another user's\) since \d\d:\d\d:\d\d", why
+    )
     assert made.said[-1] == f"leaving, since {why}; check the node before you use it again"
     [node] = made.group()["nodes"]
     assert (node["state"], node["why"]) == ("left", why)
@@ -230,7 +232,7 @@ def test_a_worker_that_hangs_in_the_kernel_takes_its_node_out_of_the_job(
             patch.setattr(made, "identity", replace(made.identity, incarnation="none"))  # it does leave one
             made.run(lambda: soon(files.asked.is_set, "a look"), made.asks("restart"))
         pid = int((made.folder / "pid").read_text())
-        why = rf"its processes do not die: {pid} \(state D: hangs in the kernel, in request_wait_answer\) since .*"
+        why = rf"its processes .*: {pid} \(state D: hangs in the kernel, in request_wait_answer\) since .*"
         assert re.fullmatch(why, made.agent.ended_by)
         [node] = made.group()["nodes"]
         assert (node["state"], node["why"]) == ("left", made.agent.ended_by)

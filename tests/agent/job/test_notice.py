@@ -192,7 +192,7 @@ def test_workers_that_have_stopped_do_not_wait_for_ever_for_the_end_of_their_rou
 
     made.run(made.exists, joins, made.appears("up"), running(made), made.asks("restart"), goes_on)
     assert made.group()["round"] == 2
-    assert any("the workers here have stopped for its end: joining again" in line for line in made.said)
+    assert any("the workers here have stopped already: joining again" in line for line in made.said)
 
 
 def test_workers_that_save_while_they_are_stopped_are_not_said_to_wait_for_that(rig: Make) -> None:

@@ -282,10 +282,10 @@ def test_while_one_hangs_in_the_kernel_no_other_is_started(
     where = "(state D: hangs in the kernel, in request_wait_answer)"
     with DeadFiles(tmp_path / "dead") as files:
         found = unwanted(mine, files.asked.is_set)
-        assert found.why.startswith("node check did not end within 60 s and does not die: ")
+        assert found.why.startswith("node check did not end within 60 s and cannot be killed: ")
         assert found.why.endswith(where)
         again = mine.ask((), NEVER)
-        assert again.why.startswith("node check: an earlier one does not die: ")
+        assert again.why.startswith("node check: the last one cannot be killed: ")
         assert again.why.endswith(where)
         pid = int(again.why.removesuffix(f" {where}").rpartition(" ")[2])
     soon(lambda: not is_alive(pid), "its end")
@@ -356,7 +356,7 @@ def test_a_mistake_of_ours_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         readiness.ask(())
         [found] = verdicts(readiness, 1)
     assert found.fatal
-    assert found.why == "whether it is ready could not be found out, which is a bug: ValueError: oh"
+    assert found.why == "checking whether it is ready failed, which is a bug: ValueError: oh"
 
 
 # -- under an agent ------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ def test_a_node_joins_as_not_ready_and_starts_when_the_check_passes(rig: Make) -
         assert group["why"].endswith("; a is not ready: node check failed (exit status 1): no link")
         assert not (made.folder / "ran").exists()
 
-    why = "this node is not ready: node check failed (exit status 1): no link; asking again until it is"
+    why = "this node is not ready: node check failed (exit status 1): no link; checking again until it is"
     assert made.run(made.says(why), made.exists, shown, made.touches("ok")) == 0
     assert made.said.count(why) == 1, "once per reason"
     assert "this node is ready" in made.said
@@ -416,7 +416,7 @@ def test_it_is_asked_after_a_round_too_and_one_that_waits_is_taken_back(rig: Mak
     ]
     assert made.run(*acts) == 0
     kinds = [line for line in made.said if "this node is" in line]
-    bad = "this node is not ready: node check failed (exit status 1): bad; asking again until it is"
+    bad = "this node is not ready: node check failed (exit status 1): bad; checking again until it is"
     assert kinds == [bad, "this node is ready", bad, "this node is ready"]
     assert made.group()["restarts"] == 0
 

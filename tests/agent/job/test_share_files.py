@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tests.agent.job.rig import Make
 
-from hetagent.job import share_files
-from hetagent.job.share_files import SHARES, ShareFiles
 from hetagent.launch.base import Assignment
 from hetagent.node.created import Created
 from hetagent.protocol.topics import Message
+from hetagent.sharing import files as share_files
+from hetagent.sharing.files import SHARES, ShareFiles
 from hetrdzv.protocol.errors import NoSuchShares
 from hetrdzv.protocol.rooms.shares import Shares
 from hetrdzv.protocol.wire import MasterReply, SharesRequest, StartReply

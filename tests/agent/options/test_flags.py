@@ -190,7 +190,7 @@ def test_no_flag_is_guessed_but_the_likely_one_is_named(argv: list[str], message
 def test_a_server_behind_the_script() -> None:
     for flag in ("--server", "--standalone"):
         with pytest.raises(
-            UsageError, match=f"^{flag} stands after train.py, so it belongs to the script: put it"
+            UsageError, match=f"^{flag} comes after train.py, so it belongs to the script: put it"
         ):
             parse(["train.py", flag, "x"], {})
 

@@ -258,7 +258,7 @@ def test_a_closed_rendezvous_is_closed_for_all_nodes(job: Job) -> None:
             handler.next_rendezvous()
     assert job.group()["state"] == "cancelled"
     newcomer = job.node("c", 2)
-    with pytest.raises(RendezvousClosedError, match=r"the earlier job of group .* was cancelled by"):
+    with pytest.raises(RendezvousClosedError, match="was cancelled by"):
         newcomer.next_rendezvous()
 
 

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from hetrdzv.protocol import reasons
 from hetrdzv.protocol.causes import CrashLoop, FailedBecause, FailedWorker, WorkerFault
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.parts import Quoted
 from hetrdzv.protocol.settings import GroupSpec
 from tests.core.driver import Story, running
+from tests.core.explained import ready, waits_for
 
 FAILED = FailedWorker(node_id="a", rank=0, local_rank=0, exit_code=1, said=Quoted("Traceback: boom"))
 
@@ -180,9 +182,8 @@ def test_the_state_says_that_a_restart_waits() -> None:
         story.join("a")
         if story.group.active_round is not None:
             story.started("a")
-    assert story.why.endswith(
-        "1 of 1 node ready (a); restart 2 of 5 waits 1 s more, since 2 came in quick succession"
-    )
+    resting = reasons.Resting(ready=ready(["a"], 1), restart=2, of=5, quick=2, until=story.now + 1)
+    assert waits_for(story) == resting
     assert story.told("a").kind == "wait"
     story.wait(1)
     assert story.group.state == "starting"
@@ -197,7 +198,7 @@ def test_the_next_one_does_not_after_a_long_round_or_progress(after: dict[str, f
     assert story.group.rests_until is None
     story.failed("a")
     story.join("a")
-    assert "waits 1 s more" in story.why
+    assert waits_for(story).until == pytest.approx(story.now + 1)
 
 
 def test_restarts_need_not_wait() -> None:

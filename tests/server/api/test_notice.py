@@ -5,7 +5,10 @@ from typing import Any
 
 import httpx
 
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.reasons import Ended
 from hetrdzv.storage.base import Snapshot
+from hetrdzv.words import why as words
 from tests.support.served import FaultyStore, api, serving, settled
 
 NODES = "/v1/groups/g/nodes"
@@ -42,10 +45,10 @@ async def test_who_takes_notice_is_told_at_once_and_an_older_agent_only_of_the_s
         polls = {n: asyncio.create_task(polled(client, n, before[n]["version"])) for n in "ab"}
         await settled(50)
         group = (await client.post("/v1/groups/g/restart")).json()
-        why = "round 1 is about to end (a restart was requested); waiting for a to save and be ready to stop"
-        assert (group["state"], group["why"].startswith(why)) == ("running", True)
+        assert (group["state"], group["reason"]["kind"]) == ("running", "about_to_end")
+        assert group["reason"]["nodes"]["first"] == ["a"]
         notice = group["current_round"]["notice"]
-        assert (notice["kind"], notice["why"]) == ("restarted", "a restart was requested")
+        assert (notice["kind"], notice["cause"]["kind"]) == ("restarted", "restarted")
         assert 590 < notice["left_s"] <= 600
         told = await polls["a"]
         assert (told["kind"], told["code"], told["start"]) == ("start", "notice", before["a"]["start"])
@@ -53,6 +56,9 @@ async def test_who_takes_notice_is_told_at_once_and_an_older_agent_only_of_the_s
         await settled(50)
         assert not polls["b"].done()
         assert (await report(client, "a", "ready_to_stop"))["kind"] == "stop"
+        over = (await client.get("/v1/groups/g")).json()["current_round"]
+        assert (over["reason"]["kind"], over["reason"]["cause"]["kind"]) == ("ended", "restarted")
+        assert over["ended"] == words.ended_by(codec.checked(Ended, over["reason"]))
         assert (await polls["b"])["kind"] == "stop"
 
 

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from hetrdzv.protocol import codec, wire
+from hetrdzv.protocol.causes import Drained, MemberDrained
 from hetrdzv.service import plans
 from hetrdzv.settings import Limits
 from tests.support.served import api, join, serving, two_nodes
@@ -22,8 +23,9 @@ async def test_a_plan_is_what_then_happens_and_changes_nothing() -> None:
             ("b", 4, 1),
         ]
         assert (found.state, found.round, found.was_round, found.world_size) == ("running", 2, 1, 5)
+        assert (found.cause, found.clock > 0) == (MemberDrained(node_id="a"), True)
         assert (found.master, found.restarted, found.stops, found.moves) == ("c", ("b",), ("a",), ("b",))
-        assert [(one.node_id, one.slots, one.why) for one in found.gone] == [("a", 1, "drained")]
+        assert [(one.node_id, one.slots, one.reason) for one in found.gone] == [("a", 1, Drained())]
 
 
 async def test_without_a_change_it_is_what_is_there() -> None:
@@ -76,4 +78,5 @@ async def test_large_groups_are_planned_one_at_a_time_beside_the_loop() -> None:
         replies = await asyncio.gather(*(client.post(PLAN, json={"remove": [f"n{i}"]}) for i in (3, 4)))
         for reply in replies:
             assert reply.json()["state"] == "waiting"
-            assert f"{many - 1} of {many} nodes ready" in reply.json()["why"]
+            ready = reply.json()["reason"]["what"]["ready"]
+            assert (len(ready["nodes"]["first"]) + ready["nodes"]["more"], ready["want"]) == (many - 1, many)

@@ -7,6 +7,8 @@ import httpx
 
 from hetrdzv.api.views import LARGE
 from hetrdzv.protocol import codec, wire
+from hetrdzv.protocol.reasons import Misfit
+from hetrdzv.words import why as words
 from tests.support.served import api, join, serving, settled, two_nodes
 
 NODES = "/v1/groups/g/nodes"
@@ -168,6 +170,7 @@ async def test_leave_drain_and_undrain() -> None:
         assert (await client.delete(f"{NODES}/a", params=query)).status_code == 204
         nodes = {node["node_id"]: node for node in (await client.get("/v1/groups/g")).json()["nodes"]}
         assert (nodes["a"]["state"], nodes["a"]["why"]) == ("left", "SIGTERM")
+        assert nodes["a"]["reason"] == {"kind": "announced", "text": "SIGTERM"}
 
 
 async def test_groups_are_made_listed_restarted_and_forgotten() -> None:
@@ -186,7 +189,7 @@ async def test_groups_are_made_listed_restarted_and_forgotten() -> None:
         both = await client.put("/v1/groups/h", json={"min_nodes": 3, "max_nodes": 2})
         assert (both.status_code, both.json()["field"]) == (422, "max_nodes")
         (line,) = (await client.get("/v1/groups")).json()["groups"]
-        assert (line["group_id"], line["why"]) == ("g", "no node is ready; waiting for 2 more")
+        assert (line["group_id"], line["reason"]["what"]["missing"]) == ("g", 2)
         assert (await client.post("/v1/groups/g/restart")).status_code == 409
         assert (await client.post("/v1/groups/g/cancel")).json()["state"] == "cancelled"
         assert (await client.post("/v1/groups/g/restart")).json()["job"] == 2
@@ -228,5 +231,6 @@ async def test_a_spare_that_does_not_fit_says_why() -> None:
             body = {"incarnation": "i", "slots": slots, "address": "10.0.0.1", "port": 4000, "spec": spec}
             await client.put(f"/v1/groups/g/nodes/{name}", json=body)
         nodes = {node["node_id"]: node for node in (await client.get("/v1/groups/g")).json()["nodes"]}
-    assert (nodes["b"]["state"], nodes["a"]["why"]) == ("spare", "")
-    assert nodes["b"]["why"] == "with its 1 slot the world size would be 3, not a multiple of 2"
+    assert (nodes["b"]["state"], nodes["a"]["why"], nodes["a"]["reason"]) == ("spare", "", None)
+    assert (nodes["b"]["reason"]["kind"], nodes["b"]["reason"]["world_size"]) == ("misfit", 3)
+    assert nodes["b"]["why"] == words.misfit(codec.checked(Misfit, nodes["b"]["reason"]))

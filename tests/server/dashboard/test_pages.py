@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from hetrdzv.api.app import create_app
 from hetrdzv.auth.tokens import Grant, Role, Tokens
 from hetrdzv.core.commands import Report
 from hetrdzv.dashboard.live import Hub
 from hetrdzv.dashboard.pages import FILES
+from hetrdzv.dashboard.room import Dashboard
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service
@@ -273,15 +275,16 @@ async def test_a_page_stops_following_when_its_token_is_gone(service: Service) -
     tokens = Tokens(TOKENS)
     async with browser(service, tokens) as client:
         await sign_in(client, "a-read-token")
-        app = create_app(service, tokens=tokens)
-        hub, session = Hub(), app._sessions.redeem(app._sessions.code(tokens.entry("a-read-token")))  # type: ignore[attr-defined]
-        permit = app._signed_in({"cookie": f"hetrdzv={session}"})  # type: ignore[attr-defined]
+        app = FastAPI()
+        dashboard, sessions, hub = Dashboard(app, tokens), app.state.sessions, app.state.hub
+        cookie = sessions.redeem(sessions.code(tokens.entry("a-read-token")))
+        permit = dashboard.permit({"cookie": f"hetrdzv={cookie}"})
 
         async def render() -> dict[str, str]:
             return {"now": "text"}
 
         viewer = hub.watch("g", permit, lambda: (render, asyncio.sleep))
         assert await anext(viewer)
-        permit.session.over = True
+        sessions.find(cookie).over = True
         assert [piece async for piece in viewer if b"tick" not in piece] == []
         assert len(hub) == 0

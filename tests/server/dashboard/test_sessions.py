@@ -2,7 +2,8 @@
 
 import pytest
 
-from hetrdzv.auth.sessions import (
+from hetrdzv.auth.tokens import Entry, Grant, Role, Tokens, entries
+from hetrdzv.dashboard.sessions import (
     CODE_S,
     MOST_CODES,
     MOST_SESSIONS,
@@ -11,7 +12,6 @@ from hetrdzv.auth.sessions import (
     Sessions,
     cookie_name,
 )
-from hetrdzv.auth.tokens import Entry, Grant, Role, Tokens, entries
 
 READ = Grant(Role.READ, "team-a-*")
 

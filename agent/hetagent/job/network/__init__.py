@@ -1,7 +1,7 @@
 """`--check-network`: before the workers of a round start, how fast the network is between its nodes."""
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from hetagent.feature import Feature, Flags
@@ -26,7 +26,7 @@ class CheckNetwork(Feature):
     def __init__(self, args: Namespace, environ: Mapping[str, str]) -> None:
         self._is_wanted: bool = args.check_network
 
-    def room(self, node: "Node", line: "Line") -> "Room | None":
+    def room(self, node: "Node", line: "Line", others: "Sequence[Room]") -> "Room | None":
         """The check."""
         if not self._is_wanted:
             return None

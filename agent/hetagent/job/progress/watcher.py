@@ -121,7 +121,7 @@ class Watcher(Room):
         self._watch.begin(workers.pids, first)
         self._line.watch(self._sample, self._show)
 
-    def decided(self, number: int, others: bool) -> None:
+    def recount(self, number: int, others: bool) -> None:
         """The workers have got the shares of a decision: from now on it counts how much they work with these.
 
         Args:

@@ -1,7 +1,7 @@
 """What a check of this node is asked, and what it has found."""
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 
@@ -30,11 +30,13 @@ class Check:
         repeats: it is asked before each round, and now and then until one begins; else before each round only.
         done: there is nothing more to find out.
         wants_quiet: nothing else should run on this node until it is done.
+        facts: what people and the server should know of this node for it, by name.
     """
 
     repeats = False
     done = False
     wants_quiet = False
+    facts: Mapping[str, str] = {}
 
     @property
     def within_s(self) -> float:

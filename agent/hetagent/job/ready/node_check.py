@@ -38,13 +38,13 @@ class SiteCheck(Feature):
     flags: ClassVar[Flags] = {
         "--node-check": {
             "metavar": "COMMAND",
-            "help": "A node is ready only while this command of /bin/sh exits with 0 (or HET_NODE_CHECK).",
+            "help": "This node is ready only while this /bin/sh command exits with 0 (or HET_NODE_CHECK).",
         },
         "--node-check-timeout-s": {
             "type": told(seconds),
             "default": TIMEOUT_S,
             "metavar": "S",
-            "help": f"Seconds after which --node-check is killed, and has failed (default: {TIMEOUT_S:g}).",
+            "help": f"Seconds after which --node-check is killed and counts as failed (default: {TIMEOUT_S:g}).",
         },
     }
 
@@ -52,7 +52,7 @@ class SiteCheck(Feature):
         self.command: str = args.node_check or environ.get("HET_NODE_CHECK", "")
         self.timeout_s: float = args.node_check_timeout_s
 
-    def check(self, node: "Node") -> Check | None:
+    def check(self, node: "Node", offers: Callable[..., None]) -> Check | None:
         """The command."""
         if not self.command:
             return None
@@ -109,7 +109,7 @@ class NodeCheck(Check):
             one for one in self._stuck if one.pid in alive and alive[one.pid].started == one.started
         ]
         if self._stuck:
-            return Fitness(f"node check: an earlier one does not die: {self._describe_stuck()}")
+            return Fitness(f"node check: the last one cannot be killed: {self._describe_stuck()}")
         try:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", self._command],
@@ -131,10 +131,10 @@ class NodeCheck(Check):
         if not ended or status is None:
             late = f"node check did not end within {self._timeout_s:g} s"
             if self._stuck:
-                late += f" and does not die: {self._describe_stuck()}"
+                late += f" and cannot be killed: {self._describe_stuck()}"
             return Fitness(f"{late}{f': {end}' if end else ''}")
         if self._stuck:
-            return Fitness(f"node check has left processes that do not die: {self._describe_stuck()}")
+            return Fitness(f"node check has left processes that cannot be killed: {self._describe_stuck()}")
         if status == 0:
             return READY
         how = f"exit status {status}" if status > 0 else f"killed by {signal_name(-status)}"

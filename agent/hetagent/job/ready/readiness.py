@@ -3,7 +3,7 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetagent.job.ready.fitness import READY, Check, Fitness
@@ -55,6 +55,11 @@ class Readiness:
     def within_s(self) -> float:
         """How long the first verdict may take, once a round has ended (seconds)."""
         return sum(check.within_s for check in self._checks)
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What is to be known of this node for its checks, by name."""
+        return {name: text for check in self._checks for name, text in check.facts.items()}
 
     @property
     def measures(self) -> bool:
@@ -120,9 +125,7 @@ class Readiness:
         try:
             self._ask(asked)
         except Exception as error:  # else the node would wait for ever, and nobody would know why
-            why = (
-                f"whether it is ready could not be found out, which is a bug: {type(error).__name__}: {error}"
-            )
+            why = f"checking whether it is ready failed, which is a bug: {type(error).__name__}: {error}"
             self._say(asked, Fitness(why, fatal=True))
 
     def _ask(self, asked: _Asked) -> None:

@@ -32,7 +32,7 @@ class Leftovers:
         if pids:
             alive, now = processes.living(), f"{datetime.now().astimezone():%H:%M:%S}"
             self._stuck |= {alive[pid]: now for pid in pids if pid in alive and alive[pid] not in self._stuck}
-            self._tell(f"processes do not die: {processes.describe_stuck(pids)}")
+            self._tell(f"processes cannot be killed: {processes.describe_stuck(pids)}")
 
     def stuck(self) -> str:
         """Which of them are still alive, why and since when; empty if none is."""

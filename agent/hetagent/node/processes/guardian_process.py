@@ -104,7 +104,7 @@ def main() -> int:
     stubborn = processes.kill_all_of(message["incarnation"], sessions)
     if stubborn:
         _say(
-            f"node {message['node_id']!r}: processes do not die: {processes.describe_stuck(stubborn)}; "
+            f"node {message['node_id']!r}: processes cannot be killed: {processes.describe_stuck(stubborn)}; "
             "check the node (GPU driver, file server) before you use it again"
         )
     signal.alarm(GOODBYE_LIMIT_S)

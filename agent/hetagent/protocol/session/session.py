@@ -41,7 +41,7 @@ CONTRADICTED_S = 5.0
 """How long after a join another is sent if the server does not know whether this node is ready (seconds): a message
 was late."""
 
-REFUSES_PROGRESS = "the server does not take how far the workers have come, so no hang is noticed"
+REFUSES_PROGRESS = "the server does not accept the workers' progress, so no hang is noticed"
 
 LEAVE_PATIENCE_S = 8.0
 """How long a goodbye is attempted (seconds): longer than a failover takes (4 s) with the longest pause between attempts
@@ -311,7 +311,7 @@ class Session:
             return outbox.next(self._head(), now)
         except InvalidRequest as error:
             if topic.in_order:
-                self._give_up(f"a report of this agent is lost: {error}", gone=False)
+                self._give_up(f"a report from this agent is lost: {error}", gone=False)
             else:
                 self._notices.append(
                     f"the server is not told the {topic.route.path.rpartition('/')[2]}: {error}"
@@ -424,7 +424,7 @@ class Session:
                     self._forgotten(error, now)
             case "invalid_request" | "body_too_large" if in_order:
                 self._hear(lane, now)
-                self._give_up(f"the server rejects a report of this agent: {error}", gone=False)
+                self._give_up(f"the server rejects a report from this agent: {error}", gone=False)
             case _ if in_order:
                 self._unanswered(request, error, now)
             case code if is_for_good(error) and code not in STRANGERS:

@@ -10,7 +10,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, print_json
 from hetrdzv.cli.hetctl.options import GROUP_ID, command, shared
 from hetrdzv.client import Client
-from hetrdzv.protocol.wire import SignInReply
+from hetrdzv.protocol.rooms.dashboard import SIGN_IN_CODE, SignInReply
 from hetrdzv.words.phrasing import count
 
 
@@ -28,7 +28,7 @@ def dashboard(group: str | None, no_open: bool) -> None:
             await client.group(
                 group
             )  # or a person with a typo would use up a code to read that it is not there
-        reply = await client.sign_in_code()
+        reply = await client.ask(SIGN_IN_CODE)
         return client.last_server, reply
 
     server, reply = call(ask)

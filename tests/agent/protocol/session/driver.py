@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hetagent.job import share_files
 from hetagent.job.progress import watcher
 from hetagent.launch.mpi import mpirun
 from hetagent.protocol import reports
@@ -13,6 +12,7 @@ from hetagent.protocol.offer import Offer
 from hetagent.protocol.requests import Answer, Join, Leave, Poll, Request, Say
 from hetagent.protocol.session.session import Session
 from hetagent.protocol.topics import Topic
+from hetagent.sharing import files as share_files
 from hetrdzv.api.commands import join_command
 from hetrdzv.api.views import directive_reply
 from hetrdzv.core import commands

@@ -7,10 +7,10 @@ import pytest
 from tests.agent.protocol.session.driver import FAILURE, REFUSED, Bench, problem
 
 from hetagent.job.progress.watcher import STACKS
-from hetagent.job.share_files import SHARES
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Poll, Say
 from hetagent.protocol.topics import Message
+from hetagent.sharing.files import SHARES
 from hetrdzv.core.model import Round
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.rooms.progress import NodeProgress, Stack, Worker

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from hetagent.launch.command import WorkerCommand
 
-MODES = ("auto", "on", "off", "again")
-
 USERS = ("hetagent.shares", "hetagent.uneven")
 """The modules by which a script shares its work."""
 
@@ -23,7 +21,7 @@ def is_wanted(mode: str, script: Path | None, *, weighed: bool) -> bool:
     """Whether the slots are to be measured.
 
     Args:
-        mode: one of `MODES`.
+        mode: `auto`, `on`, `off` or `again`.
         script: what the workers run, if that is Python; None: something else, or nobody knows yet.
         weighed: whether this node was given a weight, by which all shares go then.
     """

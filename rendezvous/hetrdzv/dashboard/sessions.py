@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from fastapi import Request
+
+from hetrdzv.auth.policy import Permit, permit_of
 from hetrdzv.auth.tokens import Entry, Tokens
 
 CODE_S = 300.0
@@ -78,6 +81,11 @@ class Sessions:
             self._drop(_surplus({key: session.entry for key, session in self._sessions.items()}))
         return cookie
 
+    def permit(self, cookie: str) -> "SignedIn | None":
+        """What the browser with a cookie may do; None: it is signed in no longer."""
+        session = self.find(cookie)
+        return SignedIn(session, self) if session is not None else None
+
     def find(self, cookie: str) -> Session | None:
         """The session of a cookie, or None if it is over."""
         key = _digest(cookie)
@@ -94,6 +102,29 @@ class Sessions:
 
     def _drop(self, key: bytes) -> None:
         self._sessions.pop(key).over = True
+
+
+class SignedIn(Permit):
+    """What a browser may do that is signed in instead of sending a token."""
+
+    def __init__(self, session: Session, sessions: Sessions) -> None:
+        super().__init__(session.entry.grant, session.entry)
+        self.session = session
+        self._sessions = sessions
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the token still has this grant, and nobody has signed out."""
+        return self._sessions.is_live(self.session)
+
+
+def csrf_of(request: Request) -> str | None:
+    """What a request from a page that changes something must bring along; None: it brings its token."""
+    permit, sessions = permit_of(request), request.app.state.sessions
+    if isinstance(permit, SignedIn):
+        return permit.session.csrf
+    open_csrf: str = sessions.open_csrf
+    return open_csrf if permit.entry is None else None
 
 
 def _surplus(held: Mapping[bytes, Entry]) -> bytes:

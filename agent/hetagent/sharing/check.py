@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hetagent.job.ready.fitness import READY, Check, Fitness
 from hetagent.node.processes import finding as processes
-from hetagent.node.speed import cache, judged
-from hetagent.node.speed.subject import Subject
+from hetagent.sharing import cache, judged
+from hetagent.sharing.subject import Subject
 
 TIMEOUT_S = 60.0
 """How long the benchmark may take (seconds). It measures for two; the rest is the import of torch on a busy host."""
@@ -25,7 +25,7 @@ BUSY = 0.5
 """A machine with more processes for each of its CPUs that want to run is busy: what is measured then on CPUs is used,
 since nothing better is known, but no later job should go by it."""
 
-COMMAND = (sys.executable, "-m", "hetagent.node.speed.benchmark")
+COMMAND = (sys.executable, "-m", "hetagent.sharing.benchmark")
 
 
 def load_per_cpu() -> float:
@@ -79,6 +79,7 @@ class SpeedCheck(Check):
         self._timeout_s = timeout_s
         self._load = load
         self.done = False
+        self.facts = subject.facts
 
     def ask(self, workers: Collection[int], cancelled: threading.Event) -> Fitness:
         """Find out, the first time; this node is ready in any case."""
@@ -94,7 +95,7 @@ class SpeedCheck(Check):
         except NotMeasured as error:
             self.done = True
             return Fitness(
-                warnings=(f"the speed of this node's slots is not known, so it tells none: {error}",)
+                warnings=(f"the speed of this node's slots is not known, so none is reported: {error}",)
             )
         if speeds is None:
             return READY
@@ -102,7 +103,7 @@ class SpeedCheck(Check):
         if self._subject.visible is None:
             speeds = judged.of_cpus(speeds)
         warnings = judged.slow(speeds, self._subject.kinds)
-        how = "measured earlier; --measure again measures anew"
+        how = "measured earlier; to measure again: --measure again"
         if kept is None:
             how = "measured now, on a busy machine: not kept for later jobs" if is_busy else "measured now"
             if (
@@ -140,7 +141,7 @@ class SpeedCheck(Check):
                 if cancelled.is_set():
                     return None
                 if time.monotonic() >= deadline:
-                    raise NotMeasured(f"the benchmark was not done within {self._timeout_s:g} s")
+                    raise NotMeasured(f"the benchmark did not finish within {self._timeout_s:g} s")
         finally:
             if process.poll() is None:
                 self._kill(process)

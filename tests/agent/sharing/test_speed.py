@@ -14,12 +14,12 @@ import torch
 
 from hetagent.job.ready.fitness import READY
 from hetagent.job.ready.readiness import Readiness
-from hetagent.job.ready.speed_check import SpeedCheck
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
 from hetagent.node.processes import finding as processes
-from hetagent.node.speed import benchmark, cache, judged, policy
-from hetagent.node.speed.subject import NotMeasurable, Subject, cpu_kind, subject
+from hetagent.sharing import benchmark, cache, judged, policy
+from hetagent.sharing.check import SpeedCheck
+from hetagent.sharing.subject import NotMeasurable, Subject, cpu_kind, subject
 
 VERSIONS = {"torch": "2.13.0+cpu", "driver": "560.35.03"}
 CPUS = devices.Devices(kind="cpu", indices=(), slots=2)
@@ -168,7 +168,7 @@ def test_a_damaged_cache_counts_as_none(tmp_path: Path, damage: bytes) -> None:
 
 CHILDREN = """
 import json, os, sys, time
-from hetagent.node.speed import benchmark
+from hetagent.sharing import benchmark
 def fails(begin): raise RuntimeError("no\\nkernel image")
 def slow_to_start(begin):
     time.sleep(1.5)  # longer than the measurement may take
@@ -264,7 +264,7 @@ def test_it_is_measured_once_and_kept_for_later_jobs(tmp_path: Path) -> None:
     assert len(asked.told) == 1, "it was measured before"
     later = Asked(tmp_path, printing("nothing"))
     assert later.speeds == [0.998, 0.998]
-    assert "measured earlier; --measure again measures anew" in later.told[0]
+    assert "measured earlier; to measure again: --measure again" in later.told[0]
     anew = Asked(tmp_path, ODD, again=True)
     assert anew.speeds == [0.549, 0.549]
 
@@ -275,7 +275,7 @@ def test_what_was_measured_on_a_busy_machine_is_no_measure_for_later_jobs(tmp_pa
     assert asked.told[0].endswith("TFLOP/s (measured now, on a busy machine: not kept for later jobs)")
     assert list(tmp_path.iterdir()) == []
     assert Asked(tmp_path, FAST).told[0].endswith("(measured now)")
-    assert Asked(tmp_path, FAST, load=0.6).told[0].endswith("measures anew)"), "what is kept is good"
+    assert Asked(tmp_path, FAST, load=0.6).told[0].endswith("--measure again)"), "what is kept is good"
 
 
 def test_a_slow_slot_is_named_at_once_and_measured_again_next_time(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_cpu_slots_of_a_node_are_as_fast_as_each_other(tmp_path: Path) -> None:
         (printing("hello"), "the benchmark printed b'hello\\n', which makes no sense"),
         (printing("[1]"), "the benchmark printed b'[1]\\n', which makes no sense"),
         (printing("[]"), "the benchmark answered for 0 of 2 slots"),
-        (printing('[{}, {"error": "late"}]'), "local rank 0: it makes no sense that {}"),
+        (printing('[{}, {"error": "late"}]'), "local rank 0: these values make no sense: {}"),
     ],
 )
 def test_a_benchmark_that_fails_stops_nothing(tmp_path: Path, command: tuple[str, ...], why: str) -> None:
@@ -313,7 +313,7 @@ def test_a_benchmark_that_fails_stops_nothing(tmp_path: Path, command: tuple[str
     assert not asked.verdict.why
     assert not asked.verdict.fatal
     [warning] = asked.verdict.warnings
-    assert warning.startswith(f"the speed of this node's slots is not known, so it tells none: {why}")
+    assert warning.startswith(f"the speed of this node's slots is not known, so none is reported: {why}")
     assert asked.speeds == []
     assert asked.check.done, "it is not tried before each round"
 
@@ -322,7 +322,7 @@ def test_one_that_hangs_is_killed_with_everything_that_it_has_started(tmp_path: 
     command = ("/bin/sh", "-c", "sleep 600 & sleep 600")
     check = SpeedCheck(TWO, "hangs", lambda speeds: None, print, place=None, command=command, timeout_s=0.3)
     [warning] = check.ask((), NEVER).warnings
-    assert warning.endswith("the benchmark was not done within 0.3 s")
+    assert warning.endswith("the benchmark did not finish within 0.3 s")
     assert processes.marked("hangs", processes.CHECK_FOR) == []
 
 

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetagent.node.gpu import devices
-from hetagent.node.speed.judged import described
+from hetagent.sharing.judged import described
 
 BENCHMARK = 1
 """Changes with what is measured: older results count no longer."""
 
 MEASURED, MOST_CHARACTERS = "measured", 256
 """The fact of a node that says what was measured (`Subject.text`), and its longest value."""
-
-DTYPES = ("auto", "float32", "tf32", "float16", "bfloat16")
 
 AUTO_DTYPE = {"cuda": "float16", "cpu": "float32"}
 """GPUs that compute in bfloat16 are as fast in float16, and those before them (V100, T4) have only float16."""
@@ -77,7 +75,7 @@ def subject(
 
     Args:
         chosen: the devices; None: nobody has looked at them, since --nproc-per-node gave a number.
-        dtype: one of `DTYPES`.
+        dtype: `auto`, or in which dtype.
         versions: of torch and the driver, by name.
         environ: this process's, with only the chosen devices visible, and the workers' limits on threads.
         cpu: whether the workers have no GPUs.

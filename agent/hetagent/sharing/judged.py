@@ -34,7 +34,7 @@ def speeds(results: Sequence[Mapping[str, object]]) -> list[float] | str:
             return f"local rank {local_rank}: {why}"
         matmul, bandwidth = result.get("matmul"), result.get("bandwidth")
         if not (isinstance(matmul, float) and isinstance(bandwidth, float) and min(matmul, bandwidth) >= 1):
-            return f"local rank {local_rank}: it makes no sense that {dict(result)}"
+            return f"local rank {local_rank}: these values make no sense: {dict(result)}"
         found.append(speed(matmul, bandwidth))
     return found
 

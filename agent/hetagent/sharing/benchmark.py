@@ -1,7 +1,7 @@
 """Measures every slot of a node at the same time. Runs as a process of its own, so that no GPU memory stays in use.
 
-    python -m hetagent.node.speed.benchmark '{"dtype": "float16", "visible": ["0", "1"]}'
-    python -m hetagent.node.speed.benchmark '{"dtype": "float32", "slots": 4}'
+    python -m hetagent.sharing.benchmark '{"dtype": "float16", "visible": ["0", "1"]}'
+    python -m hetagent.sharing.benchmark '{"dtype": "float32", "slots": 4}'
 
 It imports torch once and forks a child for each slot before anything is initialised. The child of a GPU sees only that
 one, as a MIG slice requires; that of a CPU slot keeps the limits on threads that a worker gets. Prints a JSON list: for

@@ -12,7 +12,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from pydantic import ValidationError
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from hetagent.cli import EXIT_FAILED, EXIT_SIGNAL
@@ -54,7 +53,8 @@ from hetagent.torch_compat import flags as torchs
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.wire import SpecFields
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.joining import JoinRequest, SpecFields
 
 PREFIX = "[${node_id}:${rank}] "
 """What lines of the workers begin with on the console unless a template was given (pytorch/pytorch#75087)."""
@@ -344,27 +344,29 @@ def _offer(
     Raises:
         UsageError: no server would accept it.
     """
-    common: dict[str, Any] = {
-        "slots": slots,
-        "address": address,
-        "role": options.torchrun.role,
-        "labels": options.labels,
-        "weight": options.weight,
-        "device": {**device} | (chosen.facts if chosen is not None else {}),
-        "wants_command": wants_command,
-        "wants_members": launch.wants_members,
-        "wants_daemon": launch.wants_daemon,
-        "takes_notice": True,
-        "ready_within_s": ready_within_s,
-    }
+    offer = Offer(
+        slots=slots,
+        address=address,
+        role=options.torchrun.role,
+        labels=options.labels,
+        weight=options.weight,
+        device={**device} | (chosen.facts if chosen is not None else {}),
+        wants_command=wants_command,
+        wants_members=launch.wants_members,
+        wants_daemon=launch.wants_daemon,
+        takes_notice=True,
+        ready_within_s=ready_within_s,
+        spec=SpecFields(**options.spec),
+    )
     try:
-        spec = SpecFields(**options.spec)
-        Offer(spec=spec, **common).request("any", (1, 1), 0)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        flag = str(first["loc"][0]).replace("_", "-").removesuffix("s" if first["loc"][0] == "labels" else "")
-        raise UsageError(f"no server accepts --{flag} {first['input']!r}: {first['msg']}") from None
-    return Offer(spec=spec, **common)
+        codec.checked(JoinRequest, offer.request("any", (1, 1), 0))
+    except codec.Malformed as error:
+        wrong = error.mistakes[0]
+        name = next(str(part) for part in wrong.place if part != "spec")
+        flag = "label" if name == "labels" else name.replace("_", "-")
+        given = "" if wrong.given is None else f" {wrong.given!r}"
+        raise UsageError(f"no server accepts --{flag}{given}: {wrong.text}") from None
+    return offer
 
 
 def _readiness(node: Node, offers: Callable[..., None], kept: Callable[[], Collection[int]]) -> Readiness:

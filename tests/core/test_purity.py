@@ -13,8 +13,8 @@ import hetrdzv.protocol
 CORE, LEAF = Path(hetrdzv.core.__path__[0]), Path(hetrdzv.protocol.__path__[0])
 FORBIDDEN = {"time", "random", "asyncio", "os", "socket", "logging", "threading", "pydantic", "fastapi"}
 FORBIDDEN |= {"datetime", "io", "pathlib", "subprocess", "uuid", "secrets", "multiprocessing", "selectors"}
-NO_VALUES = {"codec.py", "keepalive.py", "wire.py"}
-"""Modules beside the values: the first reads and writes them, the last has requests, which are pydantic's models."""
+NO_VALUES = {"codec.py", "keepalive.py"}
+"""Modules beside the values: the first reads and writes them."""
 VALUES = [path for path in LEAF.glob("*.py") if path.name not in NO_VALUES]
 EFFECTS = {"open", "print", "input", "exec", "eval", "__import__"}
 

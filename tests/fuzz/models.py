@@ -9,11 +9,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from hypothesis import strategies as st
-from pydantic import BaseModel, StringConstraints
-from pydantic.fields import FieldInfo
 
-from hetrdzv.protocol.bounds import AtMost, Matches
-from hetrdzv.protocol.wire import JoinRequest
+from hetrdzv.protocol.bounds import AtMost, Matches, Unset
+from hetrdzv.protocol.joining import JoinRequest
 
 Strategy = st.SearchStrategy[Any]
 
@@ -25,8 +23,6 @@ def values(kind: Any, *, optional: bool = True) -> Strategy:
     Args:
         optional: whether fields with a default may be left out.
     """
-    if not is_dataclass(kind):
-        return models(kind, optional=optional)
     hints = get_type_hints(kind, include_extras=True)
     given = {one.name: _values(hints[one.name], []) for one in fields(kind)}
     required = {
@@ -35,27 +31,11 @@ def values(kind: Any, *, optional: bool = True) -> Strategy:
         if one.default is MISSING and one.default_factory is MISSING
     }
     parts = (required, given) if optional else (required | given, {})
-    return st.fixed_dictionaries(parts[0], optional=parts[1]).map(lambda made: kind(**made))
+    return st.fixed_dictionaries(parts[0], optional=parts[1]).map(lambda made: kind(**_fitting(kind, made)))
 
 
-def models(kind: type[BaseModel], *, optional: bool = True) -> Strategy:
-    """Any instance of a model; fields with a default are given or not.
-
-    Args:
-        optional: whether fields with a default may be left out.
-    """
-    fields = {name: _values(info.annotation, info.metadata) for name, info in kind.model_fields.items()}
-    required = {name: fields.pop(name) for name, info in kind.model_fields.items() if info.is_required()}
-    given = (
-        st.fixed_dictionaries(required, optional=fields)
-        if optional
-        else st.fixed_dictionaries(required | fields)
-    )
-    return given.map(lambda values: kind(**_fitting(kind, values)))
-
-
-def _fitting(kind: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a model; of a join with as many speeds as slots."""
+def _fitting(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a value; of a join with as many speeds as slots."""
     if kind is JoinRequest and values.get("speeds") is not None:
         values = {**values, "speeds": (values["speeds"] * values["slots"])[: values["slots"]] or None}
     return values
@@ -68,7 +48,7 @@ def _values(kind: Any, about: list[Any]) -> Strategy:
         kind, *more = get_args(kind)
         return _values(kind, [*about, *more])
     if origin in (Union, UnionType):
-        return st.one_of(*(_values(each, about) for each in get_args(kind)))
+        return st.one_of(*(_values(each, about) for each in get_args(kind) if each is not Unset))
     if origin is Literal:
         return st.sampled_from(get_args(kind))
     if origin is Mapping:
@@ -88,7 +68,7 @@ def _values(kind: Any, about: list[Any]) -> Strategy:
         return st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5)
     if kind is NoneType:
         return st.none()
-    if is_dataclass(kind) or issubclass(kind, BaseModel):
+    if is_dataclass(kind):
         return values(kind)
     if issubclass(kind, Enum):
         return st.sampled_from(kind)
@@ -116,14 +96,6 @@ def limits_of(about: list[Any]) -> dict[str, Any]:
     limits: dict[str, Any] = {}
     for each in about:
         match each:
-            case FieldInfo():
-                limits |= limits_of(each.metadata)
-            case StringConstraints():
-                limits |= {
-                    name: limit
-                    for name in ("pattern", "min_length", "max_length")
-                    if (limit := getattr(each, name)) is not None
-                }
             case Ge(ge):
                 limits["ge"] = max(ge, limits.get("ge", ge))
             case Le(le):

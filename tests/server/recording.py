@@ -12,7 +12,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,8 +20,12 @@ from typing import Any
 import httpx
 
 from hetrdzv.client import Client
-from hetrdzv.protocol import states, wire
+from hetrdzv.protocol import states
+from hetrdzv.protocol.daemon import DaemonRequest
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.reports import ReportRequest
 from tests.support.servers import Hetserver
 
 TOKENS = "adminadmin admin\nagentagent agent group=team-*\nreadreadread read\n"
@@ -131,9 +135,9 @@ class Talk:
         raise AssertionError("it was not refused")
 
 
-def offer(incarnation: str, slots: int, port: int, after_round: int = 0, **more: Any) -> "wire.JoinRequest":
+def offer(incarnation: str, slots: int, port: int, after_round: int = 0, **more: Any) -> "JoinRequest":
     """What a node joins with."""
-    return wire.JoinRequest(
+    return JoinRequest(
         incarnation=incarnation,
         slots=slots,
         address="10.0.0.1" if slots == 2 else "10.0.0.2",
@@ -143,9 +147,9 @@ def offer(incarnation: str, slots: int, port: int, after_round: int = 0, **more:
     )
 
 
-def told(incarnation: str, number: int, kind: str, **more: Any) -> "wire.ReportRequest":
+def told(incarnation: str, number: int, kind: str, **more: Any) -> "ReportRequest":
     """A report of an agent."""
-    return wire.ReportRequest(incarnation=incarnation, round=number, kind=states.ReportKind(kind), **more)
+    return ReportRequest(incarnation=incarnation, round=number, kind=states.ReportKind(kind), **more)
 
 
 # -- stories -------------------------------------------------------------------------------------------------
@@ -156,19 +160,19 @@ async def job(talk: Talk) -> None:
     client = talk.client
     for path in ("/healthz", "/readyz", "/metrics"):
         await talk.raw("GET", path)
-    spec = wire.SpecFields(min_nodes=2, max_nodes=2, last_call_s=0, lease_s=600, command=["train.py", "--x"])
+    spec = SpecFields(min_nodes=2, max_nodes=2, last_call_s=0, lease_s=600, command=("train.py", "--x"))
     await client.put("g", spec)
-    await client.put("g", wire.SpecFields(min_nodes=2))
+    await client.put("g", SpecFields(min_nodes=2))
     wants = {"wants_command": True, "wants_members": True, "wants_daemon": True}
     more = {"labels": {"rack": "1"}, "device": {"gpu": "A100"}, "role": "trainer", **wants}
     await client.join("g", "a", offer("a1", 2, 4001, script_port=4002, spec=spec, **more))
     await client.directive("g", "a", "a1")
     await client.join("g", "b", offer("b1", 1, 4003, **more), wait_s=5.0)
     await client.directive("g", "a", "a1", after="of another version", wait_s=5.0)
-    daemon = wire.DaemonRequest(master="a", incarnation="a1", round=1, words=["orted", "-mca", "x", "y"])
+    daemon = DaemonRequest(master="a", incarnation="a1", round=1, words=("orted", "-mca", "x", "y"))
     await talk.refused(client.start_daemon("g", "unknown", daemon))
-    await talk.refused(client.start_daemon("g", "b", daemon.model_copy(update={"words": ["sh"]})))
-    not_master = daemon.model_copy(update={"master": "b", "incarnation": "b1"})
+    await talk.refused(client.start_daemon("g", "b", replace(daemon, words=("sh",))))
+    not_master = replace(daemon, master="b", incarnation="b1")
     await talk.refused(client.start_daemon("g", "a", not_master))
     await client.start_daemon("g", "b", daemon)
     last = await client.directive("g", "b", "b1")
@@ -177,7 +181,7 @@ async def job(talk: Talk) -> None:
     await client.directive("g", "b", "b1", after=last.version, wait_s=0.05)
     await client.groups()
     await client.group("g")
-    failure = wire.FailureFields(local_rank=0, rank=2, exit_code=7, message="Traceback: no memory")
+    failure = FailureFields(local_rank=0, rank=2, exit_code=7, message="Traceback: no memory")
     await client.report("g", "b", told("b1", 1, "failed", age_s=0.1, failure=failure))
     await client.directive("g", "a", "a1")
     await client.join("g", "b", offer("b1", 1, 4003, 1, **more))
@@ -209,9 +213,7 @@ async def people(talk: Talk) -> None:
     """What people do: restart, drain, undrain, cancel, delete; a master that is not reached; a group that fails."""
     client = talk.client
     await client.groups()
-    await client.put(
-        "g", wire.SpecFields(min_nodes=2, max_nodes=2, last_call_s=0, max_restarts=0, lease_s=600)
-    )
+    await client.put("g", SpecFields(min_nodes=2, max_nodes=2, last_call_s=0, max_restarts=0, lease_s=600))
     await client.join("g", "a", offer("a1", 2, 4001))
     await client.join("g", "b", offer("b1", 1, 4003))
     await client.report("g", "b", told("b1", 1, "master_unreachable", message="no route to host"))
@@ -227,13 +229,13 @@ async def people(talk: Talk) -> None:
     await client.undrain("g", "b")
     await client.join("g", "a", offer("a1", 2, 4001, 3))
     await client.join("g", "b", offer("b2", 1, 4003))
-    failure = wire.FailureFields(local_rank=-1, rank=-1, signal="SIGSEGV")
+    failure = FailureFields(local_rank=-1, rank=-1, signal="SIGSEGV")
     await client.report("g", "b", told("b2", 4, "failed", failure=failure))
     await client.join("g", "b", offer("b2", 1, 4003, 4))
     await client.join("g", "a", offer("a1", 2, 4001, 4))
     await client.directive("g", "a", "a1")
     await client.group("g")
-    await client.put("h", wire.SpecFields())
+    await client.put("h", SpecFields())
     await client.cancel("h")
     await client.join("h", "a", offer("a1", 2, 4001))
     await client.delete("h")
@@ -244,14 +246,14 @@ async def errors(talk: Talk) -> None:
     client, raw = talk.client, talk.raw
     node = "/v1/groups/g/nodes/a"
     body = '{"incarnation": "a1", "slots": 2, "address": "10.0.0.1", "port": 4001}'
-    await client.put("g", wire.SpecFields(min_nodes=1, max_nodes=1, last_call_s=0, lease_s=600))
+    await client.put("g", SpecFields(min_nodes=1, max_nodes=1, last_call_s=0, lease_s=600))
     await client.join("g", "a", offer("a1", 2, 4001))
     await talk.refused(client.group("unknown"))
     await talk.refused(client.directive("g", "unknown", "i"))
     await talk.refused(client.join("g", "a", offer("a2", 2, 4001)))
     await talk.refused(client.report("g", "a", told("a2", 1, "started")))
-    await talk.refused(client.put("g", wire.SpecFields(max_restarts=9)))
-    await talk.refused(client.put("h", wire.SpecFields(min_nodes=3, max_nodes=2)))
+    await talk.refused(client.put("g", SpecFields(max_restarts=9)))
+    await talk.refused(client.put("h", SpecFields(min_nodes=3, max_nodes=2)))
     await talk.refused(client.delete("g"))
     await raw("PUT", node, body.replace("port", "prot"))
     await raw("PUT", node, body.replace("2", '"two"'))

@@ -15,8 +15,10 @@ import pytest
 
 from hetrdzv.client import Client, normal_url, servers_from
 from hetrdzv.protocol.errors import HetError, NotHetserver, Problem, Unreachable, VersionMismatch
+from hetrdzv.protocol.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.pages import EventReply
+from hetrdzv.protocol.reports import ReportRequest
 from hetrdzv.protocol.versions import MAJOR, MINOR
-from hetrdzv.protocol.wire import EventReply, JoinRequest, ReportRequest, SpecFields
 
 TOKEN = "s3cr3t-t0ken"
 CUT = b""
@@ -231,7 +233,7 @@ def test_servers_come_as_a_list_each_once() -> None:
 # -- what is sent --------------------------------------------------------------------------------------
 
 JOIN = JoinRequest(incarnation="i", slots=2, address="10.0.0.1", port=1, spec=SpecFields(max_nodes=None))
-REPORT = ReportRequest.model_validate({"incarnation": "i", "round": 1, "kind": "started"})
+REPORT = ReportRequest(incarnation="i", round=1, kind="started")
 
 ROUTES: list[tuple[Callable[[Client], Awaitable[object]], str, str, dict[str, str], object, object]] = [
     (

@@ -19,8 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
+from hetrdzv.protocol.daemon import DaemonRequest
 from hetrdzv.protocol.errors import Problem
-from hetrdzv.protocol.wire import DaemonRequest, JoinRequest, ReportRequest, SpecFields
+from hetrdzv.protocol.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.reports import ReportRequest
 from tests.server.recording import STORIES, Exchange, load, record, server_of
 
 FIXTURES = Path(__file__).with_name("fixtures")
@@ -136,8 +138,8 @@ async def test_todays_server_answers_as_that_of_the_release(version: str, story:
 # -- today's client --------------------------------------------------------------------------------------------
 
 JOIN = JoinRequest(incarnation="a1", slots=2, address="10.0.0.1", port=4001)
-REPORT = ReportRequest.model_validate({"incarnation": "a1", "round": 1, "kind": "started"})
-DAEMON = DaemonRequest(master="a", incarnation="a1", round=1, words=["orted"])
+REPORT = ReportRequest(incarnation="a1", round=1, kind="started")
+DAEMON = DaemonRequest(master="a", incarnation="a1", round=1, words=("orted",))
 
 CALLS: dict[str, Callable[[Client], Awaitable[object]]] = {
     r"GET /v1/groups": lambda client: client.groups(),

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,12 @@ from hetrdzv.cli.hetctl.main import DESTRUCTIVE, cli, meant
 from hetrdzv.cli.hetctl.shell import completion
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
+from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.pages import GroupReply
+from hetrdzv.protocol.reports import ReportRequest
 from hetrdzv.protocol.settings import Setting
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.protocol.wire import FailureFields, GroupReply, JoinRequest, ReportRequest, SpecFields
 from tests.support.servers import ROOT, Hetserver
 
 LONG = "node003.rack12.cluster.example.com"
@@ -196,7 +200,7 @@ def test_a_setting_that_is_a_whole_number_is_sent_as_one() -> None:
 def test_create_knows_every_field_of_a_spec() -> None:
     flags = {parameter.name for parameter in hetctl.cli.commands["create"].params}
     ranges = {"min_nodes", "max_nodes", "min_world_size", "max_world_size"}
-    assert set(SpecFields.model_fields) - ranges <= flags
+    assert {one.name for one in fields(SpecFields)} - ranges <= flags
 
 
 def test_create_takes_world_sizes(ctl: Callable[..., str]) -> None:
@@ -931,7 +935,7 @@ def test_who_is_not_ready_and_what_differs_is_shown(ctl: Callable[..., str], job
         ("gpu2", "2.12.1", "node check failed: \x1b[31mXid 79"),
     ):
         offer = {"incarnation": f"{node}-1", "slots": 1, "address": "10.0.0.1", "port": 1, "not_ready": why}
-        request = JoinRequest.model_validate(offer | {"device": {"torch": version}})
+        request = JoinRequest(**offer, device={"torch": version})
         told = job.ask(lambda client, n=node, r=request: client.join(job.group, n, r))
     assert (told.kind, told.code) == ("wait", "not_ready")
     shown = ctl("status", job.group)

@@ -21,9 +21,9 @@ from hetrdzv.cli import hetserver
 from hetrdzv.client.client import Client
 from hetrdzv.protocol import routes
 from hetrdzv.protocol.errors import Unreachable
-from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
+from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest, Worker
+from hetrdzv.protocol.rooms.shares import SharesRequest
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.protocol.wire import PollRequest, SharesRequest
 from tests.support.etcd import EtcdCluster, fill, make_room, make_tls, sturdy
 from tests.support.failover import FAILOVER_S, LEASE_S, SPEC, WAIT_S, Job, Servers, get, serving
 from tests.support.servers import Hetserver, free_port

@@ -8,7 +8,7 @@ import pytest
 
 from hetrdzv.cli import hetctl
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.wire import PlanReply
+from hetrdzv.protocol.pages import PlanReply
 from tests.test_docs import page, section
 
 NOBODY = "http://127.0.0.1:1"

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from hetrdzv.core.commands import Tick
-from hetrdzv.protocol.rooms.progress import Stack
+from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.service.progress.questions import MOST_CHARACTERS, About, Questions
 from hetrdzv.service.service import Service
 from tests.support.served import HandClock, api, join, serving, settled, started, two_nodes

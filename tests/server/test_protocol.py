@@ -1,18 +1,22 @@
 """Rules that servers, clients and agents share: ids, addresses, a launcher's daemon."""
 
+from dataclasses import fields
+
 import pytest
 
 from hetrdzv.protocol.addresses import is_loopback
+from hetrdzv.protocol.codec import Malformed, checked
 from hetrdzv.protocol.daemon import MAX_CHARACTERS, MAX_WORDS, refusal
 from hetrdzv.protocol.ids import MAX_ID_LENGTH, checked_id, is_id
+from hetrdzv.protocol.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
-from hetrdzv.protocol.wire import JoinRequest, SpecFields
 
 
 @pytest.mark.parametrize("value", ["a", "0", "_", "-", "gpu2.rack-1", ".a", "a.", "..a", "x" * MAX_ID_LENGTH])
 def test_valid_ids(value: str) -> None:
     assert checked_id(value) == value
-    assert JoinRequest(incarnation=value, slots=1, address="x", port=1).incarnation == value
+    join = JoinRequest(incarnation=value, slots=1, address="x", port=1)
+    assert checked(JoinRequest, join) == join
 
 
 @pytest.mark.parametrize(
@@ -22,8 +26,8 @@ def test_invalid_ids(value: str) -> None:
     assert not is_id(value)
     with pytest.raises(ValueError, match="must be 1 to 128 letters, digits"):
         checked_id(value)
-    with pytest.raises(ValueError, match="incarnation"):
-        JoinRequest(incarnation=value, slots=1, address="x", port=1)
+    with pytest.raises(Malformed, match="incarnation"):
+        checked(JoinRequest, JoinRequest(incarnation=value, slots=1, address="x", port=1))
 
 
 @pytest.mark.parametrize(
@@ -67,8 +71,8 @@ def test_the_longest_command_lines_of_a_daemon() -> None:
 
 
 def test_every_setting_of_a_group_can_be_sent() -> None:
-    """The wire model is made from the core's table: a new setting is added in one place."""
-    assert list(SpecFields.model_fields) == list(SETTINGS)
+    """What a body may have is made from the core's table: a new setting is added in one place."""
+    assert [one.name for one in fields(SpecFields)] == list(SETTINGS)
     values = {name: getattr(DEFAULTS, name) for name in SETTINGS}
-    assert SpecFields.model_validate(values).given() == values
+    assert SpecFields(**values).given() == values
     assert SpecFields().given() == {}

@@ -3,8 +3,9 @@
 import pytest
 
 from hetrdzv.cli.hetctl.shares import shares_of
+from hetrdzv.protocol.directive import MasterReply, MemberReply
+from hetrdzv.protocol.pages import RoundReply
 from hetrdzv.protocol.rooms.shares import SharesShown
-from hetrdzv.protocol.wire import MasterReply, MemberReply, RoundReply
 
 MASTER = MasterReply(node_id="gpu0", address="any", port=1, script_port=1)
 

@@ -23,7 +23,7 @@ from hetrdzv.auth.tls import ClientTls, ServerTls, TlsError
 from hetrdzv.cli import hetctl, hetserver
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.wire import JoinRequest
+from hetrdzv.protocol.joining import JoinRequest
 from hetrdzv.settings import Settings
 from tests.server.test_hetserver import start_and_stop
 from tests.support.certificates import Authority, Tls

@@ -7,6 +7,7 @@ agent does not protect itself against a session that hands out what it should no
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,12 @@ from hetagent.protocol.session.outbox import Answered
 from hetagent.protocol.session.session import Session
 from hetagent.protocol.topics import Message
 from hetagent.sharing.files import SHARES
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem
+from hetrdzv.protocol.failure import FailureFields
 from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
-from hetrdzv.protocol.rooms.shares import Shares
+from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import DirectiveReply, FailureFields, SharesRequest
 from tests.sim.store import GROUP
 from tests.sim.workers import Fate, Workers, make_workers
 
@@ -320,8 +322,8 @@ class Agent:
         """How much of the time the workers have worked, as nodes say with their polls."""
         if self.workers is None:
             return None
-        told = tuple(Worker(rank=rank, busy=self._pace.random(), looks=50) for rank in self._ranks)
-        return NodeProgress(round=self.workers.round, decision=self._decision, workers=told)
+        told = [Worker(rank=rank, busy=self._pace.random(), looks=50) for rank in self._ranks]
+        return NodeProgress(round=self.workers.round, decision=self._decision, workers=tuple(told))
 
     def _ask_shares(self, workers: Workers, number: int) -> None:
         if workers is self.workers and workers.alive and not self._stopping:
@@ -345,7 +347,7 @@ class Agent:
         failure = FailureFields(local_rank=0, rank=0, exit_code=1, message="Traceback: boom")
         if self._script.random() < HOPELESS:
             self.world.note("script is hopeless")
-            failure = failure.model_copy(update={"permanent": True})
+            failure = replace(failure, permanent=True)
         self.session.say(reports.failed(workers.round, failure), self.world.timeline.now)
         self._stop(self.world.stop_timeout_s)
 

@@ -22,10 +22,10 @@ from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
 from hetrdzv.core.why import why
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.causes import Silent
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.rooms.shares import Shares
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
-from hetrdzv.protocol.wire import DirectiveReply
 from hetrdzv.service import service as service_module
 from hetrdzv.service.liveness import leases as leases_module
 from hetrdzv.words import why as words

@@ -7,8 +7,8 @@ from typing import Any
 
 from hetrdzv.core.model import Node
 from hetrdzv.protocol.errors import InvalidSpec
+from hetrdzv.protocol.joining import SpecFields
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
-from hetrdzv.protocol.wire import SpecFields
 from tests.support.every_set import Case, best_of_all
 
 
@@ -102,7 +102,7 @@ def scenario(seed: int) -> Scenario:
         **_order(random.Random(f"{seed}.order")),
     )
     if spec.max_nodes is not None:  # a machine that comes later may make a rack too large
-        spec = spec.model_copy(update={"unit": None})
+        spec = replace(spec, unit=None)
     bad = rng.choice((0.0, 0.01, 0.03))
     weather = Weather(
         lost=0.0 if separate else bad * rng.random(),
@@ -134,7 +134,7 @@ def scenario(seed: int) -> Scenario:
         saves=kindness.choice((0.3, 1.0, 1.0)),
         asks=random.Random(f"{seed}.shares").choice((0.0, 0.0, 0.5)),
     )
-    return replace(made, spec=spec.model_copy(update=_worlds(seed, made)))
+    return replace(made, spec=replace(spec, **_worlds(seed, made)))
 
 
 def _worlds(seed: int, made: Scenario) -> dict[str, object]:

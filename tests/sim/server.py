@@ -16,15 +16,12 @@ from hetrdzv.api.problems import StaleReport, problem_body
 from hetrdzv.core.commands import Command, Leave, Renew
 from hetrdzv.core.model import Group
 from hetrdzv.protocol import routes
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
-from hetrdzv.protocol.rooms.shares import Shares
-from hetrdzv.protocol.wire import (
-    DirectiveReply,
-    JoinRequest,
-    PollRequest,
-    ReportRequest,
-    SharesRequest,
-)
+from hetrdzv.protocol.joining import JoinRequest
+from hetrdzv.protocol.reports import ReportRequest
+from hetrdzv.protocol.rooms.progress import PollRequest
+from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.liveness.clock import MAX_STALL_S, ServedClock
 from hetrdzv.service.polls.directives import tell

@@ -62,7 +62,7 @@ class World:
         self.server = ServerProcess(self.timeline, self.checks, self._rng("server"), self.note)
         self.network = self.server.network = Network(self.timeline, self.server, self.note)
         self.network.weather = self.scenario.weather
-        self.stop_timeout_s = self.scenario.spec.stop_timeout_s or 0.0
+        self.stop_timeout_s = self.scenario.spec.given().get("stop_timeout_s", 0.0)
         self.listening: set[int] = set()
         self.machines = [self._machine(number, slots) for number, slots in enumerate(self.scenario.slots)]
         self._port_of: dict[int, Machine] = {}
@@ -126,17 +126,10 @@ class World:
     @property
     def bound_s(self) -> float:
         """How long after the last fault the group may take (seconds)."""
-        spec = self.scenario.spec
-        lease_s, stop_s = spec.lease_s or 0.0, self.stop_timeout_s + 5.0
-        return (
-            40.0
-            + 2 * lease_s
-            + 2 * stop_s
-            + 3 * (spec.last_call_s or 0.0)
-            + (spec.replace_wait_s or 0.0)
-            + (spec.growth_pause_s or 0.0)
-            + 2 * (spec.notice_s or 0.0)
-        )
+        given = self.scenario.spec.given()
+        times = {"lease_s": 2, "last_call_s": 3, "replace_wait_s": 1, "growth_pause_s": 1, "notice_s": 2}
+        waits_s: float = sum(factor * given.get(name, 0.0) for name, factor in times.items())
+        return 40.0 + 2 * (self.stop_timeout_s + 5.0) + waits_s
 
     def _be_calm(self) -> None:
         self.checks.say("world", "no more faults")

@@ -12,9 +12,11 @@ from typing import Any, Self
 
 from hetrdzv.client.client import Client
 from hetrdzv.protocol import codec
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import Unreachable
+from hetrdzv.protocol.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.reports import ReportRequest
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, ReportRequest, SpecFields
 from tests.support.etcd import EtcdCluster
 from tests.support.servers import Hetserver
 
@@ -111,7 +113,7 @@ class Node:
             address="10.0.0.1",
             port=4000,
             after_round=after_round,
-            spec=SpecFields.model_validate(SPEC),
+            spec=SpecFields(**SPEC),
         )
         self._note(await self._until(lambda: self._client.join(self._group, self._node_id, request)))
 

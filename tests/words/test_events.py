@@ -31,7 +31,9 @@ from hetrdzv.protocol.causes import (
     WorkersApart,
 )
 from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.events import CLASSES, Event, Facts
+from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.parts import (
     Apart,
     BrokenUnits,
@@ -47,7 +49,6 @@ from hetrdzv.protocol.parts import (
 from hetrdzv.protocol.rooms.shares import Moved, SharesChanged
 from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.who import Nodes, Place
-from hetrdzv.protocol.wire import EventReply, RootCauseReply
 from hetrdzv.words.events import LONGEST, event_text
 from tests.support.stalls import behind
 

@@ -116,15 +116,15 @@ SENTENCES: list[tuple[Reason, str]] = [
     (
         waits(lacks(never=(3, 5))),
         (
-            "1 of 2 nodes ready (a); nodes of 3, 5 slots never make a world whose size is from 8 to 16 and a multiple "
-            "of 4: waiting for others"
+            "1 of 2 nodes ready (a); nodes with 3, 5 slots can never form a world whose size is from 8 to 16 and a "
+            "multiple of 4: waiting for others"
         ),
     ),
     (
         waits(lacks(never=(1, 2, 3, 5, 7), never_more=2)),
         (
-            "1 of 2 nodes ready (a); nodes of 1, 2, 3, 5, 7 slots or 2 other numbers never make a world whose size is "
-            "from 8 to 16 and a multiple of 4: waiting for others"
+            "1 of 2 nodes ready (a); nodes with 1, 2, 3, 5, 7 slots or 2 other numbers can never form a world whose "
+            "size is from 8 to 16 and a multiple of 4: waiting for others"
         ),
     ),
     (

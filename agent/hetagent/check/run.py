@@ -13,7 +13,7 @@ from hetagent.options.model import Options
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, UnknownGroup
-from hetrdzv.protocol.wire import GroupReply
+from hetrdzv.protocol.pages import GroupReply
 
 GONE = ("drained", "lost", "left")
 """States of nodes that are not there."""

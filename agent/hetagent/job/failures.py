@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetagent.node.processes.signals import signal_name, signal_number
-from hetrdzv.protocol.wire import FailureReply, RootCauseReply
+from hetrdzv.protocol.directive import FailureReply, RootCauseReply
 
 MAX_CHARACTERS = 4000
 """How much of a traceback is sent; the server keeps it and every agent prints it."""

@@ -4,7 +4,7 @@ import signal
 from dataclasses import dataclass
 
 from hetagent.job import failures
-from hetrdzv.protocol.wire import DirectiveReply
+from hetrdzv.protocol.directive import DirectiveReply
 
 EXIT_FAILED = 1
 """What the server has an agent exit with for a failure that is not a worker's own (docs/design.md, Agent)."""

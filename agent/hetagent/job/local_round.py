@@ -16,8 +16,9 @@ from hetagent.job.workers.processes import Cleared, Workers
 from hetagent.job.workers.starter import Exit, Program, Starter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
+from hetrdzv.protocol.directive import StartReply
+from hetrdzv.protocol.failure import FailureFields
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.protocol.wire import FailureFields, StartReply
 
 FAILING_S = 5.0
 """How long a program may take to end after one of its processes has died (seconds); it stops the others first."""
@@ -269,7 +270,7 @@ class LocalRound:
             message=failure_message(left, failure.status, secrets),
             permanent=is_permanent(left),
         )
-        return fields.model_copy(update=self.report(ReportKind.FAILED)), f"{who} {how}"
+        return replace(fields, **self.report(ReportKind.FAILED)), f"{who} {how}"
 
     def gives_up(self) -> str:
         """Why a room wants this node to end its part of the round and join again; empty: none does."""

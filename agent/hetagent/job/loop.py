@@ -29,9 +29,10 @@ from hetagent.node.processes import signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
 from hetagent.protocol import reports
 from hetagent.protocol.line import LEAVE_S, UNHEARD_LEAVE_S, Line
+from hetrdzv.protocol.directive import DirectiveReply, StartReply
+from hetrdzv.protocol.failure import FailureFields
 from hetrdzv.protocol.settings import DEFAULTS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
-from hetrdzv.protocol.wire import DirectiveReply, FailureFields, StartReply
 
 
 class _Waking(Protocol):
@@ -498,7 +499,10 @@ class Agent:
         text = str(error) if isinstance(error, CommandError) else f"{type(error).__name__}: {error}"
         message = failures.sendable(text)
         self._tell(f"round {self._round}: the workers could not be started: {message}")
-        failure = FailureFields(local_rank=-1, rank=-1, message=message[: failures.MAX_CHARACTERS])
-        if isinstance(error, NotFound | Misfit):
-            failure = failure.model_copy(update={"permanent": True})
+        failure = FailureFields(
+            local_rank=-1,
+            rank=-1,
+            message=message[: failures.MAX_CHARACTERS],
+            permanent=isinstance(error, NotFound | Misfit),
+        )
         self._line.say(reports.failed(self._round, failure))

@@ -15,8 +15,8 @@ from hetagent.launch.base import Assignment
 from hetagent.progress import NOTICE_FILE, READY
 from hetagent.protocol import reports
 from hetagent.protocol.line import Line
+from hetrdzv.protocol.directive import DirectiveReply, NoticeReply
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import DirectiveReply, NoticeReply
 
 LOOK_S = 0.05
 """How often to look who is ready (seconds)."""

@@ -12,8 +12,8 @@ from hetagent.job.workers.processes import Workers
 from hetagent.job.workers.starter import Program
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.protocol.wire import DirectiveReply
 
 Environ = Mapping[str, str | None]
 """Changes to a worker's environment; None removes a variable."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from hetagent.launch.command import CommandError, WorkerCommand, group_command
 from hetagent.protocol.topics import Message
-from hetrdzv.protocol.wire import StartReply
+from hetrdzv.protocol.directive import StartReply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

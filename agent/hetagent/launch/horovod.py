@@ -10,7 +10,7 @@ from hetagent.launch.base import Assignment
 from hetagent.launch.command import CommandError, WorkerCommand, python
 from hetagent.launch.gpu import PerGpu
 from hetagent.node import network
-from hetrdzv.protocol.wire import MemberReply
+from hetrdzv.protocol.directive import MemberReply
 
 STORE = Path(worker.__path__[0]) / "horovod_store.py"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hetagent.node.network import host_port
 from hetagent.protocol import preflight
 from hetagent.protocol.mailbox import Mailbox
-from hetrdzv.protocol.wire import DirectiveReply
+from hetrdzv.protocol.directive import DirectiveReply
 
 
 class Delivery:

@@ -17,13 +17,13 @@ from hetagent.protocol.session.session import LEAVE_PATIENCE_S, Session
 from hetagent.protocol.topics import Message, R
 from hetagent.protocol.waiting import TICK_S, Waiting, never_live
 from hetrdzv.client.client import Client
+from hetrdzv.protocol.directive import DirectiveReply, StacksAsked
 from hetrdzv.protocol.errors import HetError, Unreachable
 from hetrdzv.protocol.reasons import Stalls
 from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.rooms.stalls import whom
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import DirectiveReply, StacksAsked
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import told
 

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from hetrdzv.protocol.wire import DirectiveReply
+from hetrdzv.protocol.directive import DirectiveReply
 
 
 class Mailbox:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hetrdzv.protocol.bounds import MAX_NOT_READY
-from hetrdzv.protocol.wire import JoinRequest, SpecFields
+from hetrdzv.protocol.bounds import MAX_NOT_READY, UNSET
+from hetrdzv.protocol.joining import JoinRequest, SpecFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +39,7 @@ class Offer:
             ports: of the agent's store and of a store that the script opens itself.
             after_round: the newest round whose workers are gone.
             not_ready: why the node takes part in no round yet; empty: it is ready.
-
-        Raises:
-            pydantic.ValidationError: no server could accept it.
         """
-        weight = {} if self.weight is None else {"weight": self.weight}
         return JoinRequest(
             incarnation=incarnation,
             slots=self.slots,
@@ -52,15 +48,15 @@ class Offer:
             script_port=ports[1],
             after_round=after_round,
             role=self.role,
-            labels=dict(self.labels),
-            device=dict(self.device),
+            weight=UNSET if self.weight is None else self.weight,
+            labels=self.labels,
+            device=self.device,
             wants_command=self.wants_command,
             wants_members=self.wants_members,
             wants_daemon=self.wants_daemon,
             takes_notice=self.takes_notice,
             ready_within_s=self.ready_within_s,
             not_ready=not_ready[:MAX_NOT_READY],
-            speeds=list(self.speeds) or None,
+            speeds=self.speeds or None,
             spec=self.spec,
-            **weight,
         )

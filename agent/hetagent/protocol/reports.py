@@ -5,8 +5,10 @@ from typing import Any
 
 from hetagent.protocol.topics import Message, Topic
 from hetrdzv.protocol import routes
+from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.reports import ReportRequest
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.protocol.wire import DirectiveReply, FailureFields, ReportRequest
 
 REPORT = Topic(route=routes.REPORT, in_order=True, dated=True)
 

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, TypeVar
 
-from pydantic import BaseModel
-
 from hetagent.protocol.topics import Topic
-from hetrdzv.protocol.rooms.progress import NodeProgress
+from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.joining import JoinRequest
+from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.routes import Route
-from hetrdzv.protocol.wire import DirectiveReply, JoinRequest, PollRequest
 
 R = TypeVar("R")
 
@@ -27,7 +26,7 @@ class Server(Protocol):
     async def poll(self, group: str, node: str, request: PollRequest) -> DirectiveReply:
         """The same, and how far the node's workers have come."""
 
-    async def ask(self, route: Route[R], group: str, node: str, body: BaseModel, /) -> R:
+    async def ask(self, route: Route[R], group: str, node: str, body: object, /) -> R:
         """What a route about a node answers."""
 
     async def leave(self, group: str, node: str, *, incarnation: str, reason: str) -> None:
@@ -102,7 +101,7 @@ class Say(BaseRequest):
     """Something on a topic."""
 
     topic: Topic[Any]
-    body: BaseModel
+    body: object
 
     async def send(self, server: Server) -> Answer:
         """Send this request to a server."""

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pydantic import BaseModel
-
 from hetrdzv.protocol.routes import Route
 
 R = TypeVar("R")
@@ -45,5 +43,5 @@ class Message(Generic[R]):
     """
 
     topic: Topic[R]
-    body: Callable[..., BaseModel]
+    body: Callable[..., object]
     to: str = ""

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.reasons import timeless
-from hetrdzv.protocol.wire import DirectiveReply
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import told
 

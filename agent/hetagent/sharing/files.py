@@ -24,8 +24,7 @@ from hetagent.node.created import Created
 from hetagent.protocol.topics import Message, Topic
 from hetagent.shares import ANSWER, ASK, FILE
 from hetrdzv.protocol import routes
-from hetrdzv.protocol.rooms.shares import Shares
-from hetrdzv.protocol.wire import SharesRequest
+from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
 
 SHARES = Topic(route=routes.SHARES)
 

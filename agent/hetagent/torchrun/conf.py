@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from hetagent.node.names import host_name
@@ -17,10 +16,11 @@ from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S
 from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client import servers_from
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.ids import checked_id
+from hetrdzv.protocol.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.typed import seconds, setting, whole
-from hetrdzv.protocol.wire import JoinRequest, SpecFields
 
 TORCHS_STOP_TIMEOUT_S = 30.0
 """How long torch's agent gives workers to stop before a restart, whatever --shutdown-timeout says (seconds)."""
@@ -160,18 +160,17 @@ def _host_name() -> str:
 def _spec(fields: Mapping[str, Any], slots: int | None, local_addr: str | None) -> SpecFields:
     """The group's spec; also checks whatever else a join could be refused for."""
     try:
-        spec = SpecFields(**fields)
-        JoinRequest(
+        join = JoinRequest(
             incarnation="any",
             slots=1 if slots is None else slots,
             address=local_addr or "any",
             port=1,
-            spec=spec,
+            spec=SpecFields(**fields),
         )
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ConfError(f"--rdzv-conf {first['loc'][-1]}={first['input']}: {first['msg']}") from None
-    return spec
+        return codec.checked(JoinRequest, join).spec
+    except codec.Malformed as error:
+        wrong = error.mistakes[0]
+        raise ConfError(f"--rdzv-conf {wrong.place[-1]}={wrong.given}: {wrong.text}") from None
 
 
 _taken_token: list[str] = []

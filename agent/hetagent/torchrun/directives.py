@@ -9,8 +9,8 @@ from hetagent.torchrun.background import Background, Call
 from hetagent.torchrun.line import PluginLine
 from hetagent.torchrun.messages import exit_error
 from hetagent.torchrun.store import RoundOverError
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import DirectiveReply
 
 EXPLAIN_S = 2.0
 """How long the server may take to say why a round's store went away (seconds)."""

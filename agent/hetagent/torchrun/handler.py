@@ -35,8 +35,9 @@ from hetagent.torchrun.environment import WorkerEnvironment
 from hetagent.torchrun.failure import failure_of_callers
 from hetagent.torchrun.messages import tell, with_options
 from hetagent.torchrun.store import PAUSE_S, RoundOverError, RoundStore, look_for, visit
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.wire import DirectiveReply, FailureFields
+from hetrdzv.protocol.failure import FailureFields
 
 OUTCOME_S = 15.0
 """How long an agent that is through torch's exit barrier waits for the group's outcome (seconds)."""
@@ -201,8 +202,8 @@ class TorchrunHandler(HetRendezvousHandler):
         self._leaver.atexit = False  # then the server sees the connection break
         connection.line.start()
         tell(f"group '{conf.group}' at {', '.join(conf.servers)}: offering {connection.address}")
-        stop_timeout_s = conf.spec.stop_timeout_s
-        if stop_timeout_s is not None and stop_timeout_s < TORCHS_STOP_TIMEOUT_S:
+        stop_timeout_s = conf.spec.given().get("stop_timeout_s", TORCHS_STOP_TIMEOUT_S)
+        if stop_timeout_s < TORCHS_STOP_TIMEOUT_S:
             tell(
                 f"warning: stop_timeout_s={stop_timeout_s:g} is less than the {TORCHS_STOP_TIMEOUT_S:g} s that torch "
                 "gives workers to stop before a restart: workers of the old round may still run beside the new ones"
@@ -249,9 +250,7 @@ class TorchrunHandler(HetRendezvousHandler):
                 could only blame this node for leaving.
         """
         if directives.in_round and not (directives.exit if final else directives.over):
-            failure = failure_of_callers()
-            if final:
-                failure = failure.model_copy(update={"final": True})
+            failure = replace(failure_of_callers(), final=final)
             directives.line.say(reports.failed(directives.round, failure))
 
     def _await_outcome(self, directives: Directives) -> None:

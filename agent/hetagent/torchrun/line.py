@@ -5,8 +5,8 @@ from collections.abc import Callable
 from hetagent.protocol.line import Line
 from hetagent.protocol.session.session import Session
 from hetrdzv.client.client import Client
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import DirectiveReply
 
 
 class PluginLine(Line):

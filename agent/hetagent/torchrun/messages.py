@@ -9,7 +9,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from hetagent.node import console
 from hetagent.torch_compat.callers import torchrun_is_calling
-from hetrdzv.protocol.wire import DirectiveReply
+from hetrdzv.protocol.directive import DirectiveReply
 
 
 def with_options(text: str) -> str:

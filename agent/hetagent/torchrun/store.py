@@ -19,8 +19,8 @@ from hetagent.torch_compat.callers import (
     role_info,
 )
 from hetagent.torchrun.background import Call
+from hetrdzv.protocol.directive import StartReply
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.wire import StartReply
 
 PAUSE_S = 0.02
 """Interval at which a round's store is polled (seconds)."""

@@ -7,29 +7,33 @@ from fastapi import Request
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.commands import Cancel, Join, Report, StartDaemon
 from hetrdzv.core.model import OFFERED
-from hetrdzv.protocol import wire
-from hetrdzv.protocol.daemon import refusal
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.bounds import UNSET
+from hetrdzv.protocol.daemon import DaemonRequest, refusal
 from hetrdzv.protocol.errors import DaemonRefused
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.joining import JoinRequest
+from hetrdzv.protocol.reports import ReportRequest
 from hetrdzv.protocol.states import ReportKind
 
-_SAME_IN_BOTH = [name for name in OFFERED if name not in ("weighed", "speeds")]
+_SAME_IN_BOTH = [name for name in OFFERED if name not in ("weight", "weighed", "speeds")]
 
 
-def join_command(node_id: str, body: wire.JoinRequest) -> Join:
+def join_command(node_id: str, body: JoinRequest) -> Join:
     """A join, or ready for the next round."""
     return Join(
         node_id=node_id,
         incarnation=body.incarnation,
         after_round=body.after_round,
         spec=body.spec.given(),
-        weighed="weight" in body.model_fields_set,
-        speeds=tuple(body.speeds or ()),
+        weight=1.0 if body.weight is UNSET else body.weight,
+        weighed=body.weight is not UNSET,
+        speeds=body.speeds or (),
         **{name: getattr(body, name) for name in _SAME_IN_BOTH},
     )
 
 
-def report_command(node_id: str, body: wire.ReportRequest) -> Report | None:
+def report_command(node_id: str, body: ReportRequest) -> Report | None:
     """A report; None if this version does not know its kind."""
     if not isinstance(body.kind, ReportKind):
         return None
@@ -39,7 +43,7 @@ def report_command(node_id: str, body: wire.ReportRequest) -> Report | None:
         round=body.round,
         kind=body.kind,
         age_s=body.age_s,
-        failure=Failure(**body.failure.model_dump()) if body.failure is not None else None,
+        failure=Failure(**codec.fields_of(body.failure)) if body.failure is not None else None,
         met=body.met,
         must_meet=body.must_meet,
         message=body.message,
@@ -53,7 +57,7 @@ def cancellation(request: Request) -> Cancel:
     return Cancel(by=by, at=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def daemon_command(node_id: str, body: wire.DaemonRequest) -> StartDaemon:
+def daemon_command(node_id: str, body: DaemonRequest) -> StartDaemon:
     """A daemon for a node to run.
 
     Raises:
@@ -66,5 +70,5 @@ def daemon_command(node_id: str, body: wire.DaemonRequest) -> StartDaemon:
         master=body.master,
         incarnation=body.incarnation,
         round=body.round,
-        words=tuple(body.words),
+        words=body.words,
     )

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 
 from hetrdzv.core.plan import Changes, LeftOut, NewNode, Plan
-from hetrdzv.protocol import codec, wire
-from hetrdzv.protocol.wire import NewNodeFields, PlanRequest
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.pages import LeftOutReply, PlannedMemberReply, PlanReply
+from hetrdzv.protocol.plans import NewNodeFields, PlanRequest
 from hetrdzv.words.failures import ending
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import left_out, why
@@ -12,9 +13,7 @@ from hetrdzv.words.why import left_out, why
 
 def changes(body: PlanRequest) -> Changes:
     """What a plan supposes."""
-    return Changes(
-        remove=tuple(body.remove), drain=tuple(body.drain), add=new_nodes(body.add), restart=body.restart
-    )
+    return Changes(remove=body.remove, drain=body.drain, add=new_nodes(body.add), restart=body.restart)
 
 
 def new_nodes(fields: Iterable[NewNodeFields]) -> tuple[NewNode, ...]:
@@ -25,10 +24,10 @@ def new_nodes(fields: Iterable[NewNodeFields]) -> tuple[NewNode, ...]:
     )
 
 
-def plan_reply(plan: Plan) -> wire.PlanReply:
+def plan_reply(plan: Plan) -> PlanReply:
     """What would happen, with its sentences."""
     then = Clock(plan.clock)
-    return wire.PlanReply(
+    return PlanReply(
         group_id=plan.group_id,
         now=why(plan.now, Clock(plan.clock - plan.in_s)),
         state=plan.state,
@@ -44,7 +43,7 @@ def plan_reply(plan: Plan) -> wire.PlanReply:
         was_world_size=plan.was_world_size,
         restarts=plan.restarts,
         master=plan.master,
-        members=tuple(codec.picked(wire.PlannedMemberReply, one) for one in plan.members),
+        members=tuple(codec.picked(PlannedMemberReply, one) for one in plan.members),
         spares=tuple(_left_out(one, then) for one in plan.spares),
         gone=tuple(_left_out(one, then) for one in plan.gone),
         stops=plan.stops,
@@ -53,6 +52,6 @@ def plan_reply(plan: Plan) -> wire.PlanReply:
     )
 
 
-def _left_out(one: LeftOut, then: Clock) -> wire.LeftOutReply:
+def _left_out(one: LeftOut, then: Clock) -> LeftOutReply:
     text = left_out(one.reason, then) if one.reason is not None else ""
-    return wire.LeftOutReply(node_id=one.node_id, slots=one.slots, reason=one.reason, why=text)
+    return LeftOutReply(node_id=one.node_id, slots=one.slots, reason=one.reason, why=text)

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from hetrdzv.api.refused import client_of
 from hetrdzv.protocol import codec
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import (
     HetError,
     InvalidRequest,
@@ -17,7 +18,7 @@ from hetrdzv.protocol.errors import (
     StaleRound,
     Unauthorized,
 )
-from hetrdzv.protocol.wire import ConflictReply, DirectiveReply, ProblemReply
+from hetrdzv.protocol.pages import ConflictReply, ProblemReply
 
 MEDIA_TYPE = "application/problem+json"
 

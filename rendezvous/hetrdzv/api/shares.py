@@ -11,8 +11,8 @@ from hetrdzv.api.dispatch import service_of
 from hetrdzv.core.model import Round
 from hetrdzv.core.rooms.shares import decisions
 from hetrdzv.core.rooms.shares.decisions import paces_of
-from hetrdzv.protocol import codec, routes, wire
-from hetrdzv.protocol.rooms.shares import SharesShown
+from hetrdzv.protocol import codec, routes
+from hetrdzv.protocol.rooms.shares import SharesRequest, SharesShown
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.shares import decision, worked_of
 
@@ -20,7 +20,7 @@ handlers = Handlers()
 
 
 @handlers(routes.SHARES)
-async def refresh_shares(request: Request, group_id: str, node_id: str, body: wire.SharesRequest) -> bytes:
+async def refresh_shares(request: Request, group_id: str, node_id: str, body: SharesRequest) -> bytes:
     """A decision on the shares of the running round, the same for all its nodes; the first who asks brings it about."""
     service = service_of(request)
     found = await decision(service, group_id, node_id, body.incarnation, body.round, body.number)

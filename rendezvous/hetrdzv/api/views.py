@@ -21,15 +21,43 @@ from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Cancellation, Group, Member, Node, Round, Stall
 from hetrdzv.core.rooms.table import ROOMS
 from hetrdzv.core.why import why, why_ended, why_misfit
-from hetrdzv.protocol import codec, wire
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.causes import Drained, RootCause
+from hetrdzv.protocol.directive import (
+    CancelledReply,
+    DirectiveReply,
+    FailureReply,
+    LogsAsked,
+    MasterReply,
+    MemberReply,
+    NoticeReply,
+    RootCauseReply,
+    StacksAsked,
+    StartReply,
+)
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.pages import (
+    QUARANTINED,
+    CountsReply,
+    EventReply,
+    ExportReply,
+    GroupReply,
+    GroupsReply,
+    GroupSummary,
+    NodeReply,
+    NodeState,
+    PlanReply,
+    ProblemReply,
+    RecordReply,
+    RoundReply,
+    StallReply,
+    UnreachableReply,
+)
 from hetrdzv.protocol.parts import NotReady, Quoted
 from hetrdzv.protocol.reasons import LeftOutReason
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.warnings import AnyWarning
 from hetrdzv.protocol.who import Nodes
-from hetrdzv.protocol.wire import EventReply
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress import slow, unseen
@@ -84,39 +112,39 @@ def asking_json(service: Service, node_id: str, told: Told) -> bytes:
     reply = directive_reply(group, directive, pace)
     asked: dict[str, Any] = {"number": question.number, "round": question.round, "ranks": question.ranks}
     if question.about is About.LOGS:
-        return codec.write(replace(reply, logs=wire.LogsAsked(**asked)))
-    return codec.write(replace(reply, stacks=wire.StacksAsked(**asked)))
+        return codec.write(replace(reply, logs=LogsAsked(**asked)))
+    return codec.write(replace(reply, stacks=StacksAsked(**asked)))
 
 
-def quarantined_summary(group_id: str, why: str) -> wire.GroupSummary:
+def quarantined_summary(group_id: str, why: str) -> GroupSummary:
     """A group that is set aside, in brief."""
-    return wire.GroupSummary(
+    return GroupSummary(
         group_id=group_id,
-        state=wire.QUARANTINED,
+        state=QUARANTINED,
         why=f"hetserver cannot serve it: {why}",
         job=0,
         round=0,
         world_size=0,
         restarts=0,
         max_restarts=0,
-        counts=wire.CountsReply(nodes=0, slots=0, members=0, spares=0, gone=0),
+        counts=CountsReply(nodes=0, slots=0, members=0, spares=0, gone=0),
     )
 
 
-def export_reply(group_id: str, stored: Mapping[str, bytes], why: str | None) -> wire.ExportReply:
+def export_reply(group_id: str, stored: Mapping[str, bytes], why: str | None) -> ExportReply:
     """The records of a group; `why` it is set aside, or None."""
     records = tuple(_record_reply(key, value) for key, value in sorted(stored.items()))
-    return wire.ExportReply(group_id=group_id, quarantined=why, records=records)
+    return ExportReply(group_id=group_id, quarantined=why, records=records)
 
 
-def _record_reply(key: str, value: bytes) -> wire.RecordReply:
+def _record_reply(key: str, value: bytes) -> RecordReply:
     try:
-        return wire.RecordReply(key=key, text=value.decode())
+        return RecordReply(key=key, text=value.decode())
     except UnicodeDecodeError:
-        return wire.RecordReply(key=key, base64=b64encode(value).decode())
+        return RecordReply(key=key, base64=b64encode(value).decode())
 
 
-codec.prepare(wire.DirectiveReply, wire.ProblemReply, wire.GroupReply, wire.GroupsReply, wire.PlanReply)
+codec.prepare(DirectiveReply, ProblemReply, GroupReply, GroupsReply, PlanReply)
 
 LARGE = 300
 """Replies about more nodes than this are made in a thread, so that polls are answered meanwhile."""
@@ -146,9 +174,9 @@ async def made(nodes: int, make: Callable[[], object]) -> Response:
     return await asyncio.to_thread(lambda: json_response(make())) if nodes > LARGE else json_response(make())
 
 
-def directive_reply(group: Group, directive: Directive, pace: Pace) -> wire.DirectiveReply:
+def directive_reply(group: Group, directive: Directive, pace: Pace) -> DirectiveReply:
     """A node's directive, with the times that tell it how to keep in touch."""
-    return wire.DirectiveReply(
+    return DirectiveReply(
         kind=directive.kind,
         version=directive.version,
         round=directive.round,
@@ -176,24 +204,24 @@ def directive_reply(group: Group, directive: Directive, pace: Pace) -> wire.Dire
     )
 
 
-def _cancelled(cancellation: Cancellation) -> wire.CancelledReply:
+def _cancelled(cancellation: Cancellation) -> CancelledReply:
     try:
         ago_s = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(cancellation.at)).total_seconds())
     except (ValueError, TypeError):  # nobody noted when
         ago_s = None
-    return wire.CancelledReply(by=cancellation.by, at=cancellation.at, ago_s=ago_s)
+    return CancelledReply(by=cancellation.by, at=cancellation.at, ago_s=ago_s)
 
 
-def _notice(warned: Warned | None) -> wire.NoticeReply | None:
+def _notice(warned: Warned | None) -> NoticeReply | None:
     if warned is None:
         return None
     cause = warned.cause
-    return wire.NoticeReply(kind=cause.kind, cause=cause, why=ending(cause), left_s=warned.left_s)
+    return NoticeReply(kind=cause.kind, cause=cause, why=ending(cause), left_s=warned.left_s)
 
 
-def _start(start: Start) -> wire.StartReply:
+def _start(start: Start) -> StartReply:
     place, restarted_by = start.member, start.restarted_by
-    return wire.StartReply(
+    return StartReply(
         group_rank=place.group_rank,
         rank_offset=place.rank_offset,
         slots=place.slots,
@@ -203,7 +231,7 @@ def _start(start: Start) -> wire.StartReply:
         nnodes=start.nnodes,
         restart_count=start.restart_count,
         max_restarts=start.max_restarts,
-        master=codec.picked(wire.MasterReply, start.master),
+        master=codec.picked(MasterReply, start.master),
         command=start.command,
         members=_members(start.members) if start.members is not None else None,
         daemon=start.daemon,
@@ -212,12 +240,12 @@ def _start(start: Start) -> wire.StartReply:
     )
 
 
-def _members(members: Iterable[Member]) -> tuple[wire.MemberReply, ...]:
+def _members(members: Iterable[Member]) -> tuple[MemberReply, ...]:
     return tuple(_placed(member) for member in members)
 
 
-def _placed(member: Member) -> wire.MemberReply:
-    return wire.MemberReply(
+def _placed(member: Member) -> MemberReply:
+    return MemberReply(
         node_id=member.node_id,
         group_rank=member.group_rank,
         rank_offset=member.rank_offset,
@@ -226,14 +254,14 @@ def _placed(member: Member) -> wire.MemberReply:
     )
 
 
-def _failure(failure: Failure | None) -> wire.FailureReply | None:
-    return None if failure is None else codec.picked(wire.FailureReply, failure)
+def _failure(failure: Failure | None) -> FailureReply | None:
+    return None if failure is None else codec.picked(FailureReply, failure)
 
 
-def _root_cause(cause: RootCause | None) -> wire.RootCauseReply | None:
+def _root_cause(cause: RootCause | None) -> RootCauseReply | None:
     if cause is None:
         return None
-    return wire.RootCauseReply(
+    return RootCauseReply(
         kind=cause.kind,
         message=failed_because(cause.reason),
         round=cause.round,
@@ -243,10 +271,10 @@ def _root_cause(cause: RootCause | None) -> wire.RootCauseReply | None:
     )
 
 
-def group_summary(group: Group, now: float) -> wire.GroupSummary:
+def group_summary(group: Group, now: float) -> GroupSummary:
     """A group in brief."""
     current, reason = group.round, why(group, now)
-    return wire.GroupSummary(
+    return GroupSummary(
         group_id=group.group_id,
         state=group.state,
         reason=reason,
@@ -262,10 +290,10 @@ def group_summary(group: Group, now: float) -> wire.GroupSummary:
 
 
 @kept
-def _counts(group: Group) -> wire.CountsReply:
+def _counts(group: Group) -> CountsReply:
     live = group.live
     members = [node for node in live if group.active_round is not None and group.in_round(node)]
-    return wire.CountsReply(
+    return CountsReply(
         nodes=len(live),
         slots=sum(node.slots for node in live),
         members=len(members),
@@ -280,7 +308,7 @@ def group_reply(
     heard_at: Callable[[Node], float],
     page: Page = ALL,
     seen: Mapping[int, Seen] = MappingProxyType({}),
-) -> wire.GroupReply:
+) -> GroupReply:
     """Everything about a group; first nodes in rank order, then those without a rank, then those that are gone.
 
     Args:
@@ -313,14 +341,14 @@ def group_reply(
     summary = codec.fields_of(group_summary(group, now))
     if newest is not None:
         summary["why"] = "; ".join([summary["why"], *newest.unwatched])
-    return wire.GroupReply(
+    return GroupReply(
         **summary,
         spec=spec,
         current_round=newest,
         nodes=tuple(node_reply(group, node, now - heard_at(node)) for node in nodes),
         drained=tuple(sorted(group.drained)),
         unreachable=tuple(
-            wire.UnreachableReply(node_id=node_id, master=master)
+            UnreachableReply(node_id=node_id, master=master)
             for master, node_id in sorted((master, node_id) for node_id, master in group.unreachable)
         ),
         warnings=_sentences(_warnings(group)),
@@ -354,14 +382,14 @@ def _round(
     now: float,
     stragglers: tuple[str, ...],
     unwatched: tuple[str, ...],
-) -> wire.RoundReply:
+) -> RoundReply:
     on_page = {member.node_id for member in shown}
     ended = why_ended(current.number, current.end) if current.end is not None else None
-    return wire.RoundReply(
+    return RoundReply(
         number=current.number,
         world_size=current.world_size,
         restart_count=current.restart_count,
-        master=codec.picked(wire.MasterReply, current.master),
+        master=codec.picked(MasterReply, current.master),
         members=_members(shown),
         reason=ended,
         ended=words.ended_by(ended) if ended is not None else None,
@@ -377,9 +405,9 @@ def _round(
     )
 
 
-def _stall(current: Round, stall: Stall, now: float) -> wire.StallReply:
+def _stall(current: Round, stall: Stall, now: float) -> StallReply:
     member = current.holder(stall.ranks)
-    return wire.StallReply(
+    return StallReply(
         kind=stall.kind,
         text=stall_text(stall.facts),
         facts=stall.facts,
@@ -389,7 +417,7 @@ def _stall(current: Round, stall: Stall, now: float) -> wire.StallReply:
     )
 
 
-def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
+def node_reply(group: Group, node: Node, silent_s: float) -> NodeReply:
     """A node of a group.
 
     Args:
@@ -399,7 +427,7 @@ def node_reply(group: Group, node: Node, silent_s: float) -> wire.NodeReply:
     member = active.member(node.node_id) if active is not None and group.in_round(node) else None
     reason = _why_out(group, node)
     text = words.left_out(reason, Clock(0.0), gone=node.gone_why is not None) if reason is not None else ""
-    return wire.NodeReply(
+    return NodeReply(
         node_id=node.node_id,
         state=node_state(group, node),
         slots=node.slots,
@@ -430,7 +458,7 @@ def _why_out(group: Group, node: Node) -> LeftOutReason | None:
     return why_misfit(group, node)
 
 
-def node_state(group: Group, node: Node) -> wire.NodeState:
+def node_state(group: Group, node: Node) -> NodeState:
     """A node's state in one word, for people."""
     match node.phase:
         case NodePhase.LOST:

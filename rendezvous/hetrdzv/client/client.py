@@ -12,7 +12,6 @@ from types import NoneType, TracebackType
 from typing import Any, Generic, Self, cast
 
 import httpx
-from pydantic import BaseModel
 
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.auth.tokens import is_token
@@ -20,12 +19,15 @@ from hetrdzv.client import failover, follow
 from hetrdzv.client.explain import parsed, problem_of
 from hetrdzv.client.failover import Servers
 from hetrdzv.client.urls import servers_from
-from hetrdzv.protocol import routes, versions
+from hetrdzv.protocol import codec, routes, versions
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import Unauthorized
 from hetrdzv.protocol.ids import ID_RULE, is_id
+from hetrdzv.protocol.joining import JoinRequest
 from hetrdzv.protocol.keepalive import SOCKET_HEADER, keep_alive, name_of
+from hetrdzv.protocol.pages import EventReply
+from hetrdzv.protocol.rooms.progress import PollRequest
 from hetrdzv.protocol.routes import Reply, Route
-from hetrdzv.protocol.wire import DirectiveReply, EventReply, JoinRequest, PollRequest
 
 KEEP_ALIVE_S = 2.0
 """How long an idle connection is kept (seconds): less than a server keeps it (uvicorn: 5 s), so that no request
@@ -230,7 +232,7 @@ class Client:
         *,
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
-        body: BaseModel | None = None,
+        body: object = None,
         wait_s: float = 0.0,
         late_s: float | None = None,
         stream: bool = False,
@@ -249,7 +251,7 @@ class Client:
         head = dict(headers or {})
         content = None
         if body is not None:
-            content, head["Content-Type"] = body.model_dump_json(exclude_unset=True), "application/json"
+            content, head["Content-Type"] = codec.write(body, given=True), "application/json"
 
         async def send(server: str) -> httpx.Response:
             request = self._http.build_request(

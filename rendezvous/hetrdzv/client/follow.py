@@ -9,7 +9,7 @@ import httpx
 from httpx_sse import EventSource, SSEError
 
 from hetrdzv.protocol.errors import NotHetserver, Unreachable
-from hetrdzv.protocol.wire import EventReply
+from hetrdzv.protocol.pages import EventReply
 
 SILENCE_S = 45.0
 """A stream that is silent for longer, keep-alive comments included, is connected again (seconds)."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hetrdzv.api.views import node_state
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.wire import GroupReply, NodeReply
+from hetrdzv.protocol.pages import GroupReply, NodeReply
 
 ORDINARY = {"running", "ready", "succeeded", "starting"}
 """States of nodes that need nobody's attention."""

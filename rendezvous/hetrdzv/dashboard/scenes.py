@@ -20,7 +20,7 @@ from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, rows, tally
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.sessions import SignedIn, csrf_of
 from hetrdzv.dashboard.timeline import Span, spans
-from hetrdzv.protocol.wire import QUARANTINED, EventReply, GroupReply, GroupSummary, WorkerReply
+from hetrdzv.protocol.pages import QUARANTINED, EventReply, GroupReply, GroupSummary, WorkerReply
 from hetrdzv.service.progress.slow import shown as stragglers
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.progress.unseen import shown as unwatched

@@ -6,11 +6,13 @@ itself; nothing of pydantic is imported for that.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from enum import Enum
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from annotated_types import Ge, Le, Lt, MaxLen
 
-from hetrdzv.protocol.daemon import MAX_CHARACTERS
 from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH, MAX_PLACE_LENGTH, PLACE_PATTERN
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
 
@@ -113,15 +115,58 @@ def _plainly(check: Callable[[Any], None]) -> dict[str, Any]:
     return {"type": "no-info", "function": checked}
 
 
-@dataclass(frozen=True, slots=True)
 class OrNewer:
     """Of an enum or a text: the enum where it has the word, else the text, which a newer version has sent."""
 
     def __get_pydantic_core_schema__(self, kind: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
-        return {**schema_of(kind), "mode": "left_to_right"}
+        wrong = f"Input should be a valid string of at most {MAX_KIND} characters"
+        error = {"custom_error_type": "word", "custom_error_message": wrong}
+        return {**schema_of(kind), "mode": "left_to_right", **error}
 
     def __get_pydantic_json_schema__(self, core: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
         return schema_of({**core, "choices": core["choices"][:1]})
+
+
+class Documented:
+    """Adds to what the document of the API says of a value; nothing here looks at that."""
+
+    def __init__(self, **more: object) -> None:
+        self._more = more
+
+    def __get_pydantic_json_schema__(self, core: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
+        return {**schema_of(core), **self._more}
+
+
+# -- what need not be given --------------------------------------------------------------------------------------
+
+
+class Unset(Enum):
+    """Stands for a field that was not given, where None or a default would say something."""
+
+    UNSET = None
+
+
+UNSET = Unset.UNSET
+
+
+class _OrUnset:
+    """JSON has no word for what was not given."""
+
+    def __get_pydantic_core_schema__(self, kind: Any, schema_of: Any) -> Any:
+        return schema_of.generate_schema(reduce(or_, (one for one in get_args(kind) if one is not Unset)))
+
+
+_T = TypeVar("_T")
+
+Given = Annotated[_T | Unset, _OrUnset()]
+"""What may be given: a value of a type, or UNSET."""
+
+
+class Body:
+    """Base of what requests bring: the document says that it has no other fields."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
 
 
 # -- texts -----------------------------------------------------------------------------------------------------
@@ -130,7 +175,6 @@ Id = Annotated[str, MaxLen(MAX_ID_LENGTH), Matches(ID_PATTERN)]
 Place = Annotated[str, MaxLen(MAX_PLACE_LENGTH), Matches(PLACE_PATTERN)]
 """In a history."""
 Text = Annotated[str, MaxLen(16_384)]
-Word = Annotated[str, MaxLen(MAX_CHARACTERS)]
 ShortText = Annotated[str, MaxLen(256)]
 Kind = Annotated[str, MaxLen(MAX_KIND)]
 """A word that this version does not know."""

@@ -13,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import Discriminator, Field, GetCoreSchemaHandler, Tag, TypeAdapter, ValidationError
-from pydantic_core import CoreSchema, ErrorDetails
+from pydantic_core import CoreSchema, ErrorDetails, PydanticSerializationError
 
 from hetrdzv.protocol.bounds import WrongField
 from hetrdzv.protocol.parts import ByKind, Other
@@ -29,7 +29,6 @@ _EXTRA: Mapping[Unknown, Literal["forbid", "ignore"]] = {"refuse": "forbid", "ig
 
 _REASONS = {
     "missing": "it is missing",
-    "model_type": "it must be a JSON object",
     "dataclass_type": "it must be a JSON object",
     "dict_type": "it must be a JSON object",
     "extra_forbidden": "there is no such field",
@@ -110,7 +109,11 @@ def checked(kind: type[T], value: object, *, unknown: Unknown = "refuse") -> T:
     Raises:
         Malformed: it is no value of this type.
     """
-    return read(kind, write(value), unknown=unknown)
+    try:
+        data = write(value, given=True)
+    except PydanticSerializationError as error:
+        raise Malformed((Mistake((), f"it cannot be written as JSON: {error}"),)) from None
+    return read(kind, data, unknown=unknown)
 
 
 def write(
@@ -118,6 +121,7 @@ def write(
     kind: Any = None,
     *,
     nulls: bool = False,
+    given: bool = False,
     without: AbstractSet[str] = frozenset(),
     indent: int | None = None,
 ) -> bytes:
@@ -126,12 +130,19 @@ def write(
     Args:
         kind: the type whose fields are written; None: the value's own.
         nulls: whether fields without a value are written, as `null`.
+        given: whether only fields are written that have another value than their default, as in requests, in which
+            whoever reads them finds what is wrong.
         without: fields that are not written.
         indent: how many spaces each level has, for people; None: it is one line.
     """
     known = adapter(type(value) if kind is None else kind)
     return known.dump_json(
-        value, exclude_none=not nulls, exclude=set(without) if without else None, indent=indent
+        value,
+        exclude_none=not nulls and not given,
+        exclude_defaults=given,
+        warnings=not given,
+        exclude=set(without) if without else None,
+        indent=indent,
     )
 
 

@@ -1,6 +1,12 @@
 """The one program that a round's master may run on other nodes: orted, the daemon of mpirun (Open MPI 4)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import MaxLen
+
+from hetrdzv.protocol.bounds import AtMost, Body, Count, Documented, Id
 
 PROGRAM = "orted"
 """The program's name. A path before it is ignored: each agent runs its own."""
@@ -19,3 +25,20 @@ def refusal(words: Sequence[str]) -> str | None:
     if any("\0" in word for word in words):
         return "a word contains a NUL character, which cannot be passed to a program"
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonRequest(Body):
+    """`POST /v1/groups/{g}/nodes/{n}/daemon`: what the round's master wants node `n` to run.
+
+    Attributes:
+        master, incarnation: the master and its agent.
+        words: the program, which is orted, and its arguments.
+    """
+
+    master: Id
+    incarnation: Id
+    round: Count
+    words: Annotated[
+        tuple[Annotated[str, MaxLen(MAX_CHARACTERS)], ...], AtMost(MAX_WORDS), Documented(minItems=1)
+    ]

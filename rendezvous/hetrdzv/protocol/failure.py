@@ -1,8 +1,13 @@
 """How a worker failed."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from annotated_types import Ge, Lt
+
+from hetrdzv.protocol.bounds import Body, Count, ExitCode, ShortText, Text, Whole
 from hetrdzv.protocol.rooms.stalls import Hang
+from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,3 +40,18 @@ class Failure:
     hang: Hang | None = None
     collectives: int | None = None
     step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureFields(Body):
+    """How a worker failed, as its agent says; see `Failure`."""
+
+    local_rank: Annotated[int, Ge(-1), Lt(MAX_SLOTS)]
+    rank: Annotated[int, Ge(-1), Lt(MAX_WORLD_SIZE)]
+    exit_code: ExitCode | None = None
+    signal: ShortText | None = None
+    message: Text = ""
+    final: bool = False
+    permanent: bool = False
+    collectives: Count | None = None
+    step: Whole | None = None

@@ -20,8 +20,8 @@ from hetrdzv.protocol.directive import (
 from hetrdzv.protocol.events import ShownFacts
 from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.reasons import Ended, LeftOutReason, Reason
-from hetrdzv.protocol.rooms.progress import Stack
 from hetrdzv.protocol.rooms.shares import SharesShown
+from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.protocol.rooms.stalls import StallFacts
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.warnings import AnyWarning

@@ -12,8 +12,26 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from annotated_types import Ge, Le, MaxLen
 
-from hetrdzv.protocol import bounds, wire
-from hetrdzv.protocol.rooms.shares import Shares
+from hetrdzv.protocol import bounds
+from hetrdzv.protocol.daemon import DaemonRequest
+from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.pages import (
+    EventsReply,
+    ExportReply,
+    GroupReply,
+    GroupsReply,
+    HealthReply,
+    LogsReply,
+    PlanReply,
+    ReadyReply,
+    StacksReply,
+)
+from hetrdzv.protocol.plans import PlanRequest
+from hetrdzv.protocol.reports import ReportRequest
+from hetrdzv.protocol.rooms.progress import PollRequest
+from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
+from hetrdzv.protocol.rooms.stacks import StacksRequest
 
 Reply = TypeVar("Reply")
 
@@ -136,37 +154,37 @@ _AGENT, _SMALL = Role.AGENT, Size.SMALL
 
 # -- what agents ask: small, and some of it all the time -------------------------------------------------------------
 
-JOIN = Route("PUT", _NODE, _AGENT, wire.DirectiveReply, size=_SMALL, hot=True, body=wire.JoinRequest, takes=(WAIT,))
-DIRECTIVE = Route("GET", f"{_NODE}/directive", _AGENT, wire.DirectiveReply, size=_SMALL, hot=True,
+JOIN = Route("PUT", _NODE, _AGENT, DirectiveReply, size=_SMALL, hot=True, body=JoinRequest, takes=(WAIT,))
+DIRECTIVE = Route("GET", f"{_NODE}/directive", _AGENT, DirectiveReply, size=_SMALL, hot=True,
                   takes=(INCARNATION, Parameter("after", bounds.ShortText, None), WAIT))
-POLL = Route("POST", f"{_NODE}/directive", _AGENT, wire.DirectiveReply, size=_SMALL, hot=True, body=wire.PollRequest)
-REPORT = Route("POST", f"{_NODE}/report", _AGENT, wire.DirectiveReply, size=_SMALL, hot=True, body=wire.ReportRequest)
-SHARES = Route("POST", f"{_NODE}/shares", _AGENT, Shares, size=_SMALL, body=wire.SharesRequest)
-STACKS = Route("POST", f"{_NODE}/stacks", _AGENT, NoneType, size=_SMALL, body=wire.StacksRequest)
-DAEMON = Route("POST", f"{_NODE}/daemon", _AGENT, wire.DirectiveReply, size=_SMALL, body=wire.DaemonRequest)
+POLL = Route("POST", f"{_NODE}/directive", _AGENT, DirectiveReply, size=_SMALL, hot=True, body=PollRequest)
+REPORT = Route("POST", f"{_NODE}/report", _AGENT, DirectiveReply, size=_SMALL, hot=True, body=ReportRequest)
+SHARES = Route("POST", f"{_NODE}/shares", _AGENT, Shares, size=_SMALL, body=SharesRequest)
+STACKS = Route("POST", f"{_NODE}/stacks", _AGENT, NoneType, size=_SMALL, body=StacksRequest)
+DAEMON = Route("POST", f"{_NODE}/daemon", _AGENT, DirectiveReply, size=_SMALL, body=DaemonRequest)
 LEAVE = Route("DELETE", _NODE, _AGENT, NoneType, size=_SMALL,
               takes=(INCARNATION, Parameter("reason", bounds.ShortText, "")))
 
 # -- what people ask -------------------------------------------------------------------------------------------------
 
-GROUPS = Route("GET", _GROUPS, _READ, wire.GroupsReply, scoped=True)
-GROUP = Route("GET", _GROUP, _READ, wire.GroupReply, takes=_PAGE_OF_NODES)
-EVENTS = Route("GET", f"{_GROUP}/events", _READ, wire.EventsReply, size=Size.STREAM, takes=_EVENTS_AFTER)
-PLAN = Route("POST", f"{_GROUP}/plan", _READ, wire.PlanReply, body=wire.PlanRequest, needs_body=False)
-PUT = Route("PUT", _GROUP, _ADMIN, wire.GroupReply, body=wire.SpecFields, takes=(NODES,))
+GROUPS = Route("GET", _GROUPS, _READ, GroupsReply, scoped=True)
+GROUP = Route("GET", _GROUP, _READ, GroupReply, takes=_PAGE_OF_NODES)
+EVENTS = Route("GET", f"{_GROUP}/events", _READ, EventsReply, size=Size.STREAM, takes=_EVENTS_AFTER)
+PLAN = Route("POST", f"{_GROUP}/plan", _READ, PlanReply, body=PlanRequest, needs_body=False)
+PUT = Route("PUT", _GROUP, _ADMIN, GroupReply, body=SpecFields, takes=(NODES,))
 DELETE = Route("DELETE", _GROUP, _ADMIN, NoneType)
-EXPORT = Route("GET", f"{_GROUP}/export", _ADMIN, wire.ExportReply)
-RESTART = Route("POST", f"{_GROUP}/restart", _ADMIN, wire.GroupReply, takes=(NODES,), once=True)
-CANCEL = Route("POST", f"{_GROUP}/cancel", _ADMIN, wire.GroupReply, takes=(NODES,))
-STACKS_OF = Route("POST", f"{_GROUP}/stacks", _ADMIN, wire.StacksReply, takes=(RANKS,), wait_s=STACKS_WAIT_S)
-LOGS_OF = Route("POST", f"{_GROUP}/logs", _ADMIN, wire.LogsReply, takes=(RANKS,), wait_s=STACKS_WAIT_S)
-DRAIN = Route("POST", f"{_NODE}/drain", _ADMIN, wire.GroupReply, takes=(NODES,))
-UNDRAIN = Route("POST", f"{_NODE}/undrain", _ADMIN, wire.GroupReply, takes=(NODES,))
+EXPORT = Route("GET", f"{_GROUP}/export", _ADMIN, ExportReply)
+RESTART = Route("POST", f"{_GROUP}/restart", _ADMIN, GroupReply, takes=(NODES,), once=True)
+CANCEL = Route("POST", f"{_GROUP}/cancel", _ADMIN, GroupReply, takes=(NODES,))
+STACKS_OF = Route("POST", f"{_GROUP}/stacks", _ADMIN, StacksReply, takes=(RANKS,), wait_s=STACKS_WAIT_S)
+LOGS_OF = Route("POST", f"{_GROUP}/logs", _ADMIN, LogsReply, takes=(RANKS,), wait_s=STACKS_WAIT_S)
+DRAIN = Route("POST", f"{_NODE}/drain", _ADMIN, GroupReply, takes=(NODES,))
+UNDRAIN = Route("POST", f"{_NODE}/undrain", _ADMIN, GroupReply, takes=(NODES,))
 
 # -- what supervises, and what explains ------------------------------------------------------------------------------
 
-HEALTHZ = Route("GET", "/healthz", None, wire.HealthReply, size=Size.ALWAYS)
-READYZ = Route("GET", "/readyz", None, wire.ReadyReply, size=Size.ALWAYS)
+HEALTHZ = Route("GET", "/healthz", None, HealthReply, size=Size.ALWAYS)
+READYZ = Route("GET", "/readyz", None, ReadyReply, size=Size.ALWAYS)
 METRICS = Route("GET", "/metrics", _READ, str)
 DOCS = Route("GET", "/docs", None, str, page=True)
 OPENAPI = Route("GET", "/openapi.json", None, str, page=True)

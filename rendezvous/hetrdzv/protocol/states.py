@@ -50,7 +50,7 @@ class EndKind(StrEnum):
 
 
 class StallKind(StrEnum):
-    """What is wrong where workers wait for too long; see `wire.StallReply`."""
+    """What is wrong where workers wait for too long; see `StallReply`."""
 
     BEHIND = "behind"
     NO_ANSWER = "no_answer"

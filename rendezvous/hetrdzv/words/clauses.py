@@ -66,7 +66,7 @@ def no_world(reason: NoWorld) -> str:
             slots += f" or {count(reason.never_more, 'other number')}"
         most = reason.bounds.max_nodes
         of = f" of at most {count(most, 'node')}" if most is not None else ""
-        return f"nodes of {slots} never make a world{of} whose size is {sizes}"
+        return f"nodes with {slots} can never form a world{of} whose size is {sizes}"
     if reason.too_small:
         return f"the world size must be {sizes}"
     if reason.unit is not None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hetrdzv.protocol.events import RestartSpent, RoundEnded, RoundFormed, RoundJudged
+from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.protocol.wire import EventReply
 from hetrdzv.words.failures import ending, failed_worker
 
 OUTCOMES = {f"group_{state}": state.value for state in GroupState if state.terminal}

@@ -21,7 +21,7 @@ from hetagent.options.model import Options, UsageError
 from hetagent.options.parse import parse
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.wire import GroupReply, NodeReply
+from hetrdzv.protocol.pages import GroupReply, NodeReply
 
 GIB = 1 << 30
 ETH = Interface("eth0", "10.0.0.4", socket.AF_INET, is_loopback=False)

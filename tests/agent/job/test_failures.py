@@ -18,8 +18,9 @@ from hetagent.job.failures import (
     write_error,
     write_root_cause,
 )
+from hetrdzv.protocol.directive import FailureReply, RootCauseReply
+from hetrdzv.protocol.failure import FailureFields
 from hetrdzv.protocol.parts import Other
-from hetrdzv.protocol.wire import FailureFields, FailureReply, RootCauseReply
 
 
 def error_file(tmp_path: Path, content: object) -> str:

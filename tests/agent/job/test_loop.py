@@ -32,8 +32,8 @@ from hetagent.node.processes.guardian import GuardianError
 from hetagent.protocol.line import Line
 from hetagent.protocol.session.session import Session
 from hetagent.protocol.topics import Message
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.protocol.wire import DirectiveReply
 
 # torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
 pytestmark = [

@@ -16,7 +16,7 @@ from tests.support.workload.worklog import WorkLog
 from hetagent import progress
 from hetagent.job import notice
 from hetagent.job.notice import NoticeFiles, handles
-from hetrdzv.protocol.wire import NoticeReply
+from hetrdzv.protocol.directive import NoticeReply
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),

@@ -15,9 +15,9 @@ from hetagent.node.created import Created
 from hetagent.protocol.topics import Message
 from hetagent.sharing import files as share_files
 from hetagent.sharing.files import SHARES, ShareFiles
+from hetrdzv.protocol.directive import MasterReply, StartReply
 from hetrdzv.protocol.errors import NoSuchShares
-from hetrdzv.protocol.rooms.shares import Shares
-from hetrdzv.protocol.wire import MasterReply, SharesRequest, StartReply
+from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),

@@ -11,7 +11,7 @@ from torch.distributed import HashStore, TCPStore
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.node.network import hold_port
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.wire import DirectiveReply
+from hetrdzv.protocol.directive import DirectiveReply
 
 
 def start(node_id: str, port: int, address: str = "127.0.0.1", **fields: Any) -> DirectiveReply:

@@ -6,8 +6,8 @@ import pytest
 
 from hetagent.job.summary import closing_block
 from hetrdzv.protocol import codec
+from hetrdzv.protocol.directive import DirectiveReply, FailureReply, RootCauseReply
 from hetrdzv.protocol.parts import Other
-from hetrdzv.protocol.wire import DirectiveReply, FailureReply, RootCauseReply
 
 
 def directive(**fields: Any) -> DirectiveReply:

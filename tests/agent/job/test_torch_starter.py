@@ -32,7 +32,7 @@ from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import NEEDS, numa
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.wire import StartReply
+from hetrdzv.protocol.directive import StartReply
 
 # torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
 pytestmark = [

@@ -14,7 +14,7 @@ from hetagent.launch.base import Assignment
 from hetagent.launch.command import CommandError, WorkerCommand
 from hetagent.launch.horovod import Horovod, ranks
 from hetagent.node import network
-from hetrdzv.protocol.wire import MasterReply, MemberReply, StartReply
+from hetrdzv.protocol.directive import MasterReply, MemberReply, StartReply
 
 COMMAND = WorkerCommand("/bin/true", (), is_python=False)
 

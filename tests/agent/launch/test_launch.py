@@ -23,7 +23,7 @@ from hetagent.node.processes import finding as processes
 from hetagent.options import flags
 from hetagent.options.model import UsageError
 from hetagent.options.parse import parse
-from hetrdzv.protocol.wire import MasterReply, StartReply
+from hetrdzv.protocol.directive import MasterReply, StartReply
 
 SERVER = ("--server", "http://h:1")
 

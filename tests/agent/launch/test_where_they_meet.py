@@ -8,7 +8,7 @@ import pytest
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.node.program import PerNode
-from hetrdzv.protocol.wire import MasterReply, StartReply
+from hetrdzv.protocol.directive import MasterReply, StartReply
 
 
 def assignment(node_id: str, port: int) -> Assignment:

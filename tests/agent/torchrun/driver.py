@@ -16,7 +16,8 @@ from hetagent.torchrun.conf import conf_of
 from hetagent.torchrun.connection import Connection
 from hetagent.torchrun.directives import Directives
 from hetagent.torchrun.handler import TorchrunHandler
-from hetrdzv.protocol.wire import DirectiveReply, ReportRequest
+from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.reports import ReportRequest
 
 
 def params(

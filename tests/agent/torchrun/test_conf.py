@@ -15,7 +15,7 @@ from hetagent.torchrun import conf as torchrun_conf
 from hetagent.torchrun import create_handler
 from hetagent.torchrun.conf import OPTIONS, ConfError, conf_of, take_token
 from hetrdzv.auth.files import AccessError
-from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
+from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
 
 
 def test_what_torchrun_passes_is_understood() -> None:
@@ -111,7 +111,7 @@ def test_the_address_may_come_from_torchrun() -> None:
 
 def test_every_field_of_a_spec_has_an_option() -> None:
     set_otherwise = {"min_nodes", "max_nodes", "command"}  # --nnodes; the script
-    assert torchrun_conf.SpecFields.model_fields.keys() - set_otherwise <= OPTIONS.keys()
+    assert SETTINGS.keys() - set_otherwise <= OPTIONS.keys()
 
 
 def documented_options() -> dict[str, str]:

@@ -33,7 +33,7 @@ from hetagent.torchrun.environment import WorkerEnvironment
 from hetagent.torchrun.failure import failure_of_callers
 from hetagent.torchrun.handler import LONGEST_INTERVAL_S, TorchrunHandler, _abandon
 from hetagent.torchrun.line import PluginLine
-from hetrdzv.protocol.wire import DirectiveReply
+from hetrdzv.protocol.directive import DirectiveReply
 
 # -- how torch finds it --------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from hetagent.torchrun import create_handler
 from hetagent.torchrun.conf import OPTIONS
 from hetagent.torchrun.messages import exit_error, with_options
 from hetrdzv.auth.tls import TlsError
+from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.parts import Other
-from hetrdzv.protocol.wire import RootCauseReply
 
 
 def test_advice_says_what_flags_are_called_here() -> None:

@@ -45,7 +45,7 @@ def test_no_file_is_named_like_a_module_that_workers_may_import() -> None:
     [
         "import torch",
         "import hetagent.worker.runner",
-        "from hetrdzv.protocol import wire",
+        "from hetrdzv.protocol import routes",
         "from . import runner",
         "def f():\n    import numpy as np",
         "if TYPE_CHECKING:\n    from hetagent import cli",

@@ -6,7 +6,8 @@ from typing import Any
 import httpx
 
 from hetrdzv.api.views import LARGE
-from hetrdzv.protocol import codec, wire
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.reasons import Misfit
 from hetrdzv.words import why as words
 from tests.support.served import api, join, serving, settled, two_nodes
@@ -31,7 +32,7 @@ async def test_a_join_that_waits_costs_one_request() -> None:
         first = await begun(client.put(f"{NODES}/a?wait=60", json=offer(spec=spec)))
         assert not first.done()
         second = await client.put(f"{NODES}/b?wait=60", json=offer(slots=4))
-        starts = [codec.read(wire.DirectiveReply, r.content, unknown="ignore") for r in (await first, second)]
+        starts = [codec.read(DirectiveReply, r.content, unknown="ignore") for r in (await first, second)]
         assert [(s.kind, s.round) for s in starts] == [("start", 1)] * 2
         places = [s.start for s in starts if s.start is not None]
         assert [(p.group_rank, p.rank_offset, p.slots, p.world_size) for p in places] == [

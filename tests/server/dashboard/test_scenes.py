@@ -13,7 +13,7 @@ from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.live import EVERY_S, MOST_BYTES_PER_S, SHARE, Hub, interval_s
 from hetrdzv.dashboard.scenes import MAPS, GroupScene, GroupsScene, told_until
 from hetrdzv.protocol.events import RoundFormed
-from hetrdzv.protocol.wire import EventReply
+from hetrdzv.protocol.pages import EventReply
 from hetrdzv.service.service import Service
 from tests.server.told import BEGAN
 from tests.support.served import HandClock, join, serving, started
@@ -59,7 +59,12 @@ async def test_nodes_that_need_attention_have_rows_and_all_have_them_for_who_ask
 
 async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -> None:
     await service.execute("b", join("b", min_nodes=2))
-    stall = Stall(facts=behind(3, "n003"), ranks=(3,), since=0.0, told=True)
+    stall = Stall(
+        ranks=(3,),
+        facts=behind(3, "n003"),
+        since=0.0,
+        told=True,
+    )
     await service.execute("g", NoteStall(round=1, stall=stall))
     page = (await GroupsScene(service, EVERYTHING).sections())["groups"]
     assert page.index('href="/groups/g"') < page.index('href="/groups/b"')

@@ -12,8 +12,8 @@ from hetagent.job.network.member import Me, Message, Result, accept, converse, t
 from hetagent.job.room import Room
 from hetagent.launch.base import Assignment
 from hetagent.node.network import WILDCARDS
+from hetrdzv.protocol.directive import StartReply
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.protocol.wire import StartReply
 
 PATIENCE_S = 25.0
 """How long a node waits for anything from the master (seconds): for the other members, then for the measurements."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 
 from hetagent.job.failures import concealed, plain_text, sendable
-from hetrdzv.protocol.rooms.progress import Stack
+from hetrdzv.protocol.rooms.stacks import Stack
 
 MOST = 16_000
 """How much of a worker's log is told (characters)."""

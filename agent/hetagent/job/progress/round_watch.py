@@ -19,7 +19,8 @@ from hetagent.job.progress.worker import TICK_S, Looker
 from hetagent.node import scratch
 from hetagent.options import release
 from hetagent.progress import FILE, NOTICE_FILE
-from hetrdzv.protocol.rooms.progress import NodeProgress, Stack
+from hetrdzv.protocol.rooms.progress import NodeProgress
+from hetrdzv.protocol.rooms.stacks import Stack
 
 SOCKET = "HET_PROGRESS_SOCKET"
 """Where a worker is to open torch's server; see worker/torch_server.py."""

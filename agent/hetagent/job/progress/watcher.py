@@ -17,9 +17,10 @@ from hetagent.launch.command import WorkerCommand, python
 from hetagent.protocol.line import Line
 from hetagent.protocol.topics import Message, Topic
 from hetrdzv.protocol import codec, routes
-from hetrdzv.protocol.rooms.progress import NodeProgress, Stack
+from hetrdzv.protocol.directive import DirectiveReply, LogsAsked, StacksAsked
+from hetrdzv.protocol.rooms.progress import NodeProgress
+from hetrdzv.protocol.rooms.stacks import Stack, StacksRequest
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
-from hetrdzv.protocol.wire import DirectiveReply, LogsAsked, StacksAsked, StacksRequest
 
 STACKS = Topic(route=routes.STACKS, repeats=False)
 

@@ -9,7 +9,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from hetagent.node.network import WILDCARDS
 from hetagent.torch_compat.store import hosted_store, workers_in
-from hetrdzv.protocol.wire import StartReply
+from hetrdzv.protocol.directive import StartReply
 
 STORE_TIMEOUT = timedelta(seconds=60)
 

@@ -18,8 +18,8 @@ from hetagent.launch.mpi.relay import Relay
 from hetagent.node import network
 from hetagent.protocol.topics import Message, Topic
 from hetrdzv.protocol import routes
-from hetrdzv.protocol.daemon import PROGRAM, refusal
-from hetrdzv.protocol.wire import DaemonRequest, MemberReply
+from hetrdzv.protocol.daemon import PROGRAM, DaemonRequest, refusal
+from hetrdzv.protocol.directive import MemberReply
 
 DAEMON = Topic(route=routes.DAEMON)
 
@@ -207,7 +207,7 @@ def _pass_on(
         refused: Future[Any] = Future()
         refused.set_exception(error)
         return refused
-    body = partial(DaemonRequest, master=assignment.node_id, round=assignment.round, words=daemon)
+    body = partial(DaemonRequest, master=assignment.node_id, round=assignment.round, words=tuple(daemon))
     return assignment.ask(Message(DAEMON, body, to=target))
 
 

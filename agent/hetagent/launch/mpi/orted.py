@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hetagent.launch.command import CommandError
 from hetrdzv.protocol.daemon import PROGRAM
-from hetrdzv.protocol.wire import MemberReply
+from hetrdzv.protocol.directive import MemberReply
 
 MCA_FLAGS = frozenset({"-mca", "--mca", "-gmca", "--gmca"})
 

@@ -8,9 +8,10 @@ counted.
 from collections import deque
 from enum import Enum
 
+from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.joining import SpecFields
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import DirectiveReply, SpecFields
 
 
 class Need(Enum):

@@ -4,10 +4,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from hetagent.protocol.requests import Answer, Head, Say
 from hetagent.protocol.topics import Message, Topic
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import InvalidRequest
 
 Answered = tuple[Message[Any], Answer]
@@ -63,12 +62,11 @@ class Outbox:
         stamp: dict[str, Any] = {"incarnation": self._incarnation}
         if self._topic.dated:
             stamp["age_s"] = max(0.0, now - first.since)
+        body = first.message.body(**stamp)
         try:
-            return Say(**head, topic=self._topic, body=first.message.body(**stamp))
-        except ValidationError as error:
-            wrong = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, wrong["loc"]))
-            refusal = InvalidRequest(f"no server takes {where}: {wrong['msg']}")
+            return Say(**head, topic=self._topic, body=codec.checked(type(body), body))
+        except codec.Malformed as error:
+            refusal = InvalidRequest(f"no server takes this: {error}")
             self.settle(refusal)
             if first.asks:
                 return None

@@ -6,8 +6,10 @@ from typing import TypeVar
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.differences import Difference, as_flags
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.wire import ConflictReply, DirectiveReply, SpecFields
+from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.pages import ConflictReply
 
 _R = TypeVar("_R")
 

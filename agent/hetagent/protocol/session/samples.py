@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from hetagent.protocol.requests import Head, Poll
 from hetagent.protocol.session.refusals import is_refusal
+from hetrdzv.protocol.directive import StacksAsked
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.rooms.progress import UNKNOWN, NodeProgress, Worker
-from hetrdzv.protocol.wire import StacksAsked
 
 TOO_LARGE = (413, 422)
 """After these a smaller sample is sent in the same round."""

@@ -29,10 +29,10 @@ from hetagent.protocol.session.refusals import (
 from hetagent.protocol.session.samples import Samples
 from hetagent.protocol.session.schedule import Lane
 from hetagent.protocol.topics import Message, Topic
+from hetrdzv.protocol.directive import DirectiveReply, StacksAsked
 from hetrdzv.protocol.errors import HetError, InvalidRequest, Unavailable
 from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import DirectiveReply, StacksAsked
 
 PACE_S = 0.1
 """Polls that bring nothing new are at least this far apart, whatever the server does (seconds)."""
@@ -108,9 +108,6 @@ class Session:
 
         Args:
             not_ready: why this node takes part in no round yet all the same; see `change_readiness`.
-
-        Raises:
-            pydantic.ValidationError: no server could accept the offer or a port.
         """
         self._ports, self._not_ready = (port, script_port), not_ready
         self._told.ready(after_round)

@@ -13,10 +13,12 @@ from hetrdzv.api.dispatch import service_of
 from hetrdzv.api.plans import changes, plan_reply
 from hetrdzv.auth.policy import Permit, permit_of
 from hetrdzv.core.commands import Put, Restart
-from hetrdzv.protocol import codec, routes, wire
+from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.errors import NoRound, UnknownRank
-from hetrdzv.protocol.rooms.progress import Stack
-from hetrdzv.protocol.wire import EventsReply
+from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.pages import EventsReply, GroupsReply, LogsReply, StacksReply
+from hetrdzv.protocol.plans import PlanRequest
+from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.service.history import Place, follow
 from hetrdzv.service.progress.questions import About
 from hetrdzv.service.service import Service
@@ -38,9 +40,9 @@ async def list_groups(request: Request) -> Response:
     shown = [group for group in service.groups() if grant.covers(group.group_id)]
     aside = [(name, why) for name, why in service.quarantined().items() if grant.covers(name)]
 
-    def reply() -> wire.GroupsReply:
+    def reply() -> GroupsReply:
         served = [views.group_summary(group, now) for group in shown]
-        return wire.GroupsReply(groups=(*served, *(views.quarantined_summary(*each) for each in aside)))
+        return GroupsReply(groups=(*served, *(views.quarantined_summary(*each) for each in aside)))
 
     return await views.made(sum(len(group.nodes) for group in shown), reply)
 
@@ -59,7 +61,7 @@ async def get_group(
 
 
 @handlers(routes.PUT)
-async def put_group(request: Request, group_id: str, body: wire.SpecFields, nodes: str) -> Response:
+async def put_group(request: Request, group_id: str, body: SpecFields, nodes: str) -> Response:
     """Create a group with a spec. The same spec again changes nothing, another one gets 409."""
     return await views.changed(service_of(request), group_id, Put(body.given()), nodes)
 
@@ -91,7 +93,7 @@ async def cancel_group(request: Request, group_id: str, nodes: str) -> Response:
 
 
 @handlers(routes.PLAN)
-async def plan_group(request: Request, group_id: str, body: wire.PlanRequest) -> Response:
+async def plan_group(request: Request, group_id: str, body: PlanRequest) -> Response:
     """What would happen if nodes came or went: ranks, master, spares, who restarts. Changes nothing."""
     service = service_of(request)
     supposed = changes(body)
@@ -105,7 +107,7 @@ async def get_stacks(request: Request, group_id: str, rank: list[int] | None) ->
     """The Python stacks of the workers of the running round, now, from their agents. Changes nothing."""
     number, found = await _asked(service_of(request), group_id, rank, About.STACKS)
     stacks = tuple(found)
-    return await views.made(len(found), lambda: wire.StacksReply(round=number, stacks=stacks))
+    return await views.made(len(found), lambda: StacksReply(round=number, stacks=stacks))
 
 
 @handlers(routes.LOGS_OF)
@@ -113,7 +115,7 @@ async def get_logs(request: Request, group_id: str, rank: list[int] | None) -> R
     """The end of what the workers of the running round have written to stderr, from their agents. Changes nothing."""
     number, found = await _asked(service_of(request), group_id, rank, About.LOGS)
     logs = tuple(found)
-    return await views.made(len(found), lambda: wire.LogsReply(round=number, logs=logs))
+    return await views.made(len(found), lambda: LogsReply(round=number, logs=logs))
 
 
 async def _asked(

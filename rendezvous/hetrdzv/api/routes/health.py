@@ -4,8 +4,9 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from hetrdzv.api.bound import Handlers
-from hetrdzv.protocol import codec, routes, wire
+from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.errors import NoLeader, NotLeader
+from hetrdzv.protocol.pages import HealthReply, ReadyReply
 from hetrdzv.service.metrics import CONTENT_TYPE, Metrics
 from hetrdzv.service.replica import Replica
 
@@ -15,7 +16,7 @@ handlers = Handlers()
 @handlers(routes.HEALTHZ)
 async def healthz(request: Request) -> bytes:
     """The process is alive."""
-    return codec.write(wire.HealthReply(status="ok"), nulls=True)
+    return codec.write(HealthReply(status="ok"), nulls=True)
 
 
 @handlers(routes.READYZ)
@@ -27,7 +28,7 @@ async def readyz(request: Request) -> bytes:
     replica: Replica = request.app.state.replica
     status = replica.status()
     state = "degraded" if status.degraded else "ready"
-    reply = wire.ReadyReply(status=state, role=status.role, leader=status.leader)
+    reply = ReadyReply(status=state, role=status.role, leader=status.leader)
     return codec.write(reply, nulls=True)
 
 

@@ -15,11 +15,16 @@ from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, StartDaemon
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.transitions import require_speaker
-from hetrdzv.protocol import routes, wire
+from hetrdzv.protocol import routes
+from hetrdzv.protocol.bounds import UNSET
+from hetrdzv.protocol.daemon import DaemonRequest
 from hetrdzv.protocol.errors import StaleRound
+from hetrdzv.protocol.joining import JoinRequest
 from hetrdzv.protocol.keepalive import SOCKET_HEADER, name_of
 from hetrdzv.protocol.reasons import NodeReason
-from hetrdzv.protocol.rooms.progress import NodeProgress
+from hetrdzv.protocol.reports import ReportRequest
+from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest
+from hetrdzv.protocol.rooms.stacks import StacksRequest
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.versions import is_newer
 from hetrdzv.service.polls.directives import Told, tell
@@ -33,11 +38,9 @@ REPLIES_KEPT = 4
 
 
 @handlers(routes.JOIN)
-async def join(
-    request: Request, group_id: str, node_id: str, body: wire.JoinRequest, wait: float
-) -> bytes | None:
+async def join(request: Request, group_id: str, node_id: str, body: JoinRequest, wait: float) -> bytes | None:
     """Join, or ready for the next round. Replies with the directive; with `wait` it may wait for one."""
-    if "command" in body.spec.model_fields_set:
+    if body.spec.command is not UNSET:
         permit_of(request).check_command(group_id)
     return await _answer_poll(request, group_id, join_command(node_id, body), None, wait)
 
@@ -52,7 +55,7 @@ async def get_directive(
 
 
 @handlers(routes.POLL)
-async def poll(request: Request, group_id: str, node_id: str, body: wire.PollRequest) -> bytes | None:
+async def poll(request: Request, group_id: str, node_id: str, body: PollRequest) -> bytes | None:
     """The same poll, which also says how far the node's workers have come. May be answered with a question."""
     command, direct = Renew(node_id, body.incarnation), _is_direct(request)
     return await _answer_poll(
@@ -117,7 +120,7 @@ def _replies(group: Group) -> dict[tuple[object, ...], tuple[NodeReason, bytes]]
 
 
 @handlers(routes.STACKS)
-async def send_stacks(request: Request, group_id: str, node_id: str, body: wire.StacksRequest) -> None:
+async def send_stacks(request: Request, group_id: str, node_id: str, body: StacksRequest) -> None:
     """The agent's answer to the question for stacks in the reply to one of its polls."""
     service = service_of(request)
     require_speaker(service.group(group_id), node_id, body.incarnation)
@@ -125,7 +128,7 @@ async def send_stacks(request: Request, group_id: str, node_id: str, body: wire.
 
 
 @handlers(routes.REPORT)
-async def report(request: Request, group_id: str, node_id: str, body: wire.ReportRequest) -> bytes | None:
+async def report(request: Request, group_id: str, node_id: str, body: ReportRequest) -> bytes | None:
     """Report on a member's workers. A report on an older round gets 409 and the current directive."""
     command = report_command(node_id, body)
     if command is None:
@@ -138,9 +141,7 @@ async def report(request: Request, group_id: str, node_id: str, body: wire.Repor
 
 
 @handlers(routes.DAEMON)
-async def start_daemon(
-    request: Request, group_id: str, node_id: str, body: wire.DaemonRequest
-) -> bytes | None:
+async def start_daemon(request: Request, group_id: str, node_id: str, body: DaemonRequest) -> bytes | None:
     """Have this node run the daemon of the master's launcher; replies with the directive of the master."""
     return await _answer_member(
         request, group_id, body.master, body.incarnation, daemon_command(node_id, body)

@@ -13,7 +13,8 @@ from hetrdzv.cli.hetctl.shell.connect import connect
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import HetError, Problem, UnknownGroup
-from hetrdzv.protocol.wire import GroupReply, GroupSummary, PlanReply, PlanRequest
+from hetrdzv.protocol.pages import GroupReply, GroupSummary, PlanReply
+from hetrdzv.protocol.plans import PlanRequest
 
 TYPO = 0.8
 """How alike the name of a group and what was typed are where that is suggested (`SequenceMatcher.ratio`)."""

@@ -10,7 +10,7 @@ from hetrdzv.cli.hetctl.options import GROUP, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Problem, UnknownGroup, Unreachable
-from hetrdzv.protocol.wire import EventReply
+from hetrdzv.protocol.pages import EventReply
 
 RETRY_S = 1.0
 """Pause before a server that went away is tried again (seconds)."""

@@ -19,9 +19,10 @@ from hetrdzv.cli.hetctl.options import (
     shared,
 )
 from hetrdzv.protocol import typed
+from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.plans import PlanRequest
 from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.protocol.wire import PlanRequest, SpecFields
 from hetrdzv.words.phrasing import count
 
 NNODES, WORLD_SIZE = Typed("N|MIN:MAX", typed.nodes), Typed("N|MIN:MAX", typed.world_size)
@@ -78,8 +79,8 @@ def create(group: str, command: tuple[str, ...], **fields: object) -> None:
     """
     spec = spec_of(fields)
     if command:
-        spec["command"] = list(command)
-    reply = call(lambda client: client.put(group, SpecFields.model_validate(spec)))
+        spec["command"] = command
+    reply = call(lambda client: client.put(group, SpecFields(**spec)))
     tell(reply, f"group '{group}' exists, {standing(reply)}")
 
 

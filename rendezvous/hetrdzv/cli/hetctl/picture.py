@@ -13,7 +13,8 @@ from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.tables import one_line
-from hetrdzv.protocol.wire import PlannedMemberReply, PlanReply, PlanRequest
+from hetrdzv.protocol.pages import PlannedMemberReply, PlanReply
+from hetrdzv.protocol.plans import PlanRequest
 from hetrdzv.words.phrasing import count, names
 
 MANY = 40

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -16,8 +17,10 @@ from hetrdzv.core.plan import first_round
 from hetrdzv.protocol import typed
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.ids import checked_id
+from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.pages import PlanReply
+from hetrdzv.protocol.plans import NewNodeFields, PlanRequest
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.wire import NewNodeFields, PlanReply, PlanRequest, SpecFields
 
 NO_GROUP = "example"
 """What a group is called that is on no server."""
@@ -76,7 +79,7 @@ def plan(
     """
     if group is not None and nodes is not None:
         raise click.UsageError("give GROUP or --nodes, not both: --nodes is for a group that is on no server")
-    request = PlanRequest(remove=list(without), add=list(added))
+    request = PlanRequest(remove=tuple(without), add=tuple(added))
     if group is not None:
         if name := next((name for name, value in fields.items() if value is not None), None):
             flag = f"--{name.replace('_', '-')}"
@@ -96,14 +99,14 @@ def _without_server(
     for number, new in enumerate(nodes, 1):
         if new.node_id is None:
             name = next(name for place in count(number) if (name := f"node{place}") not in taken)
-            new = new.model_copy(update={"node_id": name})  # noqa: PLW2901
+            new = replace(new, node_id=name)  # noqa: PLW2901
         taken.add(new.node_id)
         named.append(new)
     supposed = changes(request) if request.remove or request.add else None
     unknown = [node_id for node_id in request.remove if node_id not in {node.node_id for node in named}]
     if unknown:
         raise click.UsageError(f"--without names '{unknown[0]}', which is not among --nodes")
-    given = SpecFields.model_validate(spec).given()
+    given = SpecFields(**spec).given()
     try:
         return plan_reply(first_round(NO_GROUP, given, new_nodes(named), supposed))
     except InvalidSpec as error:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from hetrdzv.cli.hetctl.shares import pace_of, shares_of, speeds_of, weight_of
-from hetrdzv.protocol.wire import NodeReply, RoundReply, WorkerReply
+from hetrdzv.protocol.pages import NodeReply, RoundReply, WorkerReply
 
 OF_ROUND: Sequence[tuple[str, Callable[[RoundReply], str]]] = (("shares", shares_of),)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from hetrdzv.protocol.wire import NodeReply, RoundReply, WorkerReply
+from hetrdzv.protocol.pages import NodeReply, RoundReply, WorkerReply
 
 MOST = 5
 """How many nodes are named."""

@@ -1,4 +1,4 @@
-"""How far workers have come, as agents tell it and the server judges it, and what workers are asked for."""
+"""How far workers have come, as agents tell it with their polls, and the server judges it."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,16 +10,17 @@ from hetrdzv.protocol.bounds import (
     MAX_KNOWN_S,
     MAX_LANES,
     AtMost,
+    Body,
+    Checked,
     Count,
     Duration,
     Fraction,
+    Id,
     Positive,
     Rank,
     ShortText,
-    Text,
     Whole,
     Workers,
-    WrongField,
 )
 from hetrdzv.protocol.settings import MAX_SLOTS
 
@@ -31,7 +32,7 @@ NO_ANSWER = frozenset({"stopped", "blocked"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collectives:
+class Collectives(Body):
     """How far one worker has come in one of torch's process groups; the ranks that name a group are its members.
 
     Attributes:
@@ -51,7 +52,7 @@ class Collectives:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
+class Worker(Body):
     """How far a worker has come.
 
     Attributes:
@@ -104,8 +105,15 @@ class Worker:
         return sum(one.enqueued for one in self.collectives) if self.collectives else None
 
 
+def _few_lanes(workers: tuple[Worker, ...]) -> None:
+    if (given := sum(len(one.collectives) for one in workers)) > MAX_ALL_LANES:
+        raise ValueError(
+            f"its workers should have at most {MAX_ALL_LANES} process groups in all, not {given}"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeProgress:
+class NodeProgress(Body):
     """How far the workers of a node have come in a round, as its agent saw it `age_s` seconds ago.
 
     Attributes:
@@ -118,23 +126,18 @@ class NodeProgress:
     decision: Count = 0
     age_s: Duration = 0.0
     known_s: Annotated[Duration, Le(MAX_KNOWN_S)] = 60.0
-    workers: Annotated[tuple[Worker, ...], AtMost(MAX_SLOTS)]
-
-    def __post_init__(self) -> None:
-        if (given := sum(len(one.collectives) for one in self.workers)) > MAX_ALL_LANES:
-            text = f"its workers should have at most {MAX_ALL_LANES} process groups in all, not {given}"
-            raise WrongField("workers", text)
+    workers: Annotated[tuple[Worker, ...], AtMost(MAX_SLOTS), Checked(_few_lanes)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
-    """The Python stack of a worker's threads, or the end of its stderr; without `text`, `why` there is none.
+class PollRequest(Body):
+    """`POST /v1/groups/{g}/nodes/{n}/directive`: a poll that also says how far the node's workers have come.
 
     Attributes:
-        node_id: of its node, where the server shows it to people.
+        after, wait_s: as the parameters `after` and `wait` of the `GET`.
     """
 
-    rank: Rank
-    node_id: ShortText = ""
-    text: Text = ""
-    why: ShortText = ""
+    incarnation: Id
+    after: ShortText | None = None
+    wait_s: Annotated[Duration, Le(3600)] = 0.0
+    progress: NodeProgress | None = None

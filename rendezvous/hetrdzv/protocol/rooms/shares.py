@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from hetrdzv.protocol.bounds import OrNewer
+from hetrdzv.protocol.bounds import Body, Id, OrNewer, Positive
 from hetrdzv.protocol.who import Nodes, Place, Ranks
 
 
@@ -37,6 +37,19 @@ class Shares:
         if not self.weights:
             return [1.0] * world_size
         return [weight for count, weight in self.weights for _ in range(count)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharesRequest(Body):
+    """`POST /v1/groups/{g}/nodes/{n}/shares`: the node's workers ask for a decision on the shares of their round.
+
+    Attributes:
+        number: of the decision, counted from 1 in each round. The first who asks for it brings it about.
+    """
+
+    incarnation: Id
+    round: Positive
+    number: Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

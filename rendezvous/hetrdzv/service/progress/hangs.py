@@ -17,7 +17,8 @@ from hetrdzv.core.health.hangs import SAME_S
 from hetrdzv.core.health.stall import judge
 from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.rooms.progress import UNKNOWN, Stack, Worker
+from hetrdzv.protocol.rooms.progress import UNKNOWN, Worker
+from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.service.progress.table import Seen
 

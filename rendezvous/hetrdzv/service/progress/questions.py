@@ -11,7 +11,7 @@ from enum import StrEnum
 from itertools import count
 
 from hetrdzv.core.model import Group, Round
-from hetrdzv.protocol.rooms.progress import Stack
+from hetrdzv.protocol.rooms.stacks import Stack
 
 WITHIN_S = 10.0
 """How long agents have to answer (seconds)."""

@@ -17,7 +17,7 @@ from hetagent.job.network import master, member, transfer
 from hetagent.job.network.check import NetworkCheck
 from hetagent.job.network.member import Message, Result
 from hetagent.node.network import hold_port
-from hetrdzv.protocol.wire import MasterReply, StartReply
+from hetrdzv.protocol.directive import MasterReply, StartReply
 
 WAIT_S = 60.0
 

@@ -1,7 +1,8 @@
 """What the server is shown of a worker's stderr."""
 
 from hetagent.job.output.shown import MOST, MOST_OF_ALL, NOTHING, logs
-from hetrdzv.protocol.wire import StacksRequest
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.rooms.stacks import StacksRequest
 
 
 def test_the_end_in_whole_lines_without_secrets() -> None:
@@ -18,5 +19,5 @@ def test_the_logs_of_the_largest_node_fit_into_a_request() -> None:
     for workers in (1, 64, 1024):
         found = logs(range(workers), lambda rank: "\U0001f525".encode() * MOST, [])
         assert len(found[-1].text) == min(MOST, MOST_OF_ALL // workers)
-        body = StacksRequest(incarnation="i" * 128, number=1, stacks=found)
-        assert len(body.model_dump_json().encode()) < 1 << 20
+        body = StacksRequest(incarnation="i" * 128, number=1, stacks=tuple(found))
+        assert len(codec.write(body, given=True)) < 1 << 20

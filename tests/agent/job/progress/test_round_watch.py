@@ -18,10 +18,11 @@ from hetagent.job.progress.round_watch import RoundWatch
 from hetagent.node.network import hold_port
 from hetagent.progress import FILE
 from hetagent.worker import runner
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES
-from hetrdzv.protocol.rooms.progress import NodeProgress, Stack, Worker
+from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
+from hetrdzv.protocol.rooms.stacks import Stack, StacksRequest
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.wire import StacksRequest
 
 SCRIPT = """
 import ctypes, os, time
@@ -323,5 +324,5 @@ def test_the_stacks_of_the_largest_node_fit_into_a_request() -> None:
     for workers in (1, 8, MAX_SLOTS):
         shown = stacks.fitting([Stack(rank=rank, text="\u20ac" * 16_000) for rank in range(workers)])
         assert len(shown[-1].text) == min(16_000, stacks.MAX_SHOWN // workers)
-        body = StacksRequest(incarnation="i" * 128, number=1, stacks=shown)
-        assert len(body.model_dump_json().encode()) < MAX_BODY_BYTES
+        body = StacksRequest(incarnation="i" * 128, number=1, stacks=tuple(shown))
+        assert len(codec.write(body, given=True)) < MAX_BODY_BYTES

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from hetagent.job.progress.flight_recorder import NAME_LENGTH, OP_LENGTH
 from hetagent.job.progress.standstill import FEW_LOOKS, FIRST_LOOKS, HOLDS_S, Claim, State, Track, Tracks
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_LANES
-from hetrdzv.protocol.rooms.progress import Collectives
+from hetrdzv.protocol.rooms.progress import Collectives, PollRequest
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.wire import PollRequest
 
 GROUP = Collectives(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
 
@@ -172,7 +172,7 @@ def test_of_a_worker_that_is_unseen_its_side_groups_say_nothing() -> None:
         watched.judge()
     assert watched.told == [(5.0, "unknown", False)], "that it is unseen is told at once, and nothing else"
     (worker,) = watched.tracks.fields(watched.now).workers
-    assert (worker.unseen, worker.collectives, worker.waiting) == ("nccl does not answer any more", (), None)
+    assert (worker.unseen, worker.collectives, worker.waiting) == ("nccl does not answer any more", [], None)
     watched.asked_for(at)
     assert [state for _, state, _ in watched.told[1:]] == ["runs"]
 
@@ -392,7 +392,7 @@ def test_what_is_told_of_the_largest_node_fits_into_a_request() -> None:
         for track in tracks.workers.values():
             track.asked_for({"0": (1, 0, 1)}, groups, 1.0, waits=False)
         body = PollRequest(incarnation="i" * 128, progress=tracks.fields(1.0))
-        assert len(body.model_dump_json()) < MAX_BODY_BYTES
+        assert len(codec.write(body, given=True)) < MAX_BODY_BYTES
 
 
 def test_the_age_of_a_sample_is_that_of_the_newest_look() -> None:

@@ -23,6 +23,7 @@ from hetrdzv.core.model import Group
 from hetrdzv.core.rooms.shares import Refresh, decided
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol import codec
+from hetrdzv.protocol.directive import DirectiveReply, StacksAsked
 from hetrdzv.protocol.errors import (
     HetError,
     Problem,
@@ -32,16 +33,11 @@ from hetrdzv.protocol.errors import (
     UnknownNode,
     Unreachable,
 )
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.failure import Failure, FailureFields
+from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.pages import ConflictReply
 from hetrdzv.protocol.rooms.progress import NodeProgress
-from hetrdzv.protocol.wire import (
-    ConflictReply,
-    DirectiveReply,
-    FailureFields,
-    SpecFields,
-    StacksAsked,
-    StacksRequest,
-)
+from hetrdzv.protocol.rooms.stacks import StacksRequest
 from hetrdzv.service.liveness.leases import Pace
 
 REFUSED = Unreachable("no server answers (http://h:1: connection refused)")
@@ -100,7 +96,7 @@ class Server:
                 case Poll(posts=True) | Say(topic=watcher.STACKS) if self.is_older:
                     return Problem(405, "method_not_allowed", "not supported", {})
                 case Say(topic=share_files.SHARES, body=asked):
-                    fields = asked.model_dump()
+                    fields = codec.fields_of(asked)
                     self.do(Refresh(node_id=node_id, **fields), now, group_id)
                     current = self.groups[group_id].round
                     return decided(current, asked.number) if current is not None else None
@@ -114,11 +110,13 @@ class Server:
                     if request.posts:
                         return self._polled(request.progress, node_id, now, group_id)
                 case Say(topic=reports.REPORT, body=report):
-                    failure = Failure(**report.failure.model_dump()) if report.failure is not None else None
-                    fields = report.model_dump(exclude={"failure"})
-                    self.do(commands.Report(node_id=node_id, failure=failure, **fields), now, group_id)
+                    failure = (
+                        Failure(**codec.fields_of(report.failure)) if report.failure is not None else None
+                    )
+                    fields = codec.fields_of(report) | {"failure": failure}
+                    self.do(commands.Report(node_id=node_id, **fields), now, group_id)
                 case Say(topic=mpirun.DAEMON, body=daemon):
-                    fields = daemon.model_dump(exclude={"words"}) | {"words": tuple(daemon.words)}
+                    fields = codec.fields_of(daemon)
                     self.do(commands.StartDaemon(node_id=node_id, **fields), now, group_id)
                     node_id = daemon.master
                 case Leave(incarnation=incarnation, reason=reason):

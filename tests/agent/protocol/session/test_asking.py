@@ -13,10 +13,10 @@ from hetagent.protocol.topics import Message
 from hetagent.sharing.files import SHARES
 from hetrdzv.core.model import Round
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.rooms.progress import NodeProgress, Stack, Worker
-from hetrdzv.protocol.rooms.shares import Shares
+from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
+from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
+from hetrdzv.protocol.rooms.stacks import Stack, StacksRequest
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.wire import SharesRequest, StacksRequest
 
 
 def ask(bench: Bench, number: int, round_number: int = 1) -> Message[Shares]:
@@ -163,7 +163,7 @@ def test_a_report_that_no_server_could_take_ends_the_agent(bench: Bench) -> None
     bench.session.say(reports.started(-1), bench.now)
     bench.pump()
     assert bench.kinds == [("start", 1), ("exit", 1)]
-    assert "no server takes round" in bench.last.why
+    assert "no server takes this: round" in bench.last.why
 
 
 @pytest.mark.parametrize("status", [404, 405, 413, 422])

@@ -18,11 +18,12 @@ from hetagent.protocol.offer import Offer
 from hetagent.protocol.requests import Answer, Poll, Request
 from hetagent.protocol.session.session import Session
 from hetrdzv.core import commands
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import (
     HetError,
     Problem,
 )
-from hetrdzv.protocol.wire import DirectiveReply, SpecFields
+from hetrdzv.protocol.joining import SpecFields
 
 
 class Agent:

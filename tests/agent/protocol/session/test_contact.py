@@ -9,8 +9,9 @@ from tests.agent.protocol.session.driver import REFUSED, Bench
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
 from hetrdzv.core import commands
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import Unavailable, Unreachable
-from hetrdzv.protocol.wire import DirectiveReply, SpecFields
+from hetrdzv.protocol.joining import SpecFields
 
 
 def test_a_first_contact_is_tried_until_the_connect_timeout_exactly(bench: Bench) -> None:

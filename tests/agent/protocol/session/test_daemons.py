@@ -12,8 +12,10 @@ from hetagent.protocol import reports
 from hetagent.protocol.requests import Poll
 from hetagent.protocol.topics import Message
 from hetrdzv.core import commands
+from hetrdzv.protocol.daemon import DaemonRequest
+from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.wire import DaemonRequest, DirectiveReply, SpecFields
+from hetrdzv.protocol.joining import SpecFields
 
 ORTED = ("orted", "-mca", "ess_base_vpid", "1")
 TWO = SpecFields(min_nodes=2, max_nodes=2, lease_s=600.0, max_disconnect_s=60.0)
@@ -179,6 +181,6 @@ def test_a_daemon_that_no_server_could_take_is_refused_here_and_harms_nothing_el
     ((asked, answer),) = master.session.answers()
     assert asked is message
     assert isinstance(answer, HetError)
-    assert str(answer).startswith("no server takes words.1: Input should be a valid string")
+    assert str(answer).startswith("no server takes this: it cannot be written as JSON: ")
     assert master.session.notices() == []
     assert master.session.workers_may_run

@@ -9,8 +9,8 @@ from hetagent.protocol import reports
 from hetagent.protocol.requests import Join, Poll, Say
 from hetrdzv.core import commands
 from hetrdzv.core.model import Group, Node
+from hetrdzv.protocol.joining import SpecFields
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import SpecFields
 
 
 @pytest.mark.parametrize("by_report", [False, True])

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from tests.agent.protocol.session.driver import Bench
 
 from hetagent.protocol import reports
@@ -12,7 +11,7 @@ from hetagent.protocol.requests import Server as ServerOfRequests
 from hetrdzv.client.client import Client
 from hetrdzv.core import commands
 from hetrdzv.protocol import routes
-from hetrdzv.protocol.wire import SpecFields
+from hetrdzv.protocol.joining import SpecFields
 
 
 def test_nothing_is_sent_before_ready(bench: Bench) -> None:
@@ -81,11 +80,6 @@ def test_a_poll_never_waits_longer_than_a_disconnect_may_take() -> None:
     bench.run(20)
     assert bench.kinds == [("start", 1)]
     assert bench.notices == []
-
-
-def test_an_invalid_offer_is_refused_before_anything_is_sent(bench: Bench) -> None:
-    with pytest.raises(ValueError, match="port"):
-        bench.session.ready(0, 70_000, 0, bench.now)
 
 
 async def test_requests_are_sent_by_the_clients_own_methods(bench: Bench) -> None:

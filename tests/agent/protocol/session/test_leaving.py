@@ -12,9 +12,9 @@ from hetagent.protocol import reports
 from hetagent.protocol.requests import Join, Leave, Poll, Say
 from hetrdzv.core import commands
 from hetrdzv.protocol.causes import Announced
+from hetrdzv.protocol.joining import SpecFields
 from hetrdzv.protocol.parts import Quoted
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.protocol.wire import SpecFields
 
 
 def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:

@@ -9,7 +9,7 @@ from hetagent.protocol import reports
 from hetagent.protocol.reports import REPORT
 from hetagent.protocol.requests import Poll
 from hetrdzv.core import commands
-from hetrdzv.protocol.wire import SpecFields
+from hetrdzv.protocol.joining import SpecFields
 
 SPEC = SpecFields(min_nodes=1, max_nodes=1, lease_s=600.0, max_disconnect_s=60.0, notice_s=30.0)
 
@@ -74,7 +74,7 @@ def test_a_late_one_is_no_news_after_the_stop(noticed: Bench) -> None:
 
 
 def test_a_server_that_gives_none_stops_at_once() -> None:
-    bench = Bench(spec=SPEC.model_copy(update={"notice_s": 0.0}))
+    bench = Bench(spec=replace(SPEC, notice_s=0.0))
     bench.session.offer = replace(bench.session.offer, takes_notice=True)
     bench.started()
     restart(bench)

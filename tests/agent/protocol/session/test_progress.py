@@ -10,8 +10,9 @@ from hetagent.job.progress.watcher import STACKS
 from hetagent.protocol.requests import Poll
 from hetagent.protocol.session.session import REFUSES_PROGRESS
 from hetagent.protocol.topics import Message
-from hetrdzv.protocol.rooms.progress import NodeProgress, Stack, Worker
-from hetrdzv.protocol.wire import StacksAsked, StacksRequest
+from hetrdzv.protocol.directive import StacksAsked
+from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
+from hetrdzv.protocol.rooms.stacks import Stack, StacksRequest
 
 
 def sample() -> NodeProgress:

@@ -7,8 +7,8 @@ from tests.agent.protocol.session.driver import Bench, problem
 
 from hetagent.protocol.requests import Answer, Join, Request
 from hetrdzv.core import commands
+from hetrdzv.protocol.joining import SpecFields
 from hetrdzv.protocol.states import GroupState, NodePhase
-from hetrdzv.protocol.wire import SpecFields
 
 WHY = "node check failed (exit status 1): no InfiniBand"
 TWO = SpecFields(min_nodes=2, max_nodes=2, lease_s=600.0, max_disconnect_s=60.0)
@@ -102,7 +102,7 @@ def test_a_server_that_does_not_care_is_told_now_and_then() -> None:
     class Deaf(Bench):
         def execute(self, request: Request) -> Answer:
             if isinstance(request, Join):
-                request = replace(request, body=request.body.model_copy(update={"not_ready": ""}))
+                request = replace(request, body=replace(request.body, not_ready=""))
             return super().execute(request)
 
     bench = Deaf(spec=TWO)

@@ -16,8 +16,8 @@ from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import GROUP, MAYBE_GROUP, NODE_ID, command, shared
 from hetrdzv.cli.hetctl.rooms import OF_NODE
 from hetrdzv.client import Client
+from hetrdzv.protocol.pages import EventReply, EventsReply, GroupReply, NodeReply
 from hetrdzv.protocol.settings import DEFAULTS
-from hetrdzv.protocol.wire import EventReply, EventsReply, GroupReply, NodeReply
 from hetrdzv.words.past import past
 from hetrdzv.words.phrasing import names
 

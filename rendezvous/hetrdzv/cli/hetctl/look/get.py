@@ -12,7 +12,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command, shared
 from hetrdzv.client import Client
-from hetrdzv.protocol.wire import QUARANTINED, GroupReply, GroupsReply, NodeReply
+from hetrdzv.protocol.pages import QUARANTINED, GroupReply, GroupsReply, NodeReply
 
 KINDS = ("groups", "nodes")
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import look
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command
-from hetrdzv.protocol.wire import GroupReply, GroupsReply, WorkerReply
+from hetrdzv.protocol.pages import GroupReply, GroupsReply, WorkerReply
 from hetrdzv.words.phrasing import count
 
 EVERY_S = 1.0

@@ -9,9 +9,9 @@ from hetrdzv.cli.hetctl.events import RETRY_S
 from hetrdzv.cli.hetctl.options import GROUP, Typed, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import Problem, UnknownGroup, Unreachable
+from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.typed import seconds
-from hetrdzv.protocol.wire import GroupReply
 
 TIMED_OUT, ENDED_OTHERWISE = 3, 4
 """Exit statuses."""

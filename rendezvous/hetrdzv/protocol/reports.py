@@ -1,0 +1,22 @@
+"""What an agent reports of a round's workers."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from hetrdzv.protocol.bounds import Body, Count, Duration, Id, Kind, OrNewer, Text, Workers
+from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.states import ReportKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportRequest(Body):
+    """`POST /v1/groups/{g}/nodes/{n}/report`; `age_s` is how long ago the agent saw what it reports (seconds)."""
+
+    incarnation: Id
+    round: Count
+    kind: Annotated[ReportKind | Kind, OrNewer()]
+    age_s: Duration = 0.0
+    failure: FailureFields | None = None
+    met: Workers | None = None
+    must_meet: bool = False
+    message: Text = ""

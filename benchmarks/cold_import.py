@@ -31,7 +31,7 @@ OWN_MOUNTS = "HETRDZV_COLD_IMPORT"
 
 IMPORT = "import torch"
 READ_AHEAD = """
-from hetagent.standby import page_cache
+from hetagent.node import page_cache
 page_cache.is_remote = lambda folder: True
 page_cache.read_ahead().join()
 """

@@ -1,15 +1,16 @@
 """Applies to every test: default signals, a restored environment, forked programs, long files first."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.needs import PART, needs_set_up, share, turn
+from tests.support.needs import AUTO_LONG_S, LONG, PART, needs_set_up, share, turn
 from tests.support.programs.start import servers
 
-LONG = (
+FIRST = (
     "tests/netns/test_cuts.py",
     "tests/server/test_leadership.py",
     "tests/e2e/",
@@ -21,9 +22,25 @@ LONG = (
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip the long tests in `make test`, before their fixtures are made, except for the part whose turn it is."""
-    if item.get_closest_marker("long") is not None and not os.environ.get(PART):
+    """Skip the long tests in `make test`, before their fixtures are made, except for the part whose turn it is, as long
+    as there is time for it."""
+    if item.get_closest_marker("long") is None:
+        return
+    if not (part := os.environ.get(PART)):
         needs_set_up("long")
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if sum(took_s) > float(os.environ.get(LONG, "inf")) / workers:
+        pytest.skip(f"the time for long tests is over: make test-long PART={part}")
+
+
+took_s: list[float] = []
+"""How long each long test of this process took (seconds)."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up the time of long tests."""
+    if "long" in report.keywords:
+        took_s.append(report.duration)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -42,8 +59,17 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("HET_PRELOAD", "none")  # most jobs of tests have workers without torch
     os.environ.setdefault("HET_MEASURE", "off")  # nothing in them depends on how fast this machine is
     if os.environ.get(PART) == "auto":
-        os.environ[PART] = turn(config.rootpath)  # pytest-xdist's workers inherit it
+        os.environ[PART] = turn(config.rootpath)  # pytest-xdist's workers inherit both
+        os.environ[LONG] = str(AUTO_LONG_S)
     servers.warm()
+    gc.disable()  # nothing becomes garbage during the collection of tests
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector look at what was collected for the last time: all of it stays to the end."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:
@@ -52,7 +78,7 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out other parts of the long tests; sort `LONG` files to the front under pytest-xdist (`make test`)."""
+    """Leave out other parts of the long tests; sort `FIRST` files to the front under pytest-xdist (`make test`)."""
     if part := os.environ.get(PART):
         long = {item.nodeid for item in items if item.get_closest_marker("long") is not None}
         others = long - share(sorted(long), part)
@@ -60,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.nodeid not in others]
     if hasattr(config, "workerinput"):
         items.sort(
-            key=lambda item: next((at for at, path in enumerate(LONG) if item.nodeid.startswith(path)), 99)
+            key=lambda item: next((at for at, path in enumerate(FIRST) if item.nodeid.startswith(path)), 99)
         )
 
 

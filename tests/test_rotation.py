@@ -5,10 +5,13 @@ import importlib.util
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.support.needs import PARTS, share, turn
+from tests import conftest
+from tests.support.needs import LONG, PART, PARTS, share, turn
 
 ROOT = Path(__file__).parents[1]
 TESTS = [f"tests/{file}.py::test_{number}" for file in "abc" for number in range(9)]
@@ -22,13 +25,13 @@ def test_all_parts_together_are_all_long_tests() -> None:
 
 def test_files_that_were_changed_run_besides() -> None:
     part = share(TESTS, "3/10")
-    assert share(TESTS, "3/10,tests/b.py") - part == set(TESTS[9:13]) - part
+    assert share(TESTS, "3/10,tests/b.py") - part == set(TESTS[9:11]) - part
     assert share(TESTS, "3/10,tests/gone.py") == part
 
 
 @pytest.mark.parametrize("part", ["0/10", "11/10", "3", "next"])
 def test_what_is_no_part_is_refused(part: str) -> None:
-    with pytest.raises(ValueError, match=f"{part}: give a part such as 3/16, or auto"):
+    with pytest.raises(ValueError, match=f"{part}: give a part such as 3/24, or auto"):
         share(TESTS, part)
 
 
@@ -51,6 +54,22 @@ def test_every_commit_has_a_turn_also_in_a_shallow_clone(tmp_path: Path) -> None
     git(tmp_path, "clone", "--depth", "1", f"file://{whole}", str(shallow))
     assert re.fullmatch(rf"\d+/{PARTS}", turn(shallow))
     assert re.fullmatch(rf"\d+/{PARTS}", turn(tmp_path)), "no repository, as in an unpacked archive"
+
+
+def test_long_tests_end_with_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PART, "3/24")
+    monkeypatch.setenv(LONG, "60")
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "3")
+    monkeypatch.setattr(conftest, "took_s", [])
+    item: Any = SimpleNamespace(get_closest_marker=lambda name: name)
+    for took_s, keywords in ((15.0, {"long"}), (90.0, {}), (5.0, {"long"})):
+        conftest.pytest_runtest_setup(item)
+        report: Any = SimpleNamespace(keywords=keywords, duration=took_s)
+        conftest.pytest_runtest_logreport(report)
+    conftest.pytest_runtest_setup(item)
+    conftest.took_s.append(0.1)
+    with pytest.raises(pytest.skip.Exception, match="make test-long PART=3/24"):
+        conftest.pytest_runtest_setup(item)
 
 
 def missing(path: Path) -> list[str]:

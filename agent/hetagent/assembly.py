@@ -48,7 +48,6 @@ from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
 from hetagent.slots import isolated, narrow, slots_of
-from hetagent.standby.keeper import standbys
 from hetagent.torch_compat import flags as torchs
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.auth.tls import ClientTls
@@ -311,7 +310,6 @@ def _rooms(node: Node, line: Line) -> list[Room]:
         Meeting(line, launch, tell, must_meet=options.require_rendezvous),
         LaunchLook(launch, tell),
         *(feature.room(node, line, rooms) for feature in options.features),
-        standbys(options, node.command, tell),
     ]
     rooms += [room for room in made if room is not None]
     return rooms

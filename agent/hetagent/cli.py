@@ -11,9 +11,9 @@ import traceback
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from hetagent.node import page_cache
 from hetagent.node.console import flush, say
 from hetagent.node.processes import init
-from hetagent.standby import page_cache
 from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.files import AccessError
 from hetrdzv.auth.tls import ClientTls, TlsError

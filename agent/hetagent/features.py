@@ -9,6 +9,7 @@ from hetagent.job.output.collapse import Collapse
 from hetagent.job.ready.node_check import SiteCheck
 from hetagent.options.slurm import Slurm
 from hetagent.sharing import ShareWork
+from hetagent.standby import Preload
 
 FEATURES: Sequence[type[Feature]] = (
     CheckOnly,
@@ -17,5 +18,6 @@ FEATURES: Sequence[type[Feature]] = (
     CheckNetwork,
     ShareWork,
     SiteCheck,
+    Preload,
 )
 """In the order in which they look at the command line."""

@@ -4,7 +4,7 @@
 
     mine = shares.current()              # the weights of all ranks of this round; without an agent all are 1
     sizes = mine.batch_sizes(256)        # samples per rank: they add up to 256, the faster the more
-    mine = shares.refresh()              # decided anew, by what was measured; all ranks call it, between epochs
+    mine = shares.refresh()              # decided again, by what was measured; all ranks call it, between epochs
 
 `hetagent.uneven` makes batches and exact gradients of that, with torch. Programs in other languages read the JSON file
 that HET_WEIGHTS_FILE names: `{"round": 3, "number": 0, "weights": [1.0, 1.0, 0.25]}`, in the order of ranks.
@@ -55,7 +55,7 @@ class Shares:
         weights: of all ranks, in their order, above 0; only their ratios matter.
         rank: of this process.
         round: the round of the job that decided it (0: there is no agent).
-        number: how many times it was decided anew in that round.
+        number: how many times it was decided again in that round.
 
     Raises:
         ValueError: a weight that is not a number above 0, or a rank that has none.
@@ -114,7 +114,7 @@ def current(rank: int | None = None, world_size: int | None = None) -> Shares:
 def refresh(
     timeout_s: float = TIMEOUT_S, *, rank: int | None = None, world_size: int | None = None
 ) -> Shares:
-    """Have the shares decided anew by the pace that was measured, and wait for them; all ranks get the same.
+    """Have the shares decided again by the pace that was measured, and wait for them; all ranks get the same.
 
     Every rank has to call it equally often: the n-th calls of all ranks belong together. Without an agent it is
     `current`.
@@ -196,7 +196,7 @@ def batch_sizes(
 def _shared(left: int, exact: Sequence[int], least: Sequence[int], most: Sequence[int]) -> list[int]:
     """Share a number in proportion to integers, at least and at most so many for each, by the largest remainder.
 
-    Whatever would get less than its least or more than its most is fixed there and the rest is shared anew; first on
+    Whatever would get less than its least or more than its most is fixed there and the rest is shared again; first on
     the side on which more is missing, since fixing there can only relieve the other.
     """
     sizes = [0] * len(exact)

@@ -62,7 +62,12 @@ def isolated(options: Options, slots: int, tell: Callable[[str], None]) -> Optio
         UsageError: this launch cannot give each worker a slice.
     """
     slices = devices.mig_slices(os.environ.get(devices.VISIBLE))
-    if slots == 1 or slices < 2 or options.isolate_gpus or options.torchrun.virtual_local_rank:
+    if (
+        slots == 1
+        or slices < 2
+        or options.launch_flags["isolate_gpus"]
+        or options.torchrun.virtual_local_rank
+    ):
         return options
     if options.launch not in kinds_with("--isolate-gpus"):
         raise UsageError(
@@ -78,4 +83,4 @@ def isolated(options: Options, slots: int, tell: Callable[[str], None]) -> Optio
         "CUDA shows a process only one MIG slice, so each worker gets its own, as with --isolate-gpus; "
         "a script that calls set_device(LOCAL_RANK) needs --virtual-local-rank"
     )
-    return replace(options, isolate_gpus=True)
+    return replace(options, launch_flags={**options.launch_flags, "isolate_gpus": True})

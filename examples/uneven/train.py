@@ -43,7 +43,7 @@ def parse_args() -> argparse.Namespace:
     add("--checkpoint", type=Path, help="a file that every node sees [no checkpoints]")
     add("--save-every", type=int, default=10, metavar="STEPS", help="steps between two checkpoints [10]")
     add("--losses", type=Path, metavar="FILE", help="rank 0 adds a line of JSON for each step")
-    add("--refresh", action="store_true", help="have the shares decided anew after each epoch")
+    add("--refresh", action="store_true", help="have the shares decided again after each epoch")
     add("--equal", action="store_true", help="give all workers as much, whatever their speed")
     add(
         "--weights",

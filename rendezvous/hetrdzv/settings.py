@@ -1,6 +1,6 @@
 """The settings of hetserver: each with its flag, default and help, in one place."""
 
-# ruff: noqa: RUF009 - `_flag` makes dataclass fields
+# ruff: noqa: RUF009 - `flag` makes dataclass fields
 
 import dataclasses
 import math
@@ -54,43 +54,43 @@ def shown_duration(seconds: float) -> str:
     return f"{seconds:g}s"
 
 
-def _flag(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - click's own word
+def flag(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - click's own word
     """A setting with its flag, which has the same name unless `flag` gives another."""
     return field(default=default, metadata={"help": help, **more})
 
 
-_FILE = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Limits that bound a server's memory, whatever clients ask for. Polls include event streams."""
 
-    max_groups: int = _flag(
+    max_groups: int = flag(
         10_000, "Maximum number of groups, including finished ones.", type=click.IntRange(1, 1_000_000)
     )
-    keep_finished_s: float = _flag(
+    keep_finished_s: float = flag(
         7 * 86_400.0,
         "How long to keep a finished group: 90s, 15m, 12h, 7d.",
         flag="keep-finished",
         type=Duration(0, 3_650 * 86_400),
     )
-    keep_idle_s: float = _flag(
+    keep_idle_s: float = flag(
         86_400.0,
         "How long to keep an unfinished group after its last agent has gone (not if it was made with PUT).",
         flag="keep-idle",
         type=Duration(60, 3_650 * 86_400),
     )
-    max_nodes_per_group: int = _flag(
+    max_nodes_per_group: int = flag(
         16_384, "Maximum number of live nodes per group.", type=click.IntRange(1, 100_000)
     )
-    max_connections: int = _flag(32_768, "Maximum number of connections.", type=click.IntRange(16, 1_000_000))
-    max_polls_per_address: int = _flag(
+    max_connections: int = flag(32_768, "Maximum number of connections.", type=click.IntRange(16, 1_000_000))
+    max_polls_per_address: int = flag(
         16_384,
         "Maximum number of open polls and event streams (`hetctl events --follow`) per client address.",
         type=click.IntRange(1, 1_000_000),
     )
-    idle_timeout_s: float = _flag(
+    idle_timeout_s: float = flag(
         75.0,
         "How long to keep a connection on which nothing is sent, or no reply is read.",
         flag="idle-timeout",
@@ -105,57 +105,37 @@ DEFAULT_LIMITS = Limits()
 class Settings:
     """The command line of hetserver; `limits` is a part of it."""
 
-    host: str = _flag("127.0.0.1", "Address to listen on.")
-    port: int = _flag(DEFAULT_PORT, "Port to listen on; 0: any free one.", type=click.IntRange(0, 65_535))
-    store: str | None = _flag(
+    host: str = flag("127.0.0.1", "Address to listen on.")
+    port: int = flag(DEFAULT_PORT, "Port to listen on; 0: any free one.", type=click.IntRange(0, 65_535))
+    store: str | None = flag(
         None,
-        "Where to keep state: sqlite:PATH, memory, or etcd://HOST:PORT,...[/PREFIX] for several servers.  "
+        "Where to keep state: sqlite:PATH or memory; see --advertise for several servers.  "
         "[default: sqlite:$XDG_STATE_HOME/hetrdzv/state.db]",
     )
-    advertise: str | None = _flag(
-        None,
-        "With etcd: URL at which agents reach this server, as in their --server.  [default: --host and --port]",
-        metavar="URL",
-    )
-    leader_lease_s: int = _flag(
-        3,
-        "With etcd: seconds before a silent leader is replaced.",
-        metavar="S",
-        type=click.IntRange(2, 60),
-    )
-    etcd_user: str | None = _flag(
-        None, "User of etcd; the password comes from the file below or HET_ETCD_PASSWORD.", metavar="NAME"
-    )
-    etcd_password_file: Path | None = _flag(None, "File with the password of --etcd-user.", type=_FILE)
-    etcd_ca_cert: Path | None = _flag(
-        None, "Use TLS to etcd, and trust certificates signed by this CA (PEM).", type=_FILE
-    )
-    etcd_cert: Path | None = _flag(None, "Client certificate for etcd (PEM).", type=_FILE)
-    etcd_key: Path | None = _flag(None, "Key of --etcd-cert (PEM).", type=_FILE)
-    token_file: Path | None = _flag(
+    token_file: Path | None = flag(
         None,
         "File with tokens; every request must carry one: either one bare token, or lines "
         "TOKEN admin|agent|read [group=PATTERN].  [default beyond loopback: made at the first start]",
-        type=_FILE,
+        type=FILE,
     )
-    insecure: bool = _flag(
+    insecure: bool = flag(
         False,
         "Serve other machines without a token: anyone who reaches the server can run commands.",
         is_flag=True,
     )
-    tls_cert: Path | None = _flag(
-        None, "Serve TLS with this certificate, followed by any intermediate certificates (PEM).", type=_FILE
+    tls_cert: Path | None = flag(
+        None, "Serve TLS with this certificate, followed by any intermediate certificates (PEM).", type=FILE
     )
-    tls_key: Path | None = _flag(None, "Key of --tls-cert (PEM).", type=_FILE)
-    tls_client_ca: Path | None = _flag(
-        None, "Require clients to have a certificate signed by this CA (PEM).", type=_FILE
+    tls_key: Path | None = flag(None, "Key of --tls-cert (PEM).", type=FILE)
+    tls_client_ca: Path | None = flag(
+        None, "Require clients to have a certificate signed by this CA (PEM).", type=FILE
     )
-    fd: int | None = _flag(
+    fd: int | None = flag(
         None, "Serve on this inherited listening socket instead of --host and --port.", type=int
     )
-    stop_at_eof: bool = _flag(False, "Stop when standard input ends (for parent programs).", is_flag=True)
-    log_level: str = _flag("info", "Log level.", type=click.Choice(["debug", "info", "warning", "error"]))
-    log_format: str = _flag(
+    stop_at_eof: bool = flag(False, "Stop when standard input ends (for parent programs).", is_flag=True)
+    log_level: str = flag("info", "Log level.", type=click.Choice(["debug", "info", "warning", "error"]))
+    log_format: str = flag(
         "text",
         "One line per record either way.",
         type=click.Choice(["text", "json"]),
@@ -168,19 +148,29 @@ class Settings:
     def of(cls, values: Mapping[str, Any]) -> Self:
         """From the values that click has parsed."""
         limits = {name: values[name] for name in values if name in Limits.__dataclass_fields__}
-        return cls(limits=Limits(**limits), **{name: values[name] for name in values if name not in limits})
+        own = {name: values[name] for name in values if name in cls.__dataclass_fields__}
+        return cls(limits=Limits(**limits), **own)
 
 
-def flags(command: _F) -> _F:
-    """Give a click command a flag for each setting; it is called with the values by name."""
-    for setting in reversed((*dataclasses.fields(Settings)[:-1], *dataclasses.fields(Limits))):
-        more = dict(setting.metadata)
-        name = more.pop("flag", setting.name.replace("_", "-"))
-        default = (
-            shown_duration(setting.default) if isinstance(more.get("type"), Duration) else setting.default
-        )
-        shown = default is not None and "is_flag" not in more
-        command = click.option(f"--{name}", setting.name, default=default, show_default=shown, **more)(
-            command
-        )
-    return command
+def flags(*sections: type) -> Callable[[_F], _F]:
+    """Give a click command a flag for each setting; it is called with the values by name.
+
+    Args:
+        sections: dataclasses of further settings.
+    """
+    settings = (*dataclasses.fields(Settings)[:-1], *dataclasses.fields(Limits))
+    settings += tuple(setting for section in sections for setting in dataclasses.fields(section))
+
+    def give(command: _F) -> _F:
+        for setting in reversed(settings):
+            more = dict(setting.metadata)
+            name = more.pop("flag", setting.name.replace("_", "-"))
+            default = setting.default
+            if isinstance(more.get("type"), Duration):
+                default = shown_duration(default)
+            shown = default is not None and "is_flag" not in more
+            option = click.option(f"--{name}", setting.name, default=default, show_default=shown, **more)
+            command = option(command)
+        return command
+
+    return give

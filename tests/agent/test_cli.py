@@ -110,7 +110,7 @@ def test_each_worker_gets_its_own_mig_slice(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
     said: list[str] = []
     found = options(*argv)
-    assert isolated(found, int(argv[1]), said.append).isolate_gpus == implied
+    assert isolated(found, int(argv[1]), said.append).launch_flags["isolate_gpus"] == implied
     assert len(said) == implied
 
 

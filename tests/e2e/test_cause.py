@@ -115,13 +115,6 @@ def test_that_may_be_a_failure(pair: Cluster) -> None:
 
 
 @pytest.mark.gloo
-def test_workers_that_met(pair: Cluster) -> None:
-    agents = run(pair, MET.format("dist.init_process_group('gloo')"), "--require-rendezvous")
-    assert never_met(agents) == {"the job succeeded"}
-    assert pair.group()["current_round"]["met"] == 3
-
-
-@pytest.mark.gloo
 @pytest.mark.long
 def test_only_some_met(pair: Cluster) -> None:
     some = "import os\nif os.environ['RANK'] == '2': raise SystemExit\n"

@@ -76,15 +76,11 @@ def test_a_pause_that_can_be_told_from_a_hang_is_no_alarm(tmp_path: Path, kind: 
     no_alarm(run(tmp_path, kind))
 
 
-def test_an_evaluation_of_rank_0_alone_cannot_be_told_from_a_hang_but_it_burns_cpu(tmp_path: Path) -> None:
-    done = run(tmp_path, "evaluates", pause_s=HANG_S)
-    assert ended_for(done) == "rank 0 (a), which is at collective 20 of 21, and burns CPU"
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "who"),
     [
+        ("evaluates", "rank 0 (a), which is at collective 20 of 21, and burns CPU"),
         ("loads", "rank 0 (a), which is at collective 20 of 21, and sleeps"),
         ("is_debugged", "rank 0 (a), which is at collective 20 of 21, and sleeps"),
         ("is_stopped", "rank 0 (a), which is stopped by a signal"),

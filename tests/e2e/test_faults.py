@@ -137,7 +137,6 @@ def test_a_preempted_node_has_its_grace_and_the_others_are_told_why(job: Cluster
     job.end_well("a", "c")
 
 
-@pytest.mark.gloo
 def test_workers_that_sit_in_a_collective_are_killed_after_the_grace_and_hold_nobody_up_before(
     pair: Cluster,
 ) -> None:
@@ -160,7 +159,6 @@ def test_workers_that_sit_in_a_collective_are_killed_after_the_grace_and_hold_no
 
 
 @pytest.mark.long
-@pytest.mark.gloo
 def test_a_crashed_workers_data_loaders_are_gone_before_the_next_round(pair: Cluster) -> None:
     first = pair.start(PAIR, do="loader@2")
     pair.world(3, round_above=first)

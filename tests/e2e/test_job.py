@@ -11,6 +11,7 @@ from tests.support.cluster import PAIR, THREE, Cluster, cluster, leftovers, wait
 @pytest.mark.cold
 @pytest.mark.gloo
 def test_uneven_nodes_get_their_offsets_and_succeed_together(job: Cluster) -> None:
+    job.flags = (*job.flags, "--require-rendezvous")
     job.start(THREE)
     group = job.group()
     members = group["current_round"]["members"]
@@ -27,9 +28,11 @@ def test_uneven_nodes_get_their_offsets_and_succeed_together(job: Cluster) -> No
         said = job.agents[name].stderr
         assert "rounds   1, restarts spent 0\ntime     trained " in said
         assert "s: waiting for the first round" in said
+        assert "\noutcome  the job succeeded\n" in said
+    assert job.group()["current_round"]["met"] == 4
 
 
-@pytest.mark.gloo
+@pytest.mark.usefixtures("reduced")
 def test_a_killed_worker_costs_one_restart_and_all_come_back(pair: Cluster) -> None:
     first = pair.start(PAIR)
     pair.agents["b"].workers()[0].kill()
@@ -100,7 +103,7 @@ def test_a_terminated_agent_leaves_and_the_rest_go_on(job: Cluster) -> None:
     job.end_well("a", "c")
 
 
-@pytest.mark.gloo
+@pytest.mark.usefixtures("reduced")
 def test_a_new_node_is_admitted(job: Cluster) -> None:
     job.flags = (*job.flags, "--last-call-s", "1")
     job.agent("a", 2)

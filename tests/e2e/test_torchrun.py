@@ -55,6 +55,7 @@ def kill_machine(job: Torchruns, name: str) -> None:
 
 @pytest.mark.cold
 def test_uneven_nodes_succeed_together(pair: Torchruns) -> None:
+    pair.light = True
     start_pair(pair)
     seen = {(line["node"], line["local_rank"]): line["rank"] for line in pair.lines()}
     assert seen == {("a", 0): 0, ("a", 1): 1, ("b", 0): 2}
@@ -82,9 +83,12 @@ def test_two_on_one_host_need_no_names(pair: Torchruns) -> None:
     pair.end_well(host, f"{host}.2")
 
 
-@pytest.mark.parametrize("name", ["a", "b"])
-def test_a_killed_worker_brings_all_back(pair: Torchruns, name: str) -> None:
-    pair.light = name == "b"
+@pytest.mark.parametrize(
+    ("name", "light"),
+    [("a", True), ("b", True), pytest.param("a", False, marks=pytest.mark.long, id="a by torch")],
+)
+def test_a_killed_worker_brings_all_back(pair: Torchruns, name: str, light: bool) -> None:
+    pair.light = light
     port = free_port()
     pair.torchrun("a", 2, conf=f"port_range={port}-{port}")  # one is enough for round after round
     pair.torchrun("b", 1)

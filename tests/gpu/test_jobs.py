@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from hetagent.worker.standby import GPU_FILES
+from hetagent.standby.waiting import GPU_FILES
 from tests.gpu.machine import START_S, TRAIN, Machine, in_use
 from tests.support.cluster import PAIR, Cluster, cluster
 

@@ -36,6 +36,10 @@ ROOMS: Mapping[str, Room] = {
     ),
     "check": Room(("agent/hetagent/check",), ("tests/agent/check",)),
     "slurm": Room(("agent/hetagent/options/slurm.py",), ("tests/agent/options/test_slurm.py", "tests/slurm")),
+    "standbys": Room(
+        ("agent/hetagent/standby",),
+        ("tests/agent/standby", "tests/e2e/test_standby.py", "tests/support/standbys.py"),
+    ),
     "dashboard": Room(
         (
             "rendezvous/hetrdzv/dashboard",
@@ -43,6 +47,14 @@ ROOMS: Mapping[str, Room] = {
             "rendezvous/hetrdzv/protocol/rooms/dashboard.py",
         ),
         ("tests/server/dashboard",),
+    ),
+    "etcd": Room(
+        (
+            "rendezvous/hetrdzv/storage/etcd",
+            "rendezvous/hetrdzv/service/leadership.py",
+            "rendezvous/hetrdzv/cli/etcd.py",
+        ),
+        ("tests/storage/test_etcd.py", "tests/server/test_leadership.py"),
     ),
 }
 """By name, as `python -m tests.rooms NAME` takes it."""

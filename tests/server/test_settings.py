@@ -16,7 +16,7 @@ def settings_of(*arguments: str) -> Settings:
     found: list[Settings] = []
 
     @click.command()
-    @flags
+    @flags()
     def command(**values: object) -> None:
         found.append(Settings.of(values))
 

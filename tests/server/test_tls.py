@@ -20,10 +20,12 @@ from click.testing import CliRunner
 from hetagent import cli
 from hetagent.options.parse import parse
 from hetrdzv.auth.tls import ClientTls, ServerTls, TlsError
-from hetrdzv.cli import hetctl, hetserver
+from hetrdzv.cli import etcd, hetctl, hetserver
+from hetrdzv.cli.shared import Shared
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.joining import JoinRequest
+from hetrdzv.service.service import Service
 from hetrdzv.settings import Settings
 from tests.server.test_hetserver import start_and_stop
 from tests.support.certificates import Authority, Tls
@@ -428,5 +430,13 @@ def test_a_server_asks_clients_only_where_it_was_told(mine: Tls) -> None:
 )
 def test_what_a_server_with_tls_advertises(given: str | None, advertised: str, mine: Tls) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        found = hetserver._advertised(Settings(advertise=given, tls_cert=mine.cert), listener)
+        found = etcd.advertised(
+            Shared(
+                url="etcd://host",
+                flags=etcd.Flags(advertise=given),
+                settings=Settings(tls_cert=mine.cert),
+                make_service=Service,
+                listener=listener,
+            )
+        )
         assert found.startswith(advertised)

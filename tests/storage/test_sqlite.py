@@ -87,8 +87,10 @@ def writer(path: Path, *arguments: str) -> subprocess.Popen[str]:
     "url", ["", "sqlite", "sqlite:", "memory:x", "etcd4://h", "/tmp/x", "sqlite::memory:"]
 )
 def test_an_unknown_url_names_what_is_known(url: str) -> None:
-    with pytest.raises(ValueError, match=r"'memory' .* 'sqlite:PATH', or 'etcd:"):
+    with pytest.raises(ValueError, match=r"'memory' .* or 'sqlite:PATH'"):
         open_store(url)
+    with pytest.raises(ValueError, match=r"'memory' .*, 'sqlite:PATH', or 'shared://h'"):
+        open_store(url, ["'shared://h'"])
 
 
 @pytest.mark.parametrize("path", ["~no-such-user-at-all/state.db", "a\0b"])

@@ -15,7 +15,6 @@ from typing import Any, Self, TypeVar
 import httpx
 import psutil
 
-from hetagent.worker.standby import NAME
 from tests.support.programs.start import COLD, Process, start_program
 from tests.support.servers import Hetserver
 from tests.support.workload.worklog import WorkLog, complaints
@@ -84,7 +83,7 @@ class Agent:
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.pid).children():
                 with contextlib.suppress(psutil.Error):
-                    if child.name() == NAME:
+                    if child.name() == "het-standby":
                         found.append(child)
         return found
 

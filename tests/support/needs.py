@@ -10,12 +10,18 @@ import pytest
 
 ALL = "HET_TEST_ALL"
 PART = "HET_TEST_PART"
-"""Which of the long tests run: `3/16`, and after commas files whose long tests run, too; `auto`: what `turn` says."""
+"""Which of the long tests run: `3/24`, and after commas files whose long tests run, too; `auto`: what `turn` says."""
 
-PARTS = 16
-"""A part takes about 60 s, most of them waiting: half a minute beside the other tests."""
+LONG = "HET_TEST_LONG_S"
+"""For how long the tests of a part may take, all together (seconds); those that are left then are skipped."""
 
-AT_MOST = 4
+AUTO_LONG_S = 60.0
+"""That of `auto`: a third of it beside the other tests."""
+
+PARTS = 24
+"""A part takes about 45 s, most of them waiting."""
+
+AT_MOST = 2
 """Of the long tests in files that a commit has changed, so many run besides (the first of each file, then more)."""
 
 SHOWN = "HET_SHOWN"

@@ -5,9 +5,9 @@ import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
+from hetagent.feature import Flags
 from hetagent.launch.command import CommandError, WorkerCommand, group_command
 from hetagent.protocol.topics import Message
 from hetrdzv.protocol.directive import StartReply
@@ -21,16 +21,14 @@ class Setup:
         command: what to run; None: the group's command, which comes with each round.
         slots: how many workers this node has.
         visible: CUDA_VISIBLE_DEVICES, which names the chosen GPUs; None if it is not set.
-        isolate_gpus: each worker is to see its own GPU only.
-        init_file: directory in which processes are to meet, instead of over TCP.
+        flags: what was given of the flags that launch styles bring along, by name.
         port_range: first and last port that this node may use; None: any.
     """
 
     command: WorkerCommand | None
     slots: int
     visible: str | None = None
-    isolate_gpus: bool = False
-    init_file: Path | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
     port_range: tuple[int, int] | None = None
 
 
@@ -81,6 +79,7 @@ class Launch:
         command: what the workers run; None: the group's command, which comes with each round.
 
     Attributes:
+        flags: those that go with it, for the command line.
         one_per_node: a single process stands for all slots of the node, so a failure has no rank.
         fills_placeholders: `{rank_offset}` and the like in the command are replaced.
         wants_members: rounds have to list all their members (`start.members`).
@@ -91,6 +90,7 @@ class Launch:
         look_after_s: when to call `look`, counted from the start (seconds); None: never.
     """
 
+    flags: ClassVar[Flags] = {}
     one_per_node = False
     fills_placeholders = False
     wants_members = False

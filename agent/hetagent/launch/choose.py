@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 from hetagent.launch.base import Launch, Setup
 from hetagent.launch.command import WorkerCommand
-from hetagent.launch.kinds import LAUNCHES, kinds_with
+from hetagent.launch.kinds import LAUNCHES, OWN_FLAGS, kinds_with
 from hetagent.launch.node import placeholders
 from hetagent.node.gpu.devices import VISIBLE
 from hetagent.options.model import Options, UsageError
+from hetagent.options.torchrun import dest
 
 
 def launch_of(
@@ -30,8 +31,7 @@ def launch_of(
             command=command,
             slots=slots,
             visible=environ.get(VISIBLE),
-            isolate_gpus=options.isolate_gpus,
-            init_file=options.init_file,
+            flags=options.launch_flags,
             port_range=options.port_range,
         )
     )
@@ -39,8 +39,7 @@ def launch_of(
 
 def _check_flags(options: Options, environ: Mapping[str, str]) -> None:
     given = {
-        "--init-file": options.init_file is not None,
-        "--isolate-gpus": options.isolate_gpus,
+        **{flag: bool(options.launch_flags[dest(flag)]) for flag in OWN_FLAGS},
         "--require-rendezvous": options.require_rendezvous,
         "--numa-binding": options.torchrun.numa_binding is not None,
         "--virtual-local-rank": options.torchrun.virtual_local_rank,
@@ -48,7 +47,7 @@ def _check_flags(options: Options, environ: Mapping[str, str]) -> None:
     for flag in (flag for flag, is_given in given.items() if is_given):
         if options.launch not in (fitting := kinds_with(flag)):
             raise UsageError(f"{flag} goes with --launch {' or '.join(fitting)}, not with {options.launch}")
-    if options.isolate_gpus and options.torchrun.virtual_local_rank:
+    if options.launch_flags["isolate_gpus"] and options.torchrun.virtual_local_rank:
         raise UsageError("--isolate-gpus and --virtual-local-rank both narrow the GPUs: give one of them")
     if options.torchrun.virtual_local_rank and environ.get(VISIBLE) == "":
         raise UsageError(

@@ -1,8 +1,9 @@
 """One process per GPU, as torchrun does it; each sees all of the node's GPUs, or only its own."""
 
 from collections.abc import Mapping
-from typing import Self
+from typing import ClassVar, Self
 
+from hetagent.feature import Flags
 from hetagent.launch.base import Assignment, Launch, Setup
 from hetagent.launch.command import CommandError, WorkerCommand
 from hetagent.node.gpu.devices import VISIBLE
@@ -17,6 +18,12 @@ class PerGpu(Launch):
             all.
     """
 
+    flags: ClassVar[Flags] = {
+        "--isolate-gpus": {
+            "action": "store_true",
+            "help": "Each worker sees only its own GPU; LOCAL_RANK stays as it is.",
+        },
+    }
     meets_in_store = True
     uses_process_groups = True
 
@@ -27,7 +34,9 @@ class PerGpu(Launch):
     @classmethod
     def of(cls, setup: Setup) -> Self:
         """With --isolate-gpus, split the visible GPUs."""
-        return cls(setup.command, entries(setup.visible, setup.slots) if setup.isolate_gpus else ())
+        return cls(
+            setup.command, entries(setup.visible, setup.slots) if setup.flags.get("isolate_gpus") else ()
+        )
 
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """With isolation, the one GPU. LOCAL_RANK stays, for logs and for whatever counts workers."""

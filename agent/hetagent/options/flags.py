@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from hetagent.feature import Flags
 from hetagent.features import FEATURES
-from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES
+from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES, OWN_FLAGS
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
 from hetagent.options.values import notice_signal, port_range, told
@@ -32,20 +32,6 @@ OUR_FLAGS: Flags = {
         "choices": ("auto", "cuda", "cpu"),
         "default": "auto",
         "help": "auto, cuda: GPUs (default); cpu: start N CPU workers.",
-    },
-    "--init-file": {
-        "type": Path,
-        "metavar": "DIR",
-        "help": "With --launch node: {init_method} names a new file in this shared directory each round.",
-    },
-    "--isolate-gpus": {
-        "action": "store_true",
-        "help": "Each worker sees only its own GPU; LOCAL_RANK stays as it is.",
-    },
-    "--preload": {
-        "metavar": "MODULE[,MODULE...]",
-        "help": "What standby processes import ahead of a restart (or HET_PRELOAD); auto, the default: torch, and what "
-        "the script imports; none: no standbys.",
     },
     "--report-stderr": {
         "choices": ("on", "off"),
@@ -124,7 +110,7 @@ OUR_FLAGS: Flags = {
         "help": f"Seconds to wait for a server's first answer (default: {CONNECT_TIMEOUT_S:g}).",
     },
 }
-"""The flags that torchrun does not have; --launch beside them, and those of optional features."""
+"""The flags that torchrun does not have; --launch beside them, and those of launch styles and optional features."""
 
 SEE_HELP = "; see hetagent --help"
 
@@ -193,7 +179,7 @@ def parser() -> Parser:
     ours.add_argument(
         "--launch", choices=LAUNCHES, default=DEFAULT_LAUNCH, help=f"How to start workers: {styles}."
     )
-    for flags in (OUR_FLAGS, *(feature.flags for feature in FEATURES)):
+    for flags in (OUR_FLAGS, OWN_FLAGS, *(feature.flags for feature in FEATURES)):
         for flag, settings in flags.items():
             ours.add_argument(flag, **settings)
     for name, setting in SPEC_FLAGS.items():

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
+from typing import Any
 
 from hetagent.feature import Feature
 
@@ -64,7 +65,7 @@ class Options:
         servers: URLs; empty with `standalone`.
         node_id, node_id_given: if it was not given, it is the host name, to which a second agent of the group on
             this host adds a number (node/names.py).
-        preload: the modules that standbys import, as given.
+        launch_flags: what was given of the flags that are only for some launch styles, by name.
         notice_signal: what workers get when their round is about to end; None: only the file.
         require_rendezvous: whether it is a failure if workers end well but have not met.
         report_stderr: whether failures are reported with the end of stderr: on or off.
@@ -101,9 +102,7 @@ class Options:
     spec: Mapping[str, object]
     signals: tuple[signal.Signals, ...]
     launch: str
-    init_file: Path | None
-    isolate_gpus: bool
-    preload: str | None
+    launch_flags: Mapping[str, Any]
     report_stderr: str | None
     report_stacks: str | None
     notice_signal: signal.Signals | None

@@ -5,6 +5,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 
 from hetagent.features import FEATURES
+from hetagent.launch.kinds import OWN_FLAGS
 from hetagent.node.names import host_name
 from hetagent.node.standalone import fresh_group
 from hetagent.options import given
@@ -53,9 +54,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         spec=_spec(args),
         signals=given.signals(args),
         launch=args.launch,
-        init_file=args.init_file,
-        isolate_gpus=args.isolate_gpus,
-        preload=args.preload,
+        launch_flags={name: getattr(args, name) for name in map(dest, OWN_FLAGS)},
         report_stderr=args.report_stderr,
         report_stacks=args.report_stacks,
         notice_signal=args.notice_signal,

@@ -27,7 +27,7 @@ class ShareWork(Feature):
             "choices": MODES,
             "help": "Measure how fast this node's slots are before it joins (or HET_MEASURE). auto: if the script "
             "imports hetagent.shares or hetagent.uneven (default); on: always, or take what was measured earlier; "
-            "again: anew; off: never.",
+            "again: once more; off: never.",
         },
         "--measure-dtype": {
             "choices": DTYPES,

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hetagent.node import scratch
-from hetagent.worker.standby import IMPORTS_FILE
+from hetagent.standby.process import WAITING
+from hetagent.standby.waiting import IMPORTS_FILE
+from hetagent.worker.runner import BEFORE
 
 PREFIX = "hetagent_imports_"
 
@@ -24,10 +26,10 @@ class Imports:
 
     def environ(self, local_rank: int) -> Mapping[str, str]:
         """What the worker of a local rank gets, so that it takes notes."""
-        return {IMPORTS_FILE: str(self._file(local_rank))}
+        return {BEFORE: WAITING, IMPORTS_FILE: str(self._file(local_rank))}
 
     def notes(self, local_rank: int) -> list[str]:
-        """Its notes, see `note_imports`; as they were before while it still imports."""
+        """Its notes, see `waiting.begin`; as they were before while it still imports."""
         file = self._file(local_rank)
         with contextlib.suppress(OSError):  # it has taken none yet, or somebody has cleaned up TMPDIR
             if file.stat().st_mtime + SETTLED_S <= time.time():

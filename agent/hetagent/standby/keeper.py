@@ -11,13 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hetagent.job.room import Room
 from hetagent.job.workers.starter import Program
-from hetagent.launch.command import WorkerCommand
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
-from hetagent.options.model import Options
-from hetagent.standby import policy
+from hetagent.standby import AUTO, memory
 from hetagent.standby.imports import SETTLED_S, Imports
-from hetagent.standby.policy import AUTO, memory_shortage
 from hetagent.standby.process import END_TIMEOUT_S, NotTaken, Standby, fits
 from hetagent.torch_compat.flags import PRELOADED
 
@@ -41,26 +38,6 @@ TOGETHER = max(1, len(os.sched_getaffinity(0)) // 8)
 
 ATTEMPTS = 3
 """So many standbys in a row may die before they are ready."""
-
-
-def standbys(
-    options: Options, command: WorkerCommand | None, tell: Callable[[str], None]
-) -> "Standbys | None":
-    """The standbys that a command line asks for; None where there are none.
-
-    Args:
-        command: what the workers run; None: the group's command.
-        tell: shows one line to the person at the terminal.
-
-    Raises:
-        UsageError: they are asked for where there can be none.
-    """
-    preload, why_none = policy.modules(
-        options.preload, os.environ.get("HET_PRELOAD"), options.launch, command
-    )
-    if why_none is not None:
-        tell(why_none)
-    return Standbys(preload, tell) if preload else None
 
 
 class Standbys(Room):
@@ -124,7 +101,7 @@ class Standbys(Room):
                     )
                 if standby.anew:
                     self._tell(
-                        f"the standby of local rank {local_rank} is of no use ({standby.anew}): starting anew"
+                        f"the standby of local rank {local_rank} is of no use ({standby.anew}): starting without it"
                     )
             warm = process is not None and standby is not None and not standby.anew
             quiet_s = WARM_QUIET_S if warm else COLD_QUIET_S
@@ -190,9 +167,9 @@ class Standbys(Room):
             self._at_once = False
             waits_s = [at - now for at in self._hung_at.values()] + [SETTLED_S] * (self._imports is not None)
             return max(0.0, min(waits_s)) if waits_s else None
-        if (shortage := memory_shortage(len(missing))) is not None:
+        if (shortage := memory.shortage(len(missing))) is not None:
             if not self._short:
-                self._tell(f"no standbys for now, so a restart imports anew: {shortage}")
+                self._tell(f"no standbys for now, so a restart imports everything again: {shortage}")
             self._short = True
             return MEMORY_RETRY_S
         if self._at_once:
@@ -276,10 +253,11 @@ class Standbys(Room):
             self._imports.close()
             self._imports = None
             self._tell(
-                f"standbys do without what the script imports: {ATTEMPTS} in a row failed; the last one {how}"
+                f"standbys no longer import what the script imports: {ATTEMPTS} in a row failed; the last one {how}"
             )
         elif self._died == ATTEMPTS:
             self._preload.clear()
             self._tell(
-                f"no more standbys, so a restart imports anew: {ATTEMPTS} in a row failed; the last one {how}"
+                f"no more standbys, so a restart imports everything again: {ATTEMPTS} in a row failed; "
+                f"the last one {how}"
             )

@@ -10,13 +10,18 @@ from typing import Any
 
 from hetagent.job.workers.starter import Program
 from hetagent.node.processes import finding as processes
-from hetagent.worker.standby import CHANNEL, belongs_to_round
+from hetagent.standby import waiting
+from hetagent.standby.waiting import CHANNEL, belongs_to_round
+from hetagent.worker.runner import AHEAD
 
 TAKE_TIMEOUT_S = 2.0
 """How long a standby that was ready may take to become a worker (seconds); it needs about a millisecond."""
 
 END_TIMEOUT_S = 2.0
 """How long a standby may take to die (seconds)."""
+
+WAITING = waiting.__file__
+"""What runs in standbys and workers."""
 
 KEPT = (processes.INCARNATION, processes.NODE_ID, processes.AGENT_PID, processes.GROUP)
 """The variables of a round by which the agent, its guardian and a later agent find what they have to end."""
@@ -69,7 +74,7 @@ class Standby:
         self._channel, theirs = socket.socketpair()
         self._printed = [os.memfd_create("stdout", os.MFD_CLOEXEC), os.memfd_create("stderr", os.MFD_CLOEXEC)]
         marks = {name: program.environ[name] for name in KEPT if name in program.environ}
-        environ = {**_steady(program), **marks, CHANNEL: str(theirs.fileno())}
+        environ = {**_steady(program), **marks, AHEAD: WAITING, CHANNEL: str(theirs.fileno())}
         try:
             with theirs:
                 self.process = subprocess.Popen(

@@ -7,9 +7,10 @@ The script sees what it would see if started by `python -u [-m] SCRIPT_OR_MODULE
 crash prints a traceback (faulthandler), and an exception that ends the script is recorded in the file that
 TORCHELASTIC_ERROR_FILE names, in the format of torch's ErrorHandler, so that every node can show it.
 
-A process that was started before its round is known (`HET_STANDBY_FD`) first imports modules and waits: see standby.py.
+Two variables name files with more to do before the script's first line: in that of HET_STARTED_AHEAD, `wait` returns
+once the round of a process is known that was started ahead of it; in that of HET_BEFORE_SCRIPT, `begin` is called.
 
-This file is started by its path, and imports nothing that a bare interpreter has not already imported, unless it waits.
+This file is started by its path, and imports nothing that a bare interpreter has not already imported.
 """
 
 import os
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
     from typing import Any, NoReturn
+
+AHEAD, BEFORE = "HET_STARTED_AHEAD", "HET_BEFORE_SCRIPT"
+"""The variables that name files, see above."""
 
 CANNOT_OPEN = 2
 """The exit status of `python` when it cannot open the script."""
@@ -38,9 +42,11 @@ def main() -> None:
 
         faulthandler.enable(all_threads=True)
     run = _prepared()
-    anew = _beside("standby").wait(started_as) if "HET_STANDBY_FD" in os.environ else None
-    if "HET_IMPORTS_FILE" in os.environ:
-        _beside("standby").note_imports(os.environ.pop("HET_IMPORTS_FILE"))
+    anew = None
+    if AHEAD in os.environ:
+        anew = _loaded(os.environ.pop(AHEAD)).wait(started_as)
+    if BEFORE in os.environ:
+        _loaded(os.environ.pop(BEFORE)).begin()
     if "HET_PROGRESS_SOCKET" in os.environ:
         _listen(os.environ.pop("HET_PROGRESS_SOCKET"))
     _recorded(run, anew)
@@ -61,11 +67,11 @@ def _prepared() -> "Callable[[], None]":
     return lambda: _run_file(path, fresh)
 
 
-def _beside(name: str) -> "Any":
-    """A module beside this file, loaded without a trace in `sys.path` or `sys.modules`."""
+def _loaded(path: str) -> "Any":
+    """The module in a file, loaded without a trace in `sys.path` or `sys.modules`."""
     import importlib.util
 
-    spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{name}.py"))
+    spec = importlib.util.spec_from_file_location(os.path.basename(path).removesuffix(".py"), path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -81,7 +87,7 @@ def _listen(path: str) -> None:
 
     def serve() -> None:
         try:  # noqa: SIM105 - contextlib would be one module more for the script to see
-            _beside("torch_server").serve(path)
+            _loaded(os.path.join(os.path.dirname(__file__), "torch_server.py")).serve(path)
         except Exception:
             pass
 
@@ -199,7 +205,7 @@ def _run_file(path: str, namespace: dict[str, object]) -> None:
     exec(code, namespace)
 
 
-def _recorded(run: "Callable[[], None]", anew: "Callable[[], NoReturn] | None") -> None:
+def _recorded(run: "Callable[[], None]", anew: "Callable[[str], NoReturn] | None") -> None:
     """Run the script; record the exception that ends it, and let the interpreter handle it, without our frames.
 
     Args:
@@ -215,9 +221,7 @@ def _recorded(run: "Callable[[], None]", anew: "Callable[[], NoReturn] | None") 
         # A child that the script forked may get here as well, but it is not the worker.
         if os.getpid() == pid and not _is_orderly(error):
             if anew is not None and _is_in_imports(theirs):
-                what = f"{type(error).__name__} while the script imports, after --preload auto has imported ahead"
-                print(f"hetagent: {what}: it begins again without", file=sys.stderr, flush=True)
-                anew()
+                anew(type(error).__name__)
             _record(error.with_traceback(theirs), permanent=_is_permanent(error, theirs))
         _hide_our_frames(theirs)
         raise

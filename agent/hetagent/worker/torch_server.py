@@ -66,6 +66,9 @@ def serve(path: str) -> None:
         Exception: it cannot: this torch has none, or no thread can be started.
     """
     server = sys.modules["torch._C"]._distributed_c10d._WorkerServer
+    for former in (path, f"{path}.groups"):  # of this process, before it began anew
+        with contextlib.suppress(OSError):
+            os.unlink(former)
     with contextlib.suppress(Exception):
         _note_groups(f"{path}.groups")
     opened = _thread.allocate_lock()

@@ -7,10 +7,11 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -23,8 +24,10 @@ from hetrdzv.api.http.turns import new_event_loop
 from hetrdzv.auth.files import is_private
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.auth.token_files import TokenFile, require_token_file
+from hetrdzv.cli.etcd import ETCD
 from hetrdzv.cli.logs import logging_to_stderr
-from hetrdzv.cli.sockets import CannotServe, inherited, listen
+from hetrdzv.cli.shared import Shared, SharedStore
+from hetrdzv.cli.sockets import CannotServe, inherited, listen, url_of
 from hetrdzv.protocol.addresses import is_loopback
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.service.metrics import Metrics
@@ -44,8 +47,12 @@ SWITCH_S = 0.001
 """How long a thread with large work (plans, replies, judging) may keep the event loop waiting (seconds)."""
 
 
+SHARED: Sequence[SharedStore] = (ETCD,)
+"""Kinds of stores that several servers share: each can be taken out with its row."""
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@all_settings.flags
+@all_settings.flags(*(kind.flags for kind in SHARED))
 @click.version_option(__version__, prog_name="hetserver")
 def main(**values: object) -> None:
     """Run the rendezvous service for PyTorch jobs on nodes with different GPU counts."""
@@ -53,33 +60,43 @@ def main(**values: object) -> None:
     sys.setswitchinterval(SWITCH_S)
     try:
         with logging_to_stderr(settings.log_level, settings.log_format):
-            _serve_on_socket(settings)
+            _serve_on_socket(settings, values)
     except HetError as error:
         click.echo(f"hetserver: {error}", err=True)
         sys.exit(2)
 
 
-def _serve_on_socket(settings: Settings) -> None:
+def _serve_on_socket(settings: Settings, values: Mapping[str, Any]) -> None:
     if settings.insecure and settings.token_file is not None:
         raise CannotServe("--insecure means no token, but --token-file names one: give only one of the two")
     tls = _tls(settings)
     with listen(settings.host, settings.port) if settings.fd is None else inherited(settings.fd) as listener:
         url = settings.store or f"sqlite:{state_home() / 'state.db'}"
-        on_etcd = url.startswith("etcd:")
+        shared = next((kind for kind in SHARED if kind.names(url)), None)
         metrics = Metrics()
-        if on_etcd and settings.token_file is None and not settings.insecure and not _is_local(listener):
+        tokenless = settings.token_file is None and not settings.insecure
+        if shared is not None and tokenless and not _is_local(listener):
             raise CannotServe(
-                "servers on one etcd need the same token: make one (openssl rand -hex 32) "
+                f"servers on one {shared.scheme} need the same token: make one (openssl rand -hex 32) "
                 "and give its file to each of them with --token-file"
             )
         tokens = _tokens(listener, settings)
         quotas = Quotas(tokens.scopes) if tokens is not None else Quotas()
         make_service = partial(Service, metrics=metrics, limits=settings.limits, quotas=quotas)
-        if on_etcd:
-            make_replica = _elected(make_service, url, _advertised(settings, listener), settings)
-        elif given := [name for name in _FOR_ETCD if getattr(settings, name)]:
-            flag = f"--{given[0].replace('_', '-')}"
-            raise CannotServe(f"{flag} is for several servers on etcd: give --store etcd://HOST:PORT,...")
+        for kind in SHARED:
+            if kind is not shared:
+                kind.refuse(values)
+        make_replica: Callable[[], Replica]
+        if shared is not None:
+            make_replica = shared.elected(
+                Shared(
+                    url=url,
+                    flags=shared.given(values),
+                    settings=settings,
+                    make_service=make_service,
+                    listener=listener,
+                )
+            )
         else:
             make_replica = partial(SingleReplica, make_service(_store(url)))
         _allow_connections(settings.limits)
@@ -106,78 +123,9 @@ def state_home() -> Path:
 
 def _store(url: str) -> StateStore:
     try:
-        return open_store(url)
+        return open_store(url, [f"'{kind.example}' for several servers" for kind in SHARED])
     except ValueError as error:
         raise CannotServe(str(error)) from None
-
-
-_FOR_ETCD = ("advertise", "etcd_user", "etcd_password_file", "etcd_ca_cert", "etcd_cert", "etcd_key")
-
-
-def _elected(
-    make_service: Callable[[StateStore], Service], store: str, url: str, settings: Settings
-) -> Callable[[], Replica]:
-    """Makes the replica of one of several servers on etcd."""
-    try:
-        from hetrdzv.service import leadership
-        from hetrdzv.storage.etcd.access import access_from
-        from hetrdzv.storage.etcd.client import Etcd
-    except ImportError as error:
-        raise CannotServe(
-            f"--store {store.partition('://')[0]} needs pip install 'hetrdzv[etcd]' ({error})"
-        ) from None
-    found = access_from(
-        store,
-        user=settings.etcd_user,
-        password=_etcd_password(settings.etcd_password_file),
-        ca_cert=settings.etcd_ca_cert,
-        cert=settings.etcd_cert,
-        key=settings.etcd_key,
-    )
-    return lambda: leadership.ElectedReplica(Etcd(found), url, settings.leader_lease_s, make_service)
-
-
-def _advertised(settings: Settings, listener: socket.socket) -> str:
-    """Where agents reach this server."""
-    from hetrdzv.client.urls import normal_url  # a single server needs no client
-
-    given = settings.advertise
-    if given is None:
-        host, port = listener.getsockname()[:2]
-        if host in ("0.0.0.0", "::"):
-            raise CannotServe(
-                f"agents must be able to reach this server when it leads, and {host} is not an address: "
-                f"give --advertise URL, exactly as in their --server"
-            )
-        given = _url(settings, host, port)
-    elif "://" not in given and settings.tls_cert is not None:
-        given = f"https://{given}"
-    try:
-        found = normal_url(given)
-    except ValueError as error:
-        raise CannotServe(f"--advertise: {error}") from None
-    if found.startswith("http://") and settings.tls_cert is not None:
-        logger.warning("--advertise %s is not an https URL, but this server speaks TLS", found)
-    return found
-
-
-def _url(settings: Settings, host: str, port: int) -> str:
-    scheme = "https" if settings.tls_cert is not None else "http"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _etcd_password(path: Path | None) -> str | None:
-    if path is None:
-        return os.environ.get("HET_ETCD_PASSWORD")
-    try:
-        password = path.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise CannotServe(f"password file {path} cannot be read: {error}") from None
-    if not password:
-        raise CannotServe(f"password file {path} is empty")
-    if not is_private(path):
-        logger.warning("password file %s can be read by other users of this machine", path)
-    return password
 
 
 def _is_local(listener: socket.socket) -> bool:
@@ -210,7 +158,7 @@ def _tokens(listener: socket.socket, settings: Settings) -> TokenFile | None:
         f"hetserver: other machines can reach {address}, so every request needs the token in {path}"
         f"{' (just made, mode 0600)' if made else ''}.\n"
         f"hetserver: copy that file to every node, then start an agent there: "
-        f"hetagent --gpus 4 --server {_url(settings, name, port)} --token-file token{_tls_flags(settings)} train.py",
+        f"hetagent --gpus 4 --server {url_of(settings, name, port)} --token-file token{_tls_flags(settings)} train.py",
         err=True,
     )
     return tokens
@@ -272,7 +220,7 @@ async def _serve(
             collector = Collector()
             if settings.stop_at_eof:
                 server.watch_stdin()
-            logger.info("listening on %s, state in %s", _url(settings, host, port), store)
+            logger.info("listening on %s, state in %s", url_of(settings, host, port), store)
             with _regularly(lambda: reload(now=False), collector.look):
                 await server.serve(sockets=[listener])
         finally:

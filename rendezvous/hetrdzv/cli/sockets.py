@@ -5,6 +5,7 @@ import socket
 
 from hetrdzv.api.http.server import BACKLOG
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.settings import Settings
 
 
 class CannotServe(HetError, code="cannot_serve"):
@@ -63,3 +64,9 @@ def inherited(fd: int) -> socket.socket:
         return listener
     listener.close()
     raise CannotServe(f"--fd {fd} {wrong}")
+
+
+def url_of(settings: Settings, host: str, port: int) -> str:
+    """The URL of a server that listens there."""
+    scheme = "https" if settings.tls_cert is not None else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -46,7 +46,7 @@ MOST_WORKERS = 64
 """How many of each are shown; of the workers, the slowest. Events are sent in two parts: the older changes rarely."""
 
 STEPS = ((60.0, 1.0), (600.0, 5.0), (inf, 60.0))
-"""Until so long after a group's last event (seconds), its past is told anew in steps of so many seconds."""
+"""Until so long after a group's last event (seconds), its past is told again in steps of so many seconds."""
 
 MAPS = [f"map-{number}" for number in range(BLOCKS)]
 """The sections with the parts of the map."""

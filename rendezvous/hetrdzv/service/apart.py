@@ -71,7 +71,7 @@ def apply_apart(
 def _apply_halves(
     ledger: Ledger, group_id: str, base: Group | None, proposals: list[Proposal], now: float, leases: Leases
 ) -> Group | None:
-    """Propose anew what commands make of a group, without those at fault; returns that."""
+    """Propose again what commands make of a group, without those at fault; returns that."""
     try:
         applied, settled = _apply(group_id, base, proposals, now, leases)
     except Exception as error:

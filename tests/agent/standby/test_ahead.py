@@ -9,10 +9,11 @@ from tests.support import standbys
 from tests.support.cluster import wait_for
 
 from hetagent.job.workers.starter import Program
-from hetagent.standby import imports, keeper, policy
+from hetagent.standby import AUTO, imports, keeper, memory
 from hetagent.standby.keeper import Standbys
-from hetagent.standby.process import Standby
-from hetagent.worker.standby import IMPORTS_FILE
+from hetagent.standby.process import WAITING, Standby
+from hetagent.standby.waiting import IMPORTS_FILE
+from hetagent.worker.runner import BEFORE
 
 INSTALLED = {
     "plain": "",
@@ -44,7 +45,7 @@ class Script:
 
     def round(self, local_rank: int = 0) -> Program:
         notes = self.folder / f"notes{local_rank}"
-        return standbys.in_round(self.program, **{IMPORTS_FILE: str(notes)})
+        return standbys.in_round(self.program, **{BEFORE: WAITING, IMPORTS_FILE: str(notes)})
 
     def run(self, standby: Standby | None = None) -> str:
         """Run it in a round; what it says."""
@@ -143,9 +144,9 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Standbys]:
         (imports, "SETTLED_S"),
     ):
         monkeypatch.setattr(place, name, 0.05)
-    monkeypatch.setattr(policy, "NEEDED_BYTES", 1)
+    monkeypatch.setattr(memory, "NEEDED_BYTES", 1)
     told: list[str] = []
-    made = Standbys(["decimal", policy.AUTO], told.append)
+    made = Standbys(["decimal", AUTO], told.append)
     yield made
     made.close()
     assert told == []

@@ -15,7 +15,7 @@ from tests.support.cluster import wait_for
 
 from hetagent.job.workers.starter import Program
 from hetagent.node.processes import finding as processes
-from hetagent.standby import keeper, policy
+from hetagent.standby import keeper, memory
 from hetagent.standby.keeper import Standbys
 
 INCARNATION = standbys.MARKS[processes.INCARNATION]
@@ -58,7 +58,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rests, and no shortage of memory."""
     for name in ("WARM_QUIET_S", "COLD_QUIET_S", "RETRY_S"):
         monkeypatch.setattr(keeper, name, 0.0)
-    monkeypatch.setattr(policy, "NEEDED_BYTES", 1)
+    monkeypatch.setattr(memory, "NEEDED_BYTES", 1)
 
 
 @pytest.fixture
@@ -178,7 +178,9 @@ def test_one_that_imports_for_ever_is_given_up(
     kept.standbys.foresee([program])
     wait_for(lambda: kept.told, "the end of the attempts")
     [line] = kept.told
-    assert line.startswith("no more standbys, so a restart imports anew: 3 in a row failed; the last one ")
+    assert line.startswith(
+        "no more standbys, so a restart imports everything again: 3 in a row failed; the last one "
+    )
     assert line.endswith("was killed by SIGKILL while it imported slow")
     assert living() == []
 
@@ -238,14 +240,14 @@ def test_memory_that_is_short_is_said_once_and_waited_for(
     keep: Callable[..., Kept], program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "MEMORY_RETRY_S", 0.01)
-    monkeypatch.setattr(policy, "NEEDED_BYTES", 1 << 60)
+    monkeypatch.setattr(memory, "NEEDED_BYTES", 1 << 60)
     kept = keep("imported")
     kept.standbys.foresee([program])
     wait_for(lambda: kept.told, "the line")
     assert kept.take(0, program) is None
     assert len(kept.told) == 1
-    assert kept.told[0].startswith("no standbys for now, so a restart imports anew: ")
-    monkeypatch.setattr(policy, "NEEDED_BYTES", 1)
+    assert kept.told[0].startswith("no standbys for now, so a restart imports everything again: ")
+    monkeypatch.setattr(memory, "NEEDED_BYTES", 1)
     kept.ready(0)
     assert len(kept.told) == 1
 

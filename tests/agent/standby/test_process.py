@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.agent.worker.test_imports import foreign
 from tests.support import standbys
 from tests.support.cluster import wait_for
 
 from hetagent.job.workers.starter import Program
 from hetagent.node.processes import finding as processes
 from hetagent.standby import process
+from hetagent.standby import waiting as standby_main
 from hetagent.standby.process import NotTaken, Standby, fits
-from hetagent.worker import standby as standby_main
-from hetagent.worker.standby import NAME
+from hetagent.standby.waiting import NAME
 
 SLOW = """
 import os, time
@@ -478,3 +479,7 @@ def test_programs_that_fit(program: Program) -> None:
     assert not fits(
         program, Program(program.args, {name: v for name, v in program.environ.items() if name != "GO"})
     )
+
+
+def test_what_runs_in_workers_imports_the_standard_library_only() -> None:
+    assert list(foreign(Path(standby_main.__file__).read_text())) == []

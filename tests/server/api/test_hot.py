@@ -1,6 +1,7 @@
 """What agents ask all the time is answered without FastAPI, and as FastAPI answers it, whatever is wrong with it."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ JOIN = {"incarnation": "1", "slots": 2, "address": "10.0.0.1", "port": 29500}
 STARTED = {"incarnation": "1", "round": 1, "kind": "started"}
 
 
+@cache
 def cold() -> Table:
     """The routes, with none that is hot."""
     found = Handlers()

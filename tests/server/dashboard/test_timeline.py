@@ -110,7 +110,7 @@ def test_no_history_is_no_time() -> None:
 
 def test_bars_fill_the_width_and_none_is_too_thin_to_be_seen() -> None:
     story = restarted()
-    story.wait(20_000.0)
+    story.wait(2_000.0)
     shown = bars(story.past, at(story.now))
     assert min(bar.width for bar in shown) == 2
     assert shown[-1].x + shown[-1].width == pytest.approx(1000)

@@ -88,7 +88,7 @@ def main() -> None:
     handle_sigterm(what, acts, args.into)
 
     collective: Collective
-    if args.light and what not in NEED_TORCH:
+    if args.light and (what not in NEED_TORCH or restart):
         imported, collective = time.monotonic(), Star.from_environment()
     else:
         collective = gloo = Gloo()

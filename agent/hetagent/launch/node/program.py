@@ -3,8 +3,10 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Self
+from pathlib import Path
+from typing import ClassVar, Self
 
+from hetagent.feature import Flags
 from hetagent.launch.base import Assignment, Launch, Setup, environ_of_node
 from hetagent.launch.command import CommandError, WorkerCommand
 from hetagent.launch.node import placeholders
@@ -31,6 +33,13 @@ class PerNode(Launch):
         CommandError: the command has an unknown placeholder, or does not use `init_file`.
     """
 
+    flags: ClassVar[Flags] = {
+        "--init-file": {
+            "type": Path,
+            "metavar": "DIR",
+            "help": "With --launch node: {init_method} names a new file in this shared directory each round.",
+        },
+    }
     one_per_node = True
     fills_placeholders = True
     watches_deaths = True
@@ -45,7 +54,8 @@ class PerNode(Launch):
     @classmethod
     def of(cls, setup: Setup) -> Self:
         """With --init-file, let the processes meet in that directory."""
-        return cls(setup.command, InitFile(setup.init_file) if setup.init_file is not None else None)
+        folder = setup.flags.get("init_file")
+        return cls(setup.command, InitFile(folder) if folder is not None else None)
 
     def _check(self, command: WorkerCommand) -> set[str]:
         names = placeholders.used(command.args)

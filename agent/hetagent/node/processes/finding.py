@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from hetagent.worker.standby import INCARNATION as INCARNATION
+INCARNATION = "HET_INCARNATION"
+"""Marks what an agent starts for its rounds: the incarnation of the agent."""
 
 NODE_ID = "HET_NODE_ID"
 AGENT_PID = "HET_AGENT_PID"

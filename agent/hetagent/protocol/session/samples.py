@@ -23,7 +23,7 @@ REFUSED_S, REFUSED_MAX_S = 2.0, 600.0
 """For how long a server that refuses progress is told none: at first, and after doubling (seconds)."""
 
 NEWS_PACE_S = 1.0
-"""How long after they were sent news are sent anew that no server has taken (seconds)."""
+"""How long after they were sent news are sent again that no server has taken (seconds)."""
 
 SAME_S = 10.0
 """A question with the number of one that was handed out not longer ago is the same (seconds); another server of the

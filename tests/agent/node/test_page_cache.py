@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetagent.standby.page_cache import PROBE_EVERY, is_remote, read_ahead, read_missing
+from hetagent.node.page_cache import PROBE_EVERY, is_remote, read_ahead, read_missing
 
 SIZE = 3 * PROBE_EVERY + 5
 

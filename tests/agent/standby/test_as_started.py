@@ -21,7 +21,7 @@ from tests.support import standbys
 
 from hetagent.job.workers.starter import Program
 from hetagent.standby.process import Standby
-from hetagent.worker.standby import OUTPUT_LIMIT
+from hetagent.standby.waiting import OUTPUT_LIMIT
 
 IMPORTED = """
 import os, sys, warnings
@@ -402,7 +402,7 @@ def test_it_ends_the_same(both: Both, tmp_path: Path, ending: str) -> None:
         both.preload = []
     warm = both.alike("s.py")
     assert ("runner.py" in warm.stderr) == (ending == "crash")
-    assert "standby.py" not in warm.stderr
+    assert "waiting.py" not in warm.stderr
 
 
 def test_a_script_that_is_not_there_or_fails_to_be_found(both: Both) -> None:

@@ -1,9 +1,9 @@
 """The waiting part of a standby: a worker's process that was started before its round was known.
 
-A standby has the command line that its worker will have. `runner.py` calls `wait` when it has done all that it can do
-before the script runs. Here the standby imports what it was told to, says that it is ready, and waits on a socket for
-what only the round knows. When `wait` returns, the process is a worker: nothing of the standby is left but the imported
-modules.
+A standby has the command line that its worker will have. The runner calls `wait` when it has done all that it can do
+before the script runs (see worker/runner.py). Here the standby imports what it was told to, says that it is ready, and
+waits on a socket for what only the round knows. When `wait` returns, the process is a worker: nothing of the standby is
+left but the imported modules. `begin` has a worker note what it imports.
 
 Messages are JSON, each after its length in four bytes (big-endian). The first two may be repeated, with more modules:
 
@@ -12,7 +12,7 @@ Messages are JSON, each after its length in four bytes (big-endian). The first t
     agent -> standby    {"environ": {NAME: VALUE}}, with two descriptors: the worker's stdout and stderr
     standby -> agent    {"taken": true}, with {"anew": TEXT} if what it has imported is of no use, and why
 
-NOTES are what an earlier worker has noted, see `note_imports`. The standby ends when the agent closes its end. Standard
+NOTES are what an earlier worker has noted, see `begin`. The standby ends when the agent closes its end. Standard
 library only, imported in a bare interpreter.
 """
 
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import FrameType
     from typing import Any, NoReturn, TextIO
-
-INCARNATION = "HET_INCARNATION"
-"""Marks workers and standbys: the incarnation of their agent, which alone knows which of them are standbys."""
 
 CHANNEL = "HET_STANDBY_FD"
 """The descriptor of the standby's end of the socket."""
@@ -82,19 +79,21 @@ def belongs_to_round(name: str) -> bool:
     return name in ROUND_NAMES or name.startswith(ROUND_PREFIXES)
 
 
-def wait(started_as: "list[str]") -> "Callable[[], NoReturn] | None":
+def wait(started_as: "list[str]") -> "Callable[[str], NoReturn] | None":
     """Import what the agent says, and return once this process is a worker of a round.
 
     Args:
         started_as: the command line of this process, with which it can begin anew.
 
     Returns:
-        begins anew, without what was imported; None if nothing was but what somebody has named.
+        begins anew, without what was imported, after an exception of this kind; None if nothing was but what somebody
+        has named.
     """
     channel = socket.socket(fileno=int(os.environ.pop(CHANNEL)))
     os.set_inheritable(channel.fileno(), False)
-    # The marks are for /proc; a module that copies the environment asks for none of them.
-    for name in filter(belongs_to_round, list(os.environ)):
+    # These are for /proc; a module that copies the environment asks for none of them.
+    marks = list(filter(belongs_to_round, os.environ))
+    for name in marks:
         del os.environ[name]
     own_name = _renamed(None)
     order, streams = _receive(channel)
@@ -117,7 +116,7 @@ def wait(started_as: "list[str]") -> "Callable[[], NoReturn] | None":
         _begin_anew(started_as, order["environ"])
     imported = _changes(before, os.environ)
     anew = _changed({**code, **files}, {**_code(script, path), **_versions(files)})
-    if not _is_marked():  # a module has overwritten it, as programs do that rename themselves
+    if not _are_shown(marks):  # a module has overwritten it, as programs do that rename themselves
         anew = "a module has overwritten its environment"
     if anew:
         _send(channel, {"taken": True, "anew": anew})
@@ -132,9 +131,9 @@ def wait(started_as: "list[str]") -> "Callable[[], NoReturn] | None":
     _send(channel, {"taken": True})
     channel.close()
 
-    def begin_again() -> "NoReturn":
-        with contextlib.suppress(KeyError, OSError):  # torch's server listens there by now
-            os.unlink(order["environ"]["HET_PROGRESS_SOCKET"])
+    def begin_again(kind: str) -> "NoReturn":
+        what = f"{kind} while the script imports, after --preload auto imported ahead"
+        print(f"hetagent: {what}: starting over without that", file=sys.stderr, flush=True)
         _begin_anew(started_as, order["environ"])
 
     return begin_again if seen else None
@@ -204,13 +203,14 @@ def _changed(before: "dict[str, object]", now: "dict[str, object]") -> str:
 # -- importing ----------------------------------------------------------------------------------------------------
 
 
-def note_imports(path: str) -> None:
+def begin() -> None:
     """From now on, append to a file what is imported, for the next worker in this one's place.
 
     Its first line is the version of the script; if that is another one now, it begins anew. The others are in the order
     of events, each there once: the name of a module that was looked for, or `=` and a variable's name if its value is
     not what it was at the start.
     """
+    path = os.environ.pop(IMPORTS_FILE)
     with contextlib.suppress(OSError):  # the folder is gone: somebody has cleaned up TMPDIR
         file = open(path, "a+", buffering=1, encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
         file.seek(0)
@@ -428,13 +428,14 @@ def _begin_anew(started_as: "list[str]", environ: "dict[str, str]") -> "NoReturn
     os.execvpe(started_as[0], started_as, environ)  # /proc/self/cmdline may be overwritten
 
 
-def _is_marked() -> bool:
-    """Whether the environment that /proc shows still has the mark by which workers are found."""
+def _are_shown(marks: "list[str]") -> bool:
+    """Whether the environment that /proc shows still has the variables by which workers are found."""
     try:
         with open("/proc/self/environ", "rb") as file:
-            return f"\0{INCARNATION}=".encode() in b"\0" + file.read()
+            shown = b"\0" + file.read()
     except OSError:
         return False
+    return all(f"\0{name}=".encode() in shown for name in marks)
 
 
 def _renamed(name: "str | None") -> str:

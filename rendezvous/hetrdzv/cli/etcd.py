@@ -1,0 +1,118 @@
+"""Several servers on etcd: the flags, and how one of these servers is made."""
+
+# ruff: noqa: RUF009 - `flag` makes dataclass fields
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from hetrdzv.auth.files import is_private
+from hetrdzv.cli.shared import Shared, SharedStore
+from hetrdzv.cli.sockets import CannotServe, url_of
+from hetrdzv.service.replica import Replica
+from hetrdzv.settings import FILE, flag
+
+logger = logging.getLogger("hetrdzv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """The flags for etcd."""
+
+    advertise: str | None = flag(
+        None,
+        "With --store etcd://HOST:PORT,...[/PREFIX], for several servers: URL at which agents reach this one, as in "
+        "their --server.  [default: --host and --port]",
+        metavar="URL",
+    )
+    leader_lease_s: int = flag(
+        3,
+        "With etcd: seconds before a silent leader is replaced.",
+        metavar="S",
+        type=click.IntRange(2, 60),
+    )
+    etcd_user: str | None = flag(
+        None, "User of etcd; the password comes from the file below or HET_ETCD_PASSWORD.", metavar="NAME"
+    )
+    etcd_password_file: Path | None = flag(None, "File with the password of --etcd-user.", type=FILE)
+    etcd_ca_cert: Path | None = flag(
+        None, "Use TLS to etcd, and trust certificates signed by this CA (PEM).", type=FILE
+    )
+    etcd_cert: Path | None = flag(None, "Client certificate for etcd (PEM).", type=FILE)
+    etcd_key: Path | None = flag(None, "Key of --etcd-cert (PEM).", type=FILE)
+
+
+def elected(shared: Shared) -> Callable[[], Replica]:
+    """Makes the replica of one of several servers.
+
+    Raises:
+        CannotServe: the flags do not say how to reach etcd or this server, or the client of etcd is not installed.
+    """
+    flags: Flags = shared.flags
+    url = advertised(shared)
+    try:
+        from hetrdzv.service import leadership
+        from hetrdzv.storage.etcd.access import access_from
+        from hetrdzv.storage.etcd.client import Etcd
+    except ImportError as error:
+        raise CannotServe(
+            f"--store {shared.url.partition('://')[0]} needs pip install 'hetrdzv[etcd]' ({error})"
+        ) from None
+    access = access_from(
+        shared.url,
+        user=flags.etcd_user,
+        password=_password(flags.etcd_password_file),
+        ca_cert=flags.etcd_ca_cert,
+        cert=flags.etcd_cert,
+        key=flags.etcd_key,
+    )
+    return lambda: leadership.ElectedReplica(Etcd(access), url, flags.leader_lease_s, shared.make_service)
+
+
+ETCD = SharedStore(scheme="etcd", example="etcd://HOST:PORT,...", flags=Flags, elected=elected)
+
+
+def advertised(shared: Shared) -> str:
+    """Where agents reach this server.
+
+    Raises:
+        CannotServe: nobody said, or it is no URL.
+    """
+    from hetrdzv.client.urls import normal_url  # a single server needs no client
+
+    given, settings = shared.flags.advertise, shared.settings
+    if given is None:
+        host, port = shared.listener.getsockname()[:2]
+        if host in ("0.0.0.0", "::"):
+            raise CannotServe(
+                f"agents must be able to reach this server when it leads, and {host} is not an address: "
+                f"give --advertise URL, exactly as in their --server"
+            )
+        given = url_of(settings, host, port)
+    elif "://" not in given and settings.tls_cert is not None:
+        given = f"https://{given}"
+    try:
+        url = normal_url(given)
+    except ValueError as error:
+        raise CannotServe(f"--advertise: {error}") from None
+    if url.startswith("http://") and settings.tls_cert is not None:
+        logger.warning("--advertise %s is not an https URL, but this server speaks TLS", url)
+    return url
+
+
+def _password(path: Path | None) -> str | None:
+    if path is None:
+        return os.environ.get("HET_ETCD_PASSWORD")
+    try:
+        password = path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise CannotServe(f"password file {path} cannot be read: {error}") from None
+    if not password:
+        raise CannotServe(f"password file {path} is empty")
+    if not is_private(path):
+        logger.warning("password file %s can be read by other users of this machine", path)
+    return password

@@ -41,10 +41,10 @@ def test_multiplications_count_most_and_memory_too() -> None:
     ("result", "why"),
     [
         ({"error": "OutOfMemoryError: no"}, "local rank 1: OutOfMemoryError: no"),
-        ({"matmul": 0.0, "bandwidth": 1e9}, "local rank 1: it makes no sense"),
-        ({"matmul": float("nan"), "bandwidth": 1e9}, "local rank 1: it makes no sense"),
-        ({"matmul": 1e9}, "local rank 1: it makes no sense"),
-        ({}, "local rank 1: it makes no sense"),
+        ({"matmul": 0.0, "bandwidth": 1e9}, "local rank 1: these values make no sense"),
+        ({"matmul": float("nan"), "bandwidth": 1e9}, "local rank 1: these values make no sense"),
+        ({"matmul": 1e9}, "local rank 1: these values make no sense"),
+        ({}, "local rank 1: these values make no sense"),
     ],
 )
 def test_one_slot_that_failed_leaves_the_node_without_speeds(result: dict[str, object], why: str) -> None:
@@ -369,5 +369,5 @@ def test_what_the_server_gets() -> None:
     from hetagent.protocol.offer import Offer
 
     offer = Offer(slots=2, address="10.0.0.1", speeds=(1.0, 2.0))
-    assert offer.request("one", (1, 2), 0).speeds == [1.0, 2.0]
+    assert offer.request("one", (1, 2), 0).speeds == (1.0, 2.0)
     assert dataclasses.replace(offer, speeds=()).request("one", (1, 2), 0).speeds is None

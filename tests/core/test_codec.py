@@ -18,7 +18,6 @@ from hetrdzv.protocol.bounds import (
     OrNewer,
     ShortText,
     Slots,
-    WrongField,
 )
 from hetrdzv.protocol.codec import MAX_MISTAKES, Malformed, read, write
 from hetrdzv.protocol.states import GroupState
@@ -54,7 +53,7 @@ class Outer:
 
     def __post_init__(self) -> None:
         if self.flag and self.slots == 1:
-            raise WrongField("slots", "there must be several with flag")
+            raise ValueError("there must be several with flag")
 
 
 WHOLE = Outer(
@@ -110,7 +109,7 @@ def refusal(news: Mapping[str, Any]) -> codec.Mistake:
         ({"slots": 0}, "slots", "greater than or equal to 1"),
         ({"slots": 1 << 60}, "slots", "less than or equal to 1024"),
         ({"flag": 1}, "flag", "valid boolean"),
-        ({"flag": True}, "slots", "there must be several with flag"),
+        ({"flag": True}, "", "there must be several with flag"),
         ({"several": [{}, {"lasts_s": float("nan")}]}, "several.1.lasts_s", "less than or equal"),
         ({"several": [{"lasts_s": float("inf")}]}, "several.0.lasts_s", "less than or equal"),
         ({"several": [{}] * 4}, "several", "it should have at most 3 items"),

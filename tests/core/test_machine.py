@@ -31,8 +31,6 @@ from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group, Stall
-from hetrdzv.core.rooms.shares import Refresh, decided, decisions
-from hetrdzv.core.rooms.shares.decisions import Worked
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.ready import ready_nodes
@@ -43,6 +41,7 @@ from hetrdzv.protocol.states import DirectiveKind, EndKind, ReportKind, StallKin
 from hetrdzv.words import why as words
 from hetrdzv.words.times import Clock
 from tests.core.drawn import is_drawn
+from tests.core.rooms.table import RULES
 from tests.support.every_set import Case, best_of_all, not_best
 from tests.support.stalls import of_kind
 from tests.support.units import left_behind
@@ -108,7 +107,7 @@ class Agent:
             labels={"rack": str(len(self.node_id) % 2)} if self.slots < 3 else {},
             weight=2.0 if self.slots in (3, 5) else 1.0,
             weighed=self.slots == 7,
-            speeds=tuple(1.0 + slot for slot in range(self.slots)) if self.slots % 2 else (),
+            **{name: value for rules in RULES for name, value in rules.offer(self.slots).items()},
             takes_notice=self.slots % 3 != 0,
         )
 
@@ -131,7 +130,7 @@ class Agent:
         )
 
 
-class GroupMachine(RuleBasedStateMachine):
+class GroupMachine(*RULES, RuleBasedStateMachine):
     """One group, four node ids, any number of incarnations."""
 
     def __init__(self) -> None:
@@ -174,6 +173,8 @@ class GroupMachine(RuleBasedStateMachine):
                 if command.failure is not None and command.failure.permanent:
                     self.hopeless.add(key[1:])
         self.check_move(before, after)
+        for rules in RULES:
+            rules.check_room(before, after)
         assert not (wrong := not_best(before, after)), wrong
         if not isinstance(command, Renew):  # which is cheap, and leaves what is due to the tick
             self.check_time(after)
@@ -198,8 +199,6 @@ class GroupMachine(RuleBasedStateMachine):
             assert after.round.number >= before.round.number
             if after.round.number == before.round.number:
                 assert after.round.members == before.round.members
-                for shares in after.round.shares:
-                    assert decided(before.round, shares.number) in (None, shares), "shares were decided twice"
                 assert after.round.restart_count == before.round.restart_count
                 assert before.round.end is None or after.round.end is not None
                 if before.round.end is not None and before.round.end.judged:
@@ -428,39 +427,6 @@ class GroupMachine(RuleBasedStateMachine):
                 if self.group.active_round is not None:
                     assert told.start is not None
                     assert told.start.daemon == words
-
-    @rule(
-        number=st.integers(0, 3),
-        ahead=st.integers(-2, 2),
-        busy=st.lists(st.sampled_from([0.0, 0.2, 0.9, 1.0]), max_size=8),
-    )
-    def workers_ask_for_shares(self, number: int, ahead: int, busy: list[float]) -> None:
-        """For the next decision, for one that was made, or for one that cannot be."""
-        working = [agent for agent in self.living() if agent.at_work]
-        before = self.group.active_round
-        if not working or before is None:
-            return
-        agent = working[number % len(working)]
-        wanted = max(1, decisions(before)[-1].number + ahead)
-        worked = {
-            rank: Worked(busy[rank % len(busy)], 20) for rank in range(before.world_size if busy else 0)
-        }
-        command = Refresh(
-            node_id=agent.node_id,
-            incarnation=agent.incarnation,
-            round=agent.round,
-            number=wanted,
-            worked=worked,
-        )
-        known = decided(before, wanted)
-        if self.send(agent, command):
-            assert agent.round == before.number, "workers of another round got shares of this one"
-            after = self.group.round
-            assert after is not None
-            assert after.end is None, "shares ended a round"
-            assert decided(after, wanted) is not None
-            assert known in (None, decided(after, wanted))
-            assert known is not None or wanted == decisions(before)[-1].number + 1
 
     @rule(which=st.lists(st.integers(0, 3), min_size=1, max_size=3), stop=st.booleans(), cut=st.booleans())
     def workers_fail_in_turn(self, which: list[int], stop: bool, cut: bool) -> None:

@@ -1,7 +1,8 @@
 """Takes a room out of a copy of the project: its modules, what imports them, and the rows that name those.
 
-A row is an element of a list, tuple, set or dict that is written down as such. Whoever knows a room by anything else
-than a row cannot do without it, which is an error here.
+A row is an element of a list, tuple, set or dict that is written down as such. Values may also have a field for a room
+(of a dataclass), or a union a member. Whoever knows a room by anything else cannot do without it, which is an error
+here.
 """
 
 import ast
@@ -11,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGES = ("rendezvous/hetrdzv", "agent/hetagent")
+
+TESTS = ("tests/core", "tests/sim")
+"""Tests that know rooms by rows, too."""
 
 
 class NotARow(Exception):
@@ -26,8 +30,8 @@ class _Span:
 
 
 def modules(folder: Path) -> Iterator[Path]:
-    """The modules of the product in a copy of the project."""
-    for package in PACKAGES:
+    """The modules of the product in a copy of the project, and of tests that know rooms."""
+    for package in PACKAGES + TESTS:
         yield from sorted((folder / package).rglob("*.py"))
 
 
@@ -35,10 +39,10 @@ def remove(folder: Path, paths: Sequence[str]) -> list[str]:
     """Take out a room.
 
     Args:
-        paths: its modules and folders.
+        paths: its modules and folders, and its tests.
 
     Returns:
-        the files that had a row for it.
+        the modules of the product that had a row of a table for it.
 
     Raises:
         NotARow: it is not that easy.
@@ -53,7 +57,7 @@ def remove(folder: Path, paths: Sequence[str]) -> list[str]:
     for one in modules(folder):
         place = str(one.relative_to(folder))
         try:
-            if _without(one, names, place):
+            if _without(one, names, place) and not place.startswith(TESTS):
                 tables.append(place)
         except NotARow as error:
             wrong.append(str(error))
@@ -67,12 +71,13 @@ def _is_in(place: Path, paths: Iterable[str]) -> bool:
 
 
 def _module(place: Path) -> str:
-    parts = place.with_suffix("").parts[1:]
+    parts = place.with_suffix("").parts
+    parts = parts if parts[0] == "tests" else parts[1:]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _without(path: Path, names: set[str], place: str) -> bool:
-    """Rewrite a module so that it does without some others; returns whether it knew them."""
+    """Rewrite a module so that it does without some others; returns whether a table of it had a row for them."""
     source = path.read_text()
     tree = ast.parse(source)
     lines = _Lines(source)
@@ -96,12 +101,18 @@ def _without(path: Path, names: set[str], place: str) -> bool:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in aliases:
             rows.add(_row_of(node, parents, place))
-    spans += [lines.element(row, _key_of(row, parents)) for row in rows]
+    for row in rows:
+        if isinstance(row, ast.stmt):
+            spans.append(lines.whole(row))
+        elif isinstance(union := parents[row], ast.BinOp):
+            spans.append(lines.operand(union, row))
+        else:
+            spans.append(lines.element(row, _key_of(row, parents)))
     for span in sorted(spans, key=lambda span: span.begin, reverse=True):
         source = source[: span.begin] + source[span.end :]
     ast.parse(source)
     path.write_text(source)
-    return True
+    return any(not isinstance(row, ast.stmt) and not isinstance(parents[row], ast.BinOp) for row in rows)
 
 
 def _comes_from(node: ast.ImportFrom | ast.Import, name: str, modules: set[str]) -> bool:
@@ -111,7 +122,7 @@ def _comes_from(node: ast.ImportFrom | ast.Import, name: str, modules: set[str])
 
 
 def _row_of(node: ast.AST, parents: dict[ast.AST, ast.AST], place: str) -> ast.AST:
-    """The element of a table that a name is in: of the outermost one.
+    """The element of a table that a name is in: of the outermost one; or a member of a union, or a field.
 
     What is assigned a single element is a table, too.
     """
@@ -122,12 +133,28 @@ def _row_of(node: ast.AST, parents: dict[ast.AST, ast.AST], place: str) -> ast.A
         if isinstance(parent, ast.List | ast.Tuple | ast.Set | ast.Dict) and (
             whole or len(_elements(parent)) > 1
         ):
-            row = child
+            key = isinstance(parent, ast.Dict) and child in parent.keys
+            row = parent.values[parent.keys.index(child)] if key else child  # type: ignore[attr-defined,arg-type]
         child, parent = parent, parents.get(parent)
+    if (
+        isinstance(parent, ast.AnnAssign)
+        and child is parent.annotation
+        and isinstance(parents[parent], ast.ClassDef)
+    ):
+        return parent
+    if row is None and isinstance(parent, ast.Assign):
+        row = _member(node, parents)
     if row is not None:
         return row
     name = getattr(node, "id", "?")
     raise NotARow(f"{place}:{getattr(node, 'lineno', 0)} knows {name} by more than a row of a table")
+
+
+def _member(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST | None:
+    """The member of a union that a name is in: `events.Moved` in `Joined | events.Moved | Left`."""
+    while not isinstance(parents.get(node), ast.BinOp | ast.stmt | None):
+        node = parents[node]
+    return node if isinstance(parents.get(node), ast.BinOp) else None
 
 
 def _elements(table: ast.AST) -> Sequence[ast.AST]:
@@ -170,3 +197,11 @@ class _Lines:
             return _Span(begin, end + len(rest) - len(after) + 1)
         before = self._source[:begin].rstrip()
         return _Span(len(before) - 1 if before.endswith(",") else begin, end)
+
+    def operand(self, of: ast.BinOp, node: ast.AST) -> _Span:
+        """A member of a union, with the bar before it, or behind it if it is the first."""
+        begin = self._at(of.left.lineno, of.left.col_offset)
+        end = self._at(of.left.end_lineno or 0, of.left.end_col_offset or 0)
+        if node is of.left:
+            return _Span(begin, self._at(of.right.lineno, of.right.col_offset))
+        return _Span(end, self._at(of.right.end_lineno or 0, of.right.end_col_offset or 0))

@@ -19,10 +19,9 @@ from click.testing import CliRunner
 
 from hetrdzv.cli import hetserver
 from hetrdzv.client.client import Client
-from hetrdzv.protocol import routes
 from hetrdzv.protocol.errors import Unreachable
 from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest, Worker
-from hetrdzv.protocol.rooms.shares import SharesRequest
+from hetrdzv.protocol.rooms.shares import SHARES, SharesRequest
 from hetrdzv.protocol.states import ReportKind
 from tests.support.etcd import EtcdCluster, fill, make_room, make_tls, sturdy
 from tests.support.failover import FAILOVER_S, LEASE_S, SPEC, WAIT_S, Job, Servers, get, serving
@@ -150,12 +149,12 @@ async def test_shares_that_one_node_has_been_told_are_told_to_the_others_after_a
 
         asked = SharesRequest(incarnation="1", round=1, number=1)
         await work(0.25, 1.0)
-        first = await job.client.ask(routes.SHARES, job.group_id, "a", asked)
+        first = await job.client.ask(SHARES, job.group_id, "a", asked)
         assert first.weights == ((1, 1.0), (1, 0.251))
         leader.kill()
         await asyncio.to_thread(servers.await_leader, leader)
         await work(1.0, 0.25)
-        assert await job.client.ask(routes.SHARES, job.group_id, "b", asked) == first
+        assert await job.client.ask(SHARES, job.group_id, "b", asked) == first
         await job.end()
 
 

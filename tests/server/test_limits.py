@@ -28,7 +28,7 @@ from hetrdzv.protocol import bounds, codec
 from hetrdzv.protocol.errors import Busy, TooManyGroups, TooManyNodes, TooManyPolls
 from hetrdzv.protocol.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.reports import ReportRequest
-from hetrdzv.protocol.routes import Role, Size
+from hetrdzv.protocol.route import Role, Size
 from hetrdzv.settings import Limits
 from tests.support.certificates import Authority
 from tests.support.programs.impatient import ARRIVAL_S

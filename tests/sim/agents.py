@@ -8,23 +8,18 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hetagent.protocol import reports
 from hetagent.protocol.line import LEAVE_S
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.requests import Answer, Request
-from hetagent.protocol.session.outbox import Answered
 from hetagent.protocol.session.session import Session
-from hetagent.protocol.topics import Message
-from hetagent.sharing.files import SHARES
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.failure import FailureFields
-from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
-from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
 from hetrdzv.protocol.states import DirectiveKind
+from tests.sim.rooms import IN_AGENTS
 from tests.sim.store import GROUP
 from tests.sim.workers import Fate, Workers, make_workers
 
@@ -48,6 +43,8 @@ class Agent:
     Attributes:
         alive: whether its process is there.
         workers: those it started and has not seen the end of.
+        ranks: theirs.
+        stopping: whether it is stopping them.
     """
 
     def __init__(self, world: "World", machine: "Machine", incarnation: str) -> None:
@@ -63,9 +60,7 @@ class Agent:
         self._script = random.Random(f"{world.seed}.script.{incarnation}")
         self._kindness = random.Random(f"{world.seed}.kindness.{incarnation}")
         self._check = random.Random(f"{world.seed}.check.{incarnation}")
-        self._pace = random.Random(f"{world.seed}.pace.{incarnation}")
-        self._ranks: range = range(0)  # of the workers
-        self._decision = 0  # of their shares
+        self.ranks: range = range(0)  # of the workers
         self._asked = 0  # counts how often the loop has begun to ask whether its node is ready
         self._not_ready = ""
         offer = Offer(
@@ -93,7 +88,7 @@ class Agent:
         # the main thread
         self._inbox: deque[DirectiveReply] = deque()
         self._busy_until = 0.0
-        self._stopping = False
+        self.stopping = False
         self._kill_at = 0.0
         self._ready_after_stop = False
         self._signalled = False
@@ -105,6 +100,7 @@ class Agent:
         # SIGSTOP
         self._paused = False
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._rooms = [make(self) for make in IN_AGENTS]
         self._call(self._be_ready)
 
     # -- the process -----------------------------------------------------------------------------------------
@@ -119,7 +115,8 @@ class Agent:
             what(*args)
             self.turn()
 
-    def _after(self, delay_s: float, what: Callable[..., None], *args: Any) -> None:
+    def after(self, delay_s: float, what: Callable[..., None], *args: Any) -> None:
+        """Have something happen in this process later."""
         self.world.timeline.at(delay_s, self._call, what, *args)
 
     def pause(self) -> None:
@@ -152,7 +149,8 @@ class Agent:
         for notice in session.notices():
             self.world.checks.say(self.node_id, f"notices: {notice}")
         for answered in session.answers():
-            self._decided(answered)
+            for room in self._rooms:
+                room.answered(answered)
         fresh = session.directives()
         if fresh:
             self._fresh.extend(fresh)
@@ -163,7 +161,7 @@ class Agent:
         wakeup = session.wakeup()
         if wakeup is not None and (wakeup < self._wakes_at or self._wakes_at <= now):
             self._wakes_at = max(wakeup, now)
-            self._after(self._wakes_at - now, self._wake, self._wakes_at)
+            self.after(self._wakes_at - now, self._wake, self._wakes_at)
 
     def _wake(self, moment: float) -> None:
         if self._wakes_at == moment:
@@ -205,7 +203,7 @@ class Agent:
             if self.world.reaches(self.machine, start.master.port):
                 self._hand_over(directive)
             elif self.world.timeline.now < until:
-                self._after(0.3, self._try_master, directive, until)
+                self.after(0.3, self._try_master, directive, until)
                 return
             else:
                 self.world.note("master unreachable")
@@ -217,17 +215,17 @@ class Agent:
 
     def _hand_over(self, directive: DirectiveReply) -> None:
         self._inbox.append(directive)
-        self._after(self._rng.uniform(0, 0.02) * self.link.slow, self._main)
+        self.after(self._rng.uniform(0, 0.02) * self.link.slow, self._main)
 
     # -- the main thread -------------------------------------------------------------------------------------
 
     def _main(self) -> None:
         now = self.world.timeline.now
         if now < self._busy_until:
-            self._after(self._busy_until - now, self._main)
+            self.after(self._busy_until - now, self._main)
         elif self._inbox:
             self._obey(self._inbox.popleft())
-            self._after(0.0, self._main)
+            self.after(0.0, self._main)
 
     def _obey(self, directive: DirectiveReply) -> None:
         if self._signalled and directive.kind is not DirectiveKind.EXIT:
@@ -271,12 +269,12 @@ class Agent:
             stubborn=scenario.stubborn,
         )
         first = directive.start.rank_offset
-        self._ranks, self._decision = range(first, first + directive.start.slots), 0
+        self.ranks = range(first, first + directive.start.slots)
         launch_s = self._rng.uniform(0.02, 0.4) * self.link.slow
         self._busy_until = world.timeline.now + launch_s
-        self.workers, self._stopping = workers, False
+        self.workers, self.stopping = workers, False
         world.workers_start(self.machine, workers)
-        self._after(launch_s, self._launched, workers)
+        self.after(launch_s, self._launched, workers)
 
     def _heed(self, directive: DirectiveReply) -> None:
         """The round is about to end: workers may save, say so, and go on or exit."""
@@ -284,17 +282,17 @@ class Agent:
         self.world.checks.heeds(self.node_id, directive, takes_notice=self.session.offer.takes_notice)
         if (
             workers is None
-            or self._stopping
+            or self.stopping
             or told is None
             or self._kindness.random() >= self.world.scenario.saves
         ):
             return
         exits = self._kindness.random() < 0.5
-        self._after(self._kindness.uniform(0.01, 1.3 * told.left_s + 0.02), self._saved, workers, exits)
-        self._after(told.left_s + FORGOTTEN_S, self._forgotten, workers)
+        self.after(self._kindness.uniform(0.01, 1.3 * told.left_s + 0.02), self._saved, workers, exits)
+        self.after(told.left_s + FORGOTTEN_S, self._forgotten, workers)
 
     def _saved(self, workers: Workers, exits: bool) -> None:
-        if workers is self.workers and not self._stopping and workers.alive and not workers.failed:
+        if workers is self.workers and not self.stopping and workers.alive and not workers.failed:
             self.world.note("workers have saved")
             self.session.say(reports.ready_to_stop(workers.round), self.world.timeline.now)
             if exits:
@@ -302,47 +300,27 @@ class Agent:
 
     def _forgotten(self, workers: Workers) -> None:
         """They have ended for a stop that does not come."""
-        if workers is self.workers and not workers.alive and not self._stopping:
+        if workers is self.workers and not workers.alive and not self.stopping:
             self.world.note("stop was forgotten")
             self._ready_after_stop = True
             self._workers_gone()
 
     def _launched(self, workers: Workers) -> None:
         self.session.say(reports.started(workers.round), self.world.timeline.now)
-        if self._pace.random() < self.world.scenario.asks:
-            self.session.watch(self._sample)
-            self._after(self._pace.uniform(0, 5), self._ask_shares, workers, 1)
+        for room in self._rooms:
+            room.launched(workers)
         match workers.fate:
             case Fate.FAIL:
                 self.world.timeline.at(workers.after_s, self.world.worker_fails, workers, "by itself")
             case Fate.SUCCEED:
                 self.world.timeline.at(workers.after_s, self.world.workers_succeed, self.machine, workers)
 
-    def _sample(self) -> NodeProgress | None:
-        """How much of the time the workers have worked, as nodes say with their polls."""
-        if self.workers is None:
-            return None
-        told = [Worker(rank=rank, busy=self._pace.random(), looks=50) for rank in self._ranks]
-        return NodeProgress(round=self.workers.round, decision=self._decision, workers=tuple(told))
-
-    def _ask_shares(self, workers: Workers, number: int) -> None:
-        if workers is self.workers and workers.alive and not self._stopping:
-            message = Message(SHARES, partial(SharesRequest, round=workers.round, number=number))
-            self.session.ask(message, self.world.timeline.now)
-
-    def _decided(self, answered: Answered) -> None:
-        _, told = answered
-        if isinstance(told, Shares) and self.workers is not None and self.workers.round == told.round:
-            self.world.note("shares were decided")
-            self._decision = told.number
-            self._after(self._pace.uniform(0, 5), self._ask_shares, self.workers, told.number + 1)
-
     def worker_failed(self, workers: Workers) -> None:
         """One worker's exit can be seen."""
         self._call(self._see_failure, workers)
 
     def _see_failure(self, workers: Workers) -> None:
-        if workers is not self.workers or self._stopping:
+        if workers is not self.workers or self.stopping:
             return
         failure = FailureFields(local_rank=0, rank=0, exit_code=1, message="Traceback: boom")
         if self._script.random() < HOPELESS:
@@ -356,7 +334,7 @@ class Agent:
         self._call(self._see_success, workers)
 
     def _see_success(self, workers: Workers) -> None:
-        if workers is self.workers and not self._stopping:
+        if workers is self.workers and not self.stopping:
             met = self._script.choice((None, None, 0, 1, 1000))
             must_meet = self._script.random() < 0.1
             self.session.say(
@@ -373,11 +351,11 @@ class Agent:
             self._on_stopped()
         elif not workers.alive:
             self._workers_gone()
-        elif not self._stopping:
-            self._stopping = True
+        elif not self.stopping:
+            self.stopping = True
             if workers.term_s is not None and workers.term_s < grace_s:
                 self.world.timeline.at(workers.term_s, self._workers_end, workers, "SIGTERM")
-            self._after(grace_s, self._workers_end, workers, "SIGKILL")
+            self.after(grace_s, self._workers_end, workers, "SIGKILL")
 
     def _workers_end(self, workers: Workers, how: str) -> None:
         self.world.workers_end(self.machine, workers, how)
@@ -388,7 +366,7 @@ class Agent:
             self._workers_gone()
 
     def _workers_gone(self) -> None:
-        self.workers, self._stopping = None, False
+        self.workers, self.stopping = None, False
         self._on_stopped()
 
     def _on_stopped(self) -> None:
@@ -399,7 +377,7 @@ class Agent:
             if not self._left:
                 self._left = True
                 self.session.leave("its agent goes", self.world.timeline.now)
-                self._after(LEAVE_S, self._exit)
+                self.after(LEAVE_S, self._exit)
         elif self._ready_after_stop:
             self._be_ready()
 
@@ -412,7 +390,7 @@ class Agent:
         self._asked += 1
         self._not_ready = self._checked()
         self.session.ready(self.round, self._held, 0, self.world.timeline.now, self._not_ready)
-        self._after(self._check.uniform(0.1, 5), self._check_again, self._asked)
+        self.after(self._check.uniform(0.1, 5), self._check_again, self._asked)
 
     def _checked(self) -> str:
         """What the site's check of the node finds."""
@@ -427,7 +405,7 @@ class Agent:
         if (why := self._checked()) != self._not_ready:
             self._not_ready = why
             self.session.change_readiness(why, self.world.timeline.now)
-        self._after(self._check.uniform(0.1, 5), self._check_again, asked)
+        self.after(self._check.uniform(0.1, 5), self._check_again, asked)
 
     def sigterm(self) -> None:
         """A person or a scheduler wants this agent to go."""
@@ -449,4 +427,4 @@ class Agent:
     @property
     def is_settled(self) -> bool:
         """Whether this agent does what a member of a running round does, and nothing else is on its way."""
-        return not (self._stopping or self._ready_after_stop or self._inbox or self._fresh or self._trying)
+        return not (self.stopping or self._ready_after_stop or self._inbox or self._fresh or self._trying)

@@ -12,7 +12,6 @@ from unittest import mock
 
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Answer, Join, Leave, Poll, Request, Say
-from hetagent.sharing import files as share_files
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import Transition, step
@@ -20,17 +19,16 @@ from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group, Round
 from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
 from hetrdzv.core.why import why
-from hetrdzv.protocol import codec
 from hetrdzv.protocol.causes import Silent
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.rooms.shares import Shares
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.service import service as service_module
 from hetrdzv.service.liveness import leases as leases_module
 from hetrdzv.words import why as words
 from hetrdzv.words.events import event_text
 from hetrdzv.words.times import Clock
+from tests.sim.rooms import IN_CHECKS, WORDS
 from tests.sim.store import Disk
 from tests.sim.timeline import Timeline
 from tests.sim.workers import Workers
@@ -61,7 +59,6 @@ class Checks:
         self._timeline = timeline
         self._separate = separate
         self._rounds: dict[int, dict[str, Any]] = {}  # as they became durable
-        self._shares: dict[tuple[int, int], dict[str, Any]] = {}  # likewise, by round and number
         self._done: set[tuple[object, ...]] = set()  # joins and reports that were taken
         self._charged: dict[int, int] = {}
         self._failed: set[int] = set()  # rounds in which workers failed
@@ -72,6 +69,7 @@ class Checks:
         self._heard: dict[str, float] = {}  # by incarnation
         self._serves_since = 0.0
         self._undrained = False
+        self._rooms = [make(self) for make in IN_CHECKS]
 
     # -- saying ----------------------------------------------------------------------------------------------
 
@@ -236,10 +234,8 @@ class Checks:
         known = self._rounds.setdefault(number, record)
         if known["members"] != record["members"] or known["restart_count"] != record["restart_count"]:
             self.violate("a round is decided once", f"round {number} has other members than before")
-        for decided in record["shares"]:
-            if self._shares.setdefault((number, decided["number"]), decided) != decided:
-                what = f"decision {decided['number']} on the shares of round {number}"
-                self.violate("shares are decided once", f"{what} is another than before")
+        for room in self._rooms:
+            room.round_is_durable(record)
 
     def answered(self, request: Request, answer: Answer, disk: Disk) -> None:
         """The server is about to send an answer: is all that it implies on the disk?"""
@@ -254,15 +250,12 @@ class Checks:
                 case Say(topic=reports.REPORT, body=report):
                     self._done.add((request.node_id, report.incarnation, report.kind, report.round))
                     problem = problem or _report_is_lost(request, disk)
-                case Say(topic=share_files.SHARES, body=asked):
-                    assert isinstance(answer, Shares)
-                    decision = (asked.round, asked.number)
-                    if self._shares.get(decision) != codec.plain(answer):
-                        problem = f"decision {asked.number} on the shares of round {asked.round}"
                 case Leave(incarnation=incarnation):
                     node = disk.node(request.node_id)
                     if node is None or (node["incarnation"] == incarnation and node["gone_at"] is None):
                         problem = "it left"
+            for room in self._rooms:
+                problem = problem or room.lost(request, answer)
         if problem is not None:
             self.violate(
                 "replies survive", f"{_words(request)} of {request.node_id}: {problem}, not on the disk"
@@ -478,8 +471,8 @@ def _words(what: commands.Command | Request) -> str:
             return f"poll for {what.wait_s:.2f} s after {what.after}"
         case Leave():
             return "leave"
-        case Say(topic=share_files.SHARES):
-            return f"ask for decision {what.body.number} on the shares of round {what.body.round}"
+    if (said := next((one for words in WORDS if (one := words(what)) is not None), None)) is not None:
+        return said
     node_id = getattr(what, "node_id", "")
     return f"{node_id + ': ' if node_id else ''}{type(what).__name__.lower()}"
 

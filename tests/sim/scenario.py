@@ -47,7 +47,6 @@ class Scenario:
         unfit: chance that a node's own check fails.
         deaf: chance that an agent knows no notices.
         saves: chance that workers save when they get a notice.
-        asks: chance that the workers of a node ask for new shares in a round.
     """
 
     spec: SpecFields
@@ -65,7 +64,6 @@ class Scenario:
     unfit: float
     deaf: float
     saves: float
-    asks: float
     connect_timeout_s: float
 
 
@@ -132,7 +130,6 @@ def scenario(seed: int) -> Scenario:
         unfit=rng.choice((0.0, 0.0, 0.1, 0.4)),
         deaf=kindness.choice((0.0, 0.0, 0.3, 1.0)),
         saves=kindness.choice((0.3, 1.0, 1.0)),
-        asks=random.Random(f"{seed}.shares").choice((0.0, 0.0, 0.5)),
     )
     return replace(made, spec=replace(spec, **_worlds(seed, made)))
 

@@ -21,16 +21,15 @@ from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError,
 from hetrdzv.protocol.joining import JoinRequest
 from hetrdzv.protocol.reports import ReportRequest
 from hetrdzv.protocol.rooms.progress import PollRequest
-from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.liveness.clock import MAX_STALL_S, ServedClock
 from hetrdzv.service.polls.directives import tell
 from hetrdzv.service.polls.polls import Polls
 from hetrdzv.service.service import Service
-from hetrdzv.service.shares import decision
 from tests.sim.checks import Checks
 from tests.sim.loop import ServerLoop
 from tests.sim.network import Exchange, Network
+from tests.sim.rooms import ANSWERS
 from tests.sim.store import GROUP, Disk, DiskStore, Trouble
 from tests.sim.timeline import Timeline
 
@@ -85,10 +84,10 @@ class Connection:
 
     async def ask(self, route: Any, group: str, node: str, body: Any) -> Any:
         """As the client does; no agent of the simulation asks anything else."""
-        return await {routes.SHARES: self._shares, routes.REPORT: self._report}[route](group, node, body)
-
-    async def _shares(self, group: str, node: str, request: SharesRequest) -> Shares:
-        return await decision(self._service, group, node, request.incarnation, request.round, request.number)
+        if route is routes.REPORT:
+            return await self._report(group, node, body)
+        answer = next(answers[route] for answers in ANSWERS if route in answers)
+        return await answer(self._service, group, node, body)
 
     async def _report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
         try:

@@ -1,10 +1,11 @@
 """What a node offers its group, and the join request that carries it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from hetrdzv.protocol.bounds import MAX_NOT_READY, UNSET
 from hetrdzv.protocol.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.rooms.shares import Speeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +14,6 @@ class Offer:
 
     Attributes:
         weight: None: nobody gave one.
-        speeds: of the slots, in their order; empty: they were not measured.
     """
 
     slots: int
@@ -21,7 +21,7 @@ class Offer:
     role: str = "default"
     labels: Mapping[str, str] = field(default_factory=dict)
     weight: float | None = None
-    speeds: tuple[float, ...] = ()
+    speeds: Speeds = ()
     device: Mapping[str, str] = field(default_factory=dict)
     wants_command: bool = False
     wants_members: bool = False
@@ -40,23 +40,16 @@ class Offer:
             after_round: the newest round whose workers are gone.
             not_ready: why the node takes part in no round yet; empty: it is ready.
         """
+        same = {name: getattr(self, name) for name in _SAME_IN_BOTH}
         return JoinRequest(
             incarnation=incarnation,
-            slots=self.slots,
-            address=self.address,
             port=ports[0],
             script_port=ports[1],
             after_round=after_round,
-            role=self.role,
             weight=UNSET if self.weight is None else self.weight,
-            labels=self.labels,
-            device=self.device,
-            wants_command=self.wants_command,
-            wants_members=self.wants_members,
-            wants_daemon=self.wants_daemon,
-            takes_notice=self.takes_notice,
-            ready_within_s=self.ready_within_s,
             not_ready=not_ready[:MAX_NOT_READY],
-            speeds=self.speeds or None,
-            spec=self.spec,
+            **same,
         )
+
+
+_SAME_IN_BOTH = [one.name for one in fields(Offer) if one.name != "weight"]

@@ -7,7 +7,7 @@ from hetagent.protocol.topics import Topic
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.joining import JoinRequest
 from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest
-from hetrdzv.protocol.routes import Route
+from hetrdzv.protocol.route import Route
 
 R = TypeVar("R")
 

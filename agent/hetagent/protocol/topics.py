@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from hetrdzv.protocol.routes import Route
+from hetrdzv.protocol.route import Route
 
 R = TypeVar("R")
 

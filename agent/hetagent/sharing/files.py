@@ -23,10 +23,10 @@ from hetagent.node import scratch
 from hetagent.node.created import Created
 from hetagent.protocol.topics import Message, Topic
 from hetagent.shares import ANSWER, ASK, FILE
-from hetrdzv.protocol import routes
+from hetrdzv.protocol.rooms import shares
 from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
 
-SHARES = Topic(route=routes.SHARES)
+SHARES = Topic(route=shares.SHARES)
 
 WEIGHT, SUM = "HET_WEIGHT", "HET_WEIGHT_SUM"
 """Variables of a worker: its own weight, and the sum of all."""

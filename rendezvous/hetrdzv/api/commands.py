@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 from fastapi import Request
 
+from hetrdzv.api.rooms import JOIN_CHECKS
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.commands import Cancel, Join, Report, StartDaemon
 from hetrdzv.core.model import OFFERED
@@ -16,11 +17,17 @@ from hetrdzv.protocol.joining import JoinRequest
 from hetrdzv.protocol.reports import ReportRequest
 from hetrdzv.protocol.states import ReportKind
 
-_SAME_IN_BOTH = [name for name in OFFERED if name not in ("weight", "weighed", "speeds")]
+_SAME_IN_BOTH = [name for name in OFFERED if name not in ("weight", "weighed")]
 
 
 def join_command(node_id: str, body: JoinRequest) -> Join:
-    """A join, or ready for the next round."""
+    """A join, or ready for the next round.
+
+    Raises:
+        InvalidField: an optional feature finds something wrong with it.
+    """
+    for check in JOIN_CHECKS:
+        check(body)
     return Join(
         node_id=node_id,
         incarnation=body.incarnation,
@@ -28,7 +35,6 @@ def join_command(node_id: str, body: JoinRequest) -> Join:
         spec=body.spec.given(),
         weight=1.0 if body.weight is UNSET else body.weight,
         weighed=body.weight is not UNSET,
-        speeds=body.speeds or (),
         **{name: getattr(body, name) for name in _SAME_IN_BOTH},
     )
 

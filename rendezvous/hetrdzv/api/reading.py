@@ -13,7 +13,7 @@ from hetrdzv.api.http.body import PARSED
 from hetrdzv.api.problems import InvalidField
 from hetrdzv.protocol import bounds, codec, versions
 from hetrdzv.protocol.codec import Malformed, Mistake
-from hetrdzv.protocol.routes import Route
+from hetrdzv.protocol.route import Route
 
 logger = logging.getLogger(__name__)
 

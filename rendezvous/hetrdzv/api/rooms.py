@@ -7,9 +7,13 @@ from typing import Any
 from hetrdzv.api import shares
 from hetrdzv.api.bound import Handlers
 from hetrdzv.core.model import Round
+from hetrdzv.protocol.joining import JoinRequest
 from hetrdzv.service.progress.table import Seen
 
 HANDLERS: Sequence[Handlers] = (shares.handlers,)
+
+JOIN_CHECKS: Sequence[Callable[[JoinRequest], None]] = (shares.check_speeds,)
+"""Each refuses joins that make no sense."""
 
 OF_ROUND: Sequence[Callable[[Round, Mapping[int, Seen], AbstractSet[str]], Mapping[str, Any]]] = (
     shares.of_round,

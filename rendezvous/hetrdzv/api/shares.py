@@ -8,23 +8,36 @@ from fastapi import Request
 
 from hetrdzv.api.bound import Handlers
 from hetrdzv.api.dispatch import service_of
+from hetrdzv.api.problems import InvalidField
 from hetrdzv.core.model import Round
 from hetrdzv.core.rooms.shares import decisions
 from hetrdzv.core.rooms.shares.decisions import paces_of
-from hetrdzv.protocol import codec, routes
-from hetrdzv.protocol.rooms.shares import SharesRequest, SharesShown
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.joining import JoinRequest
+from hetrdzv.protocol.rooms.shares import SHARES, SharesRequest, SharesShown
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.shares import decision, worked_of
 
 handlers = Handlers()
 
 
-@handlers(routes.SHARES)
+@handlers(SHARES)
 async def refresh_shares(request: Request, group_id: str, node_id: str, body: SharesRequest) -> bytes:
     """A decision on the shares of the running round, the same for all its nodes; the first who asks brings it about."""
     service = service_of(request)
     found = await decision(service, group_id, node_id, body.incarnation, body.round, body.number)
     return codec.write(found)
+
+
+def check_speeds(body: JoinRequest) -> None:
+    """Refuse a join that does not have a speed for each slot.
+
+    Raises:
+        InvalidField: it has another number of them.
+    """
+    if len(body.speeds) not in (0, body.slots):
+        text = f"there must be one for each of the {body.slots} slots, not {len(body.speeds)}"
+        raise InvalidField("speeds", text)
 
 
 def of_round(current: Round, seen: Mapping[int, Seen], on_page: AbstractSet[str]) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ import asyncio
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import Directive, Start, Warned, warned
 from hetrdzv.core.health.drift import drift
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Cancellation, Group, Member, Node, Round, Stall
+from hetrdzv.core.model import OFFERED, Cancellation, Group, Member, Node, Round, Stall
 from hetrdzv.core.rooms.table import ROOMS
 from hetrdzv.core.why import why, why_ended, why_misfit
 from hetrdzv.protocol import codec
@@ -430,23 +430,19 @@ def node_reply(group: Group, node: Node, silent_s: float) -> NodeReply:
     return NodeReply(
         node_id=node.node_id,
         state=node_state(group, node),
-        slots=node.slots,
-        address=node.address,
-        port=node.port,
         group_rank=member.group_rank if member is not None else None,
         rank_offset=member.rank_offset if member is not None else None,
         heard_s_ago=None if node.gone else max(0.0, silent_s),
         incarnation=node.incarnation,
-        role=node.role,
-        weight=node.weight,
-        weighed=node.weighed,
-        speeds=node.speeds or None,
-        labels=node.labels,
-        device=node.device,
         reason=reason,
         why=node.not_ready if isinstance(reason, NotReady) else text,
         failure=_failure(node.failure),
+        **{name: getattr(node, name) for name in _OFFER_SHOWN},
     )
+
+
+_OFFER_SHOWN = [one.name for one in fields(NodeReply) if one.name in OFFERED]
+"""What is shown of a node's offer."""
 
 
 def _why_out(group: Group, node: Node) -> LeftOutReason | None:

@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from hetrdzv.auth.tokens import Entry, Grant, Tokens
 from hetrdzv.protocol.errors import Forbidden
-from hetrdzv.protocol.routes import Role, Route
+from hetrdzv.protocol.route import Role, Route
 
 _KEY = "hetrdzv.permit"
 

@@ -27,7 +27,7 @@ from hetrdzv.protocol.joining import JoinRequest
 from hetrdzv.protocol.keepalive import SOCKET_HEADER, keep_alive, name_of
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.rooms.progress import PollRequest
-from hetrdzv.protocol.routes import Reply, Route
+from hetrdzv.protocol.route import Reply, Route
 
 KEEP_ALIVE_S = 2.0
 """How long an idle connection is kept (seconds): less than a server keeps it (uvicorn: 5 s), so that no request

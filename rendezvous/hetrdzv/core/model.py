@@ -12,7 +12,7 @@ from hetrdzv.core.patched import Patched
 from hetrdzv.protocol.causes import BadAddress, Cause, FailedWorker, Going, RootCause
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.rooms.shares import Shares
+from hetrdzv.protocol.rooms.shares import Shares, Speeds
 from hetrdzv.protocol.rooms.stalls import StallFacts, kind_of
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, StallKind
@@ -54,8 +54,6 @@ class Offer:
         labels: what the order of ranks and the choice of a master can go by; people see them too.
         weight: how fast each of its slots is, compared with those of the others (above 0).
         weighed: whether somebody gave that weight; False: it is the default.
-        speeds: how fast its slots were measured to be, in the order of local ranks; only their ratios matter. Empty:
-            they were not measured.
         device: facts that people see.
         wants_command: the agent was started without a script and runs the group's command.
         wants_members: its `start` lists all members of the round.
@@ -73,7 +71,7 @@ class Offer:
     role: str = "default"
     weight: float = 1.0
     weighed: bool = False
-    speeds: tuple[float, ...] = ()
+    speeds: Speeds = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     device: Mapping[str, str] = field(default_factory=dict)
     wants_command: bool = False

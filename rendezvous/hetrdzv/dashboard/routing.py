@@ -6,7 +6,7 @@ from typing import Annotated
 from annotated_types import MaxLen
 
 from hetrdzv.protocol import bounds
-from hetrdzv.protocol.routes import Parameter, Role, Route, Size
+from hetrdzv.protocol.route import Parameter, Role, Route, Size
 
 _GROUP = "/groups/{group_id}"
 _NODE = f"{_GROUP}/nodes/{{node_id}}"

@@ -56,14 +56,6 @@ MAX_KIND = 64
 """How long a word may be that stands for a kind of a newer version (characters)."""
 
 
-class WrongField(ValueError):
-    """What `__post_init__` of a value raises if a field of it does not go with the others."""
-
-    def __init__(self, field: str, text: str) -> None:
-        super().__init__(text)
-        self.field = field
-
-
 # -- rules of our own ------------------------------------------------------------------------------------------
 
 

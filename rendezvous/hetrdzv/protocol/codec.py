@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 from pydantic import Discriminator, Field, GetCoreSchemaHandler, Tag, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails, PydanticSerializationError
 
-from hetrdzv.protocol.bounds import WrongField
 from hetrdzv.protocol.parts import ByKind, Other
 
 T = TypeVar("T")
@@ -230,10 +229,7 @@ def _mistake(details: ErrorDetails) -> Mistake:
     if kind == "json_invalid":
         return Mistake((), f"it is not JSON: {details['ctx']['error']}")
     if kind == "value_error":
-        cause = details["ctx"]["error"]
-        text = str(cause)
-        if isinstance(cause, WrongField):
-            return Mistake((*place, cause.field), text)
+        text = str(details["ctx"]["error"])
     shown = given if isinstance(given, str | int | float) and kind not in _UNKNOWN else None
     return Mistake(place, text, kind in _UNKNOWN, shown)
 

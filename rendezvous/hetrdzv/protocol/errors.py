@@ -86,10 +86,6 @@ class NotMaster(Refused, code="not_master"):
     """Only the master of the round may ask for this."""
 
 
-class NoSuchShares(Refused, code="no_such_shares"):
-    """The round has no such decision on shares: it is too old, or one before it is missing."""
-
-
 class DaemonRefused(Refused, code="daemon_refused"):
     """The daemon is not orted, the node's agent runs none, or it runs another one in this round."""
 

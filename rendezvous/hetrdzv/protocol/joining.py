@@ -21,13 +21,12 @@ from hetrdzv.protocol.bounds import (
     Port,
     Seconds,
     Slots,
-    Speed,
     Text,
     Weight,
     Whole,
-    WrongField,
 )
-from hetrdzv.protocol.settings import DAY_S, MAX_SLOTS, SETTINGS, Setting
+from hetrdzv.protocol.rooms.shares import Speeds
+from hetrdzv.protocol.settings import DAY_S, SETTINGS, Setting
 
 MAX_COMMAND = 131_072
 """How many characters a group's command may have in all; one word of a program's arguments may have so many bytes."""
@@ -80,7 +79,6 @@ class JoinRequest(Body):
         takes_notice: the node tells its workers that their round is about to end, and reports `ready_to_stop`.
         weight: how fast each slot is, compared with those of other nodes: with `rank_order` `speed` the largest comes
             first. If any node of a round was given one, shares go by it.
-        speeds: how fast each slot was measured to be, in the order of local ranks; None: they were not measured.
         ready_within_s: how long the node may take from the end of its workers until it is ready, since its agent checks
             it first (seconds); the others wait that much longer for it.
         not_ready: why the node takes part in no round yet, though its workers are gone; empty: it is ready.
@@ -94,7 +92,7 @@ class JoinRequest(Body):
     after_round: Count = 0
     role: Id = "default"
     weight: Given[Weight] = UNSET
-    speeds: Annotated[tuple[Speed, ...], AtMost(MAX_SLOTS)] | None = None
+    speeds: Speeds = ()
     labels: Labels = field(default_factory=dict)
     device: Labels = field(default_factory=dict)
     wants_command: bool = False
@@ -104,8 +102,3 @@ class JoinRequest(Body):
     ready_within_s: Annotated[Duration, Le(DAY_S)] = 0.0
     not_ready: Annotated[str, MaxLen(MAX_NOT_READY)] = ""
     spec: SpecFields = SpecFields()  # noqa: RUF009 - it is frozen
-
-    def __post_init__(self) -> None:
-        if self.speeds is not None and len(self.speeds) != self.slots:
-            text = f"there must be one for each of the {self.slots} slots, not {len(self.speeds)}"
-            raise WrongField("speeds", text)

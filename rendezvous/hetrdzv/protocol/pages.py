@@ -20,7 +20,7 @@ from hetrdzv.protocol.directive import (
 from hetrdzv.protocol.events import ShownFacts
 from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.reasons import Ended, LeftOutReason, Reason
-from hetrdzv.protocol.rooms.shares import SharesShown
+from hetrdzv.protocol.rooms.shares import SharesShown, Speeds
 from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.protocol.rooms.stalls import StallFacts
 from hetrdzv.protocol.states import GroupState
@@ -147,7 +147,6 @@ class NodeReply:
         port: where it hosts the store of a round; until then it accepts connections there, so that peers can try it.
         heard_s_ago: the time since its last heartbeat (seconds), None once it is gone.
         weighed: whether its weight was given by hand.
-        speeds: how fast its slots were measured to be, in the order of local ranks; None: they were not measured.
         reason, why: why it is gone, about to go, or in no round, and the same in a clause; None: nothing is to be said.
     """
 
@@ -163,7 +162,7 @@ class NodeReply:
     role: str
     weight: float = 1.0
     weighed: bool = False
-    speeds: tuple[float, ...] | None = None
+    speeds: Speeds = ()
     labels: Mapping[str, str]
     device: Mapping[str, str]
     reason: LeftOutReason | None = None

@@ -16,8 +16,7 @@ from hetagent.protocol.topics import Message
 from hetagent.sharing import files as share_files
 from hetagent.sharing.files import SHARES, ShareFiles
 from hetrdzv.protocol.directive import MasterReply, StartReply
-from hetrdzv.protocol.errors import NoSuchShares
-from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
+from hetrdzv.protocol.rooms.shares import NoSuchShares, Shares, SharesRequest
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),

@@ -25,7 +25,7 @@ from hetrdzv.protocol.daemon import DaemonRequest
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem, Unreachable
 from hetrdzv.protocol.failure import FailureFields
-from hetrdzv.protocol.routes import Route
+from hetrdzv.protocol.route import Route
 
 TIMING = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 7.0, "max_disconnect_s": 600.0}
 

@@ -353,6 +353,12 @@ NO_STALLS = {
         for rank, op in enumerate(("send [[1]]", "recv [[1]]", "send [[2]]"))
     ],
     "one completes it": [*(worker(rank, at(9)) for rank in range(3)), worker(3, done(9))],
+    "others move that may be members of a group of which the size is not known": [
+        worker(0, done(80), idle=0),
+        worker(1, done(80), idle=0),
+        worker(2, done(80), idle=0),
+        worker(3, at(101), at(2, name="2", size=0), idle=5),
+    ],
     "ended only now, perhaps after a collective that nobody has seen": [
         *(worker(rank, at(9)) for rank in range(3)),
         worker(3, done(8), state="ended", idle=0),

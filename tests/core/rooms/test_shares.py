@@ -19,8 +19,8 @@ from hetrdzv.core.rooms.shares.decisions import (
     by_pace,
     runs_of,
 )
-from hetrdzv.protocol.errors import NoSuchShares, StaleIncarnation, StaleRound
-from hetrdzv.protocol.rooms.shares import Moved, Shares, SharesChanged, Source
+from hetrdzv.protocol.errors import StaleIncarnation, StaleRound
+from hetrdzv.protocol.rooms.shares import Moved, NoSuchShares, Shares, SharesChanged, Source
 from hetrdzv.protocol.who import Place
 from tests.core.driver import Story, running
 

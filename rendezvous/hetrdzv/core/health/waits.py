@@ -204,9 +204,10 @@ def who_waits(workers: Sequence[Worker], world_size: int, least_s: float) -> Wai
         least_s: a worker that has moved within this time does not wait (seconds).
     """
     budget = Budget(PLACES_ANYWAY + PLACES * len(workers))
+    moving = sum(_moves(worker, least_s) for worker in workers)
     lanes = []
     for (name, size), found in _members(workers, least_s, budget).items():
-        lane = _lane(name, size, found, workers, world_size, least_s, budget)
+        lane = _lane(name, size, found, workers, moving, world_size, least_s, budget)
         lane.arrange()
         lanes.append(lane)
     waits = Waits(lanes, {place.worker.rank for lane in lanes for place in lane.places if place.waits})
@@ -245,6 +246,7 @@ def _lane(
     size: int,
     found: Sequence[tuple[Worker, Collectives]],
     workers: Sequence[Worker],
+    moving: int,
     world_size: int,
     least_s: float,
     budget: Budget,
@@ -269,9 +271,14 @@ def _lane(
         excused = excused or any(worker.long_s > 0 for worker in absent)
     missing = max(0, size - len(places))
     if not size and here < world_size:
-        # Nobody knows whether these are all.
-        missing = int(len(workers) < world_size or not any(at.completed for _, at in found))
+        # Nobody knows whether these are all: who moves elsewhere may be about to come.
+        others_move = moving > sum(_moves(worker, least_s) for worker, _ in found)
+        missing = int(len(workers) < world_size or others_move or not any(at.completed for _, at in found))
     return Lane(name, places, missing, excused)
+
+
+def _moves(worker: Worker, least_s: float) -> bool:
+    return worker.idle_s < least_s and not worker.ended
 
 
 def _absent(worker: Worker) -> Place:

@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from hetrdzv.protocol.bounds import Body, Id, OrNewer, Positive
+from hetrdzv.protocol.bounds import AtMost, Body, Id, OrNewer, Positive, Speed
+from hetrdzv.protocol.errors import Refused
+from hetrdzv.protocol.route import NODE, Role, Route, Size
+from hetrdzv.protocol.settings import MAX_SLOTS
 from hetrdzv.protocol.who import Nodes, Place, Ranks
 
 
@@ -61,6 +64,17 @@ class SharesShown(Shares):
     """
 
     paces: Mapping[int, float] = field(default_factory=dict)
+
+
+SHARES = Route("POST", f"{NODE}/shares", Role.AGENT, Shares, size=Size.SMALL, body=SharesRequest)
+
+Speeds = Annotated[tuple[Speed, ...], AtMost(MAX_SLOTS)]
+"""How fast each slot of a node was measured to be, in the order of local ranks; only their ratios matter. Empty: they
+were not measured."""
+
+
+class NoSuchShares(Refused, code="no_such_shares"):
+    """The round has no such decision on shares: it is too old, or one before it is missing."""
 
 
 # -- what happens --------------------------------------------------------------------------------------------

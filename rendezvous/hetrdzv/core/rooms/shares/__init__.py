@@ -15,8 +15,8 @@ from hetrdzv.core.rooms.room import Room
 from hetrdzv.core.rooms.shares.decisions import Worked, at_forming, by_pace
 from hetrdzv.core.rooms.shares.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.rounds.transitions import Work, require_speaker
-from hetrdzv.protocol.errors import NoSuchShares, StaleRound
-from hetrdzv.protocol.rooms.shares import Moved, Shares, SharesChanged
+from hetrdzv.protocol.errors import StaleRound
+from hetrdzv.protocol.rooms.shares import Moved, NoSuchShares, Shares, SharesChanged
 from hetrdzv.protocol.warnings import RoundWarning
 from hetrdzv.protocol.who import Place
 

@@ -53,6 +53,7 @@ def report_command(node_id: str, body: ReportRequest) -> Report | None:
         met=body.met,
         must_meet=body.must_meet,
         message=body.message,
+        network=body.network,
     )
 
 

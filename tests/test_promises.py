@@ -1,15 +1,11 @@
 """Each promise of docs/reliability.md has a test that `make test` runs; what else shows it is where the table says."""
 
-import os
+import ast
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
-
-from tests.support.needs import PART
 
 ROOT = Path(__file__).parents[1]
 TARGET = re.compile(r"`make ([a-z-]+)`: ((?:`tests/[^`]+`(?:, )?)*)")
@@ -39,34 +35,40 @@ def named(page: str) -> dict[str, set[str]]:
     return targets
 
 
-COLLECT = """
-import sys
-import pytest
+LONG = re.compile(r"\bmark\.long\b")
 
-class Names:
-    def pytest_collection_finish(self, session):
-        for item in session.items:
-            print("test-long" if item.get_closest_marker("long") else "test", item.nodeid)
 
-sys.exit(pytest.main(["--collect-only", "-qq", "-pno:cacheprovider", *sys.argv[1:]], plugins=[Names()]))
-"""
+def targets_of(test: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Which targets run a test: the ordinary ones, the long ones, or some of its cases each."""
+    targets = {"test"}
+    for decorator in test.decorator_list:
+        if not LONG.search(ast.unparse(decorator)):
+            continue
+        if not isinstance(decorator, ast.Call) or not isinstance(decorator.args[-1], ast.List):
+            return {"test-long"}
+        long = [LONG.search(ast.unparse(case)) is not None for case in decorator.args[-1].elts]
+        targets = (targets - {"test"} if all(long) else targets) | {"test-long"}
+    return targets
 
 
 @cache
 def collected() -> dict[str, str]:
     """The tests in all files of the table, one per line, by the target that runs them."""
     tests = named((ROOT / "docs" / "reliability.md").read_text())
-    paths = sorted({test.partition("::")[0] for target in ("test", "test-long") for test in tests[target]})
-    command = [sys.executable, "-c", COLLECT, *paths]
-    env = {name: value for name, value in os.environ.items() if name != PART}  # else only some long tests are
-    done = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100, check=False
+    places = sorted(
+        {ROOT / test.partition("::")[0] for target in ("test", "test-long") for test in tests[target]}
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = re.findall(r"^(test|test-long) (.*)$", done.stdout, re.MULTILINE)
-    return {
-        name: "\n".join(test for target, test in found if target == name) for name in ("test", "test-long")
-    }
+    found: dict[str, list[str]] = {"test": [], "test-long": []}
+    for path in [path for place in places for path in sorted(place.rglob("test_*.py")) or [place]]:
+        tree = ast.parse(path.read_text())
+        marks = [ast.unparse(node) for node in tree.body if ast.unparse(node).startswith("pytestmark = ")]
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                for target in {"test-long"} if any(map(LONG.search, marks)) else targets_of(node):
+                    found[target].append(f"{path.relative_to(ROOT)}::{node.name}")
+            elif ast.unparse(node).startswith("Test"):  # of hypothesis
+                found["test"].append(f"{path.relative_to(ROOT)}::")
+    return {target: "\n".join(names) for target, names in found.items()}
 
 
 def missing(tests: set[str], runs: str) -> list[str]:
@@ -118,3 +120,13 @@ def test_what_the_table_lacks_is_noticed() -> None:
     with pytest.raises(AssertionError, match="without a target"):
         named(page.format("`tests/a.py`", "`tests/b.py`"))
     assert missing({"t/a.py::x", "t/a.py", "t/b.py::y"}, "t/a.py::x[1]\nt/b.py::yy\n") == ["t/b.py::y"]
+    test, both, long = (
+        targets_of(node)
+        for node in ast.parse(
+            "def test_a(): ...\n"
+            "@pytest.mark.parametrize('n', [1, pytest.param(2, marks=pytest.mark.long)])\nasync def test_b(n): ...\n"
+            "@pytest.mark.long\n@pytest.mark.parametrize('n', [1, 2])\ndef test_c(n): ...\n"
+        ).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    assert (test, both, long) == ({"test"}, {"test", "test-long"}, {"test-long"})

@@ -12,12 +12,13 @@ from hetrdzv.core.health import waits
 from hetrdzv.core.health.stall import judge
 from hetrdzv.core.health.waits import Collectives, Worker
 from hetrdzv.core.model import Node
-from hetrdzv.core.plan import Changes, NewNode, plan
+from hetrdzv.core.plan import plan
 from hetrdzv.core.selection import subset
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol import rank_order
 from hetrdzv.protocol.errors import InvalidSpec, PlanTooLarge
+from hetrdzv.protocol.plans import Changes, NewNode
 from hetrdzv.protocol.settings import GroupSpec
 
 

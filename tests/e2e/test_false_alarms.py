@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.cluster import NO_STANDBYS, RUN
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SCRIPT = Path(__file__).parents[1] / "support" / "workload" / "pauses.py"
 FLAGS = ("--standalone", "--gpus", "3", "--device", "cpu", "--node-id", "a", "--max-restarts", "0")
@@ -52,15 +52,11 @@ def ended_for(done: "subprocess.CompletedProcess[str]") -> str:
     return ended.partition(" s for ")[2]
 
 
-def test_a_checkpoint_that_a_thread_saves_while_all_compute_is_no_alarm(tmp_path: Path) -> None:
-    no_alarm(run(tmp_path, "saves_while_it_accumulates"))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
     [
         "evaluates_with_progress",
+        "saves_while_it_accumulates",
         "saves_beside_training",
         "saves_beside_another_backend",
         "accumulates",
@@ -76,7 +72,6 @@ def test_a_pause_that_can_be_told_from_a_hang_is_no_alarm(tmp_path: Path, kind: 
     no_alarm(run(tmp_path, kind))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "who"),
     [
@@ -93,7 +88,6 @@ def test_a_pause_that_cannot_be_told_ends_the_round_and_why_says_what_the_worker
     assert ended_for(run(tmp_path, kind, pause_s=HANG_S)).startswith(who)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["evaluates", "loads", "is_debugged", "is_stopped", "drains_a_pipeline"])
 def test_a_pause_that_is_announced_is_no_alarm(tmp_path: Path, kind: str) -> None:
     no_alarm(run(tmp_path, kind, "announced"))

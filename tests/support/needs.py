@@ -66,7 +66,7 @@ def turn(root: Path) -> str:
         day = int(git("log", "-1", "--format=%ct")) - 24 * 3600
         names = git("log", f"--since={day}", "--name-only", "--format=", "--", "tests/*.py").splitlines()
         there = [name for name in set(names) if (root / name).exists()]
-        changed = sorted(name for name in there if "@pytest.mark.long" in (root / name).read_text("utf-8"))
+        changed = sorted(name for name in there if "pytest.mark.long" in (root / name).read_text("utf-8"))
     else:
         number, changed = int(head or "0", 16), []
     return ",".join([f"{number % PARTS + 1}/{PARTS}", *changed])

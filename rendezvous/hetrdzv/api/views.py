@@ -46,7 +46,6 @@ from hetrdzv.protocol.pages import (
     GroupSummary,
     NodeReply,
     NodeState,
-    PlanReply,
     ProblemReply,
     RecordReply,
     RoundReply,
@@ -54,6 +53,7 @@ from hetrdzv.protocol.pages import (
     UnreachableReply,
 )
 from hetrdzv.protocol.parts import NotReady, Quoted
+from hetrdzv.protocol.plans import Plan
 from hetrdzv.protocol.reasons import LeftOutReason
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.warnings import AnyWarning
@@ -144,7 +144,7 @@ def _record_reply(key: str, value: bytes) -> RecordReply:
         return RecordReply(key=key, base64=b64encode(value).decode())
 
 
-codec.prepare(DirectiveReply, ProblemReply, GroupReply, GroupsReply, PlanReply)
+codec.prepare(DirectiveReply, ProblemReply, GroupReply, GroupsReply, Plan)
 
 LARGE = 300
 """Replies about more nodes than this are made in a thread, so that polls are answered meanwhile."""

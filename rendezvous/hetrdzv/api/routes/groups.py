@@ -10,14 +10,14 @@ from hetrdzv.api import views
 from hetrdzv.api.bound import Handlers
 from hetrdzv.api.commands import cancellation
 from hetrdzv.api.dispatch import service_of
-from hetrdzv.api.plans import changes, plan_reply
+from hetrdzv.api.plans import in_words
 from hetrdzv.auth.policy import Permit, permit_of
 from hetrdzv.core.commands import Put, Restart
 from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.protocol.joining import SpecFields
 from hetrdzv.protocol.pages import EventsReply, GroupsReply, LogsReply, Stack, StacksReply
-from hetrdzv.protocol.plans import PlanRequest
+from hetrdzv.protocol.plans import Changes
 from hetrdzv.service.history import Place, follow
 from hetrdzv.service.progress.questions import About
 from hetrdzv.service.service import Service
@@ -92,13 +92,12 @@ async def cancel_group(request: Request, group_id: str, nodes: str) -> Response:
 
 
 @handlers(routes.PLAN)
-async def plan_group(request: Request, group_id: str, body: PlanRequest) -> Response:
+async def plan_group(request: Request, group_id: str, body: Changes) -> Response:
     """What would happen if nodes came or went: ranks, master, spares, who restarts. Changes nothing."""
     service = service_of(request)
-    supposed = changes(body)
-    found = await service.plans.plan(service.group(group_id), supposed, service.now())
+    found = await service.plans.plan(service.group(group_id), body, service.now())
     nodes = len(found.members) + len(found.spares)
-    return await views.made(nodes, lambda: plan_reply(found))
+    return await views.made(nodes, lambda: in_words(found))
 
 
 @handlers(routes.STACKS_OF)

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.tables import one_line
-from hetrdzv.protocol.pages import PlannedMemberReply, PlanReply
-from hetrdzv.protocol.plans import PlanRequest
+from hetrdzv.protocol.plans import Changes, Plan, PlannedMember
 from hetrdzv.words.phrasing import count, names
 
 MANY = 40
@@ -65,7 +64,7 @@ class Row:
     each: str = ""
 
 
-def show(plan: PlanReply, request: PlanRequest) -> None:
+def show(plan: Plan, request: Changes) -> None:
     """Print a plan to stdout: on a terminal with a picture, elsewhere with a table."""
     console = Console()
     rows = list(_rows(plan))
@@ -80,7 +79,7 @@ def show(plan: PlanReply, request: PlanRequest) -> None:
 # -- in words ------------------------------------------------------------------------------------------------
 
 
-def _heading(plan: PlanReply, request: PlanRequest) -> Table:
+def _heading(plan: Plan, request: Changes) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold", min_width=20)
@@ -98,7 +97,7 @@ def _heading(plan: PlanReply, request: PlanRequest) -> Table:
     return grid
 
 
-def _supposed(request: PlanRequest) -> str:
+def _supposed(request: Changes) -> str:
     """What the plan supposes, in a clause."""
     named = [node.node_id for node in request.add if node.node_id]
     others = [str(node.slots) for node in request.add if not node.node_id]
@@ -112,7 +111,7 @@ def _supposed(request: PlanRequest) -> str:
     return "; ".join(f"{who} {goes if number == 1 else go}" for who, number, goes, go in clauses if number)
 
 
-def _then(plan: PlanReply) -> str:
+def _then(plan: Plan) -> str:
     if not plan.round:
         return f"{plan.state}: {one_line(plan.why)}"
     if plan.round == plan.was_round:
@@ -126,7 +125,7 @@ def _then(plan: PlanReply) -> str:
 # -- row by row ----------------------------------------------------------------------------------------------
 
 
-def _rows(plan: PlanReply) -> Iterator[Row]:
+def _rows(plan: Plan) -> Iterator[Row]:
     restarted = frozenset(plan.restarted)
     for member in plan.members:
         what = "master" if member.group_rank == 0 else "member"
@@ -140,7 +139,7 @@ def _rows(plan: PlanReply) -> Iterator[Row]:
         yield Row(one_line(gone.node_id), "gone", None, gone.slots, one_line(gone.why), ("gone", gone.why))
 
 
-def _change(plan: PlanReply, member: PlannedMemberReply, restarts: bool) -> tuple[str, str]:
+def _change(plan: Plan, member: PlannedMember, restarts: bool) -> tuple[str, str]:
     """What happens to a member: in a word, and in full."""
     if plan.round == plan.was_round:
         return "", ""

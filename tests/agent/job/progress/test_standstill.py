@@ -172,7 +172,7 @@ def test_of_a_worker_that_is_unseen_its_side_groups_say_nothing() -> None:
         watched.judge()
     assert watched.told == [(5.0, "unknown", False)], "that it is unseen is told at once, and nothing else"
     (worker,) = watched.tracks.fields(watched.now).workers
-    assert (worker.unseen, worker.collectives, worker.waiting) == ("nccl does not answer any more", [], None)
+    assert (worker.unseen, worker.collectives, worker.waiting) == ("nccl does not answer any more", (), None)
     watched.asked_for(at)
     assert [state for _, state, _ in watched.told[1:]] == ["runs"]
 

@@ -10,7 +10,7 @@ from hetrdzv.protocol.errors import GroupFinishing, InvalidSpec, NodeIdInUse, Re
 from hetrdzv.protocol.parts import Quoted
 from hetrdzv.protocol.plans import Changes, NewNode, Plan
 from hetrdzv.protocol.reasons import Full, NoCommand
-from hetrdzv.protocol.states import GroupState, StallKind
+from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.who import Nodes
 from tests.core.driver import Story, running
 from tests.core.explained import ready
@@ -151,9 +151,7 @@ def test_a_failed_round_is_planned_on_with_its_restart() -> None:
 def test_a_stall_is_taken_to_end() -> None:
     story = running("gpu1", "gpu2", last_call_s=10.0, hang_timeout_s=5.0)
     stall = Stall(
-        kind=StallKind.BEHIND,
         ranks=(0,),
-        node_id="gpu1",
         facts=behind(0, "gpu1", waiting=(1,)),
         since=story.now,
     )

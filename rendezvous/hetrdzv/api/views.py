@@ -394,7 +394,9 @@ def _round(
         reason=ended,
         ended=words.ended_by(ended) if ended is not None else None,
         met=current.met,
-        stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
+        stall=_stall(current, current.stall, now)
+        if current.stall is not None and current.stall.told
+        else None,
         notice=_notice(warned(group, now)),
         workers=tuple(worker_replies(seen, on_page, now)) if on_page else (),
         stragglers=stragglers,
@@ -403,13 +405,14 @@ def _round(
     )
 
 
-def _stall(stall: Stall, now: float) -> StallReply:
+def _stall(current: Round, stall: Stall, now: float) -> StallReply:
+    member = current.holder(stall.ranks)
     return StallReply(
         kind=stall.kind,
         text=stall_text(stall.facts),
         facts=stall.facts,
         ranks=stall.ranks,
-        node_id=stall.node_id,
+        node_id=member.node_id if member is not None else None,
         since_s=max(0.0, now - stall.since),
     )
 

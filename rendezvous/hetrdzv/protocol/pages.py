@@ -20,7 +20,8 @@ from hetrdzv.protocol.events import ShownFacts
 from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.reasons import Ended, LeftOutReason, Reason
 from hetrdzv.protocol.rooms.shares import SharesShown, Speeds
-from hetrdzv.protocol.stalls import StallFacts
+from hetrdzv.protocol.rooms.stacks import Stack
+from hetrdzv.protocol.rooms.stalls import StallFacts
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.warnings import AnyWarning
 
@@ -52,7 +53,7 @@ class WorkerReply:
 
     Attributes:
         rank, node_id: of the worker.
-        state: as in `WorkerFields`.
+        state: as in `Worker` (protocol/rooms/progress.py).
         idle_s: how long nothing has changed (seconds).
         unseen: why its collectives cannot be known now; empty: they are.
         sources: which of torch's backends have told of them.
@@ -72,16 +73,6 @@ class WorkerReply:
     step: int | None = None
     steps_per_s: float | None = None
     waiting: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """The Python stack of a worker's threads, or the end of its stderr; without `text`, `why` there is none."""
-
-    rank: int
-    node_id: str
-    text: str = ""
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,10 +24,10 @@ from hetrdzv.protocol.pages import (
     StacksReply,
 )
 from hetrdzv.protocol.plans import Changes, Plan
-from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.reports import ReportRequest
+from hetrdzv.protocol.rooms.progress import PollRequest
+from hetrdzv.protocol.rooms.stacks import StacksRequest
 from hetrdzv.protocol.route import NODE, Parameter, Role, Route, Size
-from hetrdzv.protocol.stacks import StacksRequest
 
 NODES = Parameter("nodes", Literal["all", "none"], "all", "Whether the reply shows the nodes of the group.")
 WAIT = Parameter("wait", Annotated[float, Ge(0), Le(3600)], 0.0, "Seconds; at most half the lease.")

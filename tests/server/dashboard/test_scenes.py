@@ -14,7 +14,6 @@ from hetrdzv.dashboard.live import EVERY_S, MOST_BYTES_PER_S, SHARE, Hub, interv
 from hetrdzv.dashboard.scenes import MAPS, GroupScene, GroupsScene, told_until
 from hetrdzv.protocol.events import RoundFormed
 from hetrdzv.protocol.pages import EventReply
-from hetrdzv.protocol.states import StallKind
 from hetrdzv.service.service import Service
 from tests.server.told import BEGAN
 from tests.support.served import HandClock, join, serving, started
@@ -61,9 +60,7 @@ async def test_nodes_that_need_attention_have_rows_and_all_have_them_for_who_ask
 async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -> None:
     await service.execute("b", join("b", min_nodes=2))
     stall = Stall(
-        kind=StallKind.BEHIND,
         ranks=(3,),
-        node_id="n003",
         facts=behind(3, "n003"),
         since=0.0,
         told=True,

@@ -16,8 +16,9 @@ from hetrdzv.core.commands import Put, Restart
 from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.protocol.joining import SpecFields
-from hetrdzv.protocol.pages import EventsReply, GroupsReply, LogsReply, Stack, StacksReply
+from hetrdzv.protocol.pages import EventsReply, GroupsReply, LogsReply, StacksReply
 from hetrdzv.protocol.plans import Changes
+from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.service.history import Place, follow
 from hetrdzv.service.progress.questions import About
 from hetrdzv.service.service import Service

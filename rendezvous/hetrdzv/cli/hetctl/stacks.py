@@ -11,7 +11,8 @@ from rich.text import Text
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, print_json
 from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, shared
-from hetrdzv.protocol.pages import Stack, StacksReply
+from hetrdzv.protocol.pages import StacksReply
+from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.words.phrasing import count, names, ranked
 
 _ADDRESSES = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)

@@ -13,7 +13,8 @@ from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import NoRound, Problem, Unreachable
-from hetrdzv.protocol.pages import LogsReply, Stack
+from hetrdzv.protocol.pages import LogsReply
+from hetrdzv.protocol.rooms.stacks import Stack
 
 FEW = 20
 """How many lines of each worker are shown where no rank is named."""

@@ -50,14 +50,14 @@ async def get_directive(
     request: Request, group_id: str, node_id: str, incarnation: str, after: str | None, wait: float
 ) -> bytes | None:
     """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease."""
-    command = Renew(node_id, incarnation)
+    command = Renew(node_id, incarnation, after)
     return await _answer_poll(request, group_id, command, after, wait, direct=_is_direct(request))
 
 
 @handlers(routes.POLL)
 async def poll(request: Request, group_id: str, node_id: str, body: PollRequest) -> bytes | None:
     """The same poll, which also says how far the node's workers have come. May be answered with a question."""
-    command, direct = Renew(node_id, body.incarnation), _is_direct(request)
+    command, direct = Renew(node_id, body.incarnation, body.after), _is_direct(request)
     return await _answer_poll(
         request, group_id, command, body.after, body.wait_s, direct=direct, asks=True, progress=body.progress
     )
@@ -74,13 +74,12 @@ async def _answer_poll(
     asks: bool = False,
     progress: NodeProgress | None = None,
 ) -> bytes | None:
-    polls, node_id = polls_of(request), command.node_id
-    with calling(request.scope, request.receive) as caller:
-        if caller.gone:  # it has asked again meanwhile, or will
-            return None
-        told = await polls.answer(
-            caller, group_id, command, after, wait_s, direct=direct, asks=asks, progress=progress
-        )
+    polls, node_id, caller = polls_of(request), command.node_id, calling(request.scope)
+    if caller.gone:  # it has asked again meanwhile, or will
+        return None
+    told = await polls.answer(
+        caller, group_id, command, after, wait_s, direct=direct, asks=asks, progress=progress
+    )
     if told is None:  # nobody reads it
         return None
     asked = asks and polls.service.questions.next(group_id, node_id) is not None
@@ -153,9 +152,8 @@ async def _answer_member(
 ) -> bytes | None:
     """Execute what a member of a round says and reply with its directive, even if the round is over."""
     service = service_of(request)
-    with calling(request.scope, request.receive) as caller:
-        if caller.gone:
-            return None
+    if calling(request.scope).gone:
+        return None
     try:
         if command is not None:
             await service.execute(group_id, command)

@@ -431,7 +431,7 @@ class Requests:
         waits = manner.behind is not None and rng.random() < 0.9
         node.step = 3 + (node.name != manner.behind) if waits else node.step + rng.choice((0, 1, 1, 5))
         size = int(node.told.get("start", {}).get("world_size", 1))
-        idle_s = self._leaning(manner, "WorkerFields", "idle_s", 40.0 if waits else rng.choice((0.5, 40.0)))
+        idle_s = self._leaning(manner, "Worker", "idle_s", 40.0 if waits else rng.choice((0.5, 40.0)))
         lanes = [
             {
                 "name": name,
@@ -450,7 +450,7 @@ class Requests:
                 "state": rng.choice(states),
                 "idle_s": idle_s,
                 "still": waits or idle_s > 1,
-                "busy": self._leaning(manner, "WorkerFields", "busy", rng.random()),
+                "busy": self._leaning(manner, "Worker", "busy", rng.random()),
                 "looks": 60 + node.step,
                 "step": node.step,
                 "collectives": lanes,
@@ -461,7 +461,7 @@ class Requests:
             "round": node.told["round"],
             "decision": manner.decided.get(node.told["round"], 0),
             "workers": workers,
-            "age_s": self._leaning(manner, "ProgressFields", "age_s", 0.0),
+            "age_s": self._leaning(manner, "NodeProgress", "age_s", 0.0),
         }
         body = {"incarnation": node.incarnation, "after": node.told["version"], "progress": progress}
         return self._own(node, "POST", "/directive", body)

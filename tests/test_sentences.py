@@ -25,10 +25,8 @@ QUOTES = {
     "cli/hetctl/look/logs.py": "one.text",
     "cli/hetctl/stacks.py": "one.text",
     "cli/hetctl/tables.py": "segment.text",
-    "core/group.py": "command.message",
 }
-"""Where a field of such a name holds something else: a stack, what a worker has written, a piece of a table, or in
-lines what a master has found slow between nodes.
+"""Where a field of such a name holds something else: a stack, what a worker has written, a piece of a table.
 """
 
 METHODS = {

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.support.cluster import NO_STANDBYS
 from tests.support.servers import ROOT, Hetserver
 
 from hetagent import assembly, cli
@@ -131,8 +132,8 @@ def test_mig_slices_that_cannot_be_shared_out(
 
 
 def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
-    found = options("--label", f"rack={'x' * 300}")
-    with pytest.raises(UsageError, match=r"no server accepts --label 'x+': .*at most 256"):
+    found = options("--role", "x" * 300)
+    with pytest.raises(UsageError, match=r"no server accepts --role 'x+': String should have at most 128"):
         assembly._offer(found, 1, "127.0.0.1", None, Launch(None), wants_command=False, device={})
 
 
@@ -548,10 +549,11 @@ def test_two_agents_on_one_host_need_no_names(hetagent: Start, tmp_path: Path) -
 
 
 def test_closed_streams_are_opened_before_files_get_their_numbers() -> None:
-    words = (sys.executable, "-m", "hetagent", *STANDALONE, "--preload", "none", "--no-python")
+    words = (sys.executable, "-m", "hetagent", *STANDALONE, "--no-python")
     looks = "readlink /proc/$HET_AGENT_PID/fd/0 /proc/$HET_AGENT_PID/fd/2; echo to nobody >&2"
     agent = subprocess.run(
         ["sh", "-c", 'exec "$@" 0>&- 2>&-', "sh", *words, "sh", "-c", looks],
+        env=os.environ | NO_STANDBYS,
         stdout=subprocess.PIPE,
         text=True,
         check=False,

@@ -21,11 +21,11 @@ from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Conduct, Group, Node
-from hetrdzv.core.plan import LeftOut
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.why import why
 from hetrdzv.protocol.events import Event, Facts
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.plans import LeftOutNode
 from hetrdzv.protocol.reasons import NodeReason
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.words import why as words
@@ -49,7 +49,7 @@ def sentence(explained: Explained) -> str:
     return words.why(explained.reason, Clock(explained.clock))
 
 
-def clause(left_out: LeftOut) -> str:
+def clause(left_out: LeftOutNode) -> str:
     """Why a plan leaves a node out, or would have it go, in a clause."""
     return words.left_out(left_out.reason, Clock(0.0)) if left_out.reason is not None else ""
 

@@ -8,7 +8,6 @@ from hetrdzv.core.commands import NoteStall, Tick
 from hetrdzv.core.group import step
 from hetrdzv.core.model import Stall
 from hetrdzv.core.rounds.timers import deadline
-from hetrdzv.protocol.states import StallKind
 from hetrdzv.protocol.who import Nodes
 from tests.core.driver import LEASE_S, Story, running
 from tests.core.explained import waits_for
@@ -72,9 +71,7 @@ def stalling() -> Story:
         NoteStall(
             1,
             Stall(
-                kind=StallKind.BEHIND,
                 ranks=(0,),
-                node_id="a",
                 facts=OF_A,
                 since=story.now - 5,
             ),
@@ -89,9 +86,7 @@ def hanging() -> Story:
         NoteStall(
             1,
             Stall(
-                kind=StallKind.BEHIND,
                 ranks=(0,),
-                node_id="a",
                 facts=OF_A,
                 since=story.now - 20,
             ),

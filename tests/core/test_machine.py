@@ -43,7 +43,7 @@ from hetrdzv.words.times import Clock
 from tests.core.drawn import is_drawn
 from tests.core.rooms.table import RULES
 from tests.support.every_set import Case, best_of_all, not_best
-from tests.support.stalls import behind
+from tests.support.stalls import of_kind
 from tests.support.units import left_behind
 
 NODE_IDS = ("n1", "n2", "n10", "n20")
@@ -386,18 +386,15 @@ class GroupMachine(*RULES, RuleBasedStateMachine):
             self.send(agent, agent.report(kind, age_s))
 
     @rule(
-        node_id=NODES,
         ago_s=st.sampled_from([None, 0.0, 2.0, 20.0]),
         kind=st.sampled_from([StallKind.BEHIND, StallKind.DEADLOCK]),
     )
-    def workers_wait(self, node_id: str, ago_s: float | None, kind: StallKind) -> None:
+    def workers_wait(self, ago_s: float | None, kind: StallKind) -> None:
         """The server sees who is waited for, or that nobody is any more (None)."""
         active = self.group.active_round
         if active is not None:
             since = self.now - (ago_s or 0.0)
-            stall = Stall(
-                kind=kind, ranks=(0,), node_id=node_id, facts=behind(0, node_id, waiting=(1,)), since=since
-            )
+            stall = Stall(facts=of_kind(kind, 0, active.master.node_id), ranks=(0,), since=since)
             self.apply(NoteStall(active.number, stall if ago_s is not None else None))
             after = self.group.round
             assert after is not None

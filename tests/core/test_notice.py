@@ -311,7 +311,7 @@ def test_ready_to_stop_counts_for_its_round_only_and_not_without_a_notice() -> N
 def test_no_hang_is_found_while_workers_wait_for_the_end() -> None:
     story = heeding("a", "b", hang_timeout_s=5.0)
     story.restart()
-    stall = Stall(kind="behind", ranks=(0,), node_id="a", facts=behind(0, "a", waiting=(1,)), since=story.now)
+    stall = Stall(ranks=(0,), facts=behind(0, "a", waiting=(1,)), since=story.now)
     story.do(NoteStall(1, stall))
     story.wait(29.0)
     assert story.ended is None

@@ -4,12 +4,13 @@ import pytest
 
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
-from hetrdzv.core.plan import Changes, NewNode, Plan, first_round, plan
+from hetrdzv.core.plan import first_round, plan
 from hetrdzv.protocol.causes import Announced, Drained, Joined, MemberDrained, MemberLeft, RestartAsked
 from hetrdzv.protocol.errors import GroupFinishing, InvalidSpec, NodeIdInUse, Refused, UnknownNode
 from hetrdzv.protocol.parts import Quoted
+from hetrdzv.protocol.plans import Changes, NewNode, Plan
 from hetrdzv.protocol.reasons import Full, NoCommand
-from hetrdzv.protocol.states import GroupState, StallKind
+from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.who import Nodes
 from tests.core.driver import Story, running
 from tests.core.explained import ready
@@ -41,7 +42,7 @@ def places(found: Plan) -> list[tuple[str, int]]:
 def test_no_change_is_what_is_there() -> None:
     found = planned(uneven())
     assert places(found) == [("gpu1", 0), ("gpu2", 8), ("gpu3", 12)]
-    assert (found.state, found.round, found.was_round, found.ended) == ("running", 1, 1, None)
+    assert (found.state, found.round, found.was_round, found.cause) == ("running", 1, 1, None)
     assert (found.restarted, found.stops, found.moves, found.gone) == ((), (), (), ())
     assert [(one.node_id, one.slots) for one in found.spares] == [("gpu4", 2)]
     assert found.spares[0].reason == Full(max_nodes=3)
@@ -52,7 +53,7 @@ def test_a_spare_takes_the_place_of_a_node_that_goes() -> None:
     assert places(found) == [("gpu4", 0), ("gpu2", 2), ("gpu3", 6)]
     assert (found.master, found.world_size, found.was_world_size) == ("gpu4", 14, 20)
     assert (found.restarted, found.stops, found.moves) == (("gpu2", "gpu3"), ("gpu1",), ("gpu2", "gpu3"))
-    assert found.ended == MemberLeft(node_id="gpu1", why=Announced(text=Quoted("as supposed")))
+    assert found.cause == MemberLeft(node_id="gpu1", why=Announced(text=Quoted("as supposed")))
     assert [one.was_offset for one in found.members] == [None, 8, 12]
     assert [one.node_id for one in found.gone] == ["gpu1"]
     assert found.in_s == 0
@@ -91,11 +92,11 @@ def test_a_drain_says_what_a_drain_does() -> None:
     story = uneven()
     found = planned(story, drain=("gpu3", "gpu4"))
     assert places(found) == [("gpu1", 0), ("gpu2", 8)]
-    assert found.ended == MemberDrained(node_id="gpu3")
+    assert found.cause == MemberDrained(node_id="gpu3")
     assert [(one.node_id, one.reason) for one in found.gone] == [("gpu3", Drained()), ("gpu4", Drained())]
     story.drain("gpu3")
     story.drain("gpu4")
-    assert planned(story).ended is None, "that round has ended already"
+    assert planned(story).cause is None, "that round has ended already"
     assert places(planned(story)) == places(found)
 
 
@@ -112,7 +113,7 @@ def test_too_few_nodes_wait_and_say_for_what() -> None:
 def test_a_restart_and_one_that_cannot_be() -> None:
     story = uneven()
     found = planned(story, restart=True)
-    assert (found.round, found.ended, found.restarts) == (2, RestartAsked(), 0)
+    assert (found.round, found.cause, found.restarts) == (2, RestartAsked(), 0)
     assert (found.restarted, found.moves) == (("gpu1", "gpu2", "gpu3"), ())
     for node_id in ("gpu1", "gpu2", "gpu3"):
         story.leave(node_id)
@@ -150,15 +151,13 @@ def test_a_failed_round_is_planned_on_with_its_restart() -> None:
 def test_a_stall_is_taken_to_end() -> None:
     story = running("gpu1", "gpu2", last_call_s=10.0, hang_timeout_s=5.0)
     stall = Stall(
-        kind=StallKind.BEHIND,
         ranks=(0,),
-        node_id="gpu1",
         facts=behind(0, "gpu1", waiting=(1,)),
         since=story.now,
     )
     story.do(NoteStall(1, stall))
     found = planned(story, add=(NewNode(slots=1),))
-    assert (found.ended, found.restarts, found.in_s) == (
+    assert (found.cause, found.restarts, found.in_s) == (
         Joined(node_id="new1", nodes=Nodes.of(["new1"])),
         0,
         10,
@@ -178,7 +177,7 @@ def test_workers_that_get_a_notice_are_taken_to_be_ready_at_once() -> None:
         story.drain("a")
     assert story.group.round is not None
     assert story.group.round.end is None
-    assert planned(story).ended == MemberDrained(node_id="a")
+    assert planned(story).cause == MemberDrained(node_id="a")
 
 
 def test_a_suspect_is_taken_to_come_back() -> None:

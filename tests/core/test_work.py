@@ -10,14 +10,16 @@ from hetrdzv.core.commands import Put
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.health import waits
 from hetrdzv.core.health.stall import judge
-from hetrdzv.core.health.waits import Collectives, Worker
 from hetrdzv.core.model import Node
-from hetrdzv.core.plan import Changes, NewNode, plan
+from hetrdzv.core.plan import plan
 from hetrdzv.core.selection import subset
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol import rank_order
 from hetrdzv.protocol.errors import InvalidSpec, PlanTooLarge
+from hetrdzv.protocol.plans import Changes, NewNode
+from hetrdzv.protocol.rooms.progress import Collectives, Worker
+from hetrdzv.protocol.rooms.stalls import Behind, BlamedAll
 from hetrdzv.protocol.settings import GroupSpec
 
 
@@ -157,34 +159,44 @@ def test_places_are_bounded_by_what_workers_report(
     monkeypatch.setattr(waits, "Place", counted)
     workers = [
         Worker(
-            rank,
-            f"n{rank // 8}",
+            rank=rank,
             idle_s=30,
-            collectives=tuple(Collectives(f"g{0 if same else rank}-{at}", size, 5, 4, 4) for at in range(32)),
+            collectives=tuple(
+                Collectives(
+                    name=f"g{0 if same else rank}-{at}", size=size, enqueued=5, started=4, completed=4
+                )
+                for at in range(32)
+            ),
         )
         for rank in range(400)
     ]
-    assert judge(workers, 400) is not None
+    assert judge(workers, 400, eights) is not None
     assert len(places) <= 2 * (waits.PLACES_ANYWAY + waits.PLACES * len(workers))
+
+
+def eights(rank: int) -> str:
+    """The node of a rank, of those with eight each."""
+    return f"n{rank // 8}"
 
 
 def test_a_worker_among_8000_that_others_wait_for_is_named() -> None:
     """As an honest job reports it: everybody in one group of all, and in two of eight."""
     workers = [
         Worker(
-            rank,
-            f"n{rank // 8}",
+            rank=rank,
             idle_s=30,
             collectives=tuple(
-                Collectives(name, size, 7 if rank == 5003 else 8, 7, 7)
+                Collectives(name=name, size=size, enqueued=7 if rank == 5003 else 8, started=7, completed=7)
                 for name, size in (("0", 8000), (f"tp{rank // 8}", 8), (f"dp{rank % 1000}", 8))
             ),
         )
         for rank in range(8000)
     ]
-    verdict = judge(workers, 8000)
+    verdict = judge(workers, 8000, eights)
     assert verdict is not None
-    assert (verdict.ranks, verdict.node_id) == ((5003,), "n625")
+    assert verdict.ranks == (5003,)
+    assert isinstance(verdict.facts, Behind)
+    assert verdict.facts.blamed == BlamedAll.of([("n625", 5003)])
 
 
 def test_a_plan_that_takes_too_much_work_is_refused() -> None:

@@ -46,7 +46,7 @@ def test_losses_stay_those_of_one_process_when_a_node_is_lost(tmp_path: Path) ->
     }
     subprocess.run(command, env=os.environ | place, check=True, stdin=subprocess.DEVNULL, timeout=START_S)
 
-    flags = ("--nnodes", "2:3", "--last-call-s", "30", "--stop-timeout-s", "5", "--preload", "none")
+    flags = ("--nnodes", "2:3", "--last-call-s", "30", "--stop-timeout-s", "5")
     with cluster(tmp_path, *flags) as job:
         shared = tmp_path / "losses"
         for name, slots, weight in (("a", 2, 1.0), ("b", 1, 0.5), ("c", 1, 0.25)):

@@ -60,7 +60,7 @@ REQUESTS, REPLIES = kinds()
 
 def test_all_types_are_looked_at() -> None:
     names = {kind.__name__ for kind in (*REQUESTS, *REPLIES)}
-    assert {"JoinRequest", "CollectivesFields", "SpecFields", "DirectiveReply", "GroupReply"} <= names
+    assert {"JoinRequest", "Collectives", "SpecFields", "DirectiveReply", "GroupReply"} <= names
 
 
 def test_every_body_refuses_other_fields_in_the_document() -> None:

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from hetrdzv.cli import hetserver
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import Unreachable
-from hetrdzv.protocol.progress import PollRequest, ProgressFields, WorkerFields
+from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest, Worker
 from hetrdzv.protocol.rooms.shares import SHARES, SharesRequest
 from hetrdzv.protocol.states import ReportKind
 from tests.support.etcd import EtcdCluster, fill, make_room, make_tls, sturdy
@@ -143,8 +143,8 @@ async def test_shares_that_one_node_has_been_told_are_told_to_the_others_after_a
                 start = node.told[-1].start
                 assert start is not None
                 rank = start.rank_offset
-                worker = WorkerFields(rank=rank, busy=busy[rank], looks=1000)
-                progress = ProgressFields(round=1, workers=(worker,))
+                worker = Worker(rank=rank, busy=busy[rank], looks=1000)
+                progress = NodeProgress(round=1, workers=(worker,))
                 await job.client.poll(job.group_id, node_id, PollRequest(incarnation="1", progress=progress))
 
         asked = SharesRequest(incarnation="1", round=1, number=1)

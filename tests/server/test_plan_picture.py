@@ -8,7 +8,7 @@ import pytest
 
 from hetrdzv.cli import hetctl
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.pages import PlanReply
+from hetrdzv.protocol.plans import Plan
 from tests.test_docs import page, section
 
 NOBODY = "http://127.0.0.1:1"
@@ -86,7 +86,7 @@ def test_a_node_may_go_and_come_back_with_other_slots(plan: Callable[..., str]) 
 
 
 def test_json_is_the_reply_of_the_api(plan: Callable[..., str]) -> None:
-    reply = codec.checked(PlanReply, json.loads(plan("--nodes", "a=8,b=4", "--json")), unknown="ignore")
+    reply = codec.checked(Plan, json.loads(plan("--nodes", "a=8,b=4", "--json")), unknown="ignore")
     assert (reply.world_size, reply.master, reply.in_s) == (12, "a", 10)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from hetrdzv.core.commands import Tick
-from hetrdzv.protocol.pages import Stack
+from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.service.progress.questions import MOST_CHARACTERS, About, Questions
 from hetrdzv.service.service import Service
 from tests.support.served import HandClock, api, join, serving, settled, started, two_nodes
@@ -219,7 +219,7 @@ async def test_where_it_is_too_long_a_log_loses_its_beginning_and_a_stack_its_en
         await settled()
         question = questions.next("g", "a")
         assert question is not None
-        questions.answered("g", "a", question.number, [Stack(0, "a", text)])
+        questions.answered("g", "a", question.number, [Stack(rank=0, text=text)])
         (one,) = (await asked)["a"]
         assert len(one.text) == MOST_CHARACTERS
         assert one.text.startswith("begins") is not one.text.endswith("ends")

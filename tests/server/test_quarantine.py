@@ -12,7 +12,7 @@ from hetrdzv.core.commands import Drain, NoteStall, StartDaemon, Tick
 from hetrdzv.core.group import Transition
 from hetrdzv.core.model import Group, Stall
 from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StaleRound, StorageError, UnknownGroup
-from hetrdzv.protocol.states import GroupState, ReportKind, StallKind
+from hetrdzv.protocol.states import GroupState, ReportKind
 from hetrdzv.service import apart
 from hetrdzv.service import service as service_module
 from hetrdzv.service.service import Service
@@ -124,7 +124,7 @@ async def test_a_hang_that_began_an_infinite_time_ago_is_not_stored() -> None:
             await service.execute("g", started(name))
         number = service.group("g").last_round
         for since in (-1.7e308 * 2, float("nan")):
-            stall = Stall(kind=StallKind.BEHIND, ranks=(1,), node_id="b", facts=behind(1, "b"), since=since)
+            stall = Stall(facts=behind(1, "b"), ranks=(1,), since=since)
             with pytest.raises(ServerFault, match=r"is -inf|is nan"):
                 await service.execute("g", NoteStall(number, stall))
         await loads_again(store)

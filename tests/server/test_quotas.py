@@ -16,11 +16,9 @@ import psutil
 import pytest
 
 from hetrdzv.core.commands import Cancel
-from hetrdzv.core.health.waits import Collectives
 from hetrdzv.protocol.errors import TooManyGroups, TooMuchStored
+from hetrdzv.protocol.rooms.progress import Collectives, NodeProgress, Worker
 from hetrdzv.service import quotas
-from hetrdzv.service.progress.progress import Said
-from hetrdzv.service.progress.table import Sample
 from hetrdzv.service.quotas import (
     CPU_AHEAD_S,
     CPU_OWED_S,
@@ -244,11 +242,12 @@ async def test_samples_count_and_are_not_kept_beyond_the_share(monkeypatch: pyte
         await two_nodes(service)
         stored = service._ledger.sizes.of("g")
         monkeypatch.setattr(quotas, "MOST_HELD", stored + 100)
-        lanes = (Collectives("default", 2, 1, 1, 0, "all_reduce"),) * 3
-        samples = (Sample(rank=0, collectives=lanes),)
-        service.progress.note("g", "a", Said(1, samples), 1.0)
+        lanes = (Collectives(name="default", size=2, enqueued=1, started=1, op="all_reduce"),) * 3
+        told = NodeProgress(round=1, workers=(Worker(rank=0, collectives=lanes),))
+        service.progress.note("g", "a", told, 1.0)
         assert service.progress.workers(service.group("g")).keys() == {0}
-        service.progress.note("g", "b", Said(1, (replace(samples[0], rank=1),)), 1.0)
+        other = replace(told, workers=(replace(told.workers[0], rank=1),))
+        service.progress.note("g", "b", other, 1.0)
         assert service.progress.workers(service.group("g")).keys() == {0}  # unknown, not idle
         await service.execute("g", Cancel())
         account = service._quotas.of_group("g")

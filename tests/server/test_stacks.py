@@ -1,7 +1,7 @@
 """hetctl stacks: equal stacks once, the rarest first."""
 
 from hetrdzv.cli.hetctl.stacks import collapsed
-from hetrdzv.protocol.pages import Stack
+from hetrdzv.protocol.rooms.stacks import Stack
 
 
 def stack(rank: int, text: str = "", why: str = "") -> Stack:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hetagent.protocol.requests import Answer
 from hetrdzv.api import views
-from hetrdzv.api.commands import join_command, report_command, said
+from hetrdzv.api.commands import join_command, report_command
 from hetrdzv.api.problems import StaleReport, problem_body
 from hetrdzv.core.commands import Command, Leave, Renew
 from hetrdzv.core.model import Group
@@ -19,8 +19,8 @@ from hetrdzv.protocol import routes
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
 from hetrdzv.protocol.joining import JoinRequest
-from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.reports import ReportRequest
+from hetrdzv.protocol.rooms.progress import PollRequest
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.liveness.clock import MAX_STALL_S, ServedClock
 from hetrdzv.service.polls.directives import tell
@@ -76,7 +76,7 @@ class Connection:
         """As `POST .../directive`."""
         renew = Renew(node, request.incarnation)
         found = await self._polls.answer(
-            self._caller, group, renew, request.after, request.wait_s, said=said(request)
+            self._caller, group, renew, request.after, request.wait_s, asks=True, progress=request.progress
         )
         if found is None:
             raise _HungUp

@@ -9,8 +9,8 @@ from hetagent.protocol.session.outbox import Answered
 from hetagent.protocol.topics import Message
 from hetagent.sharing.files import SHARES
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.progress import ProgressFields, WorkerFields
 from hetrdzv.protocol.rooms import shares
+from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
 from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
 from hetrdzv.service.service import Service
 from hetrdzv.service.shares import decision
@@ -37,13 +37,13 @@ class Asking:
             self._agent.session.watch(self._sample)
             self._agent.after(self._rng.uniform(0, 5), self._ask, workers, 1)
 
-    def _sample(self) -> ProgressFields | None:
+    def _sample(self) -> NodeProgress | None:
         workers = self._agent.workers
         if workers is None:
             return None
-        told = [WorkerFields(rank=rank, busy=self._rng.random(), looks=50) for rank in self._agent.ranks]
+        told = [Worker(rank=rank, busy=self._rng.random(), looks=50) for rank in self._agent.ranks]
         known = self._newest.number if self._newest.round == workers.round else 0
-        return ProgressFields(round=workers.round, decision=known, workers=tuple(told))
+        return NodeProgress(round=workers.round, decision=known, workers=tuple(told))
 
     def _ask(self, workers: Workers, number: int) -> None:
         if workers is self._agent.workers and workers.alive and not self._agent.stopping:

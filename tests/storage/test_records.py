@@ -45,8 +45,8 @@ from hetrdzv.protocol.events import Event, NodeJoined
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.parts import Quoted
 from hetrdzv.protocol.rooms.shares import Shares, SlowNode, SlowSlots, Source
+from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
-from hetrdzv.protocol.stalls import Hang
 from hetrdzv.protocol.states import GroupState, NodePhase, ReportKind
 from hetrdzv.protocol.warnings import Differs, Network, NoWeights, Version
 from hetrdzv.protocol.who import Nodes, Ranks

@@ -47,7 +47,7 @@ from hetrdzv.protocol.parts import (
     WorldBounds,
 )
 from hetrdzv.protocol.rooms.shares import Moved, SharesChanged
-from hetrdzv.protocol.stalls import Hang
+from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.who import Nodes, Place
 from hetrdzv.words.events import LONGEST, event_text
 from tests.support.stalls import behind

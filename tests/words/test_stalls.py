@@ -3,7 +3,7 @@
 import pytest
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.stalls import (
+from hetrdzv.protocol.rooms.stalls import (
     Asked,
     Behind,
     BlamedAll,

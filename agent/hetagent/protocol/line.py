@@ -19,10 +19,10 @@ from hetagent.protocol.waiting import TICK_S, Waiting, never_live
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import DirectiveReply, StacksAsked
 from hetrdzv.protocol.errors import HetError, Unreachable
-from hetrdzv.protocol.progress import ProgressFields
 from hetrdzv.protocol.reasons import Stalls
+from hetrdzv.protocol.rooms.progress import NodeProgress
+from hetrdzv.protocol.rooms.stalls import whom
 from hetrdzv.protocol.settings import DEFAULTS
-from hetrdzv.protocol.stalls import whom
 from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import told
@@ -136,7 +136,7 @@ class Line:
         return answer
 
     def watch(
-        self, sample: Callable[[], ProgressFields | None], on_question: Callable[[StacksAsked], None]
+        self, sample: Callable[[], NodeProgress | None], on_question: Callable[[StacksAsked], None]
     ) -> None:
         """From now on, tell the server how far the workers have come; see `Session.watch`.
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypedDict, TypeVar
 from hetagent.protocol.topics import Topic
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.joining import JoinRequest
-from hetrdzv.protocol.progress import PollRequest, ProgressFields
+from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.route import Route
 
 R = TypeVar("R")
@@ -83,7 +83,7 @@ class Poll(BaseRequest):
     incarnation: str
     after: str | None
     wait_s: float
-    progress: ProgressFields | None = None
+    progress: NodeProgress | None = None
     posts: bool = False
 
     async def send(self, server: Server) -> Answer:

@@ -1,4 +1,4 @@
-"""Converts requests to commands of the core and words of the service; views.py is the way back."""
+"""Converts requests to commands of the core; views.py is the way back."""
 
 from datetime import UTC, datetime
 
@@ -7,7 +7,6 @@ from fastapi import Request
 from hetrdzv.api.rooms import JOIN_CHECKS
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.commands import Cancel, Join, Report, StartDaemon
-from hetrdzv.core.health.waits import Collectives
 from hetrdzv.core.model import OFFERED
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import UNSET
@@ -15,13 +14,8 @@ from hetrdzv.protocol.daemon import DaemonRequest, refusal
 from hetrdzv.protocol.errors import DaemonRefused
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.joining import JoinRequest
-from hetrdzv.protocol.pages import Stack
-from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.reports import ReportRequest
-from hetrdzv.protocol.stacks import StacksRequest
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.service.progress.progress import Said
-from hetrdzv.service.progress.table import Sample
 
 _SAME_IN_BOTH = [name for name in OFFERED if name not in ("weight", "weighed")]
 
@@ -59,28 +53,8 @@ def report_command(node_id: str, body: ReportRequest) -> Report | None:
         met=body.met,
         must_meet=body.must_meet,
         message=body.message,
+        network=body.network,
     )
-
-
-def said(body: PollRequest) -> Said:
-    """What a poll says of workers."""
-    found = body.progress
-    if found is None:
-        return Said()
-    samples = [
-        Sample(
-            collectives=tuple(Collectives(**codec.fields_of(one)) for one in worker.collectives),
-            decision=found.decision,
-            **{name: value for name, value in codec.fields_of(worker).items() if name != "collectives"},
-        )
-        for worker in found.workers
-    ]
-    return Said(found.round, tuple(samples), found.age_s, found.known_s)
-
-
-def stacks(node_id: str, body: StacksRequest) -> list[Stack]:
-    """The stacks that a node sends."""
-    return [Stack(one.rank, node_id, one.text, one.why) for one in body.stacks]
 
 
 def cancellation(request: Request) -> Cancel:

@@ -46,7 +46,6 @@ from hetrdzv.protocol.pages import (
     GroupSummary,
     NodeReply,
     NodeState,
-    PlanReply,
     ProblemReply,
     RecordReply,
     RoundReply,
@@ -54,6 +53,7 @@ from hetrdzv.protocol.pages import (
     UnreachableReply,
 )
 from hetrdzv.protocol.parts import NotReady, Quoted
+from hetrdzv.protocol.plans import Plan
 from hetrdzv.protocol.reasons import LeftOutReason
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.warnings import AnyWarning
@@ -144,7 +144,7 @@ def _record_reply(key: str, value: bytes) -> RecordReply:
         return RecordReply(key=key, base64=b64encode(value).decode())
 
 
-codec.prepare(DirectiveReply, ProblemReply, GroupReply, GroupsReply, PlanReply)
+codec.prepare(DirectiveReply, ProblemReply, GroupReply, GroupsReply, Plan)
 
 LARGE = 300
 """Replies about more nodes than this are made in a thread, so that polls are answered meanwhile."""
@@ -261,14 +261,8 @@ def _failure(failure: Failure | None) -> FailureReply | None:
 def _root_cause(cause: RootCause | None) -> RootCauseReply | None:
     if cause is None:
         return None
-    return RootCauseReply(
-        kind=cause.kind,
-        message=failed_because(cause.reason),
-        round=cause.round,
-        node_id=cause.node_id,
-        failure=_failure(cause.failure),
-        reason=cause.reason,
-    )
+    message, failure = failed_because(cause.reason), _failure(cause.failure)
+    return codec.picked(RootCauseReply, cause, message=message, failure=failure)
 
 
 def group_summary(group: Group, now: float) -> GroupSummary:
@@ -394,7 +388,9 @@ def _round(
         reason=ended,
         ended=words.ended_by(ended) if ended is not None else None,
         met=current.met,
-        stall=_stall(current.stall, now) if current.stall is not None and current.stall.told else None,
+        stall=_stall(current, current.stall, now)
+        if current.stall is not None and current.stall.told
+        else None,
         notice=_notice(warned(group, now)),
         workers=tuple(worker_replies(seen, on_page, now)) if on_page else (),
         stragglers=stragglers,
@@ -403,13 +399,14 @@ def _round(
     )
 
 
-def _stall(stall: Stall, now: float) -> StallReply:
+def _stall(current: Round, stall: Stall, now: float) -> StallReply:
+    member = current.holder(stall.ranks)
     return StallReply(
         kind=stall.kind,
         text=stall_text(stall.facts),
         facts=stall.facts,
         ranks=stall.ranks,
-        node_id=stall.node_id,
+        node_id=member.node_id if member is not None else None,
         since_s=max(0.0, now - stall.since),
     )
 
@@ -479,15 +476,5 @@ def node_state(group: Group, node: Node) -> NodeState:
 
 def event_reply(stored: StoredEvent) -> EventReply:
     """An event of the history."""
-    event = stored.event
-    return EventReply(
-        number=stored.number,
-        at=stored.at,
-        kind=event.kind,
-        text=event_text(event),
-        node_id=event.node_id,
-        round=event.round,
-        cause=event.cause,
-        after_s=event.after_s,
-        facts=event.facts,
-    )
+    text = event_text(stored.event)
+    return codec.picked(EventReply, stored.event, number=stored.number, at=stored.at, text=text)

@@ -26,7 +26,7 @@ from hetrdzv.protocol.ids import ID_RULE, is_id
 from hetrdzv.protocol.joining import JoinRequest
 from hetrdzv.protocol.keepalive import SOCKET_HEADER, keep_alive, name_of
 from hetrdzv.protocol.pages import EventReply
-from hetrdzv.protocol.progress import PollRequest
+from hetrdzv.protocol.rooms.progress import PollRequest
 from hetrdzv.protocol.route import Reply, Route
 
 KEEP_ALIVE_S = 2.0

@@ -53,8 +53,8 @@ class Report:
         met: from the round's master, with `started` and `succeeded`: how many workers have come to the round's store by
             now, which is where they find each other; None: nobody can tell.
         must_meet: whether workers that have not met count as failed.
-        message: with `master_unreachable`, why; with `leaving`, on whose account (`SIGTERM`); from the round's master,
-            with `started`: what is slow in the network between its nodes, a line each.
+        message: with `master_unreachable`, why; with `leaving`, on whose account (`SIGTERM`).
+        network: from the round's master, with `started`: what is slow in the network between its nodes, in sentences.
     """
 
     node_id: str
@@ -66,6 +66,7 @@ class Report:
     met: int | None = None
     must_meet: bool = False
     message: str = ""
+    network: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

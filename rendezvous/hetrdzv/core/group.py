@@ -3,6 +3,7 @@
 A step applies its command and then *settles* the group (settle.py). `deadline` says when a `Tick` is due.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetrdzv.core.agreement import agree
@@ -83,9 +84,6 @@ from hetrdzv.protocol.warnings import Network
 
 FORMER_KEPT = 8
 """How many past incarnations of a node id are remembered, so that none of them is accepted again."""
-
-MOST_OF_NETWORK = 8
-"""How many lines on the network of a round are kept."""
 
 MAX_CLAIMED_ROUND = 2**52
 """A node may know of newer rounds than its group, if that was forgotten meanwhile; beyond this JSON loses precision."""
@@ -337,7 +335,7 @@ def _report(work: Work, command: Report) -> None:
         case ReportKind.STARTED:
             if node.phase is NodePhase.STARTING:
                 work.change_node(node, phase=NodePhase.RUNNING)
-            _note_network(work, node, command.message)
+            _note_network(work, node, command.network)
             if node.node_id != current.master.node_id:
                 work.change(failed_masters=0)
         case ReportKind.SUCCEEDED:
@@ -382,12 +380,12 @@ def _count_met(work: Work, node: Node, current: Round, met: int) -> None:
         work.say(events.NeverMet(apart=strangers), node.node_id)
 
 
-def _note_network(work: Work, node: Node, message: str) -> None:
+def _note_network(work: Work, node: Node, slow: Sequence[str]) -> None:
     """Note what the nodes of a round found slow between them; its master says so once."""
     current = work.group.round
-    if not message or current is None or node.node_id != current.master.node_id or current.network:
+    if not slow or current is None or node.node_id != current.master.node_id or current.network:
         return
-    network = tuple(Network(text=quoted(line)) for line in message.splitlines()[:MOST_OF_NETWORK] if line)
+    network = tuple(Network(text=quoted(text)) for text in slow)
     work.change(round=replace(current, network=network))
     for line in network:
         work.say(events.SlowNetwork(what=line.text), node.node_id)

@@ -4,7 +4,7 @@ Times are seconds on the server's clock (`now` of `step`), durations are seconds
 are not stored: they record when a node was last heard from, and are reset when a server loads the group.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
@@ -13,8 +13,8 @@ from hetrdzv.protocol.causes import BadAddress, Cause, FailedWorker, Going, Root
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.rooms.shares import Shares, Speeds
+from hetrdzv.protocol.rooms.stalls import StallFacts, kind_of
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.stalls import StallFacts
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, StallKind
 from hetrdzv.protocol.warnings import Network, RoundWarning
 
@@ -225,9 +225,7 @@ class Stall:
     """Workers of a round wait for others, or their collectives do not complete.
 
     Attributes:
-        ranks: the first few workers that are waited for; empty if nobody is behind.
-        node_id: the node of the first of them, or None.
-        facts: all of it but the time.
+        facts, ranks: as in `Hang`.
         since: when that began, on the server's clock (seconds).
         stack: the Python stack of the first of `ranks`, once its agent has sent it.
         told: whether it has lasted long enough for an event and the state to say it.
@@ -235,14 +233,17 @@ class Stall:
             is said of that.
     """
 
-    kind: StallKind
-    ranks: tuple[int, ...]
-    node_id: str | None
     facts: StallFacts
+    ranks: tuple[int, ...] = ()
     since: float
     stack: str = ""
     told: bool = False
     known_until: float | None = None
+
+    @property
+    def kind(self) -> StallKind:
+        """What is wrong, in a word."""
+        return kind_of(self.facts)
 
     def is_known(self, at: float) -> bool:
         """Whether it is known to last at a moment (seconds on the server's clock)."""
@@ -301,6 +302,11 @@ class Round:
     def member(self, node_id: str) -> Member | None:
         """The place of a node in this round, or None."""
         return self._places.get(node_id)
+
+    def holder(self, ranks: Sequence[int]) -> Member | None:
+        """The member that has the first of some ranks; None if there are none."""
+        first = ranks[0] if ranks else -1
+        return next((one for one in self.members if 0 <= first - one.rank_offset < one.slots), None)
 
     @cached_property
     def _places(self) -> Mapping[str, Member]:

@@ -6,7 +6,6 @@ is told, at once and without a fault, until the group waits for nobody but new n
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from itertools import count
 from math import inf, nextafter
 
@@ -18,13 +17,13 @@ from hetrdzv.core.model import OFFERED, Group, Member, Node, Round
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import begins_anew, known_node
 from hetrdzv.core.why import why, why_left_out
-from hetrdzv.protocol.causes import Going, ShownCause
+from hetrdzv.protocol.causes import ShownCause
 from hetrdzv.protocol.errors import NodeIdInUse, PlanTooLarge
 from hetrdzv.protocol.events import Event, RoundEnded
 from hetrdzv.protocol.ids import natural_key
-from hetrdzv.protocol.reasons import GroupReason, WhyLeftOut
+from hetrdzv.protocol.plans import Changes, LeftOutNode, NewNode, Plan, PlannedMember
 from hetrdzv.protocol.settings import SETTINGS
-from hetrdzv.protocol.states import DirectiveKind, GroupState, NodePhase, ReportKind
+from hetrdzv.protocol.states import DirectiveKind, NodePhase, ReportKind
 
 MOST_TURNS = 60
 """How many turns a rehearsal takes at most; the longest that anybody has seen took 20."""
@@ -34,109 +33,6 @@ MOST_WORK = 1 << 20
 
 ANY_ADDRESS = "192.0.2.1"
 """The address of an added node where there is no other: one that no host has (RFC 5737)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewNode:
-    """A node that a plan adds.
-
-    Attributes:
-        node_id: that of a node that is gone: it comes back; empty: one that goes last is made up.
-        labels, weight: empty and None: what the node had when it was here.
-    """
-
-    slots: int
-    node_id: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    weight: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
-    """What a plan supposes; all of it happens at once.
-
-    Attributes:
-        remove: node ids of nodes that are lost, or whose agents are stopped.
-        drain: node ids of nodes that a person takes out.
-        add: nodes that join.
-        restart: a person ends the round, or restarts a finished group.
-    """
-
-    remove: tuple[str, ...] = ()
-    drain: tuple[str, ...] = ()
-    add: tuple[NewNode, ...] = ()
-    restart: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedMember:
-    """A node's place in the round that would run.
-
-    Attributes:
-        was_offset: its rank offset in the last round; None: it was not in it.
-    """
-
-    node_id: str
-    group_rank: int
-    rank_offset: int
-    slots: int
-    was_offset: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A node that would be in no round, and why.
-
-    Attributes:
-        reason: why it would be a spare, or gone; None: no round would run.
-    """
-
-    node_id: str
-    slots: int
-    reason: WhyLeftOut | Going | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What would happen.
-
-    Attributes:
-        now: where the group stands now.
-        state, reason: where it would be then, and why.
-        clock: what the server's clock would read then (seconds).
-        in_s: how long that would take by the group's own waits (seconds), without what workers take to save and stop.
-        ended: what would end the round that runs now; None: it would go on, or none runs.
-        round, world_size: of the round that would run; 0: none would.
-        was_round, was_world_size: of the newest round so far; 0: there was none.
-        restarts: how many restarts the job would have used.
-        master: the node id of that round's master; None without one.
-        members: in rank order.
-        spares: the other nodes that would be here. Where no round would run, all of them, each without a reason.
-        gone: the nodes that are here, or join, and would be gone.
-        stops: node ids whose workers run now and would be stopped for good.
-        restarted: node ids whose workers run now and would be restarted.
-        moves: node ids of both rounds whose ranks would be others.
-    """
-
-    group_id: str
-    now: GroupReason
-    state: GroupState
-    reason: GroupReason
-    clock: float
-    in_s: float
-    ended: ShownCause | None
-    round: int
-    world_size: int
-    was_round: int
-    was_world_size: int
-    restarts: int
-    master: str | None
-    members: tuple[PlannedMember, ...]
-    spares: tuple[LeftOut, ...]
-    gone: tuple[LeftOut, ...]
-    stops: tuple[str, ...]
-    restarted: tuple[str, ...]
-    moves: tuple[str, ...]
 
 
 def plan(group: Group, changes: Changes, now: float) -> Plan:
@@ -297,7 +193,7 @@ def _commands(group: Group, changes: Changes) -> list[Command]:
 def _joins(group: Group, changes: Changes) -> Iterator[Join]:
     """Joins of the added nodes: in what a plan does not ask for each is as it was, or like one that is here."""
     taken = {node.node_id for node in group.live}.difference(changes.remove)
-    made_up = _names_after({*group.nodes, *(one.node_id for one in changes.add)})
+    made_up = _names_after({*group.nodes, *(one.node_id for one in changes.add if one.node_id is not None)})
     spec = {name: getattr(group.spec, name) for name in SETTINGS} if begins_anew(group) else {}
     for one in changes.add:
         node_id = one.node_id or next(made_up)
@@ -358,12 +254,12 @@ def _compared(before: Group, rehearsal: _Rehearsal, now: float) -> Plan:
     came = after.nodes.keys() - before.nodes.keys()
     return Plan(
         group_id=after.group_id,
-        now=why(before, now),
+        reason_now=why(before, now),
         state=after.state,
         reason=why(after, rehearsal.now),
         clock=rehearsal.now,
         in_s=rehearsal.now - now,
-        ended=_why_ended(before, rehearsal.events),
+        cause=_why_ended(before, rehearsal.events),
         round=then.number if then is not None else 0,
         world_size=then.world_size if then is not None else 0,
         was_round=was.number if was is not None else 0,
@@ -372,12 +268,16 @@ def _compared(before: Group, rehearsal: _Rehearsal, now: float) -> Plan:
         master=then.master.node_id if then is not None else None,
         members=members,
         spares=tuple(
-            LeftOut(node.node_id, node.slots, why_left_out(after, node) if then is not None else None)
+            LeftOutNode(
+                node_id=node.node_id,
+                slots=node.slots,
+                reason=why_left_out(after, node) if then is not None else None,
+            )
             for node in others
             if not node.gone
         ),
         gone=tuple(
-            LeftOut(node.node_id, node.slots, node.gone_why)
+            LeftOutNode(node_id=node.node_id, slots=node.slots, reason=node.gone_why)
             for node in others
             if node.gone and (node.node_id in came or not before.nodes[node.node_id].gone)
         ),
@@ -392,11 +292,11 @@ def _compared(before: Group, rehearsal: _Rehearsal, now: float) -> Plan:
 def _planned(member: Member, was: Round | None) -> PlannedMember:
     old = was.member(member.node_id) if was is not None else None
     return PlannedMember(
-        member.node_id,
-        member.group_rank,
-        member.rank_offset,
-        member.slots,
-        old.rank_offset if old is not None else None,
+        node_id=member.node_id,
+        group_rank=member.group_rank,
+        rank_offset=member.rank_offset,
+        slots=member.slots,
+        was_offset=old.rank_offset if old is not None else None,
     )
 
 

@@ -8,11 +8,11 @@ from hetrdzv.api.commands import cancellation
 from hetrdzv.api.dispatch import service_of
 from hetrdzv.auth.hosts import same_origin
 from hetrdzv.core.commands import Command, Drain, Restart, Undrain
-from hetrdzv.core.plan import Changes, Plan
 from hetrdzv.dashboard import routing
 from hetrdzv.dashboard.render import HEADERS, page
 from hetrdzv.dashboard.sessions import csrf_of
 from hetrdzv.protocol.errors import ForeignHost
+from hetrdzv.protocol.plans import Changes, Plan
 from hetrdzv.words.phrasing import count, names
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import why

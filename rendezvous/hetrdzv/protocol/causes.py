@@ -19,7 +19,7 @@ from hetrdzv.protocol.parts import (
     Ready,
     quoted,
 )
-from hetrdzv.protocol.stalls import Hang
+from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.who import Nodes
 
 # -- why a node goes -----------------------------------------------------------------------------------------

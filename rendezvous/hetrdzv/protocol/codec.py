@@ -182,9 +182,10 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {one.name: getattr(value, one.name) for one in fields(value)}
 
 
-def picked(kind: type[T], value: object) -> T:
-    """The part of a value that another dataclass has, too."""
-    return kind(**{one.name: getattr(value, one.name) for one in fields(cast(Any, kind))})
+def picked(kind: type[T], value: object, /, **more: object) -> T:
+    """The part of a value that another dataclass has, too; `more` are its other fields."""
+    names = [one.name for one in fields(cast(Any, kind)) if one.name not in more]
+    return kind(**more, **{name: getattr(value, name) for name in names})
 
 
 def plain(value: object, *, nulls: bool = True) -> Any:
@@ -226,6 +227,8 @@ def _mistake(details: ErrorDetails) -> Mistake:
     text = _REASONS.get(kind, details["msg"])
     if kind == "too_long" and "max_length" in details["ctx"]:
         text = f"it should have at most {details['ctx']['max_length']} items"
+    if kind == "too_short":
+        text = f"it should have at least {details['ctx']['min_length']} items"
     if kind == "json_invalid":
         return Mistake((), f"it is not JSON: {details['ctx']['error']}")
     if kind == "value_error":

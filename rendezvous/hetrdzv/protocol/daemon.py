@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import MaxLen
+from annotated_types import MaxLen, MinLen
 
-from hetrdzv.protocol.bounds import AtMost, Body, Count, Documented, Id
+from hetrdzv.protocol.bounds import AtMost, Body, Count, Id
 
 PROGRAM = "orted"
 """The program's name. A path before it is ignored: each agent runs its own."""
@@ -39,6 +39,4 @@ class DaemonRequest(Body):
     master: Id
     incarnation: Id
     round: Count
-    words: Annotated[
-        tuple[Annotated[str, MaxLen(MAX_CHARACTERS)], ...], AtMost(MAX_WORDS), Documented(minItems=1)
-    ]
+    words: Annotated[tuple[Annotated[str, MaxLen(MAX_CHARACTERS)], ...], MinLen(1), AtMost(MAX_WORDS)]

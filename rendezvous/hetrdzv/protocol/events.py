@@ -10,7 +10,7 @@ from hetrdzv.protocol.causes import FailedBecause, FailedWorker, Going, ShownCau
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.parts import BY_KIND, NOTHING, SHOWN_BY_KIND, Apart, Other, Quoted, Ready
 from hetrdzv.protocol.rooms.shares import SharesChanged
-from hetrdzv.protocol.stalls import StallFacts
+from hetrdzv.protocol.rooms.stalls import StallFacts
 from hetrdzv.protocol.who import Nodes, Place
 
 # -- a job from its beginning to its end ---------------------------------------------------------------------

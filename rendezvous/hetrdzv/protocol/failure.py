@@ -6,8 +6,8 @@ from typing import Annotated
 from annotated_types import Ge, Lt
 
 from hetrdzv.protocol.bounds import Body, Count, ExitCode, ShortText, Text, Whole
+from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
-from hetrdzv.protocol.stalls import Hang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from hetrdzv import __version__
 from hetrdzv.protocol import versions
 from hetrdzv.protocol.bounds import OrNewer
-from hetrdzv.protocol.causes import ShownCause
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.directive import (
     DirectiveReply,
@@ -21,7 +20,8 @@ from hetrdzv.protocol.events import ShownFacts
 from hetrdzv.protocol.parts import Other
 from hetrdzv.protocol.reasons import Ended, LeftOutReason, Reason
 from hetrdzv.protocol.rooms.shares import SharesShown, Speeds
-from hetrdzv.protocol.stalls import StallFacts
+from hetrdzv.protocol.rooms.stacks import Stack
+from hetrdzv.protocol.rooms.stalls import StallFacts
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.warnings import AnyWarning
 
@@ -53,7 +53,7 @@ class WorkerReply:
 
     Attributes:
         rank, node_id: of the worker.
-        state: as in `WorkerFields`.
+        state: as in `Worker` (protocol/rooms/progress.py).
         idle_s: how long nothing has changed (seconds).
         unseen: why its collectives cannot be known now; empty: they are.
         sources: which of torch's backends have told of them.
@@ -73,16 +73,6 @@ class WorkerReply:
     step: int | None = None
     steps_per_s: float | None = None
     waiting: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """The Python stack of a worker's threads, or the end of its stderr; without `text`, `why` there is none."""
-
-    rank: int
-    node_id: str
-    text: str = ""
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,58 +256,6 @@ class GroupsReply:
     """`GET /v1/groups`."""
 
     groups: tuple[GroupSummary, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedMemberReply:
-    """A node's place in the round that would run; `was_offset` is its rank offset in the last one, if it was in it."""
-
-    node_id: str
-    group_rank: int
-    rank_offset: int
-    slots: int
-    was_offset: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOutReply:
-    """A node that would be in no round, why, and the same in a clause."""
-
-    node_id: str
-    slots: int
-    reason: LeftOutReason | None = None
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanReply:
-    """`POST /v1/groups/{g}/plan`: what would happen; see core/plan.py, Plan.
-
-    Attributes:
-        cause, ended: what ends the round that runs now, and the same in a sentence.
-    """
-
-    group_id: str
-    now: str
-    state: Annotated[GroupState | str, OrNewer()]
-    reason: Reason | None = None
-    why: str
-    clock: float = 0.0
-    in_s: float
-    cause: ShownCause | None = None
-    ended: str | None = None
-    round: int
-    world_size: int
-    was_round: int
-    was_world_size: int
-    restarts: int
-    master: str | None = None
-    members: tuple[PlannedMemberReply, ...]
-    spares: tuple[LeftOutReply, ...]
-    gone: tuple[LeftOutReply, ...]
-    stops: tuple[str, ...]
-    restarted: tuple[str, ...]
-    moves: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

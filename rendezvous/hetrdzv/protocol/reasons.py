@@ -20,7 +20,7 @@ from hetrdzv.protocol.parts import (
     Ready,
     WorldBounds,
 )
-from hetrdzv.protocol.stalls import StallFacts
+from hetrdzv.protocol.rooms.stalls import StallFacts
 from hetrdzv.protocol.who import Nodes
 
 MOMENTS = frozenset({"until", "since", "ends_at"})

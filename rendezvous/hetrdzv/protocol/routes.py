@@ -20,15 +20,14 @@ from hetrdzv.protocol.pages import (
     GroupsReply,
     HealthReply,
     LogsReply,
-    PlanReply,
     ReadyReply,
     StacksReply,
 )
-from hetrdzv.protocol.plans import PlanRequest
-from hetrdzv.protocol.progress import PollRequest
+from hetrdzv.protocol.plans import Changes, Plan
 from hetrdzv.protocol.reports import ReportRequest
+from hetrdzv.protocol.rooms.progress import PollRequest
+from hetrdzv.protocol.rooms.stacks import StacksRequest
 from hetrdzv.protocol.route import NODE, Parameter, Role, Route, Size
-from hetrdzv.protocol.stacks import StacksRequest
 
 NODES = Parameter("nodes", Literal["all", "none"], "all", "Whether the reply shows the nodes of the group.")
 WAIT = Parameter("wait", Annotated[float, Ge(0), Le(3600)], 0.0, "Seconds; at most half the lease.")
@@ -77,7 +76,7 @@ LEAVE = Route("DELETE", NODE, _AGENT, NoneType, size=_SMALL,
 GROUPS = Route("GET", _GROUPS, _READ, GroupsReply, scoped=True)
 GROUP = Route("GET", _GROUP, _READ, GroupReply, takes=_PAGE_OF_NODES)
 EVENTS = Route("GET", f"{_GROUP}/events", _READ, EventsReply, size=Size.STREAM, takes=_EVENTS_AFTER)
-PLAN = Route("POST", f"{_GROUP}/plan", _READ, PlanReply, body=PlanRequest, needs_body=False)
+PLAN = Route("POST", f"{_GROUP}/plan", _READ, Plan, body=Changes, needs_body=False)
 PUT = Route("PUT", _GROUP, _ADMIN, GroupReply, body=SpecFields, takes=(NODES,))
 DELETE = Route("DELETE", _GROUP, _ADMIN, NoneType)
 EXPORT = Route("GET", f"{_GROUP}/export", _ADMIN, ExportReply)

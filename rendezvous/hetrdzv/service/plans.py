@@ -3,7 +3,8 @@
 import asyncio
 
 from hetrdzv.core.model import Group
-from hetrdzv.core.plan import Changes, Plan, plan
+from hetrdzv.core.plan import plan
+from hetrdzv.protocol.plans import Changes, Plan
 from hetrdzv.service.retention import require_room_for
 from hetrdzv.settings import Limits
 

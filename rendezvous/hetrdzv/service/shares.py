@@ -45,7 +45,7 @@ def worked_of(seen: Mapping[int, Seen], decision_number: int) -> dict[int, Worke
     return {
         rank: Worked(one.sample.busy, one.sample.looks)
         for rank, one in seen.items()
-        if one.sample.busy is not None and one.sample.decision == decision_number
+        if one.sample.busy is not None and one.decision == decision_number
     }
 
 

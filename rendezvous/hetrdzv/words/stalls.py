@@ -1,6 +1,15 @@
 """Who is waited for in a round, in a clause: `ranks 0 to 2 wait for rank 3 (gpu2), which is at collective 5 of 6`."""
 
-from hetrdzv.protocol.stalls import Behind, BlamedAll, Deadlock, FirstUse, Mismatch, Place, StallFacts, Stuck
+from hetrdzv.protocol.rooms.stalls import (
+    Behind,
+    BlamedAll,
+    Deadlock,
+    FirstUse,
+    Mismatch,
+    Place,
+    StallFacts,
+    Stuck,
+)
 from hetrdzv.protocol.who import Ranks
 from hetrdzv.words.phrasing import listed, one_or_more, ranked
 

@@ -17,6 +17,7 @@ from hetagent.job.workers.starter import Program
 from hetagent.node.processes import finding as processes
 from hetagent.standby import keeper, memory
 from hetagent.standby.keeper import Standbys
+from hetagent.standby.waiting import IMPORTS_FILE
 
 INCARNATION = standbys.MARKS[processes.INCARNATION]
 
@@ -269,7 +270,7 @@ def test_notes_of_imports_that_somebody_has_removed(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     kept = keep("imported", "auto")
-    (notes,) = kept.standbys.environ(0).values()
+    notes = kept.standbys.environ(0)[IMPORTS_FILE]
     shutil.rmtree(Path(notes).parent)
     kept.standbys.foresee([program])
     kept.ready(0)

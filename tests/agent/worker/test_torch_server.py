@@ -23,7 +23,7 @@ print(module.__loader__ is module.__spec__.loader, type(module.__loader__).__nam
 print([getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path])
 print(sorted(os.listdir("/proc/self/fd")) == before, gc.isenabled())
 print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
-print(sorted(name for name in sys.modules if name in ("watched", "standby", "runner")))
+print(sorted(name for name in sys.modules if name in ("torch_server", "waiting", "runner")))
 """
 
 FAKE = "import os, sys\nprint('imported', __name__, type(__spec__.loader).__name__)\n"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrdzv.core.health.stall import judge
-from hetrdzv.core.health.waits import Collectives, Worker
+from hetrdzv.protocol.rooms.progress import Collectives, Worker
 from hetrdzv.words.stalls import lasting, stall
 
 
@@ -22,11 +22,22 @@ def at(
     op: str = "",
 ):
     """A worker's collectives in a process group; by default the last one is not complete."""
-    return Collectives(name, size, enqueued, started, enqueued - 1 if completed is None else completed, op)
+    return Collectives(
+        name=name,
+        size=size,
+        enqueued=enqueued,
+        started=started,
+        completed=enqueued - 1 if completed is None else completed,
+        op=op,
+    )
 
 
 def worker(rank: int, *collectives: Collectives, idle: float = 40.0, **more):
-    return Worker(rank, f"gpu{rank // 2 + 1}", idle_s=idle, collectives=collectives, **more)
+    return Worker(rank=rank, idle_s=idle, collectives=collectives, **more)
+
+
+def node_of(rank: int) -> str:
+    return f"gpu{rank // 2 + 1}"
 
 
 def done(enqueued: int, **more):
@@ -298,11 +309,10 @@ STALLS = {
 def test_who_is_blamed(case: str) -> None:
     workers, kind, ranks, for_s, text = STALLS[case]
     for order in (workers, workers[::-1]):
-        verdict = judge(order, 2 if len(workers) == 2 and case != "a group of its own" else 4)
+        verdict = judge(order, 2 if len(workers) == 2 and case != "a group of its own" else 4, node_of)
         assert verdict is not None
         assert (verdict.kind, verdict.ranks, verdict.for_s) == (kind, ranks, for_s)
         assert text in stall(verdict.facts)
-        assert verdict.node_id == (f"gpu{ranks[0] // 2 + 1}" if ranks else None)
         assert re.search(
             rf"rank \d has waited {for_s} s for |ranks .* have waited {for_s} s for ",
             lasting(verdict.facts, for_s),
@@ -363,7 +373,7 @@ NO_STALLS = {
 
 @pytest.mark.parametrize("case", NO_STALLS)
 def test_nobody_is_blamed(case: str) -> None:
-    assert judge(NO_STALLS[case], 4) is None
+    assert judge(NO_STALLS[case], 4, node_of) is None
 
 
 @pytest.mark.parametrize(
@@ -381,14 +391,14 @@ def test_nobody_is_blamed(case: str) -> None:
 )
 def test_whether_those_behind_burn_cpu_or_sleep_is_said_where_it_is_known(shares, said: str) -> None:
     behind = [worker(4 - len(shares) + number, done(8), cpu=cpu) for number, cpu in enumerate(shares)]
-    verdict = judge([worker(rank, at(9), cpu=0.0) for rank in range(4 - len(shares))] + behind, 4)
+    verdict = judge([worker(rank, at(9), cpu=0.0) for rank in range(4 - len(shares))] + behind, 4, node_of)
     assert verdict is not None
     assert stall(verdict.facts).partition(" for ")[2] == said
 
 
 def test_a_worker_that_never_asked_for_a_collective_or_is_behind_by_steps_burns_cpu_or_sleeps() -> None:
-    first = judge([worker(0, at(1)), worker(1, at(1)), worker(2, at(1)), worker(3, cpu=0.0)], 4)
-    steps = judge([worker(rank, step=9 - (rank == 3), idle=80, cpu=0.7) for rank in range(4)], 4)
+    first = judge([worker(0, at(1)), worker(1, at(1)), worker(2, at(1)), worker(3, cpu=0.0)], 4, node_of)
+    steps = judge([worker(rank, step=9 - (rank == 3), idle=80, cpu=0.7) for rank in range(4)], 4, node_of)
     assert first is not None
     assert steps is not None
     assert stall(first.facts).endswith("which has asked for no collective yet, and sleeps")
@@ -396,14 +406,14 @@ def test_a_worker_that_never_asked_for_a_collective_or_is_behind_by_steps_burns_
 
 
 def test_of_a_worker_that_does_not_answer_only_that_is_said() -> None:
-    verdict = judge([*SLEEPER[:3], worker(3, done(17_203), state="stopped", cpu=0.0)], 4)
+    verdict = judge([*SLEEPER[:3], worker(3, done(17_203), state="stopped", cpu=0.0)], 4, node_of)
     assert verdict is not None
     assert stall(verdict.facts).endswith("which is stopped by a signal, at collective 17,203 of 17,204")
 
 
 def test_a_text_stays_short_with_thousands_of_ranks() -> None:
     odd = [worker(rank, done(8, size=8000) if rank % 2 else at(9, size=8000)) for rank in range(8000)]
-    verdict = judge(odd, 8000)
+    verdict = judge(odd, 8000, node_of)
     assert verdict is not None
     assert len(verdict.ranks) == 8
     assert stall(verdict.facts) == (
@@ -455,11 +465,15 @@ def run(job: Job, moves: list[int], sleeper: int | None = None, sleeps_after: in
             total[rank] += 1
     return [
         Worker(
-            rank,
-            f"gpu{rank}",
+            rank=rank,
             idle_s=0.0 if is_done(rank) and rank != sleeper else 30.0,
             collectives=tuple(
-                Collectives(str(one), len(members), enqueued[rank][one], 0, completed[rank][one])
+                Collectives(
+                    name=str(one),
+                    size=len(members),
+                    enqueued=enqueued[rank][one],
+                    completed=completed[rank][one],
+                )
                 for one, members in enumerate(groups)
                 if rank in members and enqueued[rank][one]
             ),
@@ -474,7 +488,7 @@ def test_a_sleeper_is_blamed_and_no_other(job: Job, sleeper: int, sleeps_after: 
     world_size, _, order = job
     sleeper %= world_size
     moves = random.Random(seed).choices(range(world_size), k=200 * world_size)
-    verdict = judge(run(job, moves, sleeper, sleeps_after), world_size)
+    verdict = judge(run(job, moves, sleeper, sleeps_after), world_size, node_of)
     assert verdict is not None
     assert verdict.kind == "behind"
     if verdict.ranks or sleeps_after >= len(
@@ -488,7 +502,7 @@ def test_a_sleeper_is_blamed_and_no_other(job: Job, sleeper: int, sleeps_after: 
 def test_in_a_healthy_job_nobody_is_blamed(job: Job, length: int, seed: int) -> None:
     """At any moment: those who wait for others have done so for long, and those who can go on have moved lately."""
     moves = random.Random(seed).choices(range(job[0]), k=length)
-    assert judge(run(job, moves), job[0]) is None
+    assert judge(run(job, moves), job[0], node_of) is None
 
 
 UNKNOWN = worker(2, state="unknown")
@@ -524,11 +538,11 @@ UNCLEAR = {
 
 @pytest.mark.parametrize("case", UNCLEAR)
 def test_nobody_is_blamed_where_one_is_unknown_that_may_explain_it(case: str) -> None:
-    assert judge(UNCLEAR[case], 4) is None
+    assert judge(UNCLEAR[case], 4, node_of) is None
 
 
 def test_who_is_known_to_be_behind_is_blamed_whatever_is_unknown_of_others() -> None:
-    verdict = judge([worker(0, at(9)), worker(1, at(9)), UNKNOWN, worker(3, done(8))], 4)
+    verdict = judge([worker(0, at(9)), worker(1, at(9)), UNKNOWN, worker(3, done(8))], 4, node_of)
     assert verdict is not None
     assert verdict.ranks == (3,)
     assert stall(verdict.facts).startswith("ranks 0 and 1 wait for rank 3 (gpu2)")
@@ -536,12 +550,14 @@ def test_who_is_known_to_be_behind_is_blamed_whatever_is_unknown_of_others() -> 
 
 def test_no_side_of_a_mismatch_is_blamed_if_one_is_unknown_that_may_be_on_either() -> None:
     two = [worker(rank, at(9, op="all_reduce [[10]]")) for rank in (0, 1)]
-    verdict = judge([*two, UNKNOWN, worker(3, at(9, op="broadcast [[10]]"))], 4)
+    verdict = judge([*two, UNKNOWN, worker(3, at(9, op="broadcast [[10]]"))], 4, node_of)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("mismatch", ())
 
 
 def test_steps_count_of_workers_whose_collectives_are_unknown() -> None:
-    verdict = judge([worker(rank, state="unknown", step=5 - (rank == 3), idle=90) for rank in range(4)], 4)
+    verdict = judge(
+        [worker(rank, state="unknown", step=5 - (rank == 3), idle=90) for rank in range(4)], 4, node_of
+    )
     assert verdict is not None
     assert verdict.ranks == (3,)

@@ -5,7 +5,7 @@ from typing import Any
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.causes import Drained, MemberDrained
-from hetrdzv.protocol.pages import PlanReply
+from hetrdzv.protocol.plans import Plan
 from hetrdzv.service import plans
 from hetrdzv.settings import Limits
 from tests.support.served import api, join, serving, two_nodes
@@ -17,7 +17,7 @@ async def test_a_plan_is_what_then_happens_and_changes_nothing() -> None:
     async with serving() as (service, _), api(service) as client:
         before = await two_nodes(service)
         reply = await client.post(PLAN, json={"add": [{"slots": 4, "node_id": "c"}], "drain": ["a"]})
-        found = codec.read(PlanReply, reply.content, unknown="ignore")
+        found = codec.read(Plan, reply.content, unknown="ignore")
         assert service.group("g") == before
         assert [(one.node_id, one.rank_offset, one.was_offset) for one in found.members] == [
             ("c", 0, None),

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from hetrdzv.api.app import create_app
+from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import EVERYTHING
 from hetrdzv.core.commands import Leave, NoteStall
 from hetrdzv.core.model import Stall
@@ -14,7 +14,6 @@ from hetrdzv.dashboard.live import EVERY_S, MOST_BYTES_PER_S, SHARE, Hub, interv
 from hetrdzv.dashboard.scenes import MAPS, GroupScene, GroupsScene, told_until
 from hetrdzv.protocol.events import RoundFormed
 from hetrdzv.protocol.pages import EventReply
-from hetrdzv.protocol.states import StallKind
 from hetrdzv.service.service import Service
 from tests.server.told import BEGAN
 from tests.support.served import HandClock, join, serving, started
@@ -61,9 +60,7 @@ async def test_nodes_that_need_attention_have_rows_and_all_have_them_for_who_ask
 async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -> None:
     await service.execute("b", join("b", min_nodes=2))
     stall = Stall(
-        kind=StallKind.BEHIND,
         ranks=(3,),
-        node_id="n003",
         facts=behind(3, "n003"),
         since=0.0,
         told=True,
@@ -106,7 +103,7 @@ async def test_who_opens_a_page_that_others_look_at_sees_what_they_see(service: 
         rendered += 1
         return dict(await scene.sections())
 
-    permit = create_app(service)._everybody  # type: ignore[attr-defined]
+    permit = Permit(EVERYTHING)
     assert await hub.sections("g") == {}
     viewer = hub.watch("g", permit, lambda: (render, asyncio.sleep))
     first, *others = await asyncio.gather(anext(viewer), hub.sections("g"), hub.sections("g"))

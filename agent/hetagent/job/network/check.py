@@ -90,8 +90,8 @@ class NetworkCheck(Room):
         self._slow = result.warnings if self._assignment.is_master else ()
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
-        """What is slow, a line each, with the master's report of the start."""
-        return {"network": "\n".join(self._slow)} if kind is ReportKind.STARTED else {}
+        """What is slow, with the master's report of the start."""
+        return {"network": self._slow} if kind is ReportKind.STARTED else {}
 
     def check(self, number: int, start: StartReply, listener: socket.socket) -> None:
         """Check the network of a round, before its workers start.
@@ -116,8 +116,8 @@ class NetworkCheck(Room):
         if self._thread is None or self._result is None:
             return None
         self._thread.join()
-        found, self._thread, self._result = self._result, None, None
-        return found
+        result, self._thread, self._result = self._result, None, None
+        return result
 
     def end(self) -> None:
         """Stop a check that is under way: its round is over."""

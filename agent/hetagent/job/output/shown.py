@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 
 from hetagent.job.failures import concealed, plain_text, sendable
-from hetrdzv.protocol.stacks import StackFields
+from hetrdzv.protocol.rooms.stacks import Stack
 
 MOST = 16_000
 """How much of a worker's log is told (characters)."""
@@ -16,7 +16,7 @@ NOTHING = "nothing was written, or nobody keeps it"
 OFF = "this node shows no stderr (--report-stderr off)"
 
 
-def logs(ranks: Iterable[int], tail: Callable[[int], bytes], secrets: Collection[str]) -> list[StackFields]:
+def logs(ranks: Iterable[int], tail: Callable[[int], bytes], secrets: Collection[str]) -> list[Stack]:
     """The end of each worker's log.
 
     Args:
@@ -29,9 +29,9 @@ def logs(ranks: Iterable[int], tail: Callable[[int], bytes], secrets: Collection
     return [_log(rank, tail(rank), secrets, most) for rank in wanted]
 
 
-def _log(rank: int, written: bytes, secrets: Collection[str], most: int) -> StackFields:
+def _log(rank: int, written: bytes, secrets: Collection[str], most: int) -> Stack:
     text = sendable(concealed(plain_text(written), secrets)).rstrip()
     if len(text) > most:  # whole lines, unless one fills it
         end = text[-most:]
         text = end.partition("\n")[2] or end
-    return StackFields(rank=rank, text=text) if text else StackFields(rank=rank, why=NOTHING)
+    return Stack(rank=rank, text=text) if text else Stack(rank=rank, why=NOTHING)

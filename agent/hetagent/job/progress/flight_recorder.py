@@ -21,7 +21,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetrdzv.protocol.progress import CollectivesFields
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.rooms.progress import Collectives
 
 OP_LENGTH, NAME_LENGTH = 120, 120
 """How much is told of an operation, and of a group's name (characters)."""
@@ -45,7 +46,7 @@ class Seen:
     """
 
     counts: Mapping[str, tuple[int, int, int]]
-    groups: Sequence[CollectivesFields]
+    groups: Sequence[Collectives]
     newest_at: float | None
     nameless: bool
     records: bool
@@ -167,9 +168,9 @@ class Trace:
 
     def _collectives(
         self, group: _Group, sizes: Mapping[str, int], enqueued: int, started: int, completed: int
-    ) -> CollectivesFields:
+    ) -> Collectives:
         size = self.world_size if group.name == "0" else sizes.get(group.name, 0)
-        return CollectivesFields(
+        found = Collectives(
             name=group.name[:NAME_LENGTH] + self.suffix,
             size=size,
             enqueued=group.collectives(enqueued),
@@ -177,6 +178,7 @@ class Trace:
             completed=group.collectives(max(completed, min(enqueued, group.done))),
             op=group.op,
         )
+        return codec.checked(Collectives, found)
 
 
 def _counts(status: Mapping[str, Any]) -> tuple[int, int, int]:

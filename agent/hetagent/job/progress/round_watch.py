@@ -19,8 +19,8 @@ from hetagent.job.progress.worker import TICK_S, Looker
 from hetagent.node import scratch
 from hetagent.options import release
 from hetagent.progress import FILE, NOTICE_FILE
-from hetrdzv.protocol.progress import ProgressFields
-from hetrdzv.protocol.stacks import StackFields
+from hetrdzv.protocol.rooms.progress import NodeProgress
+from hetrdzv.protocol.rooms.stacks import Stack
 
 SOCKET = "HET_PROGRESS_SOCKET"
 """Where a worker is to open torch's server; see worker/torch_server.py."""
@@ -132,7 +132,7 @@ class RoundWatch:
         self._tracks = Tracks(self._number, tracks, watched_at=now)
         self._thread.start()
 
-    def fields(self) -> ProgressFields | None:
+    def fields(self) -> NodeProgress | None:
         """How far the workers have come; None: nothing is known yet. From any thread."""
         with self._lock:
             return self._tracks.fields(time.monotonic()) if self._tracks is not None else None
@@ -170,9 +170,7 @@ class RoundWatch:
         except OSError:
             return True
 
-    def stacks(
-        self, ranks: Collection[int] | None, timeout_s: float, *, first: bool = False
-    ) -> list[StackFields]:
+    def stacks(self, ranks: Collection[int] | None, timeout_s: float, *, first: bool = False) -> list[Stack]:
         """The Python stacks of workers; from any thread.
 
         Args:

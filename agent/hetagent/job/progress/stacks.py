@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from hetagent.job.progress.torch_client import Asked, NoAnswer
 from hetagent.node.processes import finding as processes
 from hetagent.worker import runner
-from hetrdzv.protocol.stacks import StackFields
+from hetrdzv.protocol.rooms.stacks import Stack
 
 MAX_STACK = 16_000
 """How much of a stack is told (characters)."""
@@ -71,9 +71,7 @@ class Target:
             self.asked = None
 
 
-def take(
-    targets: Sequence[Target], timeout_s: float, python: str, hurried: threading.Event
-) -> list[StackFields]:
+def take(targets: Sequence[Target], timeout_s: float, python: str, hurried: threading.Event) -> list[Stack]:
     """The stacks of workers, taken at the same time.
 
     Args:
@@ -97,18 +95,16 @@ def take(
     return [found[target.rank] for target in targets]
 
 
-def _none(target: Target, why: str) -> StackFields:
-    return StackFields(rank=target.rank, why=why[:MAX_WHY])
+def _none(target: Target, why: str) -> Stack:
+    return Stack(rank=target.rank, why=why[:MAX_WHY])
 
 
-def _shown(target: Target, dump: bytes) -> StackFields:
+def _shown(target: Target, dump: bytes) -> Stack:
     text = tidy(dump.decode(errors="replace"))
-    return (
-        StackFields(rank=target.rank, text=text) if text else _none(target, "none of its threads runs Python")
-    )
+    return Stack(rank=target.rank, text=text) if text else _none(target, "none of its threads runs Python")
 
 
-def _frozen(targets: Sequence[Target], timeout_s: float, hurried: threading.Event) -> dict[int, StackFields]:
+def _frozen(targets: Sequence[Target], timeout_s: float, hurried: threading.Event) -> dict[int, Stack]:
     """Those whose processes cannot show their stacks whatever is tried, with the reason."""
     states = {target.rank: processes.state(target.pid) for target in targets}
     until = time.monotonic() + timeout_s
@@ -124,9 +120,9 @@ def _frozen(targets: Sequence[Target], timeout_s: float, hurried: threading.Even
     }
 
 
-def _answers(targets: Sequence[Target], until: float, hurried: threading.Event) -> dict[int, StackFields]:
+def _answers(targets: Sequence[Target], until: float, hurried: threading.Event) -> dict[int, Stack]:
     """What the workers' own servers answer in time."""
-    found: dict[int, StackFields] = {}
+    found: dict[int, Stack] = {}
     with selectors.DefaultSelector() as selector:
         for target in targets:
             if target.asked is None and target.socket is not None:
@@ -154,7 +150,7 @@ def _py_spy(python: str) -> str | None:
     return shutil.which("py-spy") or (beside if os.access(beside, os.X_OK) else None)
 
 
-def _spied(targets: Sequence[Target], spy: str, until: float) -> dict[int, StackFields]:
+def _spied(targets: Sequence[Target], spy: str, until: float) -> dict[int, Stack]:
     """What py-spy sees from outside, in time."""
     running = {
         target.rank: (
@@ -199,13 +195,13 @@ def tidy(dump: str) -> str:
     return "\n".join(kept)[:MAX_STACK]
 
 
-def fitting(stacks: Sequence[StackFields]) -> list[StackFields]:
+def fitting(stacks: Sequence[Stack]) -> list[Stack]:
     """As much of each as the server takes of all of them together."""
     most = MAX_SHOWN // max(1, len(stacks))
     return [replace(one, text=one.text[:most]) for one in stacks]
 
 
-def write(stacks: Sequence[StackFields], folders: Mapping[int, str]) -> None:
+def write(stacks: Sequence[Stack], folders: Mapping[int, str]) -> None:
     """Write each stack into a file `stack.txt`.
 
     Args:

@@ -1,6 +1,6 @@
 """What follows from looks at the workers of a round: who moves, who does not, and what the server must know at once.
 
-Pure: looks come in, each with its time (monotonic seconds), and `ProgressFields` go out.
+Pure: looks come in, each with its time (monotonic seconds), and `NodeProgress` go out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from math import inf
 
 from hetagent.job.progress.cpu import CpuTime
 from hetrdzv.protocol.bounds import MAX_ALL_LANES, MAX_KNOWN_S, MAX_LANES, MAX_SECONDS
-from hetrdzv.protocol.progress import CollectivesFields, ProgressFields, WorkerFields
+from hetrdzv.protocol.rooms.progress import Collectives, NodeProgress, Worker
 
 STILL_MIN_S = 2.0
 """A worker that moves at least this often is never `still` (seconds)."""
@@ -44,7 +44,7 @@ MAX_REASON = 200
 
 
 class State(StrEnum):
-    """What a worker's process does; the words are those of `WorkerFields`."""
+    """What a worker's process does; the words are those of `Worker`."""
 
     RUNS = "runs"
     STOPPED = "stopped"
@@ -91,7 +91,7 @@ class Track:
     sources: str = ""
     claim: Claim = Claim()
     counts: Mapping[str, object] = field(default_factory=dict)
-    groups: Sequence[CollectivesFields] = ()
+    groups: Sequence[Collectives] = ()
     cpu: CpuTime = field(default_factory=CpuTime)
     changed_at: float = field(init=False)
     looked_at: float = field(init=False)
@@ -135,7 +135,7 @@ class Track:
     def asked_for(
         self,
         counts: Mapping[str, object],
-        groups: Sequence[CollectivesFields],
+        groups: Sequence[Collectives],
         at: float,
         newest_at: float | None = None,
         *,
@@ -247,7 +247,7 @@ class Track:
         """Another moment if it has gone on, and stands again."""
         return self.changed_at if self._still else None
 
-    def fields(self, rank: int, at: float, *, most: int = MAX_LANES) -> WorkerFields:
+    def fields(self, rank: int, at: float, *, most: int = MAX_LANES) -> Worker:
         """What the server is told.
 
         Args:
@@ -255,9 +255,9 @@ class Track:
         """
         state = self.state(at)
         if self.lost:
-            return WorkerFields(rank=rank, state=state, unseen=self.lost[:MAX_REASON])
+            return Worker(rank=rank, state=state, unseen=self.lost[:MAX_REASON])
         if state is State.UNKNOWN:
-            return WorkerFields(
+            return Worker(
                 rank=rank,
                 state=state,
                 unseen=(self.unseen or "")[:MAX_REASON],
@@ -269,7 +269,7 @@ class Track:
                 step=self.claim.step,
             )
         busy, looks = self.busy()
-        return WorkerFields(
+        return Worker(
             rank=rank,
             state=state,
             sources=self.sources[:MAX_REASON],
@@ -293,7 +293,7 @@ class Track:
         return round(min(max(0.0, self.claim.until - at), MAX_SECONDS), 3)
 
 
-def _waits(one: CollectivesFields) -> bool:
+def _waits(one: Collectives) -> bool:
     """Whether the worker has asked for a collective that is not done."""
     return one.enqueued > one.completed
 
@@ -335,11 +335,11 @@ class Tracks:
         for track in self.workers.values():
             track.told()
 
-    def fields(self, at: float) -> ProgressFields:
+    def fields(self, at: float) -> NodeProgress:
         """What the server is told."""
         looked_at = max(track.looked_at for track in self.workers.values())
         most = max(1, min(MAX_LANES, MAX_ALL_LANES // len(self.workers)))
-        return ProgressFields(
+        return NodeProgress(
             round=self.number,
             decision=self.decision,
             age_s=round(max(0.0, at - looked_at), 3),

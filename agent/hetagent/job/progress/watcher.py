@@ -16,10 +16,10 @@ from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand, python
 from hetagent.protocol.line import Line
 from hetagent.protocol.topics import Message, Topic
-from hetrdzv.protocol import routes
+from hetrdzv.protocol import codec, routes
 from hetrdzv.protocol.directive import DirectiveReply, LogsAsked, StacksAsked
-from hetrdzv.protocol.progress import ProgressFields
-from hetrdzv.protocol.stacks import StackFields, StacksRequest
+from hetrdzv.protocol.rooms.progress import NodeProgress
+from hetrdzv.protocol.rooms.stacks import Stack, StacksRequest
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
 STACKS = Topic(route=routes.STACKS, repeats=False)
@@ -161,10 +161,11 @@ class Watcher(Room):
 
     # -- in the line's thread ----------------------------------------------------------------------------------
 
-    def _sample(self) -> ProgressFields | None:
+    def _sample(self) -> NodeProgress | None:
         watch = self._watch
+        progress = watch.fields() if watch is not None else None
         with suppress(ValueError):  # of what no server takes, none is told: that must not end the job
-            return watch.fields() if watch is not None else None
+            return codec.checked(NodeProgress, progress) if progress is not None else None
         return None
 
     def _show(self, asked: StacksAsked) -> None:
@@ -176,12 +177,12 @@ class Watcher(Room):
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
 
-    def _told(self, watch: RoundWatch, asked: StacksAsked) -> list[StackFields]:
+    def _told(self, watch: RoundWatch, asked: StacksAsked) -> list[Stack]:
         """The answer to a question about workers of this round."""
         ranks = watch.ranks(asked.ranks)
         match asked:
             case LogsAsked() if not self._reports_logs:
-                return [StackFields(rank=rank, why=shown.OFF) for rank in ranks]
+                return [Stack(rank=rank, why=shown.OFF) for rank in ranks]
             case LogsAsked():
                 told = shown.logs(ranks, self._tail, self._secrets())
                 others = set(asked.ranks or ()).difference(
@@ -189,8 +190,8 @@ class Watcher(Room):
                 )  # of a node with one program for all its ranks
                 first = min(watch.ranks(None), default=0)
                 why = f"one program runs all ranks of this node: see rank {first}"
-                return [*told, *(StackFields(rank=rank, why=why) for rank in others)]
+                return [*told, *(Stack(rank=rank, why=why) for rank in others)]
             case _ if self._reports_stacks:
                 return stacks.fitting(watch.stacks(asked.ranks, STACKS_S))
             case _:
-                return [StackFields(rank=rank, why=OFF) for rank in ranks]
+                return [Stack(rank=rank, why=OFF) for rank in ranks]

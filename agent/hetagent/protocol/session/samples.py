@@ -11,7 +11,7 @@ from hetagent.protocol.requests import Head, Poll
 from hetagent.protocol.session.refusals import is_refusal
 from hetrdzv.protocol.directive import StacksAsked
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.progress import ProgressFields, WorkerFields
+from hetrdzv.protocol.rooms.progress import UNKNOWN, NodeProgress, Worker
 
 TOO_LARGE = (413, 422)
 """After these a smaller sample is sent in the same round."""
@@ -41,7 +41,7 @@ class Samples:
     """
 
     def __init__(self, incarnation: str) -> None:
-        self.sample: Callable[[], ProgressFields | None] = lambda: None
+        self.sample: Callable[[], NodeProgress | None] = lambda: None
         self._incarnation = incarnation
         self._again_at = 0.0  # before that, the server is told none, since it has refused it
         self._taken = False  # whether the server has taken some, and not refused it since
@@ -84,7 +84,7 @@ class Samples:
         who = self._incarnation
         return Poll(**head, incarnation=who, after=after, wait_s=wait_s, progress=progress, posts=posts)
 
-    def _sample(self) -> ProgressFields | None:
+    def _sample(self) -> NodeProgress | None:
         sample = self.sample()
         if sample is None or sample.round != self._small_in:
             return sample
@@ -122,11 +122,9 @@ class Samples:
         return True
 
 
-def _without_groups(worker: WorkerFields) -> WorkerFields:
+def _without_groups(worker: Worker) -> Worker:
     """What a server may take that does not take all: where the process stands, and the script's steps."""
-    if worker.state not in ("runs", "unknown"):
+    if worker.state not in ("runs", UNKNOWN):
         return replace(worker, collectives=())
-    fields = {name: getattr(worker, name) for name in ("rank", "long_s", "step")}
-    if worker.step is not None:
-        fields |= {"idle_s": worker.idle_s, "still": worker.still}
-    return WorkerFields(**fields, state="unknown", unseen=TOO_LONG)
+    known = Worker(rank=worker.rank, long_s=worker.long_s, step=worker.step, state=UNKNOWN, unseen=TOO_LONG)
+    return known if worker.step is None else replace(known, idle_s=worker.idle_s, still=worker.still)

@@ -31,7 +31,7 @@ from hetagent.protocol.session.schedule import Lane
 from hetagent.protocol.topics import Message, Topic
 from hetrdzv.protocol.directive import DirectiveReply, StacksAsked
 from hetrdzv.protocol.errors import HetError, InvalidRequest, Unavailable
-from hetrdzv.protocol.progress import ProgressFields
+from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.states import DirectiveKind
 
 PACE_S = 0.1
@@ -138,7 +138,7 @@ class Session:
         else:
             self._outbox(message.topic).add(message, now, asks=True)
 
-    def watch(self, sample: Callable[[], ProgressFields | None]) -> None:
+    def watch(self, sample: Callable[[], NodeProgress | None]) -> None:
         """From now on, tell the server how far the workers have come.
 
         Args:

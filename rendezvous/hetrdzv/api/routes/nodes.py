@@ -5,7 +5,7 @@ from fastapi.responses import Response
 
 from hetrdzv.api import views
 from hetrdzv.api.bound import Handlers
-from hetrdzv.api.commands import daemon_command, join_command, report_command, said, stacks
+from hetrdzv.api.commands import daemon_command, join_command, report_command
 from hetrdzv.api.dispatch import polls_of, service_of
 from hetrdzv.api.http.calling import calling
 from hetrdzv.api.problems import InvalidField, StaleReport
@@ -21,14 +21,13 @@ from hetrdzv.protocol.daemon import DaemonRequest
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.joining import JoinRequest
 from hetrdzv.protocol.keepalive import SOCKET_HEADER, name_of
-from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.reasons import NodeReason
 from hetrdzv.protocol.reports import ReportRequest
-from hetrdzv.protocol.stacks import StacksRequest
+from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest
+from hetrdzv.protocol.rooms.stacks import StacksRequest
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.versions import is_newer
 from hetrdzv.service.polls.directives import Told, tell
-from hetrdzv.service.progress.progress import Said
 
 handlers = Handlers()
 
@@ -60,7 +59,7 @@ async def poll(request: Request, group_id: str, node_id: str, body: PollRequest)
     """The same poll, which also says how far the node's workers have come. May be answered with a question."""
     command, direct = Renew(node_id, body.incarnation), _is_direct(request)
     return await _answer_poll(
-        request, group_id, command, body.after, body.wait_s, direct=direct, words=said(body)
+        request, group_id, command, body.after, body.wait_s, direct=direct, asks=True, progress=body.progress
     )
 
 
@@ -72,16 +71,18 @@ async def _answer_poll(
     wait_s: float,
     *,
     direct: bool = False,
-    words: Said | None = None,
+    asks: bool = False,
+    progress: NodeProgress | None = None,
 ) -> bytes | None:
-    polls, node_id = polls_of(request), command.node_id
-    with calling(request.scope, request.receive) as caller:
-        if caller.gone:  # it has asked again meanwhile, or will
-            return None
-        told = await polls.answer(caller, group_id, command, after, wait_s, direct=direct, said=words)
+    polls, node_id, caller = polls_of(request), command.node_id, calling(request.scope)
+    if caller.gone:  # it has asked again meanwhile, or will
+        return None
+    told = await polls.answer(
+        caller, group_id, command, after, wait_s, direct=direct, asks=asks, progress=progress
+    )
     if told is None:  # nobody reads it
         return None
-    asked = words is not None and polls.service.questions.next(group_id, node_id) is not None
+    asked = asks and polls.service.questions.next(group_id, node_id) is not None
     return views.asking_json(polls.service, node_id, told) if asked else _directive(told)
 
 
@@ -122,7 +123,7 @@ async def send_stacks(request: Request, group_id: str, node_id: str, body: Stack
     """The agent's answer to the question for stacks in the reply to one of its polls."""
     service = service_of(request)
     require_speaker(service.group(group_id), node_id, body.incarnation)
-    service.questions.answered(group_id, node_id, body.number, stacks(node_id, body))
+    service.questions.answered(group_id, node_id, body.number, body.stacks)
 
 
 @handlers(routes.REPORT)
@@ -151,9 +152,8 @@ async def _answer_member(
 ) -> bytes | None:
     """Execute what a member of a round says and reply with its directive, even if the round is over."""
     service = service_of(request)
-    with calling(request.scope, request.receive) as caller:
-        if caller.gone:
-            return None
+    if calling(request.scope).gone:
+        return None
     try:
         if command is not None:
             await service.execute(group_id, command)

@@ -13,8 +13,8 @@ from hetrdzv.cli.hetctl.shell.connect import connect
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import HetError, Problem, UnknownGroup
-from hetrdzv.protocol.pages import GroupReply, GroupSummary, PlanReply
-from hetrdzv.protocol.plans import PlanRequest
+from hetrdzv.protocol.pages import GroupReply, GroupSummary
+from hetrdzv.protocol.plans import Changes, Plan
 
 TYPO = 0.8
 """How alike the name of a group and what was typed are where that is suggested (`SequenceMatcher.ratio`)."""
@@ -42,7 +42,7 @@ def call(ask: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
 async def _meant_group(client: Client, typed: str | None) -> str:
     """`: did you mean 'bert'?` for a name that is nearly that of a group, otherwise nothing."""
     try:
-        there = [one.group_id for one in (await client.groups()).groups]
+        there = [group.group_id for group in (await client.groups()).groups]
     except HetError:
         return ""
     close = get_close_matches(typed or "", there, 1, TYPO)
@@ -62,12 +62,12 @@ def standing(group: GroupSummary) -> str:
     return f"{group.state}: {tables.why(group)}"
 
 
-def show_plan(group: str, request: PlanRequest) -> None:
+def show_plan(group: str, request: Changes) -> None:
     """Ask what would happen to a group, and print that as a picture or as JSON."""
     tell_plan(call(lambda client: client.plan(group, request)), request)
 
 
-def tell_plan(reply: PlanReply, request: PlanRequest) -> None:
+def tell_plan(reply: Plan, request: Changes) -> None:
     """Print what would happen, as a picture or as JSON."""
     if shared().as_json:
         print_json(reply)

@@ -20,7 +20,7 @@ from hetrdzv.cli.hetctl.options import (
 )
 from hetrdzv.protocol import typed
 from hetrdzv.protocol.joining import SpecFields
-from hetrdzv.protocol.plans import PlanRequest
+from hetrdzv.protocol.plans import Changes
 from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.words.phrasing import count
@@ -112,7 +112,7 @@ def status(group: str | None, ranks: bool, watch: bool) -> None:
 def restart(group: str, dry_run: bool) -> None:
     """End the round of GROUP so that another forms, or start a finished job again; does not count as a restart."""
     if dry_run:
-        show_plan(group, PlanRequest(restart=True))
+        show_plan(group, Changes(restart=True))
         return
     reply = call(lambda client: client.restart(group))
     tell(reply, f"group '{group}' restarts, {standing(reply)}")

@@ -2,7 +2,7 @@
 
 from hetrdzv.cli.hetctl.calls import call, show_plan, standing, tell
 from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, NODE, command
-from hetrdzv.protocol.plans import PlanRequest
+from hetrdzv.protocol.plans import Changes
 
 
 @command("Take a node out of a group.")
@@ -12,7 +12,7 @@ from hetrdzv.protocol.plans import PlanRequest
 def drain(group: str, node: str, dry_run: bool) -> None:
     """Take NODE out of GROUP until it is undrained; its agent exits with 4."""
     if dry_run:
-        show_plan(group, PlanRequest(drain=(node,)))
+        show_plan(group, Changes(drain=(node,)))
         return
     reply = call(lambda client: client.drain(group, node))
     tell(reply, f"node '{node}' is drained; group '{group}' is {standing(reply)}")

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.tables import one_line
-from hetrdzv.protocol.pages import PlannedMemberReply, PlanReply
-from hetrdzv.protocol.plans import PlanRequest
+from hetrdzv.protocol.plans import Changes, Plan, PlannedMember
 from hetrdzv.words.phrasing import count, names
 
 MANY = 40
@@ -65,7 +64,7 @@ class Row:
     each: str = ""
 
 
-def show(plan: PlanReply, request: PlanRequest) -> None:
+def show(plan: Plan, request: Changes) -> None:
     """Print a plan to stdout: on a terminal with a picture, elsewhere with a table."""
     console = Console()
     rows = list(_rows(plan))
@@ -80,25 +79,20 @@ def show(plan: PlanReply, request: PlanRequest) -> None:
 # -- in words ------------------------------------------------------------------------------------------------
 
 
-def _heading(plan: PlanReply, request: PlanRequest) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold", min_width=20)
-    grid.add_row("group", one_line(plan.group_id))
-    if supposed := _supposed(request):
-        grid.add_row("if", supposed)
-    if plan.was_round:
-        grid.add_row("now", one_line(plan.now))
-    grid.add_row("then", _then(plan))
-    if plan.ended is not None:
-        grid.add_row("because", one_line(plan.ended))
+def _heading(plan: Plan, request: Changes) -> Table:
+    facts = [
+        ("group", one_line(plan.group_id)),
+        ("if", _supposed(request)),
+        ("now", one_line(plan.now) if plan.was_round else ""),
+        ("then", _then(plan)),
+        ("because", one_line(plan.ended or "")),
+    ]
     for name, who in (("restarts", plan.restarted), ("moves", plan.moves), ("stops", plan.stops)):
-        if who:
-            grid.add_row(name, f"{names(map(one_line, who))} ({count(len(who), 'node')})")
-    return grid
+        facts.append((name, f"{names(map(one_line, who))} ({count(len(who), 'node')})" if who else ""))
+    return tables.new_grid(fact for fact in facts if fact[1])
 
 
-def _supposed(request: PlanRequest) -> str:
+def _supposed(request: Changes) -> str:
     """What the plan supposes, in a clause."""
     named = [node.node_id for node in request.add if node.node_id]
     others = [str(node.slots) for node in request.add if not node.node_id]
@@ -112,7 +106,7 @@ def _supposed(request: PlanRequest) -> str:
     return "; ".join(f"{who} {goes if number == 1 else go}" for who, number, goes, go in clauses if number)
 
 
-def _then(plan: PlanReply) -> str:
+def _then(plan: Plan) -> str:
     if not plan.round:
         return f"{plan.state}: {one_line(plan.why)}"
     if plan.round == plan.was_round:
@@ -126,7 +120,7 @@ def _then(plan: PlanReply) -> str:
 # -- row by row ----------------------------------------------------------------------------------------------
 
 
-def _rows(plan: PlanReply) -> Iterator[Row]:
+def _rows(plan: Plan) -> Iterator[Row]:
     restarted = frozenset(plan.restarted)
     for member in plan.members:
         what = "master" if member.group_rank == 0 else "member"
@@ -140,7 +134,7 @@ def _rows(plan: PlanReply) -> Iterator[Row]:
         yield Row(one_line(gone.node_id), "gone", None, gone.slots, one_line(gone.why), ("gone", gone.why))
 
 
-def _change(plan: PlanReply, member: PlannedMemberReply, restarts: bool) -> tuple[str, str]:
+def _change(plan: Plan, member: PlannedMember, restarts: bool) -> tuple[str, str]:
     """What happens to a member: in a word, and in full."""
     if plan.round == plan.was_round:
         return "", ""
@@ -175,11 +169,9 @@ def _together(alike: Sequence[Row]) -> Row:
 
 
 def _picture(rows: Sequence[Row], shapes: Shapes, width: int) -> Table:
-    table = tables.new_table()
-    table.add_column("NODE", overflow="fold", min_width=8)
-    table.add_column("IS", no_wrap=True)
-    table.add_column("RANKS", no_wrap=True)
-    table.add_column("CHANGE", overflow="fold", min_width=10)
+    table = tables.new_table(
+        tables.folded("NODE", 8), tables.word("IS"), tables.word("RANKS"), tables.folded("CHANGE", 10)
+    )
     longest = min(24, max(len(row.node_id) for row in rows))
     room = max(20, width - longest - 30)  # three gaps, IS, and 18 columns for CHANGE
     widest = max((row.first + row.slots - 1 for row in rows if row.first is not None), default=0)
@@ -212,12 +204,12 @@ def _cells(row: Row, shapes: Shapes, digits: int, room: int) -> str:
 
 
 def _plain(rows: Iterable[Row]) -> Table:
-    table = tables.new_table()
-    for name in ("NODE", "IS"):
-        table.add_column(name, no_wrap=True)
-    for name in ("RANKS", "OFFSET", "SLOTS"):
-        table.add_column(name, no_wrap=True, justify="right")
-    table.add_column("CHANGE", overflow="fold", min_width=10)
+    table = tables.new_table(
+        tables.word("NODE"),
+        tables.word("IS"),
+        *tables.numbers("RANKS", "OFFSET", "SLOTS"),
+        tables.folded("CHANGE", 10),
+    )
     for row in rows:
         ranks, offset = "-", "-"
         if row.first is not None:

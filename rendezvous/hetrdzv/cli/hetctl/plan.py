@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hetrdzv.api.plans import changes, new_nodes, plan_reply
+from hetrdzv.api.plans import in_words
 from hetrdzv.cli.hetctl.calls import show_plan, tell_plan
 from hetrdzv.cli.hetctl.groups import settings_of_a_group, spec_of
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, Typed, command
@@ -18,8 +18,7 @@ from hetrdzv.protocol import typed
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.ids import checked_id
 from hetrdzv.protocol.joining import SpecFields
-from hetrdzv.protocol.pages import PlanReply
-from hetrdzv.protocol.plans import NewNodeFields, PlanRequest
+from hetrdzv.protocol.plans import Changes, NewNode, Plan
 from hetrdzv.protocol.settings import MAX_SLOTS
 
 NO_GROUP = "example"
@@ -29,13 +28,13 @@ NO_GROUP = "example"
 def _each(item: Callable[[str], Any], text: str) -> tuple[Any, ...]:
     """Items separated by commas; ValueError: one of them is wrong, or is given twice."""
     items = tuple(item(word.strip()) for word in text.split(","))
-    ids = [node_id for one in items if (node_id := getattr(one, "node_id", one)) is not None]
+    ids = [node_id for given in items if (node_id := getattr(given, "node_id", given)) is not None]
     if twice := next((node_id for node_id in ids if ids.count(node_id) > 1), None):
         raise ValueError(f"{twice!r} is named twice")
     return items
 
 
-def _new_node(text: str) -> NewNodeFields:
+def _new_node(text: str) -> NewNode:
     """A node that does not exist yet: how many slots it has, and what else matters for its place."""
     head, *labels = text.split(":")
     head, at, weight = head.partition("@")
@@ -51,7 +50,7 @@ def _new_node(text: str) -> NewNodeFields:
         fields["labels"] = dict(map(typed.label, labels))
     if at:
         fields["weight"] = typed.weight(weight)
-    return NewNodeFields(**fields)
+    return NewNode(**fields)
 
 
 NODE_IDS = Typed("NODE[,NODE...]", partial(_each, checked_id))
@@ -69,8 +68,8 @@ NEW_NODES = Typed("[NODE=]SLOTS[,...]", partial(_each, _new_node))
 def plan(
     group: str | None,
     without: Sequence[str],
-    added: Sequence[NewNodeFields],
-    nodes: Sequence[NewNodeFields] | None,
+    added: Sequence[NewNode],
+    nodes: Sequence[NewNode] | None,
     **fields: object,
 ) -> None:
     """Show what would happen to GROUP if nodes came or went; nothing does.
@@ -79,7 +78,7 @@ def plan(
     """
     if group is not None and nodes is not None:
         raise click.UsageError("give GROUP or --nodes, not both: --nodes is for a group that is on no server")
-    request = PlanRequest(remove=tuple(without), add=tuple(added))
+    request = Changes(remove=tuple(without), add=tuple(added))
     if group is not None:
         if name := next((name for name, value in fields.items() if value is not None), None):
             flag = f"--{name.replace('_', '-')}"
@@ -91,9 +90,7 @@ def plan(
         raise click.UsageError("name a GROUP, or say with --nodes which nodes there are, for example a=8,b=4")
 
 
-def _without_server(
-    spec: dict[str, object], nodes: Sequence[NewNodeFields], request: PlanRequest
-) -> PlanReply:
+def _without_server(spec: dict[str, object], nodes: Sequence[NewNode], request: Changes) -> Plan:
     """What a server would say, worked out here."""
     named, taken = [], {new.node_id for new in nodes}
     for number, new in enumerate(nodes, 1):
@@ -102,12 +99,12 @@ def _without_server(
             new = replace(new, node_id=name)  # noqa: PLW2901
         taken.add(new.node_id)
         named.append(new)
-    supposed = changes(request) if request.remove or request.add else None
+    supposed = request if request.remove or request.add else None
     unknown = [node_id for node_id in request.remove if node_id not in {node.node_id for node in named}]
     if unknown:
         raise click.UsageError(f"--without names '{unknown[0]}', which is not among --nodes")
     given = SpecFields(**spec).given()
     try:
-        return plan_reply(first_round(NO_GROUP, given, new_nodes(named), supposed))
+        return in_words(first_round(NO_GROUP, given, named, supposed))
     except InvalidSpec as error:
         raise click.UsageError(str(error)) from None

@@ -9,7 +9,7 @@ from hetrdzv.core.rounds.transitions import Work, end_round
 from hetrdzv.protocol.causes import FailedWorker
 from hetrdzv.protocol.events import GoesOn, Stalled
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.stalls import Hang
+from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.states import StallKind
 
 SAME_S = 2.0
@@ -23,7 +23,7 @@ def note_stall(work: Work, command: NoteStall) -> None:
         return
     old = active.stall
     if old is not None and old.told and (new is None or new.since > old.since + SAME_S):
-        work.say(GoesOn(stall=old.facts, for_s=work.now - old.since), old.node_id)
+        work.say(GoesOn(stall=old.facts, for_s=work.now - old.since), _node_id(active, old))
         old = None
     if new is not None and old is not None and abs(new.since - old.since) <= SAME_S:
         same = new.kind == old.kind and (new.ranks == old.ranks or not set(new.ranks).isdisjoint(old.ranks))
@@ -42,19 +42,25 @@ def settle_stall(work: Work) -> None:
     for_s = work.now - stall.since
     if not stall.told and stall.is_known(at := told_at(work.group, stall)) and work.now >= at:
         work.change(round=replace(active, stall=replace(stall, told=True)))
-        work.say(Stalled(stall=stall.facts, for_s=for_s), stall.node_id)
+        work.say(Stalled(stall=stall.facts, for_s=for_s), _node_id(active, stall))
     if end_at is not None and stall.is_known(end_at) and work.now >= end_at:
         failure = _failure(active, stall, for_s)
-        node_id = stall.node_id if failure.rank >= 0 else None
+        node_id = _node_id(active, stall) if failure.rank >= 0 else None
         end_round(work, FailedWorker.of(node_id, failure), hang=failure, since=stall.since)
 
 
 def _failure(active: Round, stall: Stall, for_s: float) -> Failure:
     """The hang as a failure of the first worker that is waited for, or of nobody."""
-    member = active.member(stall.node_id) if stall.node_id is not None else None
-    hang = Hang(facts=stall.facts, for_s=for_s)
-    if member is None or not stall.ranks or stall.kind is StallKind.DEADLOCK:
+    member = active.holder(stall.ranks)
+    hang = Hang(facts=stall.facts, ranks=stall.ranks, for_s=for_s)
+    if member is None or stall.kind is StallKind.DEADLOCK:
         return Failure(local_rank=-1, rank=-1, at=stall.since, hang=hang)
     rank = stall.ranks[0]
     local_rank = rank - member.rank_offset
     return Failure(local_rank=local_rank, rank=rank, message=stall.stack, at=stall.since, hang=hang)
+
+
+def _node_id(active: Round, stall: Stall) -> str | None:
+    """The node of the first worker that is waited for; None: nobody is."""
+    member = active.holder(stall.ranks)
+    return member.node_id if member is not None else None

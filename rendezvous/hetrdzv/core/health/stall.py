@@ -5,30 +5,31 @@ moves, or has announced a long pause.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from math import prod
 from typing import Literal
 
-from hetrdzv.core.health.waits import NO_ANSWER, Blame, Collectives, Lane, Place, Waits, Worker, who_waits
-from hetrdzv.protocol import stalls
-from hetrdzv.protocol.stalls import (
+from hetrdzv.core.health.waits import Blame, Lane, Place, Waits, who_waits
+from hetrdzv.protocol.rooms import stalls
+from hetrdzv.protocol.rooms.progress import NO_ANSWER, Worker
+from hetrdzv.protocol.rooms.stalls import (
     MOST_BLAMED,
     Asked,
     Behind,
     BlamedAll,
     Deadlock,
     FirstUse,
+    Hang,
     How,
     Knot,
     Mismatch,
-    StallFacts,
     Stuck,
 )
-from hetrdzv.protocol.states import StallKind
 from hetrdzv.protocol.who import Ranks
 
-__all__ = ["Collectives", "Verdict", "Worker", "judge"]
+NodeOf = Callable[[int], str]
+"""The node of a rank."""
 
 NOTED_S = 1.0
 """Whoever has moved within this time does not wait (seconds)."""
@@ -44,7 +45,7 @@ BURNS, SLEEPS = 0.1, 0.05
 less than the second sleeps."""
 
 MOST_RANKS = 8
-"""How many of the ranks that are waited for a verdict names."""
+"""How many of the ranks that are waited for are named."""
 
 MOST_OPS = 1024
 """Of how many different operations, in one collective, it is worth finding out which of them are alike."""
@@ -62,44 +63,32 @@ _PAIRED = ("send", "recv")
 """Operations that differ on both ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Workers wait for others, or their collectives do not complete.
-
-    Attributes:
-        ranks: the first few that are waited for; empty if nobody is behind.
-        node_id: the node of the first of them, or None.
-        facts: all of it but the time.
-        for_s: for how long (seconds).
-    """
-
-    kind: StallKind
-    ranks: tuple[int, ...]
-    node_id: str | None
-    facts: StallFacts
-    for_s: float
-
-
 def judge(
-    workers: Sequence[Worker], world_size: int, *, least_s: float = NOTED_S, steps_s: float = STEPS_S
-) -> Verdict | None:
+    workers: Sequence[Worker],
+    world_size: int,
+    node_of: NodeOf,
+    *,
+    least_s: float = NOTED_S,
+    steps_s: float = STEPS_S,
+) -> Hang | None:
     """Who is waited for, by whom, and since when; None: nobody, as far as can be seen.
 
     Args:
         workers: of one round, at most one per rank; those that are missing or of state `unknown` are neither blamed nor
             said to wait, and nobody is said to wait for them.
+        node_of: the node of a rank.
         least_s: shorter waits do not count (seconds).
         steps_s: the same where no worker has collectives, only steps.
     """
     known = sorted((worker for worker in workers if worker.state in _SEEN), key=lambda worker: worker.rank)
     if not any(worker.collectives for worker in known):
-        return _by_steps(_with_steps(workers), world_size, max(least_s, steps_s))
+        return _by_steps(_with_steps(workers), world_size, node_of, max(least_s, steps_s))
     waits = who_waits(known, world_size, least_s)
     if not waits.ranks:
         return None
     return (
-        _mismatch(waits)
-        or _behind(waits, least_s)
+        _mismatch(waits, node_of)
+        or _behind(waits, node_of, least_s)
         or _deadlock(waits)
         or _nothing_completes(waits)
         or _first_use(waits, len(known) == world_size and not _any_moves(known, least_s))
@@ -109,20 +98,22 @@ def judge(
 # -- somebody is behind --------------------------------------------------------------------------------------
 
 
-def _behind(waits: Waits, least_s: float) -> Verdict | None:
+def _behind(waits: Waits, node_of: NodeOf, least_s: float) -> Hang | None:
     blamed = waits.blamed(least_s)
     if not blamed:
         return None
     for_s = max(blame.wait_s for blame in blamed.values())
     worst = [blame for blame in blamed.values() if blame.wait_s >= for_s - SAME_WAIT_S]
     worst.sort(key=lambda blame: (blame.place.worker.answers, blame.place.worker.rank))
-    first = worst[0].place.worker
     waiting = waits.waiting_for(blame.place.worker.rank for blame in worst)
-    kind = StallKind.BEHIND if first.answers else StallKind.NO_ANSWER
-    return _verdict(kind, [blame.place.worker for blame in worst], _facts(worst, Ranks.of(waiting)), for_s)
+    return Hang(
+        facts=_facts(worst, Ranks.of(waiting), node_of),
+        ranks=_first(blame.place.worker for blame in worst),
+        for_s=for_s,
+    )
 
 
-def _facts(worst: Sequence[Blame], waiting: Ranks) -> Behind:
+def _facts(worst: Sequence[Blame], waiting: Ranks, node_of: NodeOf) -> Behind:
     """What is known of those who are behind; where they differ, of the first."""
     lane, place = worst[0].lane, worst[0].place
     worker, several = place.worker, len(worst) > 1
@@ -138,7 +129,7 @@ def _facts(worst: Sequence[Blame], waiting: Ranks) -> Behind:
         how = "not_begun"
     return Behind(
         waiting=waiting,
-        blamed=_blamed([one.place.worker for one in worst]),
+        blamed=_blamed([one.place.worker for one in worst], node_of),
         how=how,
         place=_where(lane, place) if place.at is not None else None,
         lane=lane.label,
@@ -165,7 +156,7 @@ def _where(lane: Lane, place: Place) -> stalls.Place:
 # -- nobody is -----------------------------------------------------------------------------------------------
 
 
-def _deadlock(waits: Waits) -> Verdict | None:
+def _deadlock(waits: Waits) -> Hang | None:
     knot = waits.knot()
     if not knot:
         return None
@@ -182,10 +173,10 @@ def _deadlock(waits: Waits) -> Verdict | None:
         more=max(0, len(knot) - MOST_BLAMED),
     )
     for_s = min(worker.idle_s for worker in members.values())
-    return _verdict(StallKind.DEADLOCK, sorted(members.values(), key=lambda one: one.rank), facts, for_s)
+    return Hang(facts=facts, ranks=tuple(sorted(members)[:MOST_RANKS]), for_s=for_s)
 
 
-def _nothing_completes(waits: Waits) -> Verdict | None:
+def _nothing_completes(waits: Waits) -> Hang | None:
     stuck = [lane for lane in waits.lanes if lane.stuck and not lane.excused]
     if not stuck:
         return None
@@ -194,14 +185,14 @@ def _nothing_completes(waits: Waits) -> Verdict | None:
         waiting=Ranks.of(place.worker.rank for place in lane.places), place=_where(lane, lane.places[0])
     )
     for_s = min(place.worker.idle_s for place in lane.places)
-    return Verdict(StallKind.NOTHING_COMPLETES, (), None, facts, for_s)
+    return Hang(facts=facts, for_s=for_s)
 
 
 def _any_moves(workers: Sequence[Worker], least_s: float) -> bool:
     return any((worker.idle_s < least_s and not worker.ended) or worker.long_s > 0 for worker in workers)
 
 
-def _first_use(waits: Waits, nobody_moves: bool) -> Verdict | None:
+def _first_use(waits: Waits, nobody_moves: bool) -> Hang | None:
     """Members of a group wait for one that cannot be told, since it has not used the group yet: anybody may be it."""
     lanes = [lane for lane in waits.lanes if lane.missing and not lane.excused and lane.waiting]
     if not lanes or not nobody_moves:
@@ -211,10 +202,10 @@ def _first_use(waits: Waits, nobody_moves: bool) -> Verdict | None:
     facts = FirstUse(
         waiting=Ranks.of(worker.rank for worker in waiting), missing=lane.missing, lane=lane.label
     )
-    return Verdict(StallKind.BEHIND, (), None, facts, min(worker.idle_s for worker in waiting))
+    return Hang(facts=facts, for_s=min(worker.idle_s for worker in waiting))
 
 
-def _mismatch(waits: Waits) -> Verdict | None:
+def _mismatch(waits: Waits, node_of: NodeOf) -> Hang | None:
     for lane in waits.lanes:
         if lane.excused:
             continue
@@ -230,11 +221,11 @@ def _mismatch(waits: Waits) -> Verdict | None:
             if alike := _alike(op):
                 asked.setdefault(alike, []).extend(workers)
         if len(asked) > 1:
-            return _unlike(lane, top, asked)
+            return _unlike(lane, top, asked, node_of)
     return None
 
 
-def _unlike(lane: Lane, number: int, asked: Mapping[str, list[Worker]]) -> Verdict:
+def _unlike(lane: Lane, number: int, asked: Mapping[str, list[Worker]], node_of: NodeOf) -> Hang:
     """Members of a group have asked for different operations; if most agree, the others are to blame."""
     sides = sorted(asked.items(), key=lambda item: -len(item[1]))
     (_, most), others = sides[0], sides[1:]
@@ -246,11 +237,11 @@ def _unlike(lane: Lane, number: int, asked: Mapping[str, list[Worker]]) -> Verdi
     if len(most) <= len(others[0][1]) + lane.missing:  # those may have asked for the same as the others
         everybody = Ranks.of(worker.rank for side in asked.values() for worker in side)
         facts = Mismatch(waiting=everybody, place=at, sides=asked_for)
-        return Verdict(StallKind.MISMATCH, (), None, facts, for_s)
+        return Hang(facts=facts, for_s=for_s)
     wrong = sorted((worker for _, side in others for worker in side), key=lambda worker: worker.rank)
     waiting = Ranks.of(worker.rank for worker in most)
-    facts = Mismatch(waiting=waiting, place=at, sides=asked_for, wrong=_blamed(wrong))
-    return _verdict(StallKind.MISMATCH, wrong, facts, for_s)
+    facts = Mismatch(waiting=waiting, place=at, sides=asked_for, wrong=_blamed(wrong, node_of))
+    return Hang(facts=facts, ranks=_first(wrong), for_s=for_s)
 
 
 def _alike(op: str) -> str:
@@ -280,7 +271,7 @@ def _with_steps(workers: Sequence[Worker]) -> list[Worker]:
     )
 
 
-def _by_steps(known: Sequence[Worker], world_size: int, least_s: float) -> Verdict | None:
+def _by_steps(known: Sequence[Worker], world_size: int, node_of: NodeOf, least_s: float) -> Hang | None:
     working = [worker for worker in known if not worker.ended]
     steps = {worker.rank: worker.step for worker in working if worker.step is not None}
     if len(known) < world_size or len(steps) < len(working) or not steps:
@@ -293,7 +284,7 @@ def _by_steps(known: Sequence[Worker], world_size: int, least_s: float) -> Verdi
     behind = hung or [worker for worker in working if worker.step == first]
     if not hung and first == last:
         facts = Stuck(waiting=Ranks.of(steps), place=stalls.Place(number=first, step=True))
-        return Verdict(StallKind.NOTHING_COMPLETES, (), None, facts, for_s)
+        return Hang(facts=facts, for_s=for_s)
     waiting = steps.keys() - {worker.rank for worker in behind}
     one = behind[0]
     step = one.step
@@ -305,24 +296,23 @@ def _by_steps(known: Sequence[Worker], world_size: int, least_s: float) -> Verdi
         place = stalls.Place(number=step, of=last if step != last else None, step=True)
     found = Behind(
         waiting=Ranks.of(waiting) if waiting else None,
-        blamed=_blamed(behind),
+        blamed=_blamed(behind, node_of),
         how=how,
         place=place,
         cpu=None if hung else _cpu(behind),
     )
-    return _verdict(StallKind.NO_ANSWER if hung else StallKind.BEHIND, behind, found, for_s)
+    return Hang(facts=found, ranks=_first(behind), for_s=for_s)
 
 
 # -- all of them ---------------------------------------------------------------------------------------------
 
 
-def _verdict(kind: StallKind, blamed: Sequence[Worker], facts: StallFacts, for_s: float) -> Verdict:
-    ranks = tuple(worker.rank for worker in blamed[:MOST_RANKS])
-    return Verdict(kind, ranks, blamed[0].node_id, facts, for_s)
+def _first(blamed: Iterable[Worker]) -> tuple[int, ...]:
+    return tuple(worker.rank for worker in islice(blamed, MOST_RANKS))
 
 
-def _blamed(workers: Sequence[Worker]) -> BlamedAll:
-    return BlamedAll.of((worker.node_id, worker.rank) for worker in workers)
+def _blamed(workers: Sequence[Worker], node_of: NodeOf) -> BlamedAll:
+    return BlamedAll.of((node_of(worker.rank), worker.rank) for worker in workers)
 
 
 def _enqueued(place: Place) -> int:

@@ -12,9 +12,7 @@ from math import inf
 from operator import attrgetter
 
 from hetrdzv.core.budget import Budget
-
-NO_ANSWER = frozenset({"stopped", "blocked"})
-"""The states of a worker whose process does not answer: stopped by a signal, or stuck in the kernel (state D)."""
+from hetrdzv.protocol.rooms.progress import NO_ANSWER, Collectives, Worker
 
 MOST_LANES = 4
 """In how many process groups of a worker, of those in which it waits, others are looked for."""
@@ -28,48 +26,6 @@ for each two workers."""
 
 DEFAULT_GROUPS = frozenset({"0", "default_pg"})
 """The names of the process group that all ranks are in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Collectives:
-    """How far a worker has come in a process group; see `CollectivesFields`."""
-
-    name: str
-    size: int
-    enqueued: int = 0
-    started: int = 0
-    completed: int = 0
-    op: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """How far a worker has come, now; see `WorkerFields`.
-
-    Attributes:
-        idle_s: how long nothing has changed (seconds). Whoever fills it in counts a worker as moving (0) whose last
-            sample is older than its agent leaves a worker that does not move.
-        cpu: how much of a core it has taken meanwhile (0 to 1); None: nobody knows.
-    """
-
-    rank: int
-    node_id: str
-    state: str = "runs"
-    idle_s: float = 0.0
-    long_s: float = 0.0
-    cpu: float | None = None
-    step: int | None = None
-    collectives: tuple[Collectives, ...] = ()
-
-    @property
-    def ended(self) -> bool:
-        """Whether its process has ended well."""
-        return self.state == "ended"
-
-    @property
-    def answers(self) -> bool:
-        """Whether its process is able to go on."""
-        return self.state not in NO_ANSWER
 
 
 @dataclass(slots=True)

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from functools import partial
 
 from hetrdzv.core.commands import Join, Renew
+from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.polls.directives import Told, heading_of, tell, watch
-from hetrdzv.service.progress.progress import Said
 from hetrdzv.service.service import Service
 
 Speaker = tuple[str, str, str]
@@ -42,7 +42,8 @@ class Polls:
         wait_s: float,
         *,
         direct: bool = False,
-        said: Said | None = None,
+        asks: bool = False,
+        progress: NodeProgress | None = None,
     ) -> Told | None:
         """Apply a command, then answer with the directive, at the latest after `wait_s` seconds.
 
@@ -50,7 +51,8 @@ class Polls:
 
         Args:
             direct: whether the connection breaks when the client's host does: no proxy is in between.
-            said: what the poll says of workers; None: its agent cannot say anything, nor be asked.
+            asks: whether its agent can be asked something, and answer.
+            progress: what it says of its workers; None: nothing.
 
         Returns:
             None if the client hung up before.
@@ -61,16 +63,17 @@ class Polls:
             group = await self.service.execute(group_id, command)
             direct = direct and caller.watch(group.spec.lease_s)
             granted = self.service.silence.promise(group, *speaker[1:], direct=direct)
-            if said is not None:
+            if asks:
                 self.service.questions.can_be_asked(group, *speaker[1:])
-                self.service.progress.note(*speaker[:2], said, granted.poll_s)
+            if progress is not None:
+                self.service.progress.note(*speaker[:2], progress, granted.poll_s)
             head = heading_of(self.service, *speaker)
             if isinstance(command, Join):
                 after = head.version if head.kind is DirectiveKind.WAIT else None
             wait_s = min(wait_s, granted.poll_s)
             if head.version == after and wait_s > 0:
                 told = await watch(
-                    self.service, *speaker, after, wait_s, direct=direct, caller=caller, asks=said is not None
+                    self.service, *speaker, after, wait_s, direct=direct, caller=caller, asks=asks
                 )
                 if told is None:
                     if self._open[speaker] == 1:  # this was the agent's only poll

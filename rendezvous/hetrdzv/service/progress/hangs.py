@@ -14,11 +14,13 @@ from typing import Any
 
 from hetrdzv.core.commands import Command, NoteStall
 from hetrdzv.core.health.hangs import SAME_S
-from hetrdzv.core.health.stall import Verdict, Worker, judge
+from hetrdzv.core.health.stall import judge
 from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.pages import Stack
-from hetrdzv.service.progress.table import UNKNOWN, Seen
+from hetrdzv.protocol.rooms.progress import UNKNOWN, Worker
+from hetrdzv.protocol.rooms.stacks import Stack
+from hetrdzv.protocol.rooms.stalls import Hang
+from hetrdzv.service.progress.table import Seen
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +123,8 @@ class Hangs:
     def _conclude(self, group_id: str, active: Round, look: "_Look", now: float) -> None:
         self._pause_s[group_id] = look.took_s / SHARE
         noted, stall = active.stall, None
-        if look.verdict is not None:
-            stall = self._stall(group_id, look, look.verdict, noted, now)
+        if look.hang is not None:
+            stall = self._stall(group_id, look, look.hang, noted, now)
         if stall is None and noted is not None and noted.told and look.unclear:
             pass  # nobody knows whether it goes on
         elif not _is_same(noted, stall, now):
@@ -130,25 +132,16 @@ class Hangs:
         if look.again_s < inf:
             self.look_soon(group_id, look.again_s)
 
-    def _stall(
-        self, group_id: str, look: "_Look", verdict: Verdict, noted: Stall | None, now: float
-    ) -> Stall:
+    def _stall(self, group_id: str, look: "_Look", hang: Hang, noted: Stall | None, now: float) -> Stall:
         """What is found as it is noted; it ends its round only once everybody in it was seen to stand for so long."""
-        since, known_until = now - verdict.for_s, look.known_until
+        since, known_until = now - hang.for_s, look.known_until
         if noted is not None and abs(noted.since - since) <= SAME_S:
             since = noted.since
         group = self._groups().get(group_id)
         timeout_s = group.spec.hang_timeout_s if group is not None else None
         if timeout_s is not None and look.stood_s < timeout_s:
             known_until = min(known_until, since + timeout_s - SOONER_S)
-        return Stall(
-            kind=verdict.kind,
-            ranks=verdict.ranks,
-            node_id=verdict.node_id,
-            facts=verdict.facts,
-            since=since,
-            known_until=known_until,
-        )
+        return Stall(facts=hang.facts, ranks=hang.ranks, since=since, known_until=known_until)
 
     async def _tell(self, group_id: str, command: NoteStall) -> None:
         try:
@@ -179,14 +172,14 @@ class _Look:
     """What a look at the workers of a round came to.
 
     Attributes:
-        known_until: until when the verdict is known to hold (seconds on the server's clock).
+        known_until: until when the hang is known to last (seconds on the server's clock).
         stood_s: for how long all who are in it were seen to stand still, at least (seconds).
         unclear: whether some may go on, of whom nothing is known, and nobody is known to.
         again_s: when to look again, whatever they say (seconds from then); infinite: not at all.
         took_s: how long it took (seconds).
     """
 
-    verdict: Verdict | None
+    hang: Hang | None
     known_until: float
     stood_s: float
     unclear: bool
@@ -197,15 +190,16 @@ class _Look:
 def _look(seen: Sequence[Seen], world_size: int, now: float) -> _Look:
     began = perf_counter()
     workers = [one.worker(now) for one in seen]
-    verdict = judge(workers, world_size)
+    nodes = {one.sample.rank: one.node_id for one in seen}
+    hang = judge(workers, world_size, nodes.__getitem__)
     # it may be a stall once that is over
     again_s = min((one.long_s + LOOK_S for one in workers if one.long_s > 0), default=inf)
-    if verdict is None and any(one.idle_s > 0 for one in workers):
+    if hang is None and any(one.idle_s > 0 for one in workers):
         again_s = min(again_s, AGAIN_S)
-    least_s = verdict.for_s if verdict is not None else inf
+    least_s = hang.for_s if hang is not None else inf
     in_it = [one for one, worker in zip(seen, workers, strict=True) if worker.idle_s >= least_s]
     return _Look(
-        verdict,
+        hang,
         known_until=min((one.known_until for one in in_it), default=now),
         stood_s=min((one.sample.idle_s for one in in_it), default=0.0),
         unclear=any(one.state == UNKNOWN for one in workers) and not any(_goes_on(one) for one in workers),

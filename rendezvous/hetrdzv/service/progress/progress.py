@@ -1,31 +1,16 @@
 """How far the workers of all groups have come: takes what agents tell."""
 
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from hetrdzv.core.commands import Command, Report
 from hetrdzv.core.model import Group, Round
+from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.service.progress.hangs import Hangs
 from hetrdzv.service.progress.questions import Questions
-from hetrdzv.service.progress.table import LATE_S, Furthest, Sample, Seen, Table
+from hetrdzv.service.progress.table import LATE_S, Furthest, Seen, Table
 from hetrdzv.service.quotas import Quotas
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What a poll says beside asking for a directive.
-
-    Attributes:
-        round: whose workers; 0: it says nothing about workers.
-        age_s: how long ago the agent looked at them (seconds).
-        known_s: for how long after that it holds; see `ProgressFields` (seconds).
-    """
-
-    round: int = 0
-    samples: tuple[Sample, ...] = ()
-    age_s: float = 0.0
-    known_s: float = 0.0
 
 
 class Progress:
@@ -57,7 +42,7 @@ class Progress:
 
     # -- what agents say -------------------------------------------------------------------------------------
 
-    def note(self, group_id: str, node_id: str, said: Said, poll_s: float) -> None:
+    def note(self, group_id: str, node_id: str, told: NodeProgress, poll_s: float) -> None:
         """The accepted agent of a node has said how far its workers have come.
 
         Args:
@@ -65,17 +50,17 @@ class Progress:
         """
         active = self._active(group_id)
         member = active.member(node_id) if active is not None else None
-        if active is None or member is None or said.round != active.number or not said.samples:
+        if active is None or member is None or told.round != active.number or not told.workers:
             return
         if not self._quotas.may_grow(group_id):
             return
-        last = member.rank_offset + member.slots
-        samples = [one for one in said.samples if member.rank_offset <= one.rank < last]
-        seen_at = self._now() - said.age_s
-        known_until = seen_at + said.known_s + poll_s + LATE_S
-        self._table.note(group_id, active.number, node_id, samples, seen_at, known_until)
+        own = range(member.rank_offset, member.rank_offset + member.slots)
+        told = replace(told, workers=tuple(one for one in told.workers if one.rank in own))
+        seen_at = self._now() - told.age_s
+        known_until = seen_at + told.known_s + poll_s + LATE_S
+        self._table.note(group_id, node_id, told, seen_at, known_until)
         self._quotas.holds(group_id, "samples", self._table.size(group_id))
-        if active.stall is not None or any(one.still for one in samples):
+        if active.stall is not None or any(one.still for one in told.workers):
             self._hangs.look_soon(group_id)
 
     # -- what people and the core see ------------------------------------------------------------------------

@@ -6,12 +6,12 @@ No I/O of its own but the waiting of whoever asks.
 import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import count
 
 from hetrdzv.core.model import Group, Round
-from hetrdzv.protocol.pages import Stack
+from hetrdzv.protocol.rooms.stacks import Stack
 
 WITHIN_S = 10.0
 """How long agents have to answer (seconds)."""
@@ -113,7 +113,7 @@ class Questions:
             why = f"its agent has not answered within {WITHIN_S:g} s"
             if node_id not in able:
                 why = f"its agent has sent nothing about its workers yet, so it is not asked for {about}"
-            found += [sent.get(rank) or Stack(rank, node_id, why=why) for rank in their]
+            found += [sent.get(rank) or Stack(rank=rank, node_id=node_id, why=why) for rank in their]
         return sorted(found, key=lambda one: one.rank)
 
     def next(self, group_id: str, node_id: str) -> Question | None:
@@ -125,6 +125,7 @@ class Questions:
 
     def answered(self, group_id: str, node_id: str, number: int, stacks: Iterable[Stack]) -> None:
         """A node has answered; nothing happens if nobody waits for it any more."""
+        stacks = [replace(one, node_id=node_id) for one in stacks]
         for question in self._open.get((group_id, node_id), ()):
             if question.number == number:
                 self._settle((group_id, node_id), question, _bounded(stacks, question))
@@ -180,4 +181,4 @@ def _bounded(stacks: Iterable[Stack], question: Question) -> list[Stack]:
     wanted: Sequence[Stack] = [one for one in stacks if ranks is None or one.rank in ranks]
     most = min(MOST_CHARACTERS, question.most // max(1, len(wanted)))
     kept = slice(-most, None) if question.about is About.LOGS else slice(most)
-    return [Stack(one.rank, one.node_id, one.text[kept], one.why) for one in wanted]
+    return [replace(one, text=one.text[kept]) for one in wanted]

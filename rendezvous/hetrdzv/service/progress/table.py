@@ -4,19 +4,16 @@ In memory only: after a restart of the server the next polls bring it again. No 
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import inf
 
-from hetrdzv.core.health.waits import Collectives, Worker
 from hetrdzv.protocol.parts import Quoted
+from hetrdzv.protocol.rooms.progress import UNKNOWN, NodeProgress, Worker
 from hetrdzv.protocol.warnings import Unseen
 
 RATE_S = 5.0
 """A rate is measured over at least this long (seconds)."""
-
-UNKNOWN = "unknown"
-"""The state of a worker of which nothing is known but its step."""
 
 LATE_S = 1.0
 """How much later than it could a poll may come (seconds)."""
@@ -24,31 +21,6 @@ LATE_S = 1.0
 UNSEEN_S = 0.8
 """A worker may have gone on this long after its agent last saw it move (seconds); that looks once a second or more
 often."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """What an agent says of one worker; see `WorkerFields` and, for `decision`, `ProgressFields`."""
-
-    rank: int
-    state: str = "runs"
-    unseen: str = ""
-    sources: str = ""
-    idle_s: float = 0.0
-    still: bool = False
-    cpu: float | None = None
-    waiting: float | None = None
-    busy: float | None = None
-    looks: int = 0
-    decision: int = 0
-    long_s: float = 0.0
-    step: int | None = None
-    collectives: tuple[Collectives, ...] = ()
-
-    @property
-    def count(self) -> int | None:
-        """How many collectives it has asked for in all its process groups; None: it has none."""
-        return sum(one.enqueued for one in self.collectives) if self.collectives else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +54,17 @@ class Seen:
     Attributes:
         seen_at: when it was taken (seconds on the server's clock).
         known_until: until when it holds (seconds): newer ones have stopped coming if none has by then.
+        decision: the newest decision on shares that the worker knew.
         moved_at, long_until: when it last moved, and until when it need not (seconds on the server's clock).
         unseen_since: since when its collectives cannot be known (seconds); infinite: they can.
         collectives, steps: how fast they come.
     """
 
     node_id: str
-    sample: Sample
+    sample: Worker
     seen_at: float
     known_until: float
+    decision: int
     moved_at: float
     long_until: float
     unseen_since: float
@@ -107,17 +81,15 @@ class Seen:
 
     def worker(self, now: float) -> Worker:
         """The worker as it is now, as far as was seen: only one that stands still was idle after its agent looked."""
+        sample = self.sample
         if now > self.known_until:
-            return Worker(self.sample.rank, self.node_id, UNKNOWN)
-        return Worker(
-            rank=self.sample.rank,
-            node_id=self.node_id,
-            state=UNKNOWN if self.sample.unseen else self.sample.state,
-            idle_s=max(0.0, now - UNSEEN_S - self.moved_at) if self.sample.still else 0.0,
+            return Worker(rank=sample.rank, state=UNKNOWN)
+        return replace(
+            sample,
+            state=UNKNOWN if sample.unseen else sample.state,
+            idle_s=max(0.0, now - UNSEEN_S - self.moved_at) if sample.still else 0.0,
             long_s=max(0.0, self.long_until - now),
-            cpu=self.sample.cpu,
-            step=self.sample.step,
-            collectives=() if self.sample.unseen else self.sample.collectives,
+            collectives=() if sample.unseen else sample.collectives,
         )
 
 
@@ -148,9 +120,8 @@ class Table:
     def note(
         self,
         group_id: str,
-        round_number: int,
         node_id: str,
-        samples: Sequence[Sample],
+        progress: NodeProgress,
         seen_at: float,
         known_until: float = inf,
     ) -> None:
@@ -160,11 +131,11 @@ class Table:
             known_until: see `Seen` (seconds).
         """
         number, workers = self._rounds.get(group_id, (0, {}))
-        if number != round_number:
+        if number != progress.round:
             workers = {}
-            self._rounds[group_id] = (round_number, workers)
+            self._rounds[group_id] = (progress.round, workers)
             self._sizes[group_id] = 0
-        for sample in samples:
+        for sample in progress.workers:
             before = workers.get(sample.rank)
             if before is not None and before.seen_at > seen_at:
                 continue
@@ -174,6 +145,7 @@ class Table:
                 sample,
                 seen_at,
                 known_until,
+                progress.decision,
                 seen_at - sample.idle_s,
                 seen_at + sample.long_s,
                 _unseen_since(sample, before, seen_at),
@@ -220,11 +192,11 @@ class Table:
         return known
 
 
-def _unseen_since(sample: Sample, before: Seen | None, seen_at: float) -> float:
+def _unseen_since(sample: Worker, before: Seen | None, seen_at: float) -> float:
     if sample.state != UNKNOWN and not sample.unseen:
         return inf
     return min(seen_at, before.unseen_since) if before is not None else seen_at
 
 
-def _size(sample: Sample) -> int:
+def _size(sample: Worker) -> int:
     return SAMPLE_BYTES + LANE_BYTES * len(sample.collectives)

@@ -20,9 +20,9 @@ from hetagent.progress import FILE
 from hetagent.worker import runner
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES
-from hetrdzv.protocol.progress import ProgressFields, WorkerFields
+from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
+from hetrdzv.protocol.rooms.stacks import Stack, StacksRequest
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.stacks import StackFields, StacksRequest
 
 SCRIPT = """
 import ctypes, os, time
@@ -80,7 +80,7 @@ class Pair:
 
     def __init__(self, folder: Path, script: str = SCRIPT) -> None:
         self.folder = folder
-        self.told: list[ProgressFields] = []
+        self.told: list[NodeProgress] = []
         self._news = threading.Condition()
         self.watch = RoundWatch(3, 2, self._tell, hang_timeout_s=lambda: 2.0, cpu=True)
         (folder / "script.py").write_text(script)
@@ -109,10 +109,10 @@ class Pair:
             self.told.append(fields)
             self._news.notify_all()
 
-    def await_news(self, what: Callable[[WorkerFields, WorkerFields], bool]) -> tuple[WorkerFields, ...]:
+    def await_news(self, what: Callable[[Worker, Worker], bool]) -> tuple[Worker, ...]:
         """The first sample told at once that is of a certain kind."""
 
-        def found() -> ProgressFields | None:
+        def found() -> NodeProgress | None:
             return next((one for one in self.told if what(*one.workers)), None)
 
         with self._news:
@@ -317,12 +317,12 @@ Thread 1480 (idle)
     ]
     assert stacks.tidy("nothing") == ""
     assert len(stacks.tidy("Thread x\n" + " y\n" * 100_000)) == stacks.MAX_STACK
-    assert len(str(stacks.StackFields(rank=0, why="w" * stacks.MAX_WHY))) < 300
+    assert len(str(stacks.Stack(rank=0, why="w" * stacks.MAX_WHY))) < 300
 
 
 def test_the_stacks_of_the_largest_node_fit_into_a_request() -> None:
     for workers in (1, 8, MAX_SLOTS):
-        shown = stacks.fitting([StackFields(rank=rank, text="\u20ac" * 16_000) for rank in range(workers)])
+        shown = stacks.fitting([Stack(rank=rank, text="\u20ac" * 16_000) for rank in range(workers)])
         assert len(shown[-1].text) == min(16_000, stacks.MAX_SHOWN // workers)
         body = StacksRequest(incarnation="i" * 128, number=1, stacks=tuple(shown))
         assert len(codec.write(body, given=True)) < MAX_BODY_BYTES

@@ -6,10 +6,10 @@ from hetagent.job.progress.flight_recorder import NAME_LENGTH, OP_LENGTH
 from hetagent.job.progress.standstill import FEW_LOOKS, FIRST_LOOKS, HOLDS_S, Claim, State, Track, Tracks
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_LANES
-from hetrdzv.protocol.progress import CollectivesFields, PollRequest
+from hetrdzv.protocol.rooms.progress import Collectives, PollRequest
 from hetrdzv.protocol.settings import MAX_SLOTS
 
-GROUP = CollectivesFields(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
+GROUP = Collectives(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
 
 
 class Watched:
@@ -172,7 +172,7 @@ def test_of_a_worker_that_is_unseen_its_side_groups_say_nothing() -> None:
         watched.judge()
     assert watched.told == [(5.0, "unknown", False)], "that it is unseen is told at once, and nothing else"
     (worker,) = watched.tracks.fields(watched.now).workers
-    assert (worker.unseen, worker.collectives, worker.waiting) == ("nccl does not answer any more", [], None)
+    assert (worker.unseen, worker.collectives, worker.waiting) == ("nccl does not answer any more", (), None)
     watched.asked_for(at)
     assert [state for _, state, _ in watched.told[1:]] == ["runs"]
 

@@ -36,8 +36,8 @@ from hetrdzv.protocol.errors import (
 from hetrdzv.protocol.failure import Failure, FailureFields
 from hetrdzv.protocol.joining import SpecFields
 from hetrdzv.protocol.pages import ConflictReply
-from hetrdzv.protocol.progress import ProgressFields
-from hetrdzv.protocol.stacks import StacksRequest
+from hetrdzv.protocol.rooms.progress import NodeProgress
+from hetrdzv.protocol.rooms.stacks import StacksRequest
 from hetrdzv.service.liveness.leases import Pace
 
 REFUSED = Unreachable("no server answers (http://h:1: connection refused)")
@@ -56,7 +56,7 @@ class Server:
         self.groups: dict[str, Group] = {}
         self.answers_instead: HetError | None = None
         self.is_older = False  # it knows nothing of progress
-        self.progress: list[ProgressFields] = []
+        self.progress: list[NodeProgress] = []
         self.stacks: list[StacksRequest] = []
         self.asks: StacksAsked | None = None
 
@@ -134,7 +134,7 @@ class Server:
             return Problem(error.status, error.code, str(error), more)
 
     def _polled(
-        self, progress: ProgressFields | None, node_id: str, now: float, group_id: str
+        self, progress: NodeProgress | None, node_id: str, now: float, group_id: str
     ) -> DirectiveReply:
         if progress is not None:
             self.progress.append(progress)

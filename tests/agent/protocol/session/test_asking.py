@@ -13,10 +13,10 @@ from hetagent.protocol.topics import Message
 from hetagent.sharing.files import SHARES
 from hetrdzv.core.model import Round
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.progress import ProgressFields, WorkerFields
+from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
 from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
+from hetrdzv.protocol.rooms.stacks import Stack, StacksRequest
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.stacks import StackFields, StacksRequest
 
 
 def ask(bench: Bench, number: int, round_number: int = 1) -> Message[Shares]:
@@ -149,7 +149,7 @@ def test_what_nobody_waits_for_is_sent_once(bench: Bench, error: HetError) -> No
 
 def test_what_no_server_could_take_is_told_here_and_harms_nothing_else(bench: Bench) -> None:
     bench.started()
-    too_many = (StackFields(rank=0),) * (MAX_SLOTS + 1)
+    too_many = (Stack(rank=0),) * (MAX_SLOTS + 1)
     for number, stacks in ((1, too_many), (2, ())):
         bench.session.say(Message(STACKS, partial(StacksRequest, number=number, stacks=stacks)), bench.now)
     bench.run(3)
@@ -169,7 +169,7 @@ def test_a_report_that_no_server_could_take_ends_the_agent(bench: Bench) -> None
 @pytest.mark.parametrize("status", [404, 405, 413, 422])
 def test_a_topic_that_is_refused_harms_no_other(bench: Bench, status: int) -> None:
     bench.started()
-    bench.session.watch(lambda: ProgressFields(round=1, workers=(WorkerFields(rank=0, step=17),)))
+    bench.session.watch(lambda: NodeProgress(round=1, workers=(Worker(rank=0, step=17),)))
     bench.run(3)
     ask(bench, 1)
     bench.session.say(Message(STACKS, partial(StacksRequest, number=1, stacks=())), bench.now)

@@ -11,12 +11,12 @@ from hetagent.protocol.requests import Poll
 from hetagent.protocol.session.session import REFUSES_PROGRESS
 from hetagent.protocol.topics import Message
 from hetrdzv.protocol.directive import StacksAsked
-from hetrdzv.protocol.progress import ProgressFields, WorkerFields
-from hetrdzv.protocol.stacks import StackFields, StacksRequest
+from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
+from hetrdzv.protocol.rooms.stacks import Stack, StacksRequest
 
 
-def sample() -> ProgressFields:
-    return ProgressFields(round=1, workers=(WorkerFields(rank=0, step=17),))
+def sample() -> NodeProgress:
+    return NodeProgress(round=1, workers=(Worker(rank=0, step=17),))
 
 
 def polls(bench: Bench) -> list[Poll]:
@@ -137,7 +137,7 @@ def test_a_question_about_stacks_is_handed_out_once_and_its_answer_sent_once(ben
     bench.run(9)
     assert bench.session.questions() == [bench.server.asks]
     assert bench.session.questions() == []
-    stack = StackFields(rank=0, text="line 7 in <module>")
+    stack = Stack(rank=0, text="line 7 in <module>")
     bench.session.say(Message(STACKS, partial(StacksRequest, number=4, stacks=(stack,))), bench.now)
     bench.pump()
     bench.server.asks = None

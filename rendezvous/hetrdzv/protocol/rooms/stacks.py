@@ -8,10 +8,15 @@ from hetrdzv.protocol.settings import MAX_SLOTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StackFields(Body):
-    """The Python stack of a worker's threads; without `text`, `why` there is none."""
+class Stack(Body):
+    """The Python stack of a worker's threads, or the end of its stderr; without `text`, `why` there is none.
+
+    Attributes:
+        node_id: of its node, where the server shows it to people.
+    """
 
     rank: Rank
+    node_id: ShortText = ""
     text: Text = ""
     why: ShortText = ""
 
@@ -22,4 +27,4 @@ class StacksRequest(Body):
 
     incarnation: Id
     number: Whole
-    stacks: Annotated[tuple[StackFields, ...], AtMost(MAX_SLOTS)]
+    stacks: Annotated[tuple[Stack, ...], AtMost(MAX_SLOTS)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from hetrdzv.protocol.parts import BY_KIND
+from hetrdzv.protocol.states import StallKind
 from hetrdzv.protocol.who import Ranks
 
 MOST_BLAMED = 3
@@ -157,9 +158,36 @@ def whom(facts: StallFacts) -> object:
             return facts.kind, facts.waiting
 
 
+def kind_of(facts: StallFacts) -> StallKind:
+    """What is wrong, in a word."""
+    match facts:
+        case Behind(how="stopped" | "blocked"):
+            return StallKind.NO_ANSWER
+        case Behind() | FirstUse():
+            return StallKind.BEHIND
+        case Deadlock():
+            return StallKind.DEADLOCK
+        case Mismatch():
+            return StallKind.MISMATCH
+        case Stuck():
+            return StallKind.NOTHING_COMPLETES
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
-    """A stall that ended its round, and how long it had lasted (seconds)."""
+    """Workers wait for others, or their collectives do not complete.
+
+    Attributes:
+        facts: all of it but the time.
+        ranks: the first few that are waited for, the worst first; empty if nobody is behind.
+        for_s: for how long (seconds).
+    """
 
     facts: StallFacts
+    ranks: tuple[int, ...] = ()
     for_s: float
+
+    @property
+    def kind(self) -> StallKind:
+        """What is wrong, in a word."""
+        return kind_of(self.facts)

@@ -1,4 +1,4 @@
-"""How far the workers of a node have come, as its agent tells it with polls."""
+"""How far workers have come, as agents tell it with their polls, and the server judges it."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -24,9 +24,15 @@ from hetrdzv.protocol.bounds import (
 )
 from hetrdzv.protocol.settings import MAX_SLOTS
 
+UNKNOWN = "unknown"
+"""The state of a worker of which nothing is known but its step."""
+
+NO_ANSWER = frozenset({"stopped", "blocked"})
+"""The states of a worker whose process does not answer: stopped by a signal, or stuck in the kernel (state D)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectivesFields(Body):
+class Collectives(Body):
     """How far one worker has come in one of torch's process groups; the ranks that name a group are its members.
 
     Attributes:
@@ -46,8 +52,8 @@ class CollectivesFields(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFields(Body):
-    """How far one worker has come.
+class Worker(Body):
+    """How far a worker has come.
 
     Attributes:
         rank: its global rank.
@@ -81,10 +87,25 @@ class WorkerFields(Body):
     looks: Count = 0
     long_s: Duration = 0.0
     step: Whole | None = None
-    collectives: Annotated[tuple[CollectivesFields, ...], AtMost(MAX_LANES)] = ()
+    collectives: Annotated[tuple[Collectives, ...], AtMost(MAX_LANES)] = ()
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process has ended well."""
+        return self.state == "ended"
+
+    @property
+    def answers(self) -> bool:
+        """Whether its process is able to go on."""
+        return self.state not in NO_ANSWER
+
+    @property
+    def count(self) -> int | None:
+        """How many collectives it has asked for in all its process groups; None: it has none."""
+        return sum(one.enqueued for one in self.collectives) if self.collectives else None
 
 
-def _few_lanes(workers: tuple[WorkerFields, ...]) -> None:
+def _few_lanes(workers: tuple[Worker, ...]) -> None:
     if (given := sum(len(one.collectives) for one in workers)) > MAX_ALL_LANES:
         raise ValueError(
             f"its workers should have at most {MAX_ALL_LANES} process groups in all, not {given}"
@@ -92,7 +113,7 @@ def _few_lanes(workers: tuple[WorkerFields, ...]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressFields(Body):
+class NodeProgress(Body):
     """How far the workers of a node have come in a round, as its agent saw it `age_s` seconds ago.
 
     Attributes:
@@ -105,7 +126,7 @@ class ProgressFields(Body):
     decision: Count = 0
     age_s: Duration = 0.0
     known_s: Annotated[Duration, Le(MAX_KNOWN_S)] = 60.0
-    workers: Annotated[tuple[WorkerFields, ...], AtMost(MAX_SLOTS), Checked(_few_lanes)]
+    workers: Annotated[tuple[Worker, ...], AtMost(MAX_SLOTS), Checked(_few_lanes)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,4 +140,4 @@ class PollRequest(Body):
     incarnation: Id
     after: ShortText | None = None
     wait_s: Annotated[Duration, Le(3600)] = 0.0
-    progress: ProgressFields | None = None
+    progress: NodeProgress | None = None
